@@ -1,1 +1,1 @@
-"""Programs written for other frameworks, as they stand: their objects, on a session of elastune's."""
+"""Run programs that were written for other frameworks, with few changes, on a session of elastune's."""

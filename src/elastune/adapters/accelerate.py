@@ -1,4 +1,4 @@
-"""Hugging Face Accelerate's ``Accelerator``, for scripts written for it: the import changes, the loop stays."""
+"""An ``Accelerator`` for scripts written for Hugging Face Accelerate: change the import, keep the loop."""
 
 from __future__ import annotations
 
@@ -26,19 +26,21 @@ NO_MEANING = {  # what elastune does its own way, whatever is asked
 
 
 def set_seed(seed: int, **options: Any) -> None:
-    """The run's own seed (``--seed``) stands in its place: workers and trials are seeded by it."""
+    """Do nothing: the run's own seed (``--seed``) seeds workers and trials."""
 
 
 class Accelerator(Effects):
-    """What scripts call of Accelerate's class of this name (docs/programs.md says what means something else).
+    """The part of Accelerate's ``Accelerator`` that scripts call, on a session.
+
+    docs/programs.md lists what means something else than in Accelerate.
 
     Args:
-        gradient_accumulation_steps: A step's batch is so many batches of the loader.
+        gradient_accumulation_steps: Number of the loader's batches in one step's batch.
         mixed_precision: None or "no": ``--precision`` decides.
         given: Options of Accelerate's that have no meaning here; others are refused.
 
     Raises:
-        UserError: For options that it cannot have, and outside of a run.
+        UserError: For options that are not supported, and outside of a run.
 
     Example:
         >>> accelerator = Accelerator()
@@ -61,10 +63,15 @@ class Accelerator(Effects):
         self.keeps: dict[str, Any] = {}  # what a state has, by name
 
     def prepare(self, *given: Any) -> Any:
-        """What was given, in its order, to be used from here on; model, optimizer and schedulers belong into one call.
+        """Prepare models, optimizers, schedulers and loaders. Use the returned objects from here on.
+
+        Give the model, its optimizer and its schedulers in one call.
+
+        Returns:
+            What was given, in the same order; a single object for a single one.
 
         Raises:
-            UserError: For models without an optimizer, and the other way round.
+            UserError: For a model without its optimizer, or the other way round.
         """
         models = [each for each in given if isinstance(each, nn.Module)]
         optimizers = [each for each in given if isinstance(each, Optimizer)]
@@ -83,7 +90,10 @@ class Accelerator(Effects):
         return prepared if len(prepared) > 1 else prepared[0]
 
     def batches(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        """One pass over ``loader``: to train on, or, of a model in ``eval()`` or without gradients, to evaluate."""
+        """Return the batches of one pass over ``loader``.
+
+        The pass trains while the model is in ``train()`` and gradients are on; else it evaluates.
+        """
         model = self.keeps.get("model")
         if model is not None and model.training and torch.is_grad_enabled():
             accumulated = self.gradient_accumulation_steps
@@ -97,21 +107,29 @@ class Accelerator(Effects):
         return iter(self._evaluation)
 
     def accumulate(self, *models: nn.Module) -> AbstractContextManager[None]:
-        """Nothing is to be done: until a step's last batch no parameter has a gradient."""
+        """Do nothing, in a ``with`` block: no parameter has a gradient until the last batch of a step."""
         return nullcontext()
 
     no_sync = autocast = accumulate
 
     def backward(self, loss: torch.Tensor) -> None:
-        """As ``session.backward``: ``loss`` is the mean over the batch."""
+        """Do what ``session.backward`` does; ``loss`` is the mean over the batch."""
         self.session.backward(loss)
 
     def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> float:
-        """As ``session.clip_grad_norm_``: over all parameters of the model."""
+        """Do what ``session.clip_grad_norm_`` does, over all parameters of the model.
+
+        Raises:
+            UserError: For another ``norm_type`` than 2.
+        """
         if norm_type != 2:
             raise UserError("the norm of gradients that is clipped is 2", norm_type, "leave norm_type out")
         return self.session.clip_grad_norm_(max_norm)
 
     def gather_for_metrics(self, given: Any, use_gather_object: bool = False) -> Any:
-        """The tensors in ``given`` of the batches that all workers are at, each sample once, in the loader's order."""
+        """Return the tensors in ``given`` for the batches that all workers are at.
+
+        Each sample counts once, and samples are in the loader's order. Outside of an evaluation, ``given`` is returned
+        as it is.
+        """
         return given if self._evaluation is None else self._evaluation.gather(given)

@@ -1,4 +1,4 @@
-"""What a script does besides training: it says, logs and saves, once in a run."""
+"""What a script does besides training: it prints, logs and saves, each once in a run."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ STATE = "elastune_state.pt"
 
 
 class Lacking(UserError, AttributeError):
-    """What a script asks of Accelerate's that is not here; ``hasattr`` finds that it is not."""
+    """A part of Accelerate's API that elastune does not have; ``hasattr`` says that it is missing."""
 
 
 class Effects:
-    """The part of ``Accelerator`` that trains nothing."""
+    """The part of ``Accelerator`` that does not train."""
 
     session: Session
     device: torch.device
@@ -37,20 +37,26 @@ class Effects:
 
     @property
     def is_main_process(self) -> bool:
-        """Whether what is to be done once is to be done here, now: not again, where the script begins in mid-run."""
+        """Whether this worker does now what is done once in a run.
+
+        False where a script that starts again in mid-run repeats earlier lines.
+        """
         return self.session.leader and not self.passes.again
 
     is_local_main_process = is_last_process = is_main_process
 
     @property
     def process_index(self) -> int:
-        """This worker's number, for what is said of it."""
+        """This worker's rank, for messages."""
         return self.session.rank
 
     local_process_index = process_index
 
     def log(self, values: Mapping[str, Any], step: int | None = None, **options: Any) -> None:
-        """As ``session.report``, of the numbers among ``values``; at the end of a step, where it is in a pass."""
+        """Report the numbers among ``values``, as ``session.report`` does.
+
+        Inside of a pass, it does so only at the end of a step.
+        """
         numbers: dict[str, Any] = {
             name: each for name, each in values.items() if isinstance(each, (int, float, torch.Tensor))
         }
@@ -58,12 +64,16 @@ class Effects:
             self.session.report(**numbers)
 
     def print(self, *words: Any, **options: Any) -> None:
-        """As Python's, once."""
+        """Print as Python's ``print`` does, once in a run."""
         if self.is_main_process:
             print(*words, **options)
 
     def save_state(self, output_dir: str | Path | None = None, **options: Any) -> None:
-        """Write a checkpoint of the run, for ``--resume``; and into ``output_dir`` what ``load_state`` begins with."""
+        """Write a checkpoint of the run, for ``--resume``.
+
+        Args:
+            output_dir: Also write into this folder the state that ``load_state`` reads.
+        """
         if self.passes.again:
             return
         self.session.save()
@@ -77,7 +87,14 @@ class Effects:
             self.save({name: each.state_dict() for name, each in self.keeps.items()}, Path(output_dir) / STATE)
 
     def load_state(self, input_dir: str | Path, **options: Any) -> None:
-        """Begin with what another run saved; a run that is resumed goes on from its own checkpoint all the same."""
+        """Start from the state that another run saved. A resumed run continues from its own checkpoint instead.
+
+        Args:
+            input_dir: The folder that ``save_state`` wrote.
+
+        Raises:
+            UserError: Where the folder holds no such state.
+        """
         if self.session.step > 0:
             return
         file = Path(input_dir) / STATE
@@ -88,31 +105,31 @@ class Effects:
             each.load_state_dict(held[name])
 
     def register_for_checkpointing(self, *given: Any) -> None:
-        """As ``session.track``: behind ``prepare``, what has a state becomes a part of the run's."""
+        """Make objects a part of the run's state, as ``session.track`` does. Call it after ``prepare``."""
         for each in given:
             name = f"registered {len(self.keeps)}"
             self.keeps[name] = self.session.track(name, each)
 
     def save(self, given: Any, file: str | Path, **options: Any) -> None:
-        """As ``torch.save``, once."""
+        """Save as ``torch.save`` does, once in a run."""
         if self.is_main_process:
             torch.save(given, file)
 
     def wait_for_everyone(self) -> None:
-        """Return once all workers are here, between steps."""
+        """Return when all workers are here, between steps."""
         if not self.passes.again:
             self.session.sum(0.0)
 
     def unwrap_model(self, model: nn.Module, **options: Any) -> nn.Module:
-        """``model``: nothing is wrapped around it."""
+        """Return ``model``: nothing is wrapped around it."""
         return model
 
     def get_state_dict(self, model: nn.Module, **options: Any) -> dict[str, Any]:
-        """As ``model.state_dict()``."""
+        """Return ``model.state_dict()``."""
         return model.state_dict()
 
     def init_trackers(self, *given: Any, **options: Any) -> None:
-        """The run's journal keeps what is logged."""
+        """Do nothing: the run's journal keeps what is logged."""
 
     end_training = free_memory = init_trackers
 

@@ -1,4 +1,4 @@
-"""A pass for evaluation in a loop that gathers what comes of each batch: all workers have as many batches."""
+"""An evaluation pass for loops that gather the results of each batch: all workers have the same number of batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WHOLE = SequentialSampler, RandomSampler, DistributedSampler
 
 
 class Evaluation:
-    """One pass for evaluation: all workers have as many batches, so that they can gather what comes of each."""
+    """One evaluation pass in which all workers have the same number of batches, so that they can gather the results."""
 
     def __init__(self, session: Session, loader: DataLoader[Any]) -> None:
         self._session = session
@@ -42,8 +42,12 @@ class Evaluation:
         self._place, self._samples = -1, 0
 
     def gather(self, given: Any) -> Any:
-        """``given``, a tensor or lists and dicts of them, with the rows of all workers: of the batches that they are
-        at, each sample once, as if one worker had evaluated them in order; of a batch no more rows than it has samples.
+        """Return ``given`` with the rows of all workers, as if one worker had evaluated their batches in order.
+
+        Each sample counts once: a batch gives no more rows than it has samples.
+
+        Args:
+            given: A tensor, or lists and dicts of tensors, for the batch that this worker is at.
 
         Raises:
             UserError: For anything else.

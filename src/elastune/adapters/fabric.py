@@ -1,4 +1,4 @@
-"""Lightning's ``Fabric``, for scripts written for it: the import changes, the loop stays."""
+"""A ``Fabric`` for scripts written for Lightning's Fabric: change the import, keep the loop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ from elastune.train.program.current import current_session
 
 
 class FabricStrategy(SingleDeviceStrategy):
-    """A strategy of Fabric's that trains on a run's workers; its script sees one process (docs/programs.md)."""
+    """A strategy for Fabric that trains on a run's workers, while the script sees one process (docs/programs.md).
+
+    Raises:
+        UserError: Outside of a run.
+    """
 
     cluster_environment = LightningEnvironment()  # whatever started the worker: Slurm's variables are for elastune
 
@@ -35,12 +39,15 @@ class FabricStrategy(SingleDeviceStrategy):
 
     @property
     def is_global_zero(self) -> bool:
-        """Whether what is to be done once is to be done here, now: not again, where the script begins in mid-run."""
+        """Whether this worker does now what is done once in a run.
+
+        False where a script that starts again in mid-run repeats earlier lines.
+        """
         return self.session.leader and not self.passes.again
 
     @property
     def global_rank(self) -> int:
-        """0 where files are written and lines are printed; that is one worker."""
+        """0 on the one worker that writes files and prints, else 1."""
         rank_zero_only.rank = found = 0 if self.is_global_zero else 1
         return found
 
@@ -51,16 +58,23 @@ class FabricStrategy(SingleDeviceStrategy):
     local_rank = global_rank
 
     def setup_module(self, module: nn.Module) -> nn.Module:
-        """A model that trains comes with its optimizer; another one is moved to the device, and that is all."""
+        """Return ``module``: without an optimizer it is moved to the device, and that is all.
+
+        A model that trains comes with its optimizer.
+        """
         return module
 
     def setup_optimizer(self, optimizer: Any) -> Any:
-        """Raises ``UserError``."""
+        """Raise ``UserError``: a model and its optimizer are set up in one call."""
         rule, call = "a model and its optimizer are set up in one call", "fabric.setup(model, optimizer)"
         raise UserError(rule, "fabric.setup_optimizers", f"model, optimizer = {call}")
 
     def setup_module_and_optimizers(self, module: nn.Module, optimizers: Any, scheduler: Any = None) -> Any:
-        """As ``session.prepare``. Raises ``UserError`` for a second call."""
+        """Do what ``session.prepare`` does.
+
+        Raises:
+            UserError: For a second call.
+        """
         given = [] if scheduler is None else [scheduler]
         module, *rest = self.session.prepare(module, *optimizers, *given)
         self._prepared = module
@@ -68,7 +82,10 @@ class FabricStrategy(SingleDeviceStrategy):
         return module, rest[: len(optimizers)], Scheduler(self.passes, rest[-1]) if given else None
 
     def process_dataloader(self, dataloader: DataLoader[Any]) -> Any:
-        """A pass over it trains, while the model is in ``train()`` and gradients are on; else it evaluates."""
+        """Return a loader for passes that train or evaluate.
+
+        A pass trains while the model is in ``train()`` and gradients are on; else it evaluates.
+        """
         found = Loader(self._batches, dataloader)
         vars(found).update({name: each for name, each in vars(dataloader).items() if name not in vars(found)})
         return found
@@ -80,13 +97,13 @@ class FabricStrategy(SingleDeviceStrategy):
         return first_batch(loader) if self.passes.again else iter(loader)
 
     def backward(self, tensor: torch.Tensor, module: nn.Module | None, *given: Any, **options: Any) -> None:
-        """As ``session.backward``: ``tensor`` is the mean over the batch."""
+        """Do what ``session.backward`` does; ``tensor`` is the mean over the batch."""
         if given or options:
             raise UserError("session.backward takes a loss, and no options of backward", sorted(options), "leave them")
         self._steps.backward(tensor, module)
 
     def optimizer_step(self, optimizer: Any, **options: Any) -> Any:
-        """As Fabric's."""
+        """Do what Fabric does."""
         found = super().optimizer_step(optimizer, **options)
         self._steps.stepped()  # its closure, if it has one, makes backward passes
         return found
@@ -94,20 +111,37 @@ class FabricStrategy(SingleDeviceStrategy):
     def clip_gradients_norm(
         self, module: Any, optimizer: Any, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = True
     ) -> torch.Tensor:
-        """As ``session.clip_grad_norm_``: over all parameters of the model."""
+        """Do what ``session.clip_grad_norm_`` does, over all parameters of the model.
+
+        Raises:
+            UserError: For another ``norm_type`` than 2.
+        """
         if norm_type != 2:
             raise UserError("the norm of gradients that is clipped is 2", norm_type, "leave norm_type out")
         self.precision.unscale_gradients(optimizer)
         return torch.tensor(self.session.clip_grad_norm_(float(max_norm)))
 
     def clip_gradients_value(self, module: Any, optimizer: Any, clip_val: float) -> None:
-        """As Fabric's, of the gradient of a whole step."""
+        """Do what Fabric does, with the gradient of a whole step."""
         if self.session.ends_step:
             super().clip_gradients_value(module, optimizer, clip_val)
 
 
 class Fabric(lightning.fabric.Fabric):
-    """``lightning.fabric.Fabric`` on the workers of a run; options of workers and devices are the run's own."""
+    """``lightning.fabric.Fabric`` on the workers of a run. The run decides workers and devices.
+
+    Args:
+        loggers: Further loggers of the script's own.
+        given: Options of Fabric's. ``precision``, ``plugins`` and ``callbacks`` are used; others are ignored.
+
+    Raises:
+        UserError: Outside of a run.
+
+    Example:
+        >>> fabric = Fabric(precision="bf16-mixed")
+        >>> model, optimizer = fabric.setup(model, optimizer)
+        >>> loader = fabric.setup_dataloaders(loader)
+    """
 
     def __init__(self, *, loggers: Any = None, **given: Any) -> None:
         own, strategy = loggers if isinstance(loggers, Sequence) else [loggers] * bool(loggers), FabricStrategy()
@@ -117,5 +151,5 @@ class Fabric(lightning.fabric.Fabric):
 
     @staticmethod
     def seed_everything(seed: int | None = None, *given: Any, **options: Any) -> int:
-        """The run's own seed (``--seed``) stands in its place: workers and trials are seeded by it."""
+        """Do nothing, and return ``seed``: the run's own seed (``--seed``) seeds workers and trials."""
         return seed or 0

@@ -1,4 +1,4 @@
-"""What a script for Fabric logs, as what its run reports."""
+"""A logger that reports to the run what a script for Fabric logs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elastune.train.session import Session
 
 
 class RunLogger(Logger):
-    """What is logged at the end of a step, or between passes, is what the run reports, once."""
+    """Reports, once in a run, what is logged at the end of a step or between passes."""
 
     name, version = "elastune", None
 
@@ -25,4 +25,4 @@ class RunLogger(Logger):
             self._session.report(**told)
 
     def log_hyperparams(self, params: Any, *given: Any, **options: Any) -> None:
-        """The run's journal has its settings."""
+        """Do nothing: the run's journal has its settings."""

@@ -1,4 +1,4 @@
-"""The steps of a script for Lightning's Fabric: each batch of its loader is one, with a gradient scaler or without."""
+"""The steps of a script for Lightning's Fabric: each batch of its loader is one step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from elastune.train.session import Session
 
 
 class FabricSteps:
-    """Batches, and the optimizer's step that belongs to each; of a batch's parts the last one counts."""
+    """Gives batches, and checks that an optimizer steps once for each. Of the parts of a batch, the last one counts."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -21,14 +21,18 @@ class FabricSteps:
         self._due = False
 
     def scale(self, precision: Any) -> None:
-        """Behind ``session.prepare``: scale gradients where ``precision`` does so (16-mixed)."""
+        """Scale gradients where ``precision`` does so (16-mixed). Call it after ``session.prepare``."""
         self._scaler = getattr(precision, "scaler", None)
         if self._scaler is not None:
             self._session.track("fabric scaler", self._scaler)
 
     def of(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """``batches`` to train on. Raises ``UserError`` where no optimizer has stepped by the end of one, or of a part:
-        a script that adds up several means one step by them, and counts what differs from worker to worker."""
+        """Yield ``batches`` to train on.
+
+        Raises:
+            UserError: Where no optimizer has stepped by the end of a batch, or of a part of one. A script that
+                accumulates gradients means one step by several batches, and counts what differs from worker to worker.
+        """
         for batch in batches:
             yield batch
             if self._due:
@@ -36,10 +40,10 @@ class FabricSteps:
                 raise UserError("each batch of a loader is a step", "one without optimizer.step()", fix)
 
     def backward(self, loss: torch.Tensor, module: nn.Module | None) -> None:
-        """As ``session.backward``."""
+        """Do what ``session.backward`` does, with the loss scaled where there is a scaler."""
         self._session.backward(loss if self._scaler is None else self._scaler.scale(loss), module)
         self._due = True
 
     def stepped(self) -> None:
-        """An optimizer has made its step."""
+        """Note that an optimizer has stepped."""
         self._due = False

@@ -1,4 +1,4 @@
-"""Lightning's ``Trainer`` on a session: the strategy is named, modules, callbacks and loops are Lightning's own."""
+"""A strategy for Lightning's ``Trainer``: name the strategy, keep modules, callbacks and loops."""
 
 from __future__ import annotations
 
@@ -19,9 +19,16 @@ from elastune.train.program.current import at_end, current_session, end_program
 
 
 class ElastuneStrategy(SingleDeviceStrategy):
-    """A strategy of Lightning's that trains on a run's workers (docs/programs.md). Raises ``UserError`` outside of one.
+    """A strategy for Lightning's ``Trainer`` that trains on a run's workers (docs/programs.md).
 
-    Lightning takes a step for each batch of its loader. Here a worker runs its parts of that batch in it, one by one.
+    Lightning takes one step for each batch of its loader. Within that step, a worker runs its parts of the batch one
+    after another.
+
+    Raises:
+        UserError: Outside of a run.
+
+    Example:
+        >>> trainer = Trainer(max_epochs=10, strategy=ElastuneStrategy(), devices=1)
     """
 
     optimizers: Any
@@ -37,12 +44,12 @@ class ElastuneStrategy(SingleDeviceStrategy):
 
     @property
     def is_global_zero(self) -> bool:
-        """Whether this worker speaks for all: writes files, prints."""
+        """Whether this worker acts for all: writes files, prints."""
         rank_zero_only.rank = 0 if self.session.leader else 1
         return self.session.leader
 
     def setup(self, trainer: Trainer) -> None:
-        """As ``session.prepare``, and on to where the run is."""
+        """Do what ``session.prepare`` does, and go on to where the run is."""
         self._trainer, self._whole = trainer, WholeSteps(trainer)  # optimizers may ask for the number of steps
         super().setup(trainer)
         if trainer.state.fn != TrainerFn.FITTING:
@@ -61,7 +68,7 @@ class ElastuneStrategy(SingleDeviceStrategy):
         at_end(self.end)
 
     def process_dataloader(self, dataloader: DataLoader[Any]) -> Any:
-        """A pass over it trains where the trainer does; else each worker reads all of it."""
+        """Return a loader whose passes train where the trainer does; in other passes each worker reads all of it."""
         return Loader(self._batches, self._whole(dataloader))
 
     def _batches(self, loader: DataLoader[Any]) -> Iterator[Any]:
@@ -79,17 +86,17 @@ class ElastuneStrategy(SingleDeviceStrategy):
             end_program()
 
     def training_step(self, batch: Any, *rest: Any) -> Any:
-        """That of the module, with the part of ``batch`` that is due."""
+        """Call the module's ``training_step`` with the next part of ``batch``."""
         return super().training_step(batch if self._part is None else self._part[0], *rest)
 
     def backward(self, closure_loss: torch.Tensor, optimizer: Any, *given: Any, **options: Any) -> Any:
-        """As ``session.backward``, and what hooks there are around it."""
+        """Do what ``session.backward`` does, and call the hooks around it."""
         plugin, module = self.precision_plugin, self.lightning_module
         self.session.backward(plugin.pre_backward(closure_loss, module))
         return plugin.post_backward(closure_loss, module)
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **options: Any) -> Any:
-        """Runs ``closure`` for each part of the batch, again where a worker was lost; then ``optimizer`` steps once."""
+        """Run ``closure`` for each part of the batch, again where a worker was lost; then ``optimizer`` steps once."""
 
         def whole() -> Any:
             found = closure()
@@ -102,12 +109,12 @@ class ElastuneStrategy(SingleDeviceStrategy):
         return super().optimizer_step(optimizer, whole, model, **options)
 
     def end_pass(self) -> None:
-        """Lightning asks for no more batches than there are: the step of the last one is to count."""
+        """End the pass: Lightning asks for no more batches than there are, and the step of the last one must count."""
         for _ in self._pass:
             raise RuntimeError("an epoch goes on behind the last batch of its loader")
 
     def end(self) -> None:
-        """Of the newest epoch: its report, its checkpoint, its wish to stop."""
+        """End the newest epoch: its report, its checkpoint, its wish to stop."""
         if isinstance(self._pass, Generator):  # a pass has begun; it may have been left
             self._pass.close()
         self._ends.report(self._trainer)
@@ -116,5 +123,5 @@ class ElastuneStrategy(SingleDeviceStrategy):
         next(self._epochs, None)
 
     def teardown(self) -> None:
-        """The model stays where it is: the run's end looks at it."""
+        """Close the checkpoint files. The model stays where it is, because the end of the run looks at it."""
         self.checkpoint_io.teardown()

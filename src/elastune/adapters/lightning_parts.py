@@ -1,4 +1,4 @@
-"""What of Lightning's ``Trainer`` is not a step: where it is, what callbacks remember and log, what is refused."""
+"""What Lightning's ``Trainer`` has besides steps: its position, callbacks' states and logs, and what is refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from elastune.train.session import Session
 
 
 class TrainerPlace:
-    """Where a trainer is, and what its callbacks remember, as a part of the run's state."""
+    """The position of a trainer and the states of its callbacks, as a part of the run's state."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
@@ -35,7 +35,7 @@ class TrainerPlace:
 
 
 class PassEnds(Callback):
-    """Says when a pass has ended, and reports what was logged in it before a test behind the training clears it."""
+    """Notes the end of a pass, and reports what was logged in it before a test after the training clears it."""
 
     def __init__(self, session: Session, end_pass: Callable[[], None]) -> None:
         self._session = session
@@ -55,7 +55,7 @@ class PassEnds(Callback):
         self.report(trainer)
 
     def report(self, trainer: Trainer) -> None:
-        """What was logged in an epoch, and behind it, once; nothing of one that was left."""
+        """Report once what was logged in an epoch and after it; of an epoch that was left early, nothing."""
         told: dict[str, Any] = {name: float(value) for name, value in trainer.callback_metrics.items()}
         if self._whole and told:
             self._session.report(**told)
@@ -63,13 +63,13 @@ class PassEnds(Callback):
 
 
 def most_epochs(trainer: Trainer) -> int:
-    """After how many epochs it ends; a million where that is up to something else."""
+    """Return the number of epochs after which the trainer ends; a million where something else decides it."""
     most = trainer.max_epochs
     return 1_000_000 if most is None or most < 0 else int(most)
 
 
 class WholeSteps:
-    """Training batches of the size of a step: what ``trainer`` would accumulate, it is given at once."""
+    """Makes training batches as large as a step: what ``trainer`` would accumulate comes as one batch."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
@@ -78,7 +78,11 @@ class WholeSteps:
             self._batches, trainer.accumulate_grad_batches = int(trainer.accumulate_grad_batches), 1
 
     def __call__(self, loader: DataLoader[Any]) -> DataLoader[Any]:
-        """``loader`` with larger batches, if it is to train on. Raises ``UserError`` where it has no batch size."""
+        """Return ``loader`` with larger batches, if it is for training.
+
+        Raises:
+            UserError: Where the loader has no batch size.
+        """
         if self._batches == 1 or not self._trainer.training:
             return loader
         size = getattr(loader, "batch_size", None)
@@ -89,14 +93,14 @@ class WholeSteps:
 
 
 def moved(strategy: Any, part: Any) -> Any:
-    """A part of a batch, as Lightning makes ready the batches that it fetches itself."""
+    """Return a part of a batch, prepared as Lightning prepares the batches that it fetches itself."""
     part = strategy.precision_plugin.convert_input(part)
     part = strategy.lightning_module.on_before_batch_transfer(part, 0)
     return strategy.batch_to_device(part, strategy.root_device)
 
 
 def refuse(trainer: Trainer) -> None:
-    """Raise ``UserError`` for what the run does its own way, or Lightning would do between the parts of a batch."""
+    """Raise ``UserError`` for what the run does in its own way, or Lightning would do between the parts of a batch."""
     told = {
         "a GradientAccumulationScheduler": any(
             isinstance(each, GradientAccumulationScheduler) for each in trainer.callbacks

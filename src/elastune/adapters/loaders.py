@@ -1,4 +1,4 @@
-"""A ``DataLoader`` that a script goes on with."""
+"""A ``DataLoader`` for a script to go on with."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 
 class Loader:
-    """A ``DataLoader`` as a script goes on with it: ``batches`` says what a pass over it gives."""
+    """A ``DataLoader`` for a script to go on with; ``batches`` gives the batches of a pass over it."""
 
     def __init__(self, batches: Callable[[DataLoader[Any]], Iterator[Any]], loader: DataLoader[Any]) -> None:
         self._batches = batches
@@ -26,7 +26,7 @@ class Loader:
 
 
 def rebuilt(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
-    """``loader`` with other options."""
+    """Return a copy of ``loader`` with other options."""
     has_workers = loader.num_workers > 0
     options = {
         "dataset": loader.dataset,

@@ -1,4 +1,4 @@
-"""A loop over epochs that knows no session: which of its passes are still to be done, and what was done before."""
+"""The passes of a program that does not know of sessions: which are still to be done, and which were done before."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from elastune.train.session import Session
 
 
 class Passes:
-    """The training passes of a program that has a loop over epochs of its own: each is an epoch of ``session``.
+    """The training passes of a program with a loop over epochs of its own; each is an epoch of ``session``.
 
-    A program that begins again in mid-run (resumed, or a worker that joined) runs its loop from the start: its passes
-    that are done by then give no batches, and what it does after them has no effect.
+    A program that starts again in mid-run (in a resumed run, or on a worker that joined) runs its loop from the start.
+    The passes that are done by then give no batches, and what the program does after them has no effect.
     """
 
     def __init__(self, session: Session) -> None:
@@ -29,11 +29,11 @@ class Passes:
 
     @property
     def again(self) -> bool:
-        """The program is at what was done before it began again."""
+        """Whether the program repeats what was done before it started again."""
         return not self._trains and self._session.epoch > 0
 
     def train(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        """This worker's batches of the next training pass."""
+        """Yield this worker's batches of the next training pass."""
         self._begun += 1
         if not self._trains and self._begun <= self._session.epoch:
             return
@@ -55,7 +55,7 @@ class Passes:
 
 
 class Scheduler:
-    """A scheduler: it does not step where the script begins again."""
+    """A scheduler that does not step while the script repeats earlier passes."""
 
     def __init__(self, passes: Passes, scheduler: Any) -> None:
         self._passes = passes
@@ -70,7 +70,7 @@ class Scheduler:
 
 
 def first_batch(loader: DataLoader[Any]) -> Iterator[Any]:
-    """What stands in for an evaluation that was done before: one batch, and no trace of it."""
+    """Yield one batch in place of an evaluation that was done before; random streams stay as they were."""
     with streams_kept():
         batches = list(islice(loader, 1))
     yield from batches

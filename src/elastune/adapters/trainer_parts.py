@@ -1,4 +1,4 @@
-"""What of Hugging Face's ``Trainer`` is not training: evaluation, files, what callbacks remember."""
+"""What belongs to Hugging Face's ``Trainer`` besides training: evaluation, files, its callbacks' states."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REMEMBERED = "global_step", "epoch", "best_metric", "best_global_step"
 
 
 class TrackedState:
-    """Where a trainer is, and what its callbacks remember, as a part of the run's state."""
+    """The position of a trainer and the states of its callbacks, as a part of the run's state."""
 
     def __init__(self, state: Any, callbacks: Sequence[Any]) -> None:
         self._state = state
@@ -55,7 +55,7 @@ class EvaluatingTrainer(transformers.Trainer):
         super().__init__(*given, **options)
 
     def is_world_process_zero(self) -> bool:
-        """Whether this worker speaks for all."""
+        """Return whether this worker acts for all."""
         return self.session.leader
 
     is_local_process_zero = is_world_process_zero
@@ -64,7 +64,7 @@ class EvaluatingTrainer(transformers.Trainer):
         self.state.is_world_process_zero = self.state.is_local_process_zero = self.session.leader
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As Hugging Face's, once."""
+        """Save as Hugging Face's ``Trainer`` does, once in a run."""
         if self.session.leader:
             super().save_model(output_dir, _internal_call)
 
@@ -76,7 +76,10 @@ class EvaluatingTrainer(transformers.Trainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """Each worker its batches; all get all predictions, and metrics of them, which are reported."""
+        """Evaluate: each worker evaluates its own batches, and all workers get all predictions and their metrics.
+
+        The metrics are reported, with their prefix.
+        """
         only_loss = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
         model = self.model.to(self.session.device)
         model.eval()

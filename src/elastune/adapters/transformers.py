@@ -1,4 +1,4 @@
-"""Hugging Face's ``Trainer`` on a session: the import changes, arguments, callbacks and metrics stay."""
+"""A ``Trainer`` for scripts written for Hugging Face's: change the import, keep arguments, callbacks and metrics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from elastune.core.errors import UserError
 
 
 class Trainer(EvaluatingTrainer):
-    """Trains with the loop of a session what ``transformers.Trainer`` is given; docs/programs.md tells the differences.
+    """Hugging Face's ``Trainer``, with the training loop of a session.
+
+    It takes the arguments of ``transformers.Trainer``; docs/programs.md lists the differences.
 
     Raises:
         UserError: Outside of a run, and for arguments that settings of the run replace.
@@ -35,7 +37,16 @@ class Trainer(EvaluatingTrainer):
         self._begins_step = True
 
     def train(self, resume_from_checkpoint: Any = None, trial: Any = None, ignore_keys_for_eval: Any = None) -> Any:
-        """Train. ``resume_from_checkpoint`` must be left out: ``elastune run --resume`` goes on with a run."""
+        """Train the model.
+
+        Leave ``resume_from_checkpoint`` out: ``elastune run --resume`` continues a run.
+
+        Returns:
+            Hugging Face's ``TrainOutput``: the number of steps and the newest logged loss (NaN where none was logged).
+
+        Raises:
+            UserError: Where ``resume_from_checkpoint`` is given, and for what ``session.prepare`` refuses.
+        """
         if resume_from_checkpoint:
             fix = "leave it out: elastune run --resume --out DIR"
             raise UserError("a run goes on from its own checkpoint", "resume_from_checkpoint", fix)

@@ -19,7 +19,7 @@ NOBODY = -1
 
 @dataclass(frozen=True)
 class Message:
-    """A record that a worker sent, or (``rank`` is ``NOBODY``) that tells of the run as a whole."""
+    """A record from a worker or, where ``rank`` is ``NOBODY``, about the run as a whole."""
 
     rank: int
     record: Record
@@ -27,9 +27,11 @@ class Message:
 
 @dataclass(frozen=True)
 class Exited:
-    """A worker process ended with exit ``code`` (negative: the signal that ended it).
+    """A worker process ended.
 
-    ``log`` is the tail of what it printed. Where the cluster ended it, or could not start it, the last line says why.
+    Attributes:
+        code: Its exit code; negative: the signal that ended it.
+        log: The end of what it printed. Where the cluster ended it, or could not start it, the last line says why.
     """
 
     rank: int
@@ -41,7 +43,7 @@ Event = Message | Exited
 
 
 def how_it_ended(code: int | None) -> str:
-    """A process's exit code in words, to follow "worker 3"."""
+    """Return a process's exit code in words, to follow "worker 3"."""
     if code is None:
         return "ended, nobody knows how"
     if code >= 0:
@@ -54,18 +56,21 @@ class NoRoomError(UserError):
 
 
 class Handle(ABC):
-    """A run's workers, as their starter holds them."""
+    """The workers of a run, for the code that started them."""
 
     spec: RunSpec
 
     @abstractmethod
     def poll(self) -> list[Event]:
-        """What happened since the last call, each worker's messages before its exit. Never blocks."""
+        """Return the events since the last call, each worker's messages before its exit. Never blocks."""
 
     @property
     @abstractmethod
     def alive(self) -> int:
-        """Workers whose ``Exited`` has not been handed out yet; at least 1 while the run may still start some."""
+        """The number of workers whose ``Exited`` was not returned yet.
+
+        It is at least 1 while the run may still start some.
+        """
 
     @abstractmethod
     def stop(self) -> None:
@@ -78,10 +83,12 @@ class Handle(ABC):
 
 @dataclass(frozen=True)
 class LeftRun:
-    """A run whose workers may have outlived its controller. ``kept``: what that has put into its journal, in order.
+    """A run whose workers may have outlived its controller.
 
-    ``begun_at``: when it was started or resumed last, and ``stop_at`` when it was asked to pause (None: it was not),
-    both in seconds since the epoch, where the caller knows.
+    Attributes:
+        kept: The records that the controller has put into its journal, in order.
+        begun_at: When the run was started or resumed last, in seconds since 1970, where the caller knows.
+        stop_at: When it was asked to pause, in seconds since 1970; None: it was not.
     """
 
     spec: RunSpec
@@ -91,16 +98,16 @@ class LeftRun:
 
 
 class ElasticHandle(Handle):
-    """A run whose workers may change. They have numbers that are never used twice; ``rank`` in its events is one.
+    """The workers of a run that may change. ``rank`` in its events is a worker's number, which is never used twice.
 
-    A worker whose end the run survives (it left, or was replaced) is told by a ``WorkerGone`` record; ``Exited`` comes
-    only of those that end with the run.
+    A worker whose end the run survives (it left, or was replaced) gives a ``WorkerGone`` record. ``Exited`` comes only
+    from workers that end with the run.
     """
 
     @property
     @abstractmethod
     def pids(self) -> dict[int, int]:
-        """Worker -> process, of the workers that run."""
+        """The process of each running worker, by the worker's number."""
 
     @property
     @abstractmethod
@@ -110,19 +117,19 @@ class ElasticHandle(Handle):
     @property
     @abstractmethod
     def step(self) -> int:
-        """Completed steps, as last heard."""
+        """The number of completed steps, as last heard."""
 
     @abstractmethod
     def resize(self, workers: int, why: str = "") -> None:
-        """Wish for so many workers, within the bounds of ``spec.elastic``. Returns at once."""
+        """Ask for so many workers, within the bounds of ``spec.elastic``. Returns at once."""
 
     @abstractmethod
     def reshape(self, mesh: Mesh, why: str = "") -> None:
-        """Wish for workers that stand as ``mesh`` says; what the run cannot have changes nothing. Returns at once."""
+        """Ask for another mesh; a mesh that the run cannot have changes nothing. Returns at once."""
 
     @abstractmethod
     def kill_worker(self, worker: int) -> None:
-        """SIGKILL to one worker: a fault, for those who test what a run survives."""
+        """Send SIGKILL to one worker: a fault, for tests of what a run survives."""
 
 
 class Cluster(ABC):
@@ -138,52 +145,58 @@ class Cluster(ABC):
     @property
     @abstractmethod
     def capacity(self) -> int:
-        """Workers that there is room for in all; may change by itself."""
+        """The number of workers that there is room for in all; it may change by itself."""
 
     @property
     @abstractmethod
     def free(self) -> int:
-        """Workers that could be started now. One counts until its process has ended."""
+        """The number of workers that could be started now. A worker takes its room until its process has ended."""
 
     @property
     def host_rooms(self) -> tuple[int, ...]:
-        """Workers that there is room for on each host, the largest first; empty where all are on one machine."""
+        """The number of workers that each host has room for, the largest first; empty where all are on one machine."""
         return ()
 
     @property
     def rooms(self) -> Mapping[str, int]:
-        """Workers that there is room for by the kind of their hosts, used or not: what is paid for (``core.cost``)."""
+        """The number of workers that there is room for, by the kind of their hosts.
+
+        It counts used and free room: this is what is paid for (``core.cost``).
+        """
         return {UNTOLD: self.capacity}
 
     def held(self, handle: Handle) -> Mapping[str, int]:
-        """Worker processes of a run by the kind of their hosts, those that are still starting included."""
+        """Return the worker processes of a run by the kind of their hosts; those that are still starting count, too."""
         return {UNTOLD: len(handle.pids) if isinstance(handle, ElasticHandle) else handle.alive}
 
     @abstractmethod
     def start(self, spec: RunSpec) -> Handle:
         """Start ``spec.means.workers`` workers.
 
-        Raises ``UserError`` where the request cannot be met, as ``NoRoomError`` for want of room.
+        Raises:
+            UserError: Where the request cannot be met; ``NoRoomError`` where there is no room.
         """
 
     def adopt(self, left: Sequence[LeftRun]) -> list[Handle | None]:
-        """Go on with each of these runs whose workers have outlived the controller before this one. Before any start.
+        """Take over those of these runs whose workers have outlived the earlier controller. Call it before any start.
 
-        None where nobody has, or they hold no state to go on with: nothing is left of that run then.
+        Returns:
+            A handle for each run; None where no worker has outlived it, or they hold no state to go on with. Nothing is
+            left of such a run then.
         """
         return [None for _ in left]
 
     @abstractmethod
     def wait(self, timeout_s: float) -> None:
-        """Sleep until some handle has an event to poll, at most ``timeout_s``."""
+        """Sleep until some handle has an event to poll, at most ``timeout_s`` seconds."""
 
     def news(self) -> Collection[Handle] | None:
-        """The handles with events to poll; None where only asking them tells."""
+        """Return the handles with events to poll; None where only polling can tell."""
         return None
 
     @abstractmethod
     def close(self) -> None:
-        """End everything this cluster started. Idempotent."""
+        """End everything that this cluster started. Idempotent."""
 
     def __enter__(self) -> Cluster:
         return self

@@ -1,4 +1,4 @@
-"""How gradients are made smaller before they travel: "bf16", "int8", "powersgd:rank=4", "topk:ratio=0.01"."""
+"""How gradients are compressed before they travel: "bf16", "int8", "powersgd:rank=4", "topk:ratio=0.01"."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NONE = "none"
 
 @dataclass(frozen=True)
 class Compression:
-    """A way to send fewer bytes of each gradient; what arrives is not what was sent, so it shows in the result.
+    """A way to send fewer bytes of each gradient. It is lossy, so it shows in the result.
 
     Attributes:
         name: How it is written.
@@ -34,7 +34,7 @@ class Compression:
 
     @staticmethod
     def parse(text: str) -> Compression | None:
-        """What ``text`` names; None for "none". Raises ``UserError`` for anything else.
+        """Return the compression that ``text`` names; None for "none". Raises ``UserError`` for anything else.
 
         Example:
             >>> str(Compression.parse("powersgd"))
@@ -51,31 +51,31 @@ class Compression:
 
 @dataclass(frozen=True)
 class BFloat16(Compression):
-    """Two bytes a number, with the range of single precision and 8 bits of it."""
+    """Sends two bytes a number, with the range of single precision and 8 bits of it."""
 
     name: ClassVar[str] = "bf16"
 
 
 @dataclass(frozen=True)
 class Float16(Compression):
-    """Two bytes a number, 11 bits; beyond 65,504 infinite, and what is below 6e-8 is zero."""
+    """Sends two bytes a number, with 11 bits. Numbers beyond 65,504 become infinite, those below 6e-8 become zero."""
 
     name: ClassVar[str] = "fp16"
 
 
 @dataclass(frozen=True)
 class Int8(Compression):
-    """One byte a number, and four for the scale of each block."""
+    """Sends one byte a number, and four bytes for the scale of each block."""
 
     name: ClassVar[str] = "int8"
 
 
 @dataclass(frozen=True)
 class PowerSgd(Compression):
-    """Matrices travel as products of two narrow ones (Vogels et al., NeurIPS 2019, arXiv 1905.13727).
+    """Sends matrices as products of two narrow ones (Vogels et al., NeurIPS 2019, arXiv 1905.13727).
 
     Args:
-        rank: Columns of the narrow ones.
+        rank: Columns of the narrow matrices.
     """
 
     name: ClassVar[str] = "powersgd"
@@ -85,11 +85,12 @@ class PowerSgd(Compression):
 
 @dataclass(frozen=True)
 class TopK(Compression):
-    """Only the largest numbers travel, with their places (Aji and Heafield, EMNLP 2017, arXiv 1704.05021; Stich et al.,
-    NeurIPS 2018, arXiv 1809.07599).
+    """Sends only the largest numbers, with their places.
+
+    Sources: Aji and Heafield, EMNLP 2017, arXiv 1704.05021; Stich et al., NeurIPS 2018, arXiv 1809.07599.
 
     Args:
-        ratio: Which part of all numbers each worker sends.
+        ratio: The part of all numbers that each worker sends.
     """
 
     name: ClassVar[str] = "topk"

@@ -1,15 +1,15 @@
 """When a loss has exploded: one rule for runs, studies, simulations and the divergence policy. Pure.
 
-A loss that is not finite has diverged at once. A finite one is judged by a running median, so that a spike of some
-steps, however high, is none: training has diverged when half of the last ``WINDOW`` losses lie above ``factor`` times
-the loss of its start. The best that was reached is not above that, so they are above ``factor`` times the best as well.
-Losing what was learned, back to the loss of the start, is a bad result, but no explosion.
+A loss that is not finite has diverged at once. A finite loss is judged by a running median, so a spike of some steps,
+however high, does not count. Training has diverged when half of the last ``WINDOW`` losses are above ``factor`` times
+the loss of its start. The best loss is not above the start, so they are above ``factor`` times the best as well. A
+training that loses what it has learned, back to the loss of the start, is a bad result, but no explosion.
 
 The default: of 180 trainings of three small networks on digits (SGD, momentum, Adam; learning rates 1e-3 to 30) the
 90 that learned anything (over 30 % right) never rose above 1.4 x their start, and the 30 that passed 10 x were wrong on
 three of four samples or more, most of them beyond 100 x. So 10 leaves room to either side.
 
-A loss that has been negative (a policy gradient, a log-density) has no zero to measure a factor from, so it is judged
+A loss that has been negative (a policy gradient, a log-density) has no zero to measure a factor from. So it is judged
 by its distance from 0 alone, which must not grow beyond ``BOUND`` times that of the start, or 1.
 """
 
@@ -30,23 +30,36 @@ BOUND = 1e9  # for losses without a scale of their own
 
 @dataclass(frozen=True)
 class Divergence:
-    """``factor``: see the module; None: only what is not finite. ``metrics``: reported ones that should go down."""
+    """When a training has diverged.
+
+    Attributes:
+        factor: See the module; None: only values that are not finite count.
+        metrics: Reported metrics that should go down, and are judged, too.
+    """
 
     factor: float | None = FACTOR
     metrics: tuple[str, ...] = ()
 
 
 def limit(level: float, factor: float, spread: float = 0.0) -> float:
-    """Losses above it are too high: ``factor`` x ``level``; near or below 0 the losses' ``spread`` is the scale."""
+    """Return the loss above which losses are too high: ``factor`` x ``level``.
+
+    Near or below 0 the losses' ``spread`` is the scale.
+    """
     return level + (factor - 1) * max(abs(level), spread)
 
 
 @dataclass(frozen=True)
 class LossTrack:
-    """What is remembered of a loss: the ``newest`` values, the ``first``, and the ``best`` median.
+    """What is remembered of a loss.
 
-    ``start``: the median of the first window, but at most ``factor`` times the first value, since what explodes at once
-    would make its own yardstick; None until there is a window. ``signed``: some value was negative.
+    Attributes:
+        newest: The newest values.
+        first: The first value.
+        start: The median of the first window, but at most ``factor`` times the first value: a loss that explodes at
+            once would make its own yardstick. None until there is a window.
+        best: The best median.
+        signed: Some value was negative.
     """
 
     newest: tuple[float, ...] = ()
@@ -56,13 +69,13 @@ class LossTrack:
     signed: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """What JSON can hold: in place of infinity and None nothing."""
+        """Return what JSON can hold; infinity and None are left out."""
         told = {"newest": list(self.newest), "signed": self.signed, "first": self.first, "start": self.start}
         return {name: value for name, value in {**told, "best": self.best}.items() if value not in (None, math.inf)}
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> LossTrack:
-        """What ``to_json`` gave."""
+        """Return what ``to_json`` was given."""
         return cls(**{**told, "newest": tuple(told["newest"])})
 
 
@@ -116,7 +129,7 @@ def _judged(track: LossTrack, level: float, factor: float, window: int) -> str:
 
 
 def parse_divergence(text: str) -> float | None:
-    """The factor that ``--divergence`` gives: a number above 1, or None for "off". Raises ``UserError``."""
+    """Return the factor that ``--divergence`` gives: a number above 1, or None for "off". Raises ``UserError``."""
     if text.strip().lower() == "off":
         return None
     try:
@@ -127,7 +140,7 @@ def parse_divergence(text: str) -> float | None:
 
 
 def check_factor(factor: float | None, told: object = None) -> float | None:
-    """``factor``, if losses can be judged by it. Raises ``UserError``."""
+    """Return ``factor`` if losses can be judged by it. Raises ``UserError``."""
     if factor is None or (not isinstance(factor, bool) and isinstance(factor, int | float) and 1 < factor < math.inf):
         return factor
     rule = "a loss has diverged at a factor above 1, or is not judged (off)"

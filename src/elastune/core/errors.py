@@ -1,4 +1,4 @@
-"""What elastune says when the user, a file or a machine breaks a rule."""
+"""The errors of elastune: a user, a file or a machine has broken a rule, or a training has diverged."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from elastune.core.pages import page_of
 
 
 class UserError(Exception):
-    """A broken rule, told in one line: the rule, the value that broke it, the fix, and the page that tells more.
+    """A broken rule, in one line: the rule, the value that broke it, the fix, and the page that tells more.
 
     The command line prints it and exits with code 2; nothing that already exists is changed. The page is that of the
-    file which makes the error (``core/pages.py``), where the fix names none.
+    file which raises the error (``core/pages.py``), where the fix names none.
 
     Args:
-        rule: what must hold, as a sentence: "a batch holds at least one sample".
-        value: what was given instead.
-        fix: what to do about it.
-        page: of an error that was made elsewhere, and told in these words (``told``); None: it is made here.
+        rule: What must hold, as a sentence: "a batch holds at least one sample".
+        value: What was given instead.
+        fix: What to do about it.
+        page: The page of an error that was raised elsewhere and told in these words (``told``); None: raised here.
 
     Example:
         >>> raise UserError("a batch holds at least one sample", 0, "use --set batch_size=64")
@@ -37,7 +37,7 @@ class UserError(Exception):
 
     @property
     def told(self) -> tuple[str, str, str, str]:
-        """Its words, for another process: ``UserError(*told)`` says there what this one does."""
+        """Its words, for another process: ``UserError(*told)`` says there what this error says here."""
         return self.rule, str(self.value), self.fix, self.page
 
     def __str__(self) -> str:
@@ -47,7 +47,7 @@ class UserError(Exception):
 
 
 class Diverged(Exception):
-    """Training produced a loss or metric that is not finite: a result about the settings, not a bug.
+    """A training gave a loss or metric that is not finite, or has exploded: a result of the settings, not a bug.
 
-    In a study such a trial is infeasible, with its reason, and the study goes on.
+    In a study such a trial is infeasible; the study keeps the reason and goes on.
     """

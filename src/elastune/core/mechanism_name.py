@@ -1,4 +1,4 @@
-"""What a mechanism's name says: "zero", "tensor+pipeline+sharded"."""
+"""The names of mechanisms: "zero", "tensor+pipeline+sharded"."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ WORDS = (*get_args(State), *get_args(Dividing), *FOREIGN)
 
 @dataclass(frozen=True)
 class MechanismName:
-    """A mechanism's name, read.
+    """The parts of a mechanism's name.
 
     Attributes:
-        state: How parameters, gradients and optimizer state lie: whole on every worker, all but parameters divided
-            ("zero"), or all of it ("sharded").
+        state: Where parameters, gradients and optimizer state are: whole on every worker ("replicated"), all but
+            parameters divided ("zero"), or all divided ("sharded").
         tensor: Whether layers are divided.
-        pipeline: Whether stages of layers are.
+        pipeline: Whether the model is cut into stages of layers.
         foreign: The one of ``FOREIGN`` that does everything, or "".
     """
 
@@ -40,7 +40,7 @@ class MechanismName:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The single names that it joins, in one order."""
+        """The single names that it joins, in a fixed order."""
         if self.foreign:
             return (self.foreign,)
         found = [word for word in get_args(Dividing) if getattr(self, word)]
@@ -55,11 +55,11 @@ class MechanismName:
         return (*shards, *(axis for axis in get_args(Dividing) if getattr(self, axis)))
 
     def mesh(self, workers: int) -> Mesh:
-        """``workers`` along the one axis that it divides a replica along, or along data.
+        """Return the mesh with ``workers`` along the one axis that it divides a replica along, or else along data.
 
         Raises:
-            UserError: Where it divides along several axes and there are several workers: nobody has said how many
-                along which.
+            UserError: Where it divides along several axes and there are several workers, since nothing says how many
+                are along which axis.
         """
         axes = self.dividing
         if len(axes) > 1 and workers > 1:
@@ -68,7 +68,10 @@ class MechanismName:
         return Mesh(**{axes[0] if axes else "data": workers})
 
     def serving(self, mesh: Mesh) -> MechanismName:
-        """It, joined with what ``mesh`` needs; parameters of a pipeline's stages are not divided (decision 11)."""
+        """Return this name, joined with what ``mesh`` needs.
+
+        Parameters of a pipeline's stages are not divided (decision 11).
+        """
         state, pipeline = self.state, self.pipeline or mesh.pipeline > 1
         if (state == "sharded" and pipeline) or (state == "replicated" and mesh.shard > 1):
             state = "zero"
@@ -79,10 +82,10 @@ class MechanismName:
 
     @classmethod
     def parse(cls, text: str) -> MechanismName:
-        """What ``--mechanism`` says: single names, joined by "+" in any order.
+        """Return what ``--mechanism`` names: single names, joined by "+" in any order.
 
         Raises:
-            UserError: For an unknown name, one that is named twice, and what does not go together.
+            UserError: For an unknown name, a name that occurs twice, and names that do not go together.
         """
         words, text = [word.strip() for word in text.split("+")], text[:100]
         for word in words:
@@ -102,7 +105,7 @@ class MechanismName:
 
     @classmethod
     def least_for(cls, mesh: Mesh | None, virtual_tensor: int | None = None) -> MechanismName:
-        """The least that can serve ``mesh``, with ``virtual_tensor`` blocks of divided layers."""
+        """Return the least mechanism that can serve ``mesh``, with ``virtual_tensor`` blocks of divided layers."""
         mesh = mesh or Mesh()
         tensor = mesh.tensor > 1 or (virtual_tensor or 1) > 1
         return cls("zero" if mesh.shard > 1 else "replicated", tensor, mesh.pipeline > 1)

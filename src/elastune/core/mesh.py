@@ -1,4 +1,4 @@
-"""Workers as a grid: which of them carry one replica together, and which are the same part of different ones."""
+"""The workers of a run as a grid: who holds one replica together, and who holds the same part of different replicas."""
 
 from __future__ import annotations
 
@@ -20,10 +20,17 @@ _SIZE = re.compile(r"[0-9]{1,9}")
 
 @dataclass(frozen=True)
 class Mesh:
-    """How many workers there are along each axis.
+    """The number of workers along each axis of a grid.
 
-    ``data``: replicas of the model; the elastic axis. The others divide ONE replica: ``shard`` its tensors and the
-    samples, ``tensor`` the arithmetic of its layers, ``pipeline`` its layers.
+    Attributes:
+        data: Replicas of the model; the elastic axis.
+        shard: Divides one replica's tensors, and the samples.
+        tensor: Divides the arithmetic of one replica's layers.
+        pipeline: Divides one replica's layers into stages.
+
+    Example:
+        >>> elastune.Mesh(data=2, tensor=2).workers
+        4
     """
 
     data: int = 1
@@ -40,26 +47,26 @@ class Mesh:
             raise UserError(f"a mesh has at most {MOST_WORKERS:,} workers", self, "use fewer")
 
     def size(self, axis: Axis) -> int:
-        """How many workers differ in ``axis`` alone."""
+        """Return the number of workers along ``axis``."""
         return int(getattr(self, axis))
 
     @cached_property
     def workers(self) -> int:
-        """All of them."""
+        """The number of all workers."""
         return self.data * self.replica
 
     @cached_property
     def replica(self) -> int:
-        """The workers that carry one replica."""
+        """The number of workers that hold one replica."""
         return self.shard * self.tensor * self.pipeline
 
     @property
     def batch(self) -> int:
-        """How many parts the samples of a global batch are cut into."""
+        """The number of parts that the samples of a global batch are cut into."""
         return self.data * self.shard
 
     def coordinates(self, rank: int) -> dict[Axis, int]:
-        """Where worker ``rank`` stands along each axis."""
+        """Return the place of worker ``rank`` along each axis."""
         self._check(rank)
         found: dict[Axis, int] = {}
         for axis in reversed(AXES):
@@ -67,12 +74,12 @@ class Mesh:
         return found
 
     def batch_rank(self, rank: int) -> int:
-        """Which part of the samples worker ``rank`` runs: equal for the workers that run a part together."""
+        """Return the part of the samples that worker ``rank`` runs; equal for workers that run a part together."""
         self._check(rank)
         return rank // (self.tensor * self.pipeline)
 
     def group(self, axis: Axis, rank: int) -> tuple[int, ...]:
-        """The workers that differ from ``rank`` in ``axis`` alone, itself included, in order."""
+        """Return the workers that differ from ``rank`` in ``axis`` alone, itself included, in order."""
         self._check(rank)
         stride = 1
         for faster in reversed(AXES):
@@ -83,26 +90,26 @@ class Mesh:
         return tuple(first + i * stride for i in range(self.size(axis)))
 
     def batch_group(self, rank: int) -> tuple[int, ...]:
-        """The workers that compute with the same part of the model as ``rank``, on other samples; by batch rank."""
+        """Return the workers with the same part of the model as ``rank``, for other samples; by batch rank."""
         self._check(rank)
         inner = self.tensor * self.pipeline
         return tuple(range(rank % inner, self.workers, inner))
 
     def speaks(self, rank: int) -> bool:
-        """Whether worker ``rank`` speaks for its samples: of those that run them together, the one that has the loss.
+        """Return whether worker ``rank`` speaks for its samples: it alone has the loss, of all that run them together.
 
-        That is the first along the tensor axis of the pipeline's last stage.
+        That is the first worker along the tensor axis of the pipeline's last stage.
         """
         self._check(rank)
         slower, tensor = divmod(rank, self.tensor)
         return tensor == 0 and slower % self.pipeline == self.pipeline - 1
 
     def groups(self, axis: Axis) -> tuple[tuple[int, ...], ...]:
-        """All groups along ``axis``; every worker is in one of them."""
+        """Return all groups along ``axis``; every worker is in one of them."""
         return tuple(sorted({self.group(axis, rank) for rank in range(self.workers)}))
 
     def fitted(self, workers: int) -> Mesh | None:
-        """As many whole replicas of this kind as ``workers`` carry; None where they do not carry one."""
+        """Return as many whole replicas of this kind as ``workers`` can hold; None where they cannot hold one."""
         data = workers // self.replica
         return replace(self, data=data) if data else None
 
@@ -112,7 +119,9 @@ class Mesh:
 
     @classmethod
     def parse(cls, text: str) -> Mesh:
-        """What ``--mesh`` says: "data=2,shard=2,tensor=1,pipeline=1"; axes that are left out have one worker.
+        """Return the mesh that ``--mesh`` names: "data=2,shard=2,tensor=1,pipeline=1".
+
+        Axes that are left out have one worker.
 
         Raises:
             UserError: For anything else.

@@ -1,4 +1,4 @@
-"""The nouns of a run: the program, its meaning (config, seed) and the means it runs by."""
+"""What a run is made of: the program, its meaning (config, seed), and the means by which it runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,12 @@ Config = dict[str, ConfigValue]
 
 
 def number(config: Config, name: str) -> float:
-    """The numeric setting ``name``. Raises ``KeyError`` where there is none, ``TypeError`` where it is no number."""
+    """Return the numeric setting ``name``.
+
+    Raises:
+        KeyError: Where there is no such setting.
+        TypeError: Where it is no number.
+    """
     value = config[name]
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number, not {value!r}")
@@ -37,9 +42,12 @@ def number(config: Config, name: str) -> float:
 
 @dataclass(frozen=True)
 class Program:
-    """A Python file of the user's and the name of the training function in it.
+    """A Python file of the user's and its training function.
 
-    ``data``: the folder that it was told to find its data sets in, where it was told one.
+    Attributes:
+        path: The file.
+        train: The name of the training function.
+        data: The folder of data sets that the program was told; None: it was told none.
     """
 
     path: Path
@@ -54,33 +62,32 @@ class Program:
 
 @dataclass(frozen=True)
 class Means:
-    """System parameters (parallelism and execution): how a result is computed, and at what speed and cost.
+    """System parameters (parallelism and execution): how a result is computed, at what speed and cost.
 
-    In ``exact`` mode none of them shows in the result but ``num_slots``, ``virtual_tensor``, ``precision`` and
-    ``threads``; ``compress``, which is for ``fast`` mode, does. Left out, ``workers`` are those of the mesh, and
-    ``mechanism`` is the least that the mesh needs.
+    In ``exact`` mode only ``num_slots``, ``virtual_tensor``, ``precision`` and ``threads`` change the result.
+    ``compress``, which is for ``fast`` mode, changes it, too. Where they are left out, ``workers`` are those of the
+    mesh, and ``mechanism`` is the least that the mesh needs.
 
     Args:
-        workers: processes that train together at the beginning.
+        workers: Processes that train together at the beginning.
         mode: "exact" (equal bits for any number of workers) or "fast" (equal up to rounding).
-        mechanism: how a replica of the model lies on workers; "replicated": every worker holds all of it. Names that
-            go together are joined: "tensor+zero". See ``core.mechanism_name``.
-        num_slots: equal shares of every global batch. It belongs to the run and stays when workers change.
-        threads: CPU threads of each worker; equal on every worker, since CPU kernels may differ with it.
+        mechanism: How a replica of the model lies on workers. "replicated": every worker holds all of it. Names are
+            joined by "+": "tensor+zero". See ``core.mechanism_name``.
+        num_slots: Equal shares of every global batch. It belongs to the run and stays when workers change.
+        threads: CPU threads of each worker; equal on every worker, because results of CPU kernels may depend on it.
         device: "cpu", "cuda" or "cuda:N".
         precision: "fp32" or "bf16" (autocast in the forward pass).
-        micro_batch: samples of one forward pass at most; None: no bound.
-        mesh: the workers as a grid; None: all of them along the axis of the mechanism, see ``first_mesh``.
-        copies: how many workers hold each piece of divided state; None: two where workers may change, else one.
-        virtual_tensor: blocks that layers are divided into for the tensor axis; it belongs to the run, as
-            ``num_slots`` does. 1 where the mechanism divides no layers.
-        schedule: the order in which a pipeline's stages run forward and backward passes.
-        offload: optimizer state lies in the memory of the CPU.
-        zero_stage: what DeepSpeed or FairScale divide: 1 optimizer state, 2 gradients too, 3 parameters too; None:
-            what the mechanism does by default.
-        compress: how gradients are made smaller before they travel, "int8" or "powersgd:rank=4" (``core.compression``);
-            None: not at all.
-        topology: by which routes sums travel, see ``core.topology``; a text is read as ``--topology``.
+        micro_batch: The most samples of one forward pass; None: no bound.
+        mesh: The workers as a grid; None: all along the axis of the mechanism, see ``first_mesh``.
+        copies: Workers that hold each piece of divided state; None: two where workers may change, else one.
+        virtual_tensor: Blocks that layers are divided into for the tensor axis. It belongs to the run, as ``num_slots``
+            does. 1 where the mechanism divides no layers.
+        schedule: The order in which a pipeline's stages run forward and backward passes.
+        offload: Keep optimizer state in the CPU's memory.
+        zero_stage: What DeepSpeed or FairScale divide: 1 optimizer state, 2 gradients too, 3 parameters too; None: what
+            the mechanism does by default.
+        compress: How gradients are compressed, "int8" or "powersgd:rank=4" (``core.compression``); None: not at all.
+        topology: The routes of sums, see ``core.topology``; a text is read as for ``--topology``.
 
     Example:
         >>> elastune.run(train, {"lr": 0.1}, means=elastune.Means(workers=4, mode="fast", micro_batch=64))
@@ -136,30 +143,34 @@ class Means:
 
     @property
     def parts(self) -> MechanismName:
-        """What the mechanism's name says."""
+        """The parts of the mechanism's name."""
         return MechanismName.parse(self.mechanism)
 
     @property
     def compression(self) -> Compression | None:
-        """What ``compress`` says."""
+        """The parsed ``compress``; None: no compression."""
         return None if self.compress is None else Compression.parse(self.compress)
 
     @property
     def first_mesh(self) -> Mesh:
-        """The mesh that a run begins with: the one that was asked for, or what the mechanism makes of ``workers``.
+        """The mesh that a run begins with: ``mesh``, or the one that the mechanism makes of ``workers``.
 
         Raises:
-            UserError: Where the mechanism divides along several axes and nobody has said how many workers along which.
+            UserError: Where the mechanism divides along several axes and ``mesh`` does not say how many workers are
+                along which.
         """
         return self.parts.mesh(self.workers) if self.mesh is None else self.mesh
 
     def on(self, workers: int) -> Means:
-        """The same on as many whole replicas as ``workers`` carry; if none, all along the mechanism's axis."""
+        """Return the same means with as many whole replicas as ``workers`` can hold.
+
+        If they cannot hold one, all workers are along the mechanism's axis.
+        """
         mesh = None if self.mesh is None else self.mesh.fitted(workers)
         return replace(self, workers=workers if mesh is None else mesh.workers, mesh=mesh)
 
     def to_json(self) -> dict[str, Any]:
-        """As a journal holds it: plain values, without those that say nothing of this mechanism."""
+        """Return plain values, as a journal holds them; values that do not apply to this mechanism are left out."""
         parts, plain = self.parts, {f.name: getattr(self, f.name) for f in fields(self)}
         plain["mesh"] = None if self.mesh is None else str(self.mesh)
         plain["topology"] = str(self.topology)
@@ -177,11 +188,11 @@ class Means:
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Means:
-        """What ``to_json`` gave, in a journal or on the wire.
+        """Return the means that ``to_json`` gave, from a journal or another process.
 
         Raises:
-            TypeError: Where it names what is no system parameter.
-            UserError: For a mesh or mechanism that is none.
+            TypeError: For a name that is no system parameter.
+            UserError: For a text that is no mesh or mechanism.
         """
         mesh = told.get("mesh")
         if not isinstance(mesh, str | None):
@@ -191,13 +202,17 @@ class Means:
 
 @dataclass(frozen=True)
 class Elastic:
-    """How a run's workers may change while it goes on: from ``low`` to ``high`` (None: as many as it began with).
+    """How the workers of a run may change while it goes on.
 
-    A worker that is silent for ``heartbeat_s`` counts as lost. A run that loses workers ``most_losses`` times and comes
-    no further in between (steps that survive, a later checkpoint or report) has failed: whatever kills them would go on
-    killing. For one that lives and does not come to a reduction or gather workers wait for ``collective_timeout_s``;
-    then the run ends and says who was missing. Without a controller workers go on for ``grace_s``, and look for the
-    next one; 0: they end with it.
+    Attributes:
+        low: The fewest workers.
+        high: The most workers; None: as many as the run began with.
+        heartbeat_s: A worker that is silent for so many seconds counts as lost.
+        most_losses: A run that loses workers so many times without progress in between (steps that survive, a later
+            checkpoint or report) has failed: whatever kills the workers would go on.
+        collective_timeout_s: Seconds that workers wait for one that lives and does not come to a reduction or gather.
+            Then the run ends and says which worker was missing.
+        grace_s: Seconds that workers go on without a controller and look for the next one; 0: they end with it.
     """
 
     low: int = 1
@@ -212,34 +227,43 @@ class Elastic:
 class Adapt:
     """What is measured while a run goes on, and what changes it.
 
-    ``policies``: as ``--policy`` writes them, "gns:max_batch=2048"; in order. ``monitors``: further ones than policies
-    ask for, "noise_scale" or "noise_scale:every=10".
+    Attributes:
+        policies: Texts as for ``--policy``, "gns:max_batch=2048"; in order.
+        monitors: Texts as for ``--monitor``, "noise_scale" or "noise_scale:every=10"; in addition to those that
+            policies need.
     """
 
     policies: tuple[str, ...] = ()
     monitors: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """As the journal holds it: empty without policies and monitors."""
+        """Return plain values, as the journal holds them; empty without policies and monitors."""
         return {name: list(texts) for name, texts in asdict(self).items()} if self != Adapt() else {}
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """Everything that decides a run. ``config``, ``seed``, ``sync`` and ``sync_schedule`` are its meaning, ``means``
-    its means.
+    """Everything that decides a run.
 
-    ``out`` holds the run's journal, checkpoints and logs. ``epochs`` overrides what the program asks of
-    ``session.epochs``; ``max_steps`` ends the run early; so does ``until_epoch``, after that many, with a checkpoint.
-    ``resume`` continues from the newest checkpoint in ``out``; ``parent``, the folder of another run, begins with the
-    newest one there and goes on with this run's own config; ``from_dcp``, a checkpoint of torch.distributed.checkpoint,
-    begins with its weights and what it has of the optimizer's tensors; ``start_from``, with what fits of the weights of
-    another model.
-    ``checkpoint_every_steps``: None writes one at each epoch's end, k also after every k steps, 0 none at all.
-    ``measure_link``: time a few all-reduces at the end, for the step-time model. ``spread``: over as many hosts as
-    there are, instead of as few as it takes; for measuring. ``divergence``: when it has failed. ``spool``: where a
-    worker leaves its files for its agent, and finds those that it asks for; None: in ``out``, which it shares with the
-    controller.
+    ``config``, ``seed``, ``sync`` and ``sync_schedule`` are its meaning, ``means`` its means.
+
+    Attributes:
+        out: The folder of the run's journal, checkpoints and logs.
+        epochs: Replaces the number of epochs that the program asks of ``session.epochs``.
+        max_steps: Ends the run after so many steps.
+        until_epoch: Ends the run after so many epochs, with a checkpoint.
+        checkpoint_every_steps: None: a checkpoint at the end of each epoch; k: also after every k steps; 0: none at
+            all.
+        resume: Continue from the newest checkpoint in ``out``.
+        parent: The folder of another run: begin with its newest checkpoint, and go on with this run's own config.
+        from_dcp: A checkpoint of torch.distributed.checkpoint: begin with its weights, and with the optimizer's tensors
+            that it has.
+        start_from: Begin with the weights of another model, as far as they fit.
+        spool: Where a worker leaves its files for its agent, and finds those that it asks for; None: in ``out``, which
+            the worker shares with the controller.
+        measure_link: Time a few all-reduces at the end, for the step-time model.
+        spread: Use as many hosts as there are, instead of as few as it takes; for measuring.
+        divergence: When the run has failed.
     """
 
     program: Program
@@ -266,19 +290,20 @@ class RunSpec:
 
     @property
     def most_workers(self) -> int:
-        """How many workers the run may ever have at once."""
+        """The most workers that the run may have at once."""
         return max(self.means.workers, self.elastic.high or 0)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where one worker stands: its rank among ``world`` workers, its device, and how it meets the others.
+    """The place of one worker: its rank, its device, and how it meets the others.
 
-    Of an elastic run ``rank`` is the worker's number in this run, never used twice; ranks in the strict sense come with
-    each view of the membership.
-
-    ``own_device``: no other worker uses this worker's device (NCCL needs that; gloo does not). ``rendezvous`` is a
-    ``torch.distributed`` init method (``file://...``, ``tcp://host:port``, ``env://``); empty for a lone worker.
+    Attributes:
+        rank: Its rank among ``world`` workers. In an elastic run it is the worker's number in this run, never used
+            twice; ranks in the strict sense come with each view of the membership.
+        own_device: No other worker uses this worker's device (NCCL needs that; gloo does not).
+        rendezvous: A ``torch.distributed`` init method (``file://...``, ``tcp://host:port``, ``env://``); "" for a
+            single worker.
     """
 
     rank: int = 0
@@ -291,11 +316,16 @@ class Place:
 
 @dataclass(frozen=True)
 class Position:
-    """How far a run has come: completed epochs, samples used of the current epoch, global steps taken.
+    """How far a run has come.
 
-    ``turn``: how many steps the next global batch has had already, where each has several.
+    The order of samples is a pure function of (seed, epoch), so these few numbers name the next global batch.
 
-    The order of samples is a pure function of (seed, epoch), so this small value names the next global batch.
+    Attributes:
+        epoch: Completed epochs.
+        offset: Samples used of the current epoch.
+        step: Completed steps.
+        samples: Samples used in all.
+        turn: Steps that the next global batch has had already, where each batch has several.
     """
 
     epoch: int = 0

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Signal:
-    """A measured value; ``error`` is its standard error, where one is known."""
+    """A measured value and its standard error; None where no error is known."""
 
     value: float
     error: float | None = None
@@ -17,12 +17,20 @@ class Signal:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Where a run stands after ``step`` completed steps, equal on every worker.
+    """Where a run stands after ``step`` completed steps; equal on every worker.
 
-    ``lr`` is that of the first parameter group; ``batch_size`` the global one; ``seconds`` training time so far, by
-    rank 0's clock; ``loss`` the newest step's mean loss, whatever it is. ``signals``: the monitors' newest values by
-    name. ``lr_at_start`` and ``batch_at_start`` are the program's own. ``sync``: how workers agree;
-    ``left_out``: how many learners the newest round ended without.
+    Attributes:
+        step, epoch, samples: Completed steps, completed epochs, used samples.
+        seconds: Training time so far, in seconds, by rank 0's clock.
+        workers: Number of workers.
+        batch_size: Samples of the global batch.
+        lr: The learning rate of the first parameter group.
+        micro_batch: The most samples of one forward pass; None: no bound.
+        loss: The newest step's mean loss, whatever it is.
+        signals: The monitors' newest values, by name.
+        lr_at_start, batch_at_start: The program's own.
+        sync: The sync strategy.
+        left_out: How many learners the newest round ended without.
     """
 
     step: int
@@ -42,7 +50,7 @@ class Snapshot:
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Snapshot:
-        """What ``dataclasses.asdict`` gave, which has travelled as JSON."""
+        """Return the snapshot that ``dataclasses.asdict`` gave, after it has travelled as JSON."""
         signals = {name: Signal(**signal) for name, signal in told["signals"].items()}
         return cls(**{**told, "signals": signals})
 
@@ -51,14 +59,21 @@ class Snapshot:
 class Decision:
     """What is to change at the next step boundary; None and False leave things as they are.
 
-    ``workers``: ask for this many (they join when warm). ``mesh``: ask for workers that stand like this, and are as
-    many ("data=2,shard=2"). ``topology``: let sums travel like this ("tree"). ``replace_rank``: another worker for that
-    of this rank.
-    ``lr`` sets every parameter group's learning rate, ``lr_factor`` multiplies it (after ``lr``), over ``ramp_steps``
-    steps in equal parts where that is positive. ``correct_momentum``: divide SGD's momentum buffers by ``lr_factor``,
-    so that the velocity of the parameters does not jump with the learning rate. ``sync``: how workers agree from then
-    on ("local:learners=8,every=16"). ``remember``: keep a copy of model and
-    optimizer in memory; ``restore``: go back to it (the place in the data stays). ``stop``: checkpoint and end.
+    Attributes:
+        workers: Ask for so many workers; they join when warm.
+        mesh: Ask for another mesh of as many workers ("data=2,shard=2").
+        replace_rank: Ask for another worker in place of that of this rank.
+        batch_size, micro_batch: The global batch size; the most samples of one forward pass.
+        lr: The learning rate of every parameter group.
+        lr_factor: Multiplies the learning rate (after ``lr``), over ``ramp_steps`` steps in equal parts where that is
+            positive.
+        correct_momentum: Divide SGD's momentum buffers by ``lr_factor``, so that the velocity of the parameters does
+            not jump with the learning rate.
+        sync: The sync strategy from then on ("local:learners=8,every=16").
+        remember: Keep a copy of model and optimizer in memory.
+        restore: Go back to that copy; the place in the data stays.
+        stop: Write a checkpoint and end.
+        topology: The routes of the workers' sums ("tree").
     """
 
     workers: int | None = None
@@ -82,10 +97,10 @@ class Decision:
         return self == Decision()
 
     def contradicts(self, later: Decision) -> bool:
-        """Whether both set one thing: ``later`` was decided without knowing of this one."""
+        """Return whether both set one thing: ``later`` was decided without knowing of this decision."""
         alone = ("workers", "mesh", "replace_rank", "batch_size", "micro_batch", "lr", "sync", "topology")
         return any(getattr(self, name) is not None and getattr(later, name) is not None for name in alone)
 
     def to_json(self) -> dict[str, Any]:
-        """What differs from an empty decision."""
+        """Return what differs from an empty decision."""
         return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default}

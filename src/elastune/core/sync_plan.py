@@ -1,4 +1,4 @@
-"""Which strategy brings a run's learners together, and when: "local:learners=8,every=16"."""
+"""The strategy that brings a run's learners together, and how often: "local:learners=8,every=16"."""
 
 from __future__ import annotations
 
@@ -45,43 +45,49 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class SyncPlan:
-    """How workers agree. It is meaning, not means: learners differ between two exchanges, so all of it shows in the
-    result; how many workers carry them does not.
+    """How workers agree. This is meaning, not means.
+
+    Learners differ between two exchanges, so all settings here show in the result. The number of workers that carry the
+    learners does not. With every strategy but ``allreduce``, each learner takes steps of its own, and after a *round*
+    of steps all learners become one again:
+
+    - ``allreduce``: synchronous SGD, with one learner, whose gradient is that of the whole batch.
+    - ``local``: they become their mean (local SGD: Stich, ICLR 2019, arXiv 1805.09767; Lin et al., ICLR 2020, arXiv
+      1808.07217).
+    - ``diloco``: the way from the round's beginning to their mean is the gradient of an outer step with Nesterov's
+      momentum (Douillard et al., arXiv 2311.08105). With ``fragments``, parts of the model take this step within a
+      round, while training goes on (Streaming DiLoCo: Douillard et al., arXiv 2501.18512).
+    - ``averaging``, ``gossip`` and ``pair_averaging`` mix parameters within a round, too, and end it by the mean (as
+      Chen et al., ICML 2021, arXiv 2105.09080, do). ``averaging`` pulls each learner towards the mean of all
+      (synchronous model averaging: Koliousis et al., VLDB 2019; Mai et al., OSDI 2020). ``gossip`` takes the mean with
+      one neighbour of an exponential graph (Assran et al., ICML 2019, arXiv 1811.10792). ``pair_averaging`` takes the
+      mean of pairs that are drawn anew each time (after Lian et al., ICML 2018, arXiv 1710.06952; in step, in ``fast``
+      mode asynchronously).
+    - ``parameter_server``: without ``staleness``, the steps of all-reduce, with sums made by servers, which are the
+      workers themselves. With it, each learner's step reaches the others that much later (stale synchronous parallel:
+      Ho et al., NeurIPS 2013).
 
     Args:
-        strategy: ``allreduce``: synchronous SGD, one learner whose gradient is that of the whole batch. With all others
-            every learner takes steps of its own, and after a *round* of them all become one again. ``local``: their
-            mean (local SGD: Stich, ICLR 2019, arXiv 1805.09767; Lin et al., ICLR 2020, arXiv 1808.07217). ``diloco``:
-            the way from where the round began to their mean is the gradient of an outer step with Nesterov's momentum
-            (Douillard et al., arXiv 2311.08105); with ``fragments`` parts of the model go that way within a round,
-            while training goes on (Streaming DiLoCo: Douillard et al., arXiv 2501.18512). The others mix parameters
-            within a round too, and end it by the mean (as Chen et al., ICML 2021, arXiv 2105.09080, do): ``averaging``
-            pulls each learner towards the mean of all (synchronous model averaging: Koliousis et al., VLDB 2019; Mai
-            et al., OSDI 2020); ``gossip`` takes the mean with one neighbour of an exponential graph (Assran et al.,
-            ICML 2019, arXiv 1811.10792); ``pair_averaging`` that of pairs drawn anew each time (after Lian et al., ICML
-            2018, arXiv 1710.06952; in step, in ``fast`` mode asynchronously). ``parameter_server``: without
-            ``staleness`` the steps of all-reduce, whose sums are made by servers that are the workers already; with it
-            each learner's step reaches the others that much later (stale synchronous parallel: Ho et al., NeurIPS
-            2013).
-        learners: Into how many learners the slots of a global batch are divided.
-        every: How many global batches a round has: each learner's own steps.
-        moments: What becomes of the optimizer's state where a round ends. ``mean``: that of all learners, as of
-            parameters. ``fresh``: every round begins without one, and it is not sent.
-        mix: How many global batches lie between two mixes within a round.
+        strategy: One of these.
+        learners: The number of learners that the slots of a global batch are divided into.
+        every: Global batches of a round: each learner's own steps.
+        moments: What becomes of the optimizer's state where a round ends. "mean": that of all learners, as of
+            parameters. "fresh": every round begins without a state, and none is sent.
+        mix: Global batches between two mixes within a round.
         pull: How far a learner goes towards the mean in a mix: 0 to 1.
         outer_lr, outer_momentum: Learning rate and momentum of the outer step.
-        staleness: How many global batches later a learner's step reaches the others, while they go on.
-        fragments, cycles: Into how many parts of nearly equal bytes the model is cut, and how often in a round each of
-            them is exchanged, its end included.
-        delay: How many global batches after it left a fragment's outer step is adopted.
-        blend: How much of a learner's own values stays there: 0, the outer step takes their place, to 1.
-        quorum: How many learners a round needs; 0: all of them. The round ends as the mean of those that are there,
-            where a worker was lost in it or came too late (after Decoupled DiLoCo, arXiv 2604.21428).
-        grace: How long those that have taken the round's steps wait for the others, once they are as many, in seconds;
-            at least half of what the round took them.
+        staleness: Global batches after which a learner's step reaches the others, while they go on.
+        fragments, cycles: The number of parts of nearly equal bytes that the model is cut into, and how often in a
+            round each of them is exchanged, its end included.
+        delay: Global batches from the sending of a fragment until its outer step is adopted.
+        blend: How much of a learner's own values stays then: 0, the outer step replaces them, to 1.
+        quorum: Learners that a round needs; 0: all. Where a worker was lost in the round or came too late, the round
+            ends as the mean of the learners that are there (after Decoupled DiLoCo, arXiv 2604.21428).
+        grace: Once a quorum has taken the round's steps, how long it waits for the others, in seconds; at least half of
+            what the round took it.
 
     Raises:
-        UserError: For numbers that cannot be, and settings that the strategy does not have.
+        UserError: For impossible numbers, and for settings that the strategy does not have.
 
     Example:
         >>> SyncPlan.parse("local:learners=8,every=16").every
@@ -148,8 +154,15 @@ class SyncPlan:
 
     @classmethod
     def parse(cls, text: str, **own: Any) -> SyncPlan:
-        """What ``str`` gives, or a user writes; ``own`` settings take the place of those that it says. Raises
-        ``UserError``."""
+        """Return the plan that ``text`` names, in the words of ``str`` or of a user.
+
+        Args:
+            text: The strategy and its settings.
+            own: Settings that replace those of ``text``.
+
+        Raises:
+            UserError: For a text that is no plan.
+        """
         strategy, _, settings = text.strip().partition(":")
         kinds: dict[str, type] = {each.name: type(each.default) for each in fields(cls)[1:]}
         found: dict[str, int | float | str] = {}
@@ -178,7 +191,7 @@ class SyncPlan:
 
     @property
     def mixes(self) -> bool:
-        """Whether learners meet within a round too."""
+        """Whether learners meet within a round, too."""
         return "mix" in SETTINGS[self.strategy] or self.staleness > 0 or self.streams
 
     @property
@@ -192,15 +205,15 @@ class SyncPlan:
         return 0 < self.quorum < self.learners
 
     def carried(self, workers: int, rank: int) -> range:
-        """The learners that worker ``rank`` of ``workers`` trains."""
+        """Return the learners that worker ``rank`` of ``workers`` trains."""
         return cut(self.learners, workers)[rank]
 
     def most_carried(self, workers: int) -> int:
-        """The most learners that one of so many ``workers`` trains."""
+        """Return the most learners that one of so many ``workers`` trains."""
         return max(map(len, cut(self.learners, workers)))
 
     def check(self, num_slots: int, most_workers: int, mechanism: str, mode: str) -> None:
-        """Raise ``UserError`` where slots, workers, mechanism or mode do not go with it."""
+        """Raise ``UserError`` where slots, workers, mechanism or mode do not go with the plan."""
         if not self.in_rounds:
             return
         if num_slots % self.learners:
@@ -217,7 +230,7 @@ class SyncPlan:
             raise UserError(rule, f"{self}, {mode} mode", "use --mode fast, or leave quorum out")
 
     def check_quorum(self, *, elastic: bool) -> None:
-        """Raise ``UserError`` where a round is to end without workers, and no run does: they are not ``elastic``."""
+        """Raise ``UserError`` where a round may end without workers, in a run whose workers are not ``elastic``."""
         if self.quorum and not elastic:
             rule = "a lost worker ends the run where a launcher has started the workers, so no round can end without it"
             raise UserError(rule, str(self), "use elastune run --workers, or leave quorum out")

@@ -1,4 +1,4 @@
-"""By which routes sums travel between workers: "tree", "ring", "parents=[0,0,1,0]", perhaps ":chunk_kib=256"."""
+"""The routes by which sums travel between workers: "tree", "ring", "parents=[0,0,1,0]", perhaps ":chunk_kib=256"."""
 
 from __future__ import annotations
 
@@ -19,19 +19,24 @@ _PARENTS = re.compile(r"parents=\[\s*(\d{1,6}(?:\s*,\s*\d{1,6})*)\s*\]")
 
 @dataclass(frozen=True)
 class Topology:
-    """By which routes sums travel. It is means: in ``exact`` mode no bit of a result depends on it.
+    """The routes by which sums travel. They are means: in ``exact`` mode no bit of a result depends on them.
 
     Args:
-        shape: ``auto``: what suits the links that were measured, ``native`` where nothing else does. ``native``: the
-            backend's own way in ``fast`` mode, everybody to everybody (by hosts, where that saves) in ``exact``.
-            ``ring``: each chunk goes once around. ``star``: to rank 0 and back. ``tree``: of doubling reach, as the
-            canonical tree over slots. ``binary_tree``: two children each. ``hierarchical``: within each host, then
-            between hosts. ``parents``: as ``parents`` says.
-        parents: For each rank to whom it gives its sums; the root names itself.
+        shape: One of:
+            ``auto``: what suits the measured links, and ``native`` where nothing else does;
+            ``native``: the backend's own routes in ``fast`` mode, and from every worker to every other (by hosts, where
+            that saves) in ``exact`` mode;
+            ``ring``: each chunk goes once around;
+            ``star``: to rank 0 and back;
+            ``tree``: a tree of doubling reach, as the canonical tree over slots;
+            ``binary_tree``: two children each;
+            ``hierarchical``: within each host, then between hosts;
+            ``parents``: the tree of ``parents``.
+        parents: The rank to which each rank sends its sums; the root names itself.
         chunk_kib: Sums travel in chunks of about so many KiB, one behind the other.
 
     Raises:
-        UserError: For a shape that is not known, parents that are no tree, or a chunk that cannot be.
+        UserError: For an unknown shape, parents that are no tree, or an impossible chunk.
 
     Example:
         >>> Topology.parse("parents=[0,0,1,0]").parents
@@ -56,12 +61,12 @@ class Topology:
 
     @classmethod
     def of_parents(cls, parents: Sequence[int]) -> Topology:
-        """The tree in which rank r gives its sums to ``parents[r]``. Raises ``UserError`` for what is none."""
+        """Return the tree in which rank r sends its sums to ``parents[r]``. Raises ``UserError`` for what is none."""
         return cls("parents", tuple(parents))
 
     @classmethod
     def parse(cls, text: str) -> Topology:
-        """What ``str`` gives, or a user writes. Raises ``UserError``."""
+        """Return the topology that ``text`` names, in the words of ``str`` or of a user. Raises ``UserError``."""
         shape, _, setting = (part.strip() for part in text.strip().partition(":"))
         kib = DEFAULT_CHUNK_KIB
         if setting or ":" in text:
@@ -83,15 +88,15 @@ class Topology:
 
     @property
     def routed(self) -> bool:
-        """Whether sums travel by routes of ours, and not in the backend's own way."""
+        """Whether sums travel by elastune's routes, not by the backend's own."""
         return self.shape not in ("auto", "native")
 
     def fits(self, workers: int) -> bool:
-        """Whether so many workers can have it."""
+        """Return whether so many workers can have it."""
         return not self.parents or len(self.parents) == workers
 
     def check(self, workers: int, mechanism: str) -> None:
-        """Raise ``UserError`` where so many workers, or their mechanism, do not go with it."""
+        """Raise ``UserError`` where so many workers, or their mechanism, cannot have it."""
         if not self.fits(workers):
             told = f"{len(self.parents)} parents, {workers} workers"
             raise UserError("there must be a parent for every rank", told, "name as many, or use a shape by its name")

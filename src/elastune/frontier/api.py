@@ -1,4 +1,4 @@
-"""From a user's training function to the main job: ``elastune.find_frontier``."""
+"""The function ``elastune.find_frontier``: the main job, for Python programs."""
 
 from __future__ import annotations
 
@@ -48,38 +48,44 @@ def find_frontier(
     cluster: Cluster | str | None = None,
     grace_s: float = 0.0,
 ) -> FrontierFound:
-    """How far does ``train`` scale before accuracy pays, and which settings buy it back? As ``elastune frontier``.
+    """Find how far ``train`` scales before accuracy pays, and which settings buy it back.
 
-    The file of ``train`` defines ``space(trial)``, ``objectives`` and ``config`` with ``lr`` and ``batch_size``, too.
+    This is ``elastune frontier`` as a function. The file of ``train`` must also define ``space(trial)``,
+    ``objectives``, and a ``config`` with ``lr`` and ``batch_size``.
 
     Args:
-        train: A plain function of a file, ``train(session)``.
-        workers: Worker counts to ask about, ascending; 1, 2, 4 and 8 where neither they nor ``meshes`` are given.
-        meshes: Asked about beside them, such as "data=2,shard=2".
-        budget_s: Seconds for all; the naive rule's trainings are always finished.
-        target: Quality that must be reached.
-        quality: The objective that ``target`` speaks of; the first by default.
-        margin: By how much quality may be worse than on the smallest count and still hold.
-        seeds: Trainings of a cell of the table, at least 2.
+        train: A plain function at the top level of a file, ``train(session)``.
+        workers: Worker counts to ask about, ascending; 1, 2, 4 and 8 where neither ``workers`` nor ``meshes`` are
+            given.
+        meshes: Meshes to ask about as well, such as "data=2,shard=2".
+        budget_s: Seconds for everything; the trainings of the naive rule are always finished.
+        target: The quality that must be reached.
+        quality: The objective that ``target`` is about; None: the first.
+        margin: By how much quality may be worse than on the smallest worker count and still hold.
+        seeds: Trainings of each cell of the table, at least 2.
+        config: Settings that replace those of the program's own ``config``.
         means: Mode, mechanism and device of all trainings, where the space does not choose them.
-        policies: Each is trained and compared beside static settings, such as "gns:max_batch=1024".
-        throughput: Look, by short runs, for means that give the same bits sooner.
+        policies: Policies to train and compare beside static settings, such as "gns:max_batch=1024".
+        throughput: Look, by short runs, for system parameters that give the same bits in less time.
+        epochs: Replaces the number of epochs that the program asks of ``session.epochs``.
         out: A folder, or, as text, a URL that fsspec can open.
         cluster: Where trainings run and step times are measured, as ``--cluster`` names it, such as
-            "hosts:7070,token_file=token"; by default this machine, beyond whose cores times are modelled.
-        prices: A file of what hosts cost by their kind (docs/spot.md), instead of ``price_per_worker_hour``.
-        grace_s: Should this process die, trainings go on for so long; the same call with ``resume`` takes them over.
-        config, constraints, sampler, stopping, trial_workers, epochs, seed, divergence, resume: As in ``tune``.
+            "hosts:7070,token_file=token"; None: this machine. Times for more workers than it has cores are modelled.
+        prices: A file with the prices of hosts by their kind (docs/spot.md), instead of ``price_per_worker_hour``.
+        grace_s: Seconds that trainings go on without this process, should it die. The same call with ``resume`` takes
+            them over.
+        constraints, sampler, stopping, trial_workers, seed, divergence, price_per_worker_hour, resume: As in ``tune``.
 
     Returns:
-        The rows of the table, the front among them, and which to take: ``found.rows[found.pick]``, ``found.command``.
+        The rows of the table, the front among them, and which row to take: ``found.rows[found.pick]``,
+        ``found.command``.
 
     Raises:
-        UserError: For a request that is wrong, or a program that fails with its own settings.
+        UserError: For a wrong request, and for a program that fails with its own settings.
 
     Example:
-        found = elastune.find_frontier(train, workers=(1, 2, 4), target=0.95, budget_s=90)
-        print(found.answer, found.command)
+        >>> found = elastune.find_frontier(train, workers=(1, 2, 4), target=0.95, budget_s=90)
+        >>> print(found.answer, found.command)
     """
     asked = cluster_asked(cluster, grace_s)
     request = FrontierRequest(

@@ -99,14 +99,21 @@ class PlanRequest:
 
 @dataclass(frozen=True)
 class PlanFound:
-    """The answer. ``doublings``: of the best plan, what twice the workers along each axis would bring, and why.
+    """The answer of ``elastune plan``.
 
-    ``noise``: whose the search's noise scale is; one that is unknown counts as 0, so that a larger batch saves no step.
-    ``probed``: measured seconds of a step, by mesh and samples of a pass. ``refused``: what could not be run, and why.
-    ``memory``: whether one worker holds the program, in words. ``worker_bytes``: what it may hold of that which plans
-    count: as asked, or a worker's share of this machine, without ``beside_bytes``, which its process takes beside.
-    ``unmeasured``: why nothing was run here, so that times are those of any machine; empty where something was.
-    ``constants``: the step model's, in seconds. ``measured``: the plans that were run, in the order of predictions.
+    Attributes:
+        plans: The plans, the best first.
+        doublings: For the best plan, what twice the workers along each axis would bring, and why.
+        noise: Where the search's noise scale is from. An unknown one counts as 0, so that a larger batch saves no step.
+        probed: Measured seconds of a step, by mesh and samples of a pass.
+        refused: What could not be run, and why.
+        memory: Whether one worker holds the program, in words.
+        worker_bytes: What one worker may hold of the memory that plans count: as asked, or its share of this machine,
+            without ``beside_bytes``.
+        beside_bytes: What the worker's process takes besides.
+        constants: Those of the step model, in seconds.
+        unmeasured: Why nothing was run here, so that times are those of any machine; "" where something was.
+        measured: The plans that were run, in the order of predictions.
     """
 
     plans: tuple[ClusterPlan, ...]

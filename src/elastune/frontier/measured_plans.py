@@ -30,11 +30,15 @@ BATCH = "batch_size"  # by this name a program has its batch in its config, wher
 
 @dataclass(frozen=True)
 class MeasuredPlan:
-    """One training's plan: seconds of a step and bytes of its fullest worker, predicted and measured here.
+    """One training's plan: seconds of a step and bytes of its fullest worker, predicted and measured.
 
-    Predictions are of where it was measured: this machine, whose workers have its fast link in common, or nodes like
-    it. ``step_interval_s``: of 80 %. ``failed``: why there is nothing measured; ``memory_bytes`` alone is None where
-    the system does not tell.
+    The predictions are for the place of the measurement: this machine, whose workers share its fast link, or nodes like
+    it.
+
+    Attributes:
+        step_interval_s: The 80 % interval of the predicted seconds.
+        measured_memory_bytes: None where the system does not tell.
+        failed: Why nothing was measured.
     """
 
     mesh: Mesh
@@ -50,17 +54,17 @@ class MeasuredPlan:
 
     @property
     def step_error(self) -> float | None:
-        """Of the prediction, relative to what was measured."""
+        """The error of the predicted time of a step, relative to the measured one."""
         return None if self.measured_step_s is None else self.step_s / self.measured_step_s - 1
 
     @property
     def memory_error(self) -> float | None:
-        """The same of memory."""
+        """The error of the predicted memory, relative to the measured one."""
         return None if self.measured_memory_bytes is None else self.memory_bytes / self.measured_memory_bytes - 1
 
     @property
     def within(self) -> bool | None:
-        """Whether what was measured lies in the interval."""
+        """Whether the measured time of a step is in the interval."""
         low, high = self.step_interval_s
         return None if self.measured_step_s is None else low <= self.measured_step_s <= high
 

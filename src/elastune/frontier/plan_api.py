@@ -1,4 +1,4 @@
-"""From a user's training function to a plan of a cluster: ``elastune.find_plan``."""
+"""The function ``elastune.find_plan``: how to split a cluster, for Python programs."""
 
 from __future__ import annotations
 
@@ -46,47 +46,49 @@ def find_plan(
     config: Config | None = None,
     seed: int = 0,
 ) -> PlanFound:
-    """How should a cluster be split to tune ``train``? As ``elastune plan`` (docs/planning.md).
+    """Find how to split a cluster to tune ``train``.
 
-    One step is rehearsed without workers, short runs on this machine calibrate the step model, and every division of
-    the cluster is judged. All times of plans are modelled.
+    This is ``elastune plan`` (docs/planning.md) as a function. It rehearses one step without workers, calibrates the
+    step model by short runs on this machine, and judges every division of the cluster. All times of plans are modelled.
 
     Args:
-        train: A plain function of a file, ``train(session)``.
-        nodes: How many like nodes there are.
-        workers_per_node: That a node has room for.
-        memory_bytes: Of a worker; None: its share of this machine's.
-        deadline_s: Until all is tuned: the cheapest plans that keep it are found, instead of the fastest.
-        price_per_worker_hour: What costs are told in.
-        runs: Trainings that the search needs, one after another.
-        crowding: More trainings that each further one at once costs, relative to ``runs``; None: as simulated studies.
-        variation: The coefficient of variation of trainings' lengths; None: as simulated studies had.
-        generations: Whether the search waits for all of a round before it goes on.
-        sampler: What proposes, as ``elastune.tune`` names it: "random" loses nothing by trainings at once, a genetic
-            search that waits for its generations nothing within one; any other is taken for TPE.
+        train: A plain function at the top level of a file, ``train(session)``.
+        nodes: Number of equal nodes.
+        workers_per_node: Number of workers that fit on a node.
+        memory_bytes: Memory of one worker, in bytes; None: its share of this machine's memory.
+        deadline_s: Seconds until the search must be done. With it, the cheapest plans that keep it are found; without
+            it, the fastest plans.
+        price_per_worker_hour: The unit of all costs.
+        runs: Trainings that the search needs, if they run one after another.
+        crowding: How many more trainings each further training at once costs, relative to ``runs``; None: as in
+            simulated studies.
+        variation: The coefficient of variation of the trainings' lengths; None: as in simulated studies.
+        generations: Whether the search waits for all trainings of a round before it goes on.
+        sampler: The sampler of the search, as ``elastune.tune`` names it. "random" loses nothing by trainings at once;
+            a genetic search that waits for its generations loses nothing within one; any other counts as TPE.
         stopping: What ends trainings early: "none" or "asha".
-        mesh: The only one of a training that is looked at, such as "data=4,tensor=2"; None: all.
-        link_gbit_s: Between nodes, declared.
-        noise_scale: Of the gradient, in samples; None: measured in a few first steps here.
-        calibrate_s: For short runs on this machine.
-        top: How many plans are told.
-        measure: How many of the best are run here: ``found.measured`` has what was predicted and what was measured.
-        cluster: Where those run, as ``--cluster`` names it; None: on this machine. It needs ``out``.
-        out: A folder, not there yet, that keeps the plan and the runs that are measured.
-        earlier: Folders of earlier runs: those of ``train`` on like hardware need no probe.
-        config: Over the program's own settings.
-        seed: Of everything random.
+        mesh: Look at no other mesh of a training than this one, such as "data=4,tensor=2"; None: all meshes.
+        link_gbit_s: Declared bandwidth between nodes, in Gbit/s.
+        noise_scale: The gradient's noise scale, in samples; None: measured here in a few first steps.
+        calibrate_s: Seconds for short runs on this machine.
+        top: Number of plans to return.
+        measure: How many of the best plans to run here. ``found.measured`` then has predicted and measured figures.
+        cluster: Where the measured plans run, as ``--cluster`` names it; None: on this machine. It needs ``out``.
+        out: A new folder that keeps the plan and the measured runs.
+        earlier: Folders of earlier runs: those of ``train`` on equal hardware need no probe.
+        config: Settings that replace those of the program's own ``config``.
+        seed: The seed of everything random.
 
     Returns:
-        The plans, the best first, what was measured for them, and what the program is made of.
+        The plans, the best first; what was measured for them; and what the program is made of.
 
     Raises:
-        UserError: For a request that is wrong, a program that fails, memory that nothing fits, and a deadline that no
-            plan keeps.
+        UserError: For a wrong request, a program that fails, memory that nothing fits, and a deadline that no plan
+            keeps.
 
     Example:
-        found = elastune.find_plan(train, nodes=16, workers_per_node=8, memory_bytes=24 * 2**30)
-        print(found.plans[0].mesh, found.plans[0].interval_s)
+        >>> found = elastune.find_plan(train, nodes=16, workers_per_node=8, memory_bytes=24 * 2**30)
+        >>> print(found.plans[0].mesh, found.plans[0].interval_s)
     """
     if not 0 < link_gbit_s < float("inf"):
         raise UserError("link_gbit_s must be a number above 0", link_gbit_s, "such as 10.0")

@@ -32,7 +32,12 @@ Observe = Callable[[Record], None]
 
 
 class JobFailed(Exception):
-    """A job ended without a result; ``failure`` says why. ``noticed``: its machine is being taken away."""
+    """A job ended without a result.
+
+    Attributes:
+        failure: Why it failed.
+        noticed: Its machine is being taken away.
+    """
 
     def __init__(self, failure: RunFailed, noticed: bool = False) -> None:
         super().__init__(failure.detail)
@@ -48,14 +53,26 @@ def run_job(
     notices: Sequence[NoticeSource] = (),
     injector: Injector | None = None,
 ) -> RunFinished:
-    """Run ``spec`` on ``cluster`` (default: worker processes here) and journal it in ``spec.out``.
+    """Run ``spec`` on ``cluster``, and keep its journal in ``spec.out``.
 
     The first Ctrl-C or SIGTERM asks for a checkpoint and an end at the next step; the second ends the workers. SIGUSR1
-    and what ``notices`` tell of ask for the same, and the result says so. ``injector``: faults to survive. Raises
-    ``JobFailed``; ``UserError`` for what can be known before a worker starts.
+    and ``notices`` ask for the same, and the result says so. Workers that have outlived their controller are taken over
+    before anything is imported: their run was checked when it began, and while they have no controller they cannot
+    survive a loss.
 
-    Workers that have outlived their controller are taken over before anything is imported for that: their run was
-    checked when it began, and time without a controller is time in which they bear no loss.
+    Args:
+        spec: The run.
+        cluster: Where it runs; None: worker processes on this machine.
+        observe: Called with every record.
+        notices: Sources of notices that a machine will be taken away.
+        injector: Faults to survive.
+
+    Returns:
+        The last record of the run.
+
+    Raises:
+        JobFailed: For a run that ended without a result.
+        UserError: For what can be known to be wrong before a worker starts.
     """
     found = None if cluster is None else left_over(spec)
     if found is None:
@@ -107,9 +124,9 @@ def _held(place: Cluster, handle: Handle, *, whole: bool) -> HostsHeld:
 
 
 def run_here(spec: RunSpec, place: Place, observe: Observe | None = None) -> int:
-    """Be one worker of a run that somebody else launched (torchrun, srun, mpirun). Returns an exit code.
+    """Be one worker of a run that another program launched (torchrun, srun, mpirun). Returns an exit code.
 
-    Rank 0 keeps the journal and tells ``observe``; any other prints why it failed.
+    Rank 0 keeps the journal and calls ``observe``; every other rank prints why it failed.
     """
     from elastune.train.work import work
 
@@ -140,7 +157,7 @@ def _check(spec: RunSpec) -> None:
 
 
 def on_device(place: Place, device: str, env: Mapping[str, str]) -> Place:
-    """``place`` on its device among those of its node. ``env`` tells how many workers share the node."""
+    """Return ``place`` with its device among those of its node; ``env`` tells how many workers share the node."""
     available = devices() if device != "cpu" else ("cpu",)
     here = assign(device, place.local_rank, available)
     neighbours = on_this_host(env) or place.world
@@ -148,7 +165,7 @@ def on_device(place: Place, device: str, env: Mapping[str, str]) -> Place:
 
 
 def print_failure(record: Record) -> None:
-    """Say on stderr why a worker failed that no controller listens to."""
+    """Print to stderr why a worker failed that no controller listens to."""
     if isinstance(record, RunFailed):
         print(f"elastune: worker {record.rank}, {record.reason}: {record.detail}", file=sys.stderr, flush=True)
 

@@ -23,7 +23,7 @@ class AssetMember:
 
 @dataclass(frozen=True, config=_RULES)
 class SingleScore:
-    """What a trial scores by itself; its model has so many ``parameters``."""
+    """The score of a trial by itself, and the number of its model's parameters."""
 
     trial: Number
     score: float
@@ -40,13 +40,20 @@ class AssetPart:
 
 @dataclass(frozen=True, config=_RULES)
 class AssetMade:
-    """An ensemble, a soup, a joined or a stacked model was written to ``file``, whose SHA-256 is ``sha256``.
+    """An ensemble, a soup, a joined or a stacked model was written to ``file``.
 
-    ``method``: how it was found. ``score``: by ``objective``, which is to be ``direction``, on the predictions ``data``
-    that it was chosen by; ``singles``: of the trials there were to choose from, by the same. ``test``: on data that no
-    choice has seen. ``parameters``: how many numbers one inference goes through. ``parts``: trials of other studies
-    that it is made of; their training, and that of what they began with, took ``parts_s`` worker-seconds, as far as
-    journals told when this was written; ``untold``: weights of which none did.
+    Attributes:
+        sha256: The SHA-256 of the file.
+        method: How it was found.
+        score: Its score by ``objective`` (``direction`` says which way is better), on the predictions ``data`` that it
+            was chosen by.
+        singles: The same score of each trial that there was to choose from.
+        test: Its score on data that no choice has seen.
+        parameters: The number of parameters that one inference uses.
+        parts: Trials of other studies that it is made of.
+        parts_s: The worker-seconds of their training, and of that of the weights they began with, as far as journals
+            told when this was written.
+        untold: Weights whose training no journal told.
     """
 
     form: Literal["ensemble", "soup", "joined", "stacked"]

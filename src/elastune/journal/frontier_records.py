@@ -1,4 +1,4 @@
-"""What a frontier concludes: the means that its throughput phase found, the rows of its table, and the answer."""
+"""The records of a frontier: the means that its throughput phase found, the rows of its table, and the answer."""
 
 from __future__ import annotations
 
@@ -16,23 +16,32 @@ _RULES = ConfigDict(extra="forbid")
 
 @dataclass(frozen=True, config=_RULES)
 class FrontierRow:
-    """One cell of the trade-off table: settings, workers and how they stand, and what they reach.
+    """One row of the trade-off table: settings, number and mesh of workers, and what they reach.
 
-    ``quality`` is the mean over ``seeds`` of the quality metric on data the search never saw (``held_out``) or, where
-    the program reports none, on its validation data; ``ci`` is its 95 % confidence interval, of seeds and, where the
-    number of ``test_samples`` is known, of the test set. ``loss``: by how much it is worse than the baseline's with the
-    same ``pairs`` of seeds, ``loss_bound`` its one-sided 95 % bound, compared with ``margin``. ``verdict``: whether it
-    is shown to be at the target or, without one, no worse than the baseline's by more than the margin.
-    ``quality_label``: measured by trainings on so many workers, or emulated, by trainings on fewer that work as these
-    would; ``num_slots`` belongs to the settings, since a slot has its own random stream and batch statistics.
-    ``seconds`` is the time of the whole training; the model's may be off by ``seconds_factor`` either way (1.0:
-    measured; None: the model could not be checked). ``throughput``: samples a second; ``scaling_efficiency``: how many
-    times that of one worker with the program's own settings it is, divided by ``workers`` (None where there is no such
-    row), ``scaling_label``: modelled, where a time of either is. ``time_to_target_s``: the mean
-    over seeds, None unless all have ``reached`` the target, with its 95 % interval over seeds.
-    ``noise_scale``, in samples, is that at the end of training, ``noise_scale_error`` its standard error.
-    ``means``: all of its means, how workers agree and what adapts it; ``ways``: what of them is not as it was asked
-    for, in words.
+    Attributes:
+        quality: The mean of the quality metric over ``seeds``: on data that the search never saw (``held_out``) or,
+            where the program reports none, on its validation data.
+        ci: The 95 % confidence interval of ``quality``: over seeds and, where ``test_samples`` is known, of the test
+            set.
+        loss: By how much quality is worse than the baseline's, with the same ``pairs`` of seeds.
+        loss_bound: The one-sided 95 % bound of ``loss``; it is compared with ``margin``.
+        verdict: Whether quality is shown to be at the target or, without a target, no worse than the baseline's by more
+            than the margin.
+        quality_label: "measured": trainings ran on so many workers. "emulated": they ran on fewer, which work as these
+            would.
+        num_slots: It belongs to the settings, because a slot has its own random stream and batch statistics.
+        seconds: The time of the whole training.
+        seconds_factor: A modelled time may be off by this factor either way; 1.0: measured; None: the model could not
+            be checked.
+        throughput: Samples a second.
+        scaling_efficiency: ``throughput`` over that of one worker with the program's own settings, divided by
+            ``workers``; None where there is no such row.
+        scaling_label: "modelled" where the time of either is.
+        time_to_target_s: Seconds to the target, the mean over seeds; None unless all have ``reached`` it.
+        time_to_target_ci: Its 95 % interval over seeds.
+        noise_scale: The noise scale at the end of training, in samples; ``noise_scale_error`` is its standard error.
+        means: All system parameters, the sync strategy and the policies.
+        ways: Which of ``means`` are not as they were asked for, in words.
     """
 
     role: Literal["naive", "tuned"]
@@ -77,20 +86,24 @@ class FrontierRow:
 
     @property
     def division(self) -> str:
-        """How its workers divide the model: "shard=4, zero"; "" where each of them has all of it."""
+        """How its workers divide the model: "shard=4, zero"; "" where each worker has all of it."""
         return "" if self.mechanism == "replicated" else f"{self.mesh}, {self.mechanism}"
 
     @property
     def apart(self) -> str:
-        """How its workers divide the model, and what else of its means is not as it was asked for; "" nothing."""
+        """How its workers divide the model, and which other means are not as they were asked for; "" for nothing."""
         words = [word for word in self.ways.split(", ") if word and word != self.mechanism]
         return ", ".join([*([self.division] if self.division else []), *words])
 
 
 @dataclass(frozen=True, config=_RULES)
 class MeansTimed:
-    """Means of a crew, and what a step took by them. ``same``: whether the short run ended with the same bits as that
-    by the crew's own means; None: it diverged or failed, and so was not timed."""
+    """Means of a crew, and the time of a step by them.
+
+    Attributes:
+        same: Whether the short run ended with the same bits as the run by the crew's own means; None: it diverged or
+            failed, and so was not timed.
+    """
 
     means: dict[str, Any]
     changed: str
@@ -100,9 +113,11 @@ class MeansTimed:
 
 @dataclass(frozen=True, config=_RULES)
 class ThroughputTuned:
-    """What the throughput phase found for one crew: no training, but short runs with a global ``batch``.
+    """What the throughput phase found for one crew, by short runs with a global ``batch`` and no training.
 
-    ``tried``: the crew's own means first. ``chosen``: which of them the crew has from now on.
+    Attributes:
+        tried: The means that were timed; the crew's own come first.
+        chosen: Which of them the crew has from now on.
     """
 
     batch: Count
@@ -119,7 +134,12 @@ class ThroughputTuned:
 
 @dataclass(frozen=True, config=_RULES)
 class FrontierReason:
-    """Why the answer is as it is. ``weight``: it decides, or it is a hint that the trainings outweigh."""
+    """Why the answer is as it is.
+
+    Attributes:
+        weight: "decides", or "hint": the trainings outweigh it.
+        text: The reason.
+    """
 
     weight: Literal["decides", "hint"]
     text: str
@@ -127,11 +147,15 @@ class FrontierReason:
 
 @dataclass(frozen=True, config=_RULES)
 class SideVolume:
-    """The hypervolume of what one manner of finding settings, ``side``, has found with the naive rule's budget.
+    """The hypervolume that one way of finding settings, ``side``, has reached with the naive rule's budget.
 
-    ``volume``: the mean over ``seeds``, each of ``points``; ``ci``: its 95 % interval over them, None of less than two.
-    The first ``trainings`` of ``of`` are within the budget: they took ``spent_s``. ``equal``: whether there was as much
-    to spend. ``scoring_s``: of further trainings, by which the points have more seeds: they found nothing.
+    Attributes:
+        volume: The mean over ``seeds``, each of ``points``.
+        ci: Its 95 % interval over seeds; None of less than two.
+        trainings: How many of the ``of`` trainings are within the budget: the first ones.
+        spent_s: The worker-seconds that these took.
+        equal: Whether there was as much to spend.
+        scoring_s: Worker-seconds of further trainings, which give the points more seeds; they found nothing.
     """
 
     side: str
@@ -157,10 +181,14 @@ class ReferencePoint:
 
 @dataclass(frozen=True, config=_RULES)
 class FrontierVolumes:
-    """Hypervolumes at equal budget: ``budget_s``, the worker-seconds that the naive rule's trainings took.
+    """Hypervolumes at equal budget.
 
-    Each is a part of one box, from the best values of all points to ``reference``, a tenth of their range beyond the
-    worst; None: there are no points. Time and cost count by their logarithm.
+    Each is a part of one box, from the best values of all points to ``reference``. Time and cost count by their
+    logarithm.
+
+    Attributes:
+        budget_s: The worker-seconds that the naive rule's trainings took.
+        reference: A tenth of the points' range beyond the worst values; None: there are no points.
     """
 
     budget_s: float
@@ -170,13 +198,19 @@ class FrontierVolumes:
 
 @dataclass(frozen=True, config=_RULES)
 class FrontierFound:
-    """The answer of ``elastune frontier``: the rows, the pick among them and the command that trains it.
+    """The answer of ``elastune frontier``: the rows, the pick among them, and the command that trains it.
 
-    ``command`` repeats ``command_trial``, one training of the pick's row, with the same seed: ``command_metrics`` are
-    what it reports, ``command_note`` says so.
-    ``answer`` is the one conclusion, ``reasons`` what it rests on. ``model_errors``: predicted over measured of the
-    step-time model, by what; ``links``: those of the model "within a host" and "across hosts", where there are several
-    hosts. ``prices_change``: ``price_per_worker_hour`` is that of the beginning.
+    Attributes:
+        rows: The rows of the table.
+        pick: The number of the row to take; None: none.
+        answer: The one conclusion.
+        reasons: What the answer rests on.
+        command: A command that repeats ``command_trial``, one training of the pick's row, with the same seed.
+        command_metrics: What that training reports.
+        command_note: That in words.
+        model_errors: Predicted over measured values of the step-time model, by what.
+        links: The links of the model, "within a host" and "across hosts", where there are several hosts.
+        price_per_worker_hour: The price of a worker-hour; where ``prices_change``, that of the beginning.
     """
 
     quality: str

@@ -27,7 +27,12 @@ class RunPaid:
 
 @dataclass(frozen=True)
 class RunMoney:
-    """A run's ``cost`` in units of the prices, for ``worker_hours``; and, not in these, of room that was idle."""
+    """The cost of a run, in units of the prices.
+
+    Attributes:
+        cost: The cost of its workers, for ``worker_hours``.
+        idle_cost: The cost of room on hosts that nobody used, for ``idle_hours``; ``cost`` does not include it.
+    """
 
     cost: float
     worker_hours: float
@@ -36,7 +41,7 @@ class RunMoney:
 
     @property
     def data(self) -> dict[str, Any]:
-        """As a JSON value."""
+        """The values as a JSON value."""
         return asdict(self)
 
     @property

@@ -161,13 +161,20 @@ class WorkerMemory:
 
 @dataclass(frozen=True, config=_RULES)
 class RunFinished:
-    """A run ended well. ``step_s`` is the median step, ``wait_s`` its part spent waiting for the reduction.
+    """A run ended well.
 
-    ``evaluated_on``: how many samples metrics were measured on, where the program told.
-    ``signals``: what its monitors said last, name -> (value, standard error or None). ``context`` is None where the run
-    was simulated. ``epoch``: completed passes. ``hosts``: on how many of them its workers stood at the end.
-    ``sent_bytes``: what the collectives of all its workers sent for a step, on average. ``stop_why``: what the program
-    gave to ``session.stop``.
+    Attributes:
+        metrics: The last value of each reported metric.
+        seconds: Training time.
+        step_s: The median time of a step.
+        wait_s: The part of it that was spent waiting for the reduction.
+        signals: The monitors' last signals, by name: (value, standard error or None).
+        context: What the run could not choose; None where the run was simulated.
+        epoch: Completed training passes.
+        evaluated_on: How many samples metrics were measured on, where the program told.
+        hosts: On how many hosts its workers were at the end.
+        sent_bytes: What the collectives of all its workers sent for a step, on average.
+        stop_why: What the program gave to ``session.stop``.
     """
 
     sha256: str

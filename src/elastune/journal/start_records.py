@@ -15,10 +15,17 @@ _RULES = ConfigDict(extra="forbid")
 
 @dataclass(frozen=True, config=_RULES)
 class StartedFrom:
-    """A model begins with ``taken`` of the tensors of ``source``, which has this ``sha256``. ``fresh``: names of this
-    model that keep their initial values, and why; ``unused``: how many of the source's nothing here took. ``begins``:
-    the SHA-256 of all that the model has then ("": nobody looked); ``worker_seconds``: of the training that the source
-    is of (None: no journal beside it tells)."""
+    """A model begins with tensors of another model.
+
+    Attributes:
+        source: The folder or file that they are from.
+        sha256: Its digest.
+        taken: How many tensors were taken.
+        fresh: Names of this model that keep their initial values, and why.
+        unused: How many of the source's tensors were not taken.
+        begins: The SHA-256 of all that the model has then; "" where it was not computed.
+        worker_seconds: The worker-seconds of the source's training; None: no journal beside it tells.
+    """
 
     source: str
     sha256: str
@@ -32,7 +39,7 @@ class StartedFrom:
 
 @dataclass(frozen=True, config=_RULES)
 class TrialBegan:
-    """A trial has taken another model's weights, by itself or since its study was begun so."""
+    """A trial has taken another model's weights, by itself or because its study was begun so."""
 
     trial: Number
     told: StartedFrom

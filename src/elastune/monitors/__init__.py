@@ -1,1 +1,1 @@
-"""What training can tell of itself: readings in, signals out, one estimator a file."""
+"""What training measures of itself: readings in, signals out, one estimator a file."""

@@ -1,12 +1,14 @@
-"""Exponentially weighted averages of readings, with the standard error of whatever is computed from them.
+"""Exponentially weighted averages of readings, with the standard error of any quantity computed from them.
 
-A reading adds a vector of terms f to sums S, and f f' to a matrix M, both of which forget: S <- k S + f and
-M <- k^2 M + f f' with k = 1 - 1/memory. Sums start at nothing, so their ratios need no correction for the start (those
-of Adam's moments do, since Adam's weights are not counted along). For a quantity q(S) that does not depend on the
-weights' unit, grad q' M grad q estimates its variance: the delta method, with each reading's own deviation in the place
-of a modelled one (the "sandwich" of White 1980, "A heteroskedasticity-consistent covariance matrix estimator"). So
-readings may be of differing weight and precision, and correlations between terms are in it. Readings count as
-independent of each other; drift within the memory widens the error, as it should.
+A reading adds a vector of terms f to sums S, and f f' to a matrix M. Both forget: S <- k S + f and M <- k^2 M + f f'
+with k = 1 - 1/memory. Sums start at zero, and their ratios need no correction for the start. (Ratios of Adam's moments
+do, because Adam does not count its weights along.)
+
+For a quantity q(S) that does not depend on the unit of the weights, grad q' M grad q estimates its variance. This is
+the delta method, with each reading's own deviation in place of a modelled one (the "sandwich" of White 1980, "A
+heteroskedasticity-consistent covariance matrix estimator"). So readings may differ in weight and precision, and
+correlations between terms are included. Readings count as independent of each other; drift within the memory widens the
+error, as it should.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ from elastune.monitors.base import State
 
 
 def empty(size: int) -> State:
-    """No reading yet, of ``size`` terms each."""
+    """Return the state before the first reading, for readings of ``size`` terms each."""
     return {"sums": [0.0] * size, "products": [0.0] * (size * size)}
 
 
 def folded(state: State, terms: Sequence[float], memory: float) -> State:
-    """``state`` and one more reading; ``state`` itself where the sums would not be finite."""
+    """Return ``state`` with one more reading; ``state`` itself where the sums would not be finite."""
     keep = 1 - 1 / memory
     squared = keep * keep
     outer = [a * b for a in terms for b in terms]
@@ -36,16 +38,16 @@ def folded(state: State, terms: Sequence[float], memory: float) -> State:
 
 
 def effective_sample_size(state: State, weight: int = 0) -> float:
-    """Effective sample size (Kish): (sum w)^2 / sum w^2, ``weight`` being the index of the term w."""
+    """Return the effective sample size (Kish): (sum w)^2 / sum w^2. ``weight`` is the index of the term w."""
     size = len(state["sums"])
     squares = state["products"][weight * size + weight]
     return float(state["sums"][weight] ** 2 / squares) if squares > 0 else 0.0
 
 
 def error(state: State, slope: Sequence[float], count: float) -> float | None:
-    """The standard error of a quantity whose gradient by the sums is ``slope``; None from less than two readings.
+    """Return the standard error of a quantity whose gradient by the sums is ``slope``; None for less than two readings.
 
-    ``count`` (the effective sample size) widens it by n / (n - 1): deviations are from an average that they are in.
+    ``count`` (the effective sample size) widens it by n / (n - 1): deviations are from an average that contains them.
     """
     if count <= 1 + 1e-9:
         return None
@@ -59,12 +61,12 @@ def error(state: State, slope: Sequence[float], count: float) -> float | None:
 
 
 def with_value(state: State, value: float, weight: float, memory: float) -> State:
-    """The mean's ``state`` and one more ``value``; what is not finite leaves it as it is."""
+    """Return the mean's ``state`` with one more ``value``; a value that is not finite leaves it as it is."""
     return folded(state, (weight, weight * value), memory)
 
 
 def mean(state: State) -> Signal | None:
-    """The weighted mean and its standard error; None before the first reading."""
+    """Return the weighted mean and its standard error; None before the first reading."""
     weight, total = state["sums"]
     if weight <= 0:
         return None

@@ -1,11 +1,11 @@
-"""How the loss bends: the Hessian's top eigenvalue and trace (see ``hessian``), and the empirical Fisher's trace.
+"""How the loss bends: the Hessian's top eigenvalue and trace (see ``hessian``), and the trace of the empirical Fisher.
 
 Source of the last: E |g_i|^2 = tr(Sigma) + |G|^2 over the samples' own gradients at their own labels (the trace of the
 empirical Fisher matrix of Kunstner et al. 2019, "Limitations of the Empirical Fisher Approximation for Natural Gradient
-Descent"), free from the noise scale's norms.
+Descent"). It costs nothing beside the norms of the noise scale.
 
-Bias and variance: the Fisher's trace and the Hessian's are unbiased, the eigenvalue is not (see ``hessian``). Readings
-are few and far between, so little is smoothed and the standard errors are rough.
+Bias and variance: the traces of Fisher matrix and Hessian are unbiased, the eigenvalue is not (see ``hessian``).
+Readings are few and far between, so little is smoothed and the standard errors are rough.
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ from elastune.monitors.base import Monitor, Reading, State
 
 @dataclass(frozen=True)
 class Curvature(Monitor):
-    """Signals ``sharpness`` (top eigenvalue), ``hessian_trace`` and ``fisher_trace``. ``memory``: in readings."""
+    """Gives the signals ``sharpness`` (top eigenvalue of the Hessian), ``hessian_trace`` and ``fisher_trace``.
+
+    Args:
+        every: Steps from one reading to the next.
+        memory: The length of the averages, in readings.
+    """
 
     every: Annotated[int, Range(1)] = 100
     memory: Annotated[float, Range(1)] = 4.0

@@ -4,10 +4,10 @@ Sources. Product: Pearlmutter 1994, "Fast exact multiplication by the Hessian", 
 the vector. Top eigenvalue: power iteration (Yao et al. 2020, "PyHessian"). Trace: Hutchinson 1990, "A stochastic
 estimator of the trace of the influence matrix for Laplacian smoothing splines".
 
-Bias and variance. Power iteration approaches the eigenvalue from the inside: too small in magnitude by a relative error
-of about (second / first)^(2 iterations), more where eigenvalues of opposite sign rival each other; on part of a batch
-the largest of a noisy matrix is too large on average. Hutchinson is unbiased; one probe has variance
-2 (|H|_F^2 - sum H_ii^2).
+Bias and variance. Power iteration approaches the eigenvalue from the inside: its magnitude is too small by a relative
+error of about (second / first)^(2 iterations), and by more where eigenvalues of opposite sign rival each other. On part
+of a batch, the largest eigenvalue of a noisy matrix is too large on average. Hutchinson's estimate is unbiased; one
+probe has variance 2 (|H|_F^2 - sum H_ii^2).
 """
 
 from __future__ import annotations
@@ -23,12 +23,24 @@ Vector = list[Tensor]
 def top_eigenvalue(
     loss: Tensor, params: Sequence[Tensor], iterations: int = 30, tolerance: float = 0.01, seed: int = 0
 ) -> float:
-    """The eigenvalue of largest magnitude, with its sign, of the Hessian of the scalar ``loss`` by ``params``.
+    """Return the eigenvalue of largest magnitude, with its sign, of the Hessian of the scalar ``loss`` by ``params``.
 
-    At most ``iterations`` Hessian-vector products, fewer once it moves by less than ``tolerance`` of itself. ``loss``
-    can be backpropagated afterwards; no ``grad`` field, no hook of gradient accumulation and no global random state is
-    touched. 0 where ``loss`` is linear. Raises torch's ``RuntimeError`` where it cannot be differentiated twice. What
-    is marked ``once_differentiable``, though, counts as linear, unnoticed: autograd skips its error.
+    ``loss`` can be backpropagated afterwards. No ``grad`` field, no hook of gradient accumulation and no global random
+    state is touched. What is marked ``once_differentiable`` counts as linear, without a warning: autograd skips its
+    error.
+
+    Args:
+        loss: A scalar.
+        params: The parameters.
+        iterations: The most Hessian-vector products.
+        tolerance: Stop once the value moves by less than this part of itself.
+        seed: Seeds the first vector.
+
+    Returns:
+        The eigenvalue; 0 where ``loss`` is linear.
+
+    Raises:
+        RuntimeError: From torch, where ``loss`` cannot be differentiated twice.
     """
     used, product = _hessian(loss, params)
     generator = torch.Generator().manual_seed(seed)
@@ -44,9 +56,9 @@ def top_eigenvalue(
 
 
 def hessian_trace(loss: Tensor, params: Sequence[Tensor], probes: int = 1, seed: int = 0) -> float:
-    """The mean of v'Hv over ``probes`` vectors of random signs, H being the Hessian of the scalar ``loss``.
+    """Return the mean of v'Hv over ``probes`` vectors of random signs, with H the Hessian of the scalar ``loss``.
 
-    Leaves everything as ``top_eigenvalue`` does. With equal seeds, traces of several losses add up as the losses do.
+    It leaves everything as ``top_eigenvalue`` does. With equal seeds, traces of several losses add up as the losses do.
     """
     used, product = _hessian(loss, params)
     generator = torch.Generator().manual_seed(seed)

@@ -1,8 +1,8 @@
 """The training loss, smoothed.
 
-Bias and variance: the mean over the last ``memory`` readings' batches, each at the parameters of its own step, so it
-lags behind while the loss falls. Weighted by the batch: a short last batch of an epoch counts for what it holds, and
-after a change of batch every sample counts alike.
+Bias and variance: it is the mean over the batches of the last ``memory`` readings, each at the parameters of its own
+step, so it lags behind while the loss falls. It is weighted by the batch: a short last batch of an epoch counts for
+what it holds, and after a change of batch every sample counts alike.
 """
 
 from __future__ import annotations
@@ -18,7 +18,12 @@ from elastune.monitors.base import Monitor, Need, Reading, State
 
 @dataclass(frozen=True)
 class Loss(Monitor):
-    """Signal ``loss``. ``memory``: in readings; 1 is the newest batch's."""
+    """Gives the signal ``loss``, the smoothed training loss.
+
+    Args:
+        every: Steps from one reading to the next.
+        memory: The length of the average, in readings; 1 gives the newest batch's loss.
+    """
 
     every: Annotated[int, Range(1)] = 1
     memory: Annotated[float, Range(1)] = 20.0

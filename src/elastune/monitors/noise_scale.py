@@ -7,18 +7,19 @@ part of the global one (slot, worker, micro-batch), of any size:
     tr(Sigma)^ = (part_square - square) * batch / (parts - 1)        never negative
     |G|^2^     = square - tr(Sigma) / batch
 
-Bias and variance. Both estimates are unbiased for any sizes of the parts, for samples drawn independently; drawn
-without replacement from N samples, tr(Sigma) comes out as of that finite set and |G|^2 too large by about
-tr(Sigma) / N. With normal noise one reading of tr(Sigma) has variance 2 tr(Sigma^2) / (parts - 1), whatever the batch:
-its weight is parts - 1. ``square`` has variance 4 G'Sigma G / batch + 2 tr(Sigma^2) / batch^2: its weight is the batch,
-which is right for large batches and for small ones keeps more of the past than would be best. What |G|^2 lacks is taken
-off with the smoothed tr(Sigma), which is far better known than that of one step. So a change of batch or workers leaves
-nothing to reset: new readings count for as much as they know. The ratio is biased upwards by about its squared relative
-error (of |G|^2), and lags behind training by ``memory`` readings. Of large models a reading looks at a quarter of the
-values, at all in four turns (``BucketNorms``): readings swing with the quarters, and the told error with them.
+Bias. Both estimates are unbiased for any sizes of the parts, for samples drawn independently. For samples drawn without
+replacement from N samples, tr(Sigma) is that of this finite set, and |G|^2 is too large by about tr(Sigma) / N. The
+ratio is biased upwards by about its squared relative error (of |G|^2), and lags behind training by ``memory`` readings.
 
-Where |G|^2 cannot be told from zero (an estimate below its own standard error, or a negative one), that error stands in
-for it: the scale is then bounded, with an error as large as itself, and reads "about this, or more".
+Variance. With normal noise, one reading of tr(Sigma) has variance 2 tr(Sigma^2) / (parts - 1), whatever the batch: its
+weight is parts - 1. ``square`` has variance 4 G'Sigma G / batch + 2 tr(Sigma^2) / batch^2: its weight is the batch.
+That weight is right for large batches; for small ones it keeps more of the past than would be best. |G|^2 is corrected
+by the smoothed tr(Sigma), which is known far better than that of one step. So a change of batch or workers resets
+nothing: new readings count for as much as they know. For large models a reading looks at a quarter of the values, at
+all in four turns (``BucketNorms``): readings swing with the quarters, and the told error with them.
+
+Where |G|^2 cannot be told from zero (its estimate is below its own standard error, or negative), that error takes its
+place: the scale is then bounded, with an error as large as itself, and means "about this, or more".
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _TRACE, _SQUARE = 0, 2  # where the weights are
 
 
 def with_norms(state: State, norms: GradientNorms | None, memory: float) -> State:
-    """``state`` and one more step's norms; missing or unusable ones leave it as it is."""
+    """Return ``state`` with one more step's norms; missing or unusable norms leave it as it is."""
     if norms is None or not 2 <= norms.parts <= norms.batch or min(norms.square, norms.part_square) < 0:
         return state
     freedom = norms.parts - 1
@@ -49,8 +50,11 @@ def with_norms(state: State, norms: GradientNorms | None, memory: float) -> Stat
 
 
 def estimate(state: State) -> Mapping[str, Signal]:
-    """``gradient_variance`` (tr(Sigma), of one sample), ``gradient_square`` (|G|^2, at least 0) and, from the second
-    reading on, ``noise_scale`` (samples), as far as they can be told."""
+    """Return the signals, as far as they are known.
+
+    They are ``gradient_variance`` (tr(Sigma), of one sample), ``gradient_square`` (|G|^2, at least 0) and, from the
+    second reading on, ``noise_scale`` (in samples).
+    """
     weight_t, scatter, weight_g, square, samples = state["sums"]
     if weight_t <= 0:
         return {}
@@ -75,7 +79,14 @@ def estimate(state: State) -> Mapping[str, Signal]:
 
 @dataclass(frozen=True)
 class NoiseScale(Monitor):
-    """The noise scale of the plain gradient, as SGD follows it. ``memory``: in readings, at least 2."""
+    """Measures the noise scale of the plain gradient, as SGD follows it.
+
+    Gives the signals ``noise_scale`` (in samples), ``gradient_variance`` and ``gradient_square``.
+
+    Args:
+        every: Steps from one reading to the next.
+        memory: The length of the averages, in readings; at least 2.
+    """
 
     every: Annotated[int, Range(1)] = 1
     memory: Annotated[float, Range(2)] = 100.0

@@ -1,10 +1,10 @@
 """Where the workers' time goes: step time and its parts, throughput, who is slow, how much of the time is work.
 
-Each worker times its own step: ``data_s`` fetching samples, ``compute_s`` forward and backward, ``wait_s`` waiting for
-the reduction. Means are over the workers that know their times, medians over the last ``memory`` readings of the same
-batch and number of workers. The times that a step brings are those of the step before it, so a reading counts only
-where batch and workers are those of the reading before: a short last batch of an epoch leaves the medians alone, and a
-change replaces them with the second reading after it. (Where no two readings in a row agree, nothing is told.)
+Each worker times its own step: ``data_s`` for fetching samples, ``compute_s`` for forward and backward pass, ``wait_s``
+for waiting for the reduction. Means are over the workers that know their times; medians are over the last ``memory``
+readings of the same batch and number of workers. A step brings the times of the step before it. So a reading counts
+only where batch and workers are those of the reading before: a short last batch of an epoch leaves the medians alone,
+and a change replaces them with the second reading after it. (Where no two readings in a row agree, nothing is told.)
 
     throughput = batch / step_s                    samples a second
     reduce_s: the shortest that any worker is blocked    the reduction itself: the last one waits for nobody else
@@ -13,10 +13,11 @@ change replaces them with the second reading after it. (Where no two readings in
     straggler: a rank whose data_s + compute_s exceed ``factor`` times the median of the other workers' in ``patience``
     readings in a row; the slowest, where there are several
 
-Bias and variance: a median shrugs off pauses (a checkpoint, a collection of garbage) that a mean would count, so
-``samples / throughput`` is a little less than the whole time. Its standard error is 1.2533 x 1.4826 MAD / sqrt(n), of a
-normal sample. The busy share counts the network's time as waiting, and a straggler's victims' time too. It is no
-scaling efficiency: of that a run on one number of workers knows nothing (``frontier/rows.py`` compares several).
+Bias and variance: a median ignores pauses (a checkpoint, a garbage collection) that a mean would count, so
+``samples / throughput`` is a little less than the whole time. The median's standard error is
+1.2533 x 1.4826 MAD / sqrt(n), of a normal sample. The busy share counts the network's time as waiting, and the time of
+a straggler's victims, too. It is not the scaling efficiency, which a run on one number of workers cannot know
+(``frontier/rows.py`` compares several).
 """
 
 from __future__ import annotations
@@ -37,8 +38,17 @@ _MEDIAN_ERROR = 1.2533 * 1.4826
 
 @dataclass(frozen=True)
 class Performance(Monitor):
-    """Signals ``step_s`` and its parts ``data_s``, ``compute_s``, ``reduce_s`` and ``wait_s``, ``throughput``,
-    ``busy_share``, and ``straggler`` (a rank) while there is one."""
+    """Measures step times, throughput and stragglers.
+
+    Gives the signals ``step_s`` and its parts ``data_s``, ``compute_s``, ``reduce_s`` and ``wait_s`` (seconds),
+    ``throughput`` (samples a second), ``busy_share``, and ``straggler`` (a rank) while there is one.
+
+    Args:
+        every: Steps from one reading to the next.
+        memory: The number of readings that medians are of.
+        factor: A straggler takes more than this many times the median of the other workers.
+        patience: Readings in a row that make a straggler.
+    """
 
     every: Annotated[int, Range(1)] = 1
     memory: Annotated[int, Range(1)] = 20

@@ -1,12 +1,12 @@
-"""The gradient noise scale as Adam sees it: of gradients divided by sqrt(v) + eps, v being Adam's second moment.
+"""The gradient noise scale as Adam sees it: of gradients divided by sqrt(v) + eps, with Adam's second moment v.
 
 Source: Qiao et al. 2021, "Pollux", section 3.1 and its implementation AdaptDL (``gradient_noise_scale.py``, class
 ``AdamGradientNoiseScale``), which preconditions gradients before it takes their norms. Adam takes large steps along
-small gradients, so noise there counts for as much as noise elsewhere; the plain noise scale is ruled by the few
+small gradients, so noise there counts for as much as noise elsewhere. The plain noise scale is ruled by the few
 parameters with the largest gradients.
 
 Bias and variance are those of ``noise_scale``, given v. v is that of before the step, hence independent of the step's
-samples; it moves with the run, and with it the unit of both variance and square. The scale, their ratio, has none.
+samples. It moves with the run, and with it the unit of both variance and square. Their ratio, the scale, has no unit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from elastune.monitors.noise_scale import NoiseScale, estimate, with_norms
 
 @dataclass(frozen=True)
 class PreconditionedNoiseScale(NoiseScale):
-    """As ``NoiseScale``; signals ``noise_scale_adam``, ``gradient_variance_adam`` and ``gradient_square_adam``."""
+    """As ``NoiseScale``, of the gradient as Adam sees it.
+
+    Gives the signals ``noise_scale_adam``, ``gradient_variance_adam`` and ``gradient_square_adam``.
+    """
 
     name = "noise_scale_adam"
     gives = frozenset({"noise_scale_adam", "gradient_variance_adam", "gradient_square_adam"})

@@ -21,9 +21,10 @@ MONITORS: Mapping[str, type[Monitor]] = MappingProxyType({kind.name: kind for ki
 
 
 def parse(text: str) -> Monitor:
-    """The monitor that ``text`` asks for: "noise_scale" or "noise_scale:every=10,memory=50".
+    """Return the monitor that ``text`` asks for: "noise_scale" or "noise_scale:every=10,memory=50".
 
-    Raises ``UserError`` for an unknown name or option, and for a value that the option cannot have.
+    Raises:
+        UserError: For an unknown name or option, and for an impossible value of an option.
     """
     name, options = _split(text)
     kind = MONITORS.get(name) or _installed(name)
@@ -31,9 +32,12 @@ def parse(text: str) -> Monitor:
 
 
 def choose(texts: Iterable[str]) -> tuple[Monitor, ...]:
-    """One monitor of each name in ``texts``, in the order of first mention; one with options replaces a bare name.
+    """Return one monitor for each name in ``texts``, in the order of first mention.
 
-    Raises ``UserError`` where two ask for differing options of one monitor.
+    A text with options replaces a bare name.
+
+    Raises:
+        UserError: Where two texts ask for different options of one monitor.
     """
     chosen: dict[str, tuple[bool, Monitor]] = {}
     for text in texts:

@@ -30,7 +30,7 @@ CLOSE = 2_000  # plans whose intervals are looked at: the best by the physical f
 
 @dataclass(frozen=True)
 class ProgramForecast:
-    """What is known of a program and the machine that it runs on."""
+    """What is known of a program and of the machine that it runs on."""
 
     model: StepModel
     work: StepWork
@@ -40,8 +40,14 @@ class ProgramForecast:
 
 @dataclass(frozen=True)
 class PlanBounds:
-    """What is asked for. ``memory_bytes``: of a worker; None: no bound. ``deadline_s``: until all is tuned; it counts
-    as kept where the upper end of the time's interval is within it: in nine cases of ten."""
+    """What is asked for.
+
+    Attributes:
+        memory_bytes: Memory of a worker, in bytes; None: no bound.
+        deadline_s: Seconds until the search must be done. It counts as kept where the upper end of the time's interval
+            is within it: in nine cases of ten.
+        price_per_worker_hour: The unit of costs.
+    """
 
     memory_bytes: float | None = None
     deadline_s: float | None = None
@@ -59,11 +65,20 @@ class PlanBounds:
 
 @dataclass(frozen=True)
 class ClusterPlan:
-    """One way to split a cluster: ``width`` trainings at once, each on ``mesh``. Intervals are of 80 %.
+    """One way to split a cluster: ``width`` trainings at once, each on ``mesh``. All times are modelled.
 
-    ``limits``: the part of a step that is largest, and its share of it. ``noise_ratio``: the global batch over the
-    gradient noise scale; infinite where that is 0. ``most_parameters``: bytes of them that a model could have to fit
-    the memory so split, all its state grown alike and its activations as they are; infinite where no memory is asked.
+    Attributes:
+        sharded: Whether the axis ``shard`` divides parameters too, not only gradients and optimizer state.
+        batch: The global batch of a training, in samples.
+        micro: The most samples of one forward pass.
+        step_s, step_interval_s: Seconds of a step, and their 80 % interval.
+        seconds, interval_s: Seconds of the whole search, and their 80 % interval.
+        cost: The cost of the search.
+        memory_bytes: Bytes of the fullest worker.
+        noise_ratio: The global batch over the gradient noise scale; infinite where that is 0.
+        limits: The largest part of a step, and its share of the step.
+        most_parameters: Bytes of parameters that a model could have and fit the memory when split like this, if all its
+            state grows alike and its activations stay; infinite where no memory was asked.
     """
 
     width: int
@@ -83,17 +98,17 @@ class ClusterPlan:
 
     @property
     def cost_interval(self) -> tuple[float, float]:
-        """Of 80 %, as the time's."""
+        """The 80 % interval of the cost, like that of the time."""
         low, high = self.interval_s
         return self.cost * low / self.seconds, self.cost * high / self.seconds
 
     @property
     def workers(self) -> int:
-        """All that it uses."""
+        """The number of all workers that it uses."""
         return self.width * self.mesh.workers
 
     def odds(self, deadline_s: float) -> float:
-        """How likely all is tuned by then: of the interval's Gaussian, of logarithms."""
+        """Return how likely the search is done by ``deadline_s``, from the interval's Gaussian of logarithms."""
         spread = math.log(self.interval_s[1] / self.seconds) / NORMAL_80
         if not spread:
             return float(self.seconds <= deadline_s)

@@ -1,1 +1,1 @@
-"""What may change while training runs, and when: users write these."""
+"""What may change while training runs, and when. Users write policies, too."""

@@ -13,6 +13,7 @@ MOST = 2**31  # of anything that is counted: votes carry two digits of 16 bits
 
 
 def whole(what: str, value: object, least: int) -> int:
+    """Return ``value`` as a whole number of at least ``least``; ``what`` names it in the error."""
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -24,6 +25,7 @@ def whole(what: str, value: object, least: int) -> int:
 
 
 def number_of(what: str, value: object, least: float) -> float:
+    """Return ``value`` as a finite number of at least ``least``; ``what`` names it in the error."""
     number = numbers_of(value)
     if isinstance(value, bool) or isinstance(number, tuple) or not least <= number < math.inf:
         raise UserError(
@@ -33,7 +35,7 @@ def number_of(what: str, value: object, least: float) -> float:
 
 
 def numbers_of(x: object) -> float | tuple[float, ...]:
-    """``x`` as a number or a flat tuple of numbers; arrays and tensors give their values."""
+    """Return ``x`` as a number or a flat tuple of numbers; arrays and tensors give their values."""
     x = x.tolist() if hasattr(x, "tolist") else x
     try:
         if isinstance(x, Sequence) and not isinstance(x, (str, bytes)):

@@ -1,4 +1,4 @@
-"""The contract of a policy: a state, and what it decides at the moments of training that are its hooks."""
+"""The contract of a policy: its state, its hooks (the moments at which it is called), and what it decides."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ HOOKS: tuple[Hook, ...] = get_args(Hook)
 
 
 class Policy:
-    """Decides, while training runs, about batch, learning rate and workers.
+    """Changes batch size, learning rate or workers while a run trains. Inherit from this class to write a policy.
 
-    Every worker runs the same policies. What they ask ``run`` for is applied by all workers at one step boundary if all
-    have asked for the same, and journaled. Write one in either of two ways:
+    Every worker runs the same policies. What a policy asks ``run`` for is journaled, and all workers apply it at one
+    step boundary if all of them asked for the same. There are two ways to write a policy:
 
-    - Override methods named like the hooks. The instance's attributes are the state: JSON values (numbers, strings,
-      lists, dicts), which joiners and checkpoints take over where they differ from what the constructor made.
+    - With methods: override methods that are named like the hooks. The attributes of the instance are its state, and
+      must be JSON values (numbers, strings, lists, dicts). Joiners and checkpoints take over the attributes that differ
+      from what the constructor made.
     - Pure: name the ``hooks``, and override ``init`` and ``decide``, with a frozen dataclass (or one plain value) as
       state.
 
-    A hook that raises, or whose decision comes to nothing, changes nothing: the policy keeps the state it had.
+    If a hook raises, or nothing comes of its decision, nothing changes: the policy keeps the state it had.
 
     Attributes:
-        monitors: The monitors whose signals it reads (docs/policies.md lists them).
-        survives_divergence: Whether a loss that is not finite is this policy's to handle.
-        hooks: Of a pure policy, when it is asked to ``decide``.
+        monitors: The monitors whose signals the policy reads (docs/policies.md lists them).
+        survives_divergence: Whether the policy handles a loss that is not finite.
+        hooks: For a pure policy, the hooks at which ``decide`` is called.
 
     Example:
         >>> class Careful(elastune.Policy):
@@ -47,14 +48,20 @@ class Policy:
     # -- pure ---------------------------------------------------------------------------------------------------------
 
     def init(self) -> Any:
-        """The state before training."""
+        """Return the state before training."""
         self._copied(vars(self))
         return {}
 
     def decide(self, hook: Hook, state: Any, run: Run) -> Any:
-        """Ask ``run`` for what is to change, and return the state from now on; ``state`` and ``self`` stay as they are.
+        """Ask ``run`` for changes, and return the new state. Change neither ``state`` nor ``self``.
 
-        By default, for policies with methods: call the method ``hook`` of a copy that has the attributes in ``state``.
+        By default, for a policy with methods: call the method named ``hook`` on a copy that has the attributes in
+        ``state``.
+
+        Args:
+            hook: The name of the hook.
+            state: The policy's state.
+            run: The run; of use inside this call only.
         """
         own = vars(self)
         copy = object.__new__(type(self))
@@ -67,14 +74,17 @@ class Policy:
         return {name: x for name, x in self._copied(attributes).items() if name not in own or x != own[name]}
 
     def strategies(self, num_slots: int, most_workers: int) -> Sequence[str]:
-        """What it may ask ``run.set_sync`` for, where that is known before a run starts: it is checked then.
+        """Return the sync strategies that the policy may ask ``run.set_sync`` for, as far as they are known early.
+
+        They are checked before the run starts. A strategy that is not named here is checked when the policy asks for
+        it.
 
         Args:
-            num_slots: Into how many equal shares every global batch is cut.
-            most_workers: The most that the run may have at once.
+            num_slots: Number of equal shares of every global batch.
+            most_workers: The most workers that the run may have at once.
 
         Returns:
-            Strategies as ``--sync`` has them. Those that it does not name are checked when it asks for them.
+            Texts as for ``--sync``.
         """
         return ()
 
@@ -87,25 +97,25 @@ class Policy:
     # -- by methods ---------------------------------------------------------------------------------------------------
 
     def before_train(self, run: Run) -> None:
-        """Once, before the first step (of a resumed run too)."""
+        """Called once, before the first step; in a resumed run, too."""
 
     def before_epoch(self, run: Run) -> None:
-        """Before an epoch's first step."""
+        """Called before the first step of an epoch."""
 
     def before_step(self, run: Run) -> None:
-        """Before a step: what is decided here rides in this step's reduction and counts after it."""
+        """Called before a step. A decision travels in this step's reduction and takes effect after this step."""
 
     def after_step(self, run: Run) -> None:
-        """After a step: what is decided here rides in the next step's reduction and counts after that."""
+        """Called after a step. A decision travels in the next step's reduction and takes effect after that step."""
 
     def after_epoch(self, run: Run) -> None:
-        """After an epoch's last step."""
+        """Called after the last step of an epoch."""
 
     def after_train(self, run: Run) -> None:
-        """Once, after the last step: for what it wants to say; nothing can be changed any more."""
+        """Called once, after the last step, for final output: nothing can be changed any more."""
 
 
 def hooks_of(policy: Policy) -> tuple[Hook, ...]:
-    """The hooks that ``policy`` wants to be called at."""
+    """Return the hooks at which ``policy`` wants to be called."""
     kind = type(policy)
     return policy.hooks or tuple(hook for hook in HOOKS if getattr(kind, hook) is not getattr(Policy, hook))

@@ -1,9 +1,10 @@
-"""Guards: what holds a policy back. They compose: each sees what the one before it let through.
+"""Guards hold policies back. They form a chain: each guard sees what the one before it let through.
 
-A guard is a frozen value with a pure ``filter``; all that changes is in its state (JSON), which travels with the
-policy's. Guards look at changes of workers, batch, micro-batch and learning rate. A decision to go back to a remembered
-state or to stop is an emergency and passes whole; to remember costs nothing and passes too. Where nothing is left of a
-decision, the policy keeps the state it had (``runtime.host``): a schedule is late rather than lost.
+A guard is a frozen value with a pure ``filter``. All that changes is in its state (JSON), which travels with the
+policy's state. Guards look at changes of workers, batch, micro-batch and learning rate. A decision to go back to a
+remembered state or to stop is an emergency and passes whole. A decision to remember costs nothing and passes too. Where
+nothing of a decision is left, the policy keeps the state it had (``runtime.host``): a schedule is late rather than
+lost.
 """
 
 from __future__ import annotations
@@ -37,21 +38,21 @@ class Guard(ABC):
     """One reason to hold a decision back."""
 
     def init(self) -> State:
-        """The state before the first decision."""
+        """Return the state before the first decision."""
         return {}
 
     @abstractmethod
     def filter(self, decision: Decision, snapshot: Snapshot, state: State) -> tuple[Decision | None, State]:
-        """What may be done of ``decision`` (None: nothing), and the state from now on. ``decision`` may be empty."""
+        """Return what passes of ``decision`` (None: nothing), and the new state. ``decision`` may be empty."""
 
 
 @dataclass(frozen=True)
 class Bounds(Guard):
-    """Global batch and workers stay within bounds; None leaves a side open.
+    """Keeps the global batch and the number of workers within bounds; None leaves a side open.
 
-    What goes further is cut to the bound. The learning rate's factor is then cut with it, by the same power of the
-    ratio of batches: exact for none, linear, sqrt and legw, near for adascale. A bound beyond the present value turns
-    no growth into a shrinking: then nothing changes.
+    A wish beyond a bound is cut to the bound. The learning rate's factor is then cut with it, by the same power of the
+    ratio of batches: this is exact for none, linear, sqrt and legw, and near for adascale. Where the present value is
+    beyond the bound already, a wish to grow does not become a cut: nothing changes.
     """
 
     min_batch: int | None = None
@@ -82,7 +83,7 @@ class Bounds(Guard):
 
 @dataclass(frozen=True)
 class Hysteresis(Guard):
-    """A change of batch or workers by less than ``ratio`` (1.5: half as much again, or a third less) is dropped."""
+    """Drops a change of batch or workers by less than ``ratio`` (1.5: half as much again, or a third less)."""
 
     ratio: float
 
@@ -102,9 +103,10 @@ class Hysteresis(Guard):
 
 @dataclass(frozen=True)
 class Patience(Guard):
-    """The same kind of change must be asked for at ``looks`` calls of the hook in a row; for noisy signals.
+    """Lets a change pass once the same kind of change was asked for at ``looks`` calls of the hook in a row.
 
-    The kind: up, down, or neither, of workers and of the batch. Only for policies that look at every call.
+    The kind is up, down or neither, of workers and of the batch. It helps with noisy signals, and is only for policies
+    that look at every call.
     """
 
     looks: int
@@ -127,7 +129,7 @@ class Patience(Guard):
 
 @dataclass(frozen=True)
 class Cooldown(Guard):
-    """After a change, none for ``steps`` steps."""
+    """Drops all changes for ``steps`` steps after a change."""
 
     steps: int
 
@@ -146,7 +148,10 @@ class Cooldown(Guard):
 
 @dataclass(frozen=True)
 class ChangeBudget(Guard):
-    """At most ``changes`` changes. To repeat the wish for workers that was allowed last is free: they may be late."""
+    """Lets at most ``changes`` changes pass.
+
+    To repeat the newest allowed wish for workers is free: they may be late.
+    """
 
     changes: int
 
@@ -168,9 +173,9 @@ class ChangeBudget(Guard):
 
 
 def guards_for(options: Mapping[str, Any]) -> tuple[Guard, ...]:
-    """The guards that ``options`` (of ``GUARD_OPTIONS``) ask for, in the order that makes sense of them.
+    """Return the guards that ``options`` (of ``GUARD_OPTIONS``) ask for, in the order in which they apply.
 
-    First what a change may be, then whether it is worth it, then whether it is time, and only then is it counted.
+    The order is: what a change may be, whether it is worth it, whether it is time, and last the count of changes.
     """
     bounds = {name: value for name, value in options.items() if name.startswith(("min_", "max_"))}
     guards: list[Guard] = [Bounds(**bounds)] if bounds else []
@@ -186,10 +191,10 @@ def guards_for(options: Mapping[str, Any]) -> tuple[Guard, ...]:
 def screen(
     guards: tuple[Guard, ...], hook: str, decision: Decision, snapshot: Snapshot, states: GuardStates
 ) -> tuple[Decision, GuardStates]:
-    """What all ``guards`` let through of the ``decision`` that ``hook`` has come to, and their states from now on.
+    """Return what all ``guards`` let through of the decision of ``hook``, and the guards' new states.
 
-    A guard after one that dropped the decision sees an empty one. Of hooks that ask for nothing only the one that asked
-    last is shown to the guards: when it asks for nothing, patience starts again.
+    After a guard that dropped the decision, the next guards see an empty one. Where hooks ask for nothing, guards see
+    only the hook that asked last: when it asks for nothing, patience starts again.
     """
     if not guards or (decision.empty and hook != states.get(_ASKING, "")):
         return decision, states

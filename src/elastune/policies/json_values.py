@@ -10,20 +10,20 @@ _ATOMS = frozenset((int, float, str, bool, type(None)))
 
 
 class NotJson(Exception):
-    """``value``, at the place ``where`` in what was to travel, is no JSON value."""
+    """``value``, at the place ``where`` in the state to send, is no JSON value."""
 
     def __init__(self, where: str, value: object) -> None:
         super().__init__(where, value)
         self.where, self.value = where, value
 
     def of(self, owner: str) -> UserError:
-        """For the user: ``owner`` holds it."""
+        """Return the error for the user, which names the ``owner`` of the value."""
         fix = "keep numbers, strings, lists and dicts in attributes"
         return UserError(f"{owner}: attribute {self.where} must be JSON, for it travels", repr(self.value), fix)
 
 
 def copied(value: Any, where: str = "") -> Any:
-    """A deep copy of a JSON value, in which tuples stay tuples. Raises ``NotJson``."""
+    """Return a deep copy of a JSON value, in which tuples stay tuples. Raises ``NotJson``."""
     kind = type(value)
     if kind in _ATOMS:
         return value

@@ -42,11 +42,20 @@ def lr_change(
     epoch_samples: int | None = None,
     warmup_epochs: float = WARMUP_EPOCHS,
 ) -> LrChange:
-    """What a change of the global batch from ``old`` to ``new`` samples does to the learning rate under ``rule``.
+    """Return the change of the learning rate when the global batch goes from ``old`` to ``new`` samples.
 
-    ``epoch_samples`` and ``warmup_epochs`` are read by legw alone; without ``epoch_samples`` it takes the samples of
-    the epochs so far, and has no warm-up in the first. A rate that falls falls at once: a small batch does not bear
-    the rate of a large one. Raises ``UserError`` for an unknown rule and for batch sizes below one.
+    A learning rate that falls, falls at once: a small batch does not bear the rate of a large one.
+
+    Args:
+        rule: "none", "linear", "sqrt", "adascale" or "legw".
+        old, new: Global batch sizes, in samples.
+        snapshot: Where the run stands.
+        epoch_samples: Samples of an epoch, for legw. Without it, legw takes the samples of the epochs so far, and has
+            no warm-up in the first epoch.
+        warmup_epochs: The length of the warm-up at the first batch size, for legw.
+
+    Raises:
+        UserError: For an unknown rule, and for batch sizes below one.
     """
     check_rule(rule)
     if rule == "adascale":
@@ -63,10 +72,16 @@ def lr_change(
 
 
 def gain(variance: float, square: float, base: int, batch: int) -> float:
-    """AdaScale's gain of ``batch`` over ``base`` samples a step: between 1 and their ratio.
+    """Return AdaScale's gain of ``batch`` over ``base`` samples a step: between 1 and their ratio.
 
-    ``variance``: tr(Sigma) of one sample's gradient; ``square``: |G|^2. The ratio where ``square`` is 0, 1 where
-    ``variance`` is, and where either is not known (NaN, infinite or negative).
+    Args:
+        variance: tr(Sigma) of one sample's gradient.
+        square: |G|^2.
+        base, batch: Batch sizes, in samples.
+
+    Returns:
+        The ratio where ``square`` is 0; 1 where ``variance`` is 0, and where either is not known (NaN, infinite or
+        negative).
     """
     if not (0.0 <= variance < math.inf and 0.0 <= square < math.inf):
         return 1.0
@@ -79,14 +94,14 @@ def gain(variance: float, square: float, base: int, batch: int) -> float:
 
 
 def check_rule(rule: str) -> str:
-    """``rule``, if it is one."""
+    """Return ``rule``. Raises ``UserError`` where it is none."""
     if rule not in RULES:
         raise UserError("unknown learning-rate rule", rule, f"use one of {', '.join(RULES)}")
     return rule
 
 
 def rule_monitors(rule: str) -> tuple[str, ...]:
-    """The monitors that ``rule`` needs."""
+    """Return the monitors that ``rule`` needs."""
     return ("noise_scale",) if check_rule(rule) == "adascale" else ()
 
 

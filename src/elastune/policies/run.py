@@ -1,4 +1,4 @@
-"""What a policy sees of the run inside of a hook, and what it may ask for there."""
+"""What a policy's hook can ask of its run, and for its run."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _NO_CHANGE = LrChange()
 
 @dataclass(frozen=True)
 class Limits:
-    """What a run can bear.
+    """The bounds within which a run can change.
 
     Attributes:
         low: The fewest workers.
-        high: The most workers; equal to ``low`` where they cannot change.
-        longest_batch: Samples of an epoch, where that is known.
-        num_slots: Into how many equal shares every global batch is cut, where that is known.
-        ended: Training is over, nothing can be changed any more.
+        high: The most workers; equal to ``low`` where workers cannot change.
+        longest_batch: Samples of an epoch; None: not known.
+        ended: Training is over; nothing can be changed any more.
+        num_slots: Number of equal shares of every global batch; None: not known.
     """
 
     low: int = 1
@@ -43,21 +43,21 @@ class Limits:
 
 
 class Run(RunView):
-    """A run as a policy's hook sees it. It is of use inside its hook only.
+    """A run, as a policy's hook sees it. It is of use inside its hook only.
 
-    What a hook asks for is applied by all workers at one step boundary if all of them have asked for the same. What
-    cannot be raises ``UserError``: the hook is reported, and nothing changes.
+    All workers apply what a hook asks for at one step boundary, if all of them asked for the same. A request for
+    something impossible raises ``UserError``: the hook is reported, and nothing changes.
 
     Args:
         snapshot: Where the run stands.
-        limits: What it can bear.
-        rank: This worker's.
-        collectives: What carries values to the other workers.
+        limits: The bounds within which it can change.
+        rank: This worker's rank.
+        collectives: Carries values to the other workers.
         known: The signals that the run's monitors give; None: any name may come.
 
     Attributes:
-        note: What was cut from what the hook asked for, and why.
-        refused: What it asked for of the workers that cannot be, so that nothing of it is left.
+        note: What was cut from the hook's requests, and why.
+        refused: The part of the requests that nothing is left of, because the run cannot have it.
 
     Example:
         >>> def after_step(self, run):  # of a policy
@@ -93,20 +93,20 @@ class Run(RunView):
     def allreduce(self, x: Any, op: str = "avg", name: str | None = None) -> Any:
         """Reduce ``x`` over the same hook on all workers.
 
-        Training does not wait: the hook ends here, and is run again from its start once the others' values have come.
-        Where the order of collectives differs from worker to worker, start them with ``allreduce_async``, and only then
-        ask for results.
+        Training does not wait: the hook ends here, and runs again from its start once the values of the other workers
+        are there. Where the order of collectives differs between workers, start all of them with ``allreduce_async``
+        before you ask for a result.
 
         Args:
-            x: A number, or a flat list that is equally long on all workers.
+            x: A number, or a flat list of the same length on all workers.
             op: "avg", "sum", "min" or "max".
-            name: By which workers find each other; without one, by how many of this kind the hook had before.
+            name: The name by which workers match their calls; None: they match the n-th call of this kind in the hook.
 
         Returns:
             The result, in the shape of ``x``.
 
         Raises:
-            CollectiveFailed: Workers called it differently, or some did not call it.
+            CollectiveFailed: Where workers called it differently, or some did not call it.
         """
         return self.allreduce_async(x, op, name).result()
 
@@ -115,7 +115,7 @@ class Run(RunView):
     @overload
     def broadcast(self, x: Sequence[float], root: int = 0, name: str | None = None) -> list[float]: ...
     def broadcast(self, x: Any, root: int = 0, name: str | None = None) -> Any:
-        """The ``x`` of rank ``root``; ``name`` and errors as for ``allreduce``."""
+        """Return the ``x`` of rank ``root``; ``name`` and errors as for ``allreduce``."""
         return self.broadcast_async(x, root, name).result()
 
     @overload
@@ -123,21 +123,27 @@ class Run(RunView):
     @overload
     def allgather(self, x: Sequence[float], name: str | None = None) -> list[list[float]]: ...
     def allgather(self, x: Any, name: str | None = None) -> Any:
-        """Every worker's ``x``, by rank; lists may differ in length. ``name`` and errors as for ``allreduce``."""
+        """Return every worker's ``x``, by rank; lists may differ in length.
+
+        ``name`` and errors as for ``allreduce``.
+        """
         return self.allgather_async(x, name).result()
 
     def allreduce_async(self, x: float | Sequence[float], op: str = "avg", name: str | None = None) -> Future[Any]:
-        """Begin an ``allreduce``; any number may be under way. The hook ends when all its collectives have."""
+        """Start an ``allreduce`` and return its future.
+
+        Any number of them may be under way; the hook ends when all have ended.
+        """
         if op not in REDUCTIONS:
             raise UserError("unknown reduction", op, f"use one of {', '.join(REDUCTIONS)}")
         return self._submit(op, x, 0, name)
 
     def broadcast_async(self, x: float | Sequence[float], root: int = 0, name: str | None = None) -> Future[Any]:
-        """Begin a ``broadcast``."""
+        """Start a ``broadcast`` and return its future."""
         return self._submit("broadcast", x, self._existing_rank(root), name)
 
     def allgather_async(self, x: float | Sequence[float], name: str | None = None) -> Future[Any]:
-        """Begin an ``allgather``."""
+        """Start an ``allgather`` and return its future."""
         return self._submit("allgather", x, 0, name)
 
     def _submit(self, op: Op, x: object, root: int, name: str | None) -> Future[Any]:
@@ -160,11 +166,11 @@ class Run(RunView):
         return replace(self._asked, lr_factor=factor, ramp_steps=steps)
 
     def resize(self, n: int) -> None:
-        """Ask for ``n`` workers: they come when they are warm, training goes on meanwhile.
+        """Ask for ``n`` workers. New workers join when they are warm; training goes on meanwhile.
 
         Args:
-            n: What goes beyond the workers that the run may have (``limits``) is cut to them, which the journal notes;
-                where that leaves nothing to change, it is said once and nothing is done.
+            n: The wanted number. It is cut to the workers that the run may have (``limits``), which the journal notes.
+                Where that leaves nothing to change, this is noted once and nothing is done.
         """
         n, low, high = whole("workers", n, 1), self.limits.low, self.limits.high
         bound = n if n == self.size() else max(low, min(high, n))
@@ -174,11 +180,12 @@ class Run(RunView):
         self._ask(workers=None if bound == self.size() else bound)
 
     def reshape(self, mesh: str) -> None:
-        """Ask for workers that stand as ``mesh`` says ("data=2,shard=2"), and are as many.
+        """Ask for another mesh of as many workers.
 
         Args:
-            mesh: Workers along each axis. What the run's mechanism does not divide along is refused, which the journal
-                says; so is, here, what has more or fewer workers than the run may have (``limits``).
+            mesh: Workers along each axis, such as "data=2,shard=2". A mesh that the run's mechanism does not divide
+                along is refused, which the journal says. A mesh of more or fewer workers than the run may have
+                (``limits``) is refused here.
         """
         asked = Mesh.parse(mesh)
         if not self.limits.low <= asked.workers <= self.limits.high:
@@ -188,9 +195,9 @@ class Run(RunView):
         self._ask(mesh=str(asked))
 
     def replace(self, rank: int) -> None:
-        """Ask for another worker in place of that of ``rank``, which leaves when the new one has joined.
+        """Ask for another worker in place of the worker of ``rank``, which leaves when the new one has joined.
 
-        In a run whose workers cannot change it is said once, and nothing is done.
+        In a run whose workers cannot change, this is noted once and nothing is done.
         """
         rank = self._existing_rank(rank)
         if self.limits.low == self.limits.high:
@@ -202,13 +209,13 @@ class Run(RunView):
         """Ask for a global batch of ``b`` samples.
 
         Args:
-            b: At most the samples of an epoch.
-            lr: The rule by which the learning rate follows: none, linear, sqrt, adascale or legw.
-            ramp_steps: Over how many steps it follows; 0: at once.
+            b: Samples; at most those of an epoch.
+            lr: The rule by which the learning rate follows: "none", "linear", "sqrt", "adascale" or "legw".
+            ramp_steps: Steps over which it follows; 0: at once.
             correct_momentum: Divide SGD's momentum by the learning rate's factor, so that velocities do not jump.
 
         Raises:
-            UserError: The batch is longer than an epoch, or the rule is not known.
+            UserError: For a batch that is longer than an epoch, and for an unknown rule.
         """
         b, longest = whole("the batch size", b, 1), self.limits.longest_batch
         if longest is not None and b > longest and b != self.batch_size():
@@ -225,14 +232,21 @@ class Run(RunView):
         self._ask(micro_batch=None if m == self.micro_batch() else m)
 
     def set_topology(self, topology: str) -> None:
-        """Ask for other routes of the workers' sums, as ``--topology`` says them. Raises ``UserError`` for none."""
+        """Ask for other routes of the workers' sums.
+
+        Args:
+            topology: A text as for ``--topology``.
+
+        Raises:
+            UserError: For a text that is no topology.
+        """
         self._route(Topology.parse(topology))
 
     def set_tree(self, parents: Sequence[int]) -> None:
-        """Ask for the tree in which rank r gives its sums to ``parents[r]``, and the root to itself.
+        """Ask for the tree in which rank r sends its sums to ``parents[r]``; the root names itself.
 
         Raises:
-            UserError: For a circle, a hole, or other than one parent for each of the workers that there are.
+            UserError: For a circle, a gap, or any number of parents other than one for each present worker.
         """
         self._route(Topology.of_parents(parents))
 
@@ -241,14 +255,16 @@ class Run(RunView):
         self._ask(topology=voted(topology))
 
     def set_lr(self, x: float) -> None:
-        """Ask for the learning rate ``x`` in every parameter group; forgets earlier factors of this hook."""
+        """Ask for the learning rate ``x`` in every parameter group. It replaces earlier factors of this hook."""
         self._ask(lr=number_of("the learning rate", x, 0.0), correct_momentum=False)
         self._scaled = self._followed = _NO_CHANGE
 
     def scale_lr(self, f: float, ramp_steps: int = 0, correct_momentum: bool = False) -> None:
-        """Ask for every learning rate times ``f`` > 0; of several calls the factors multiply.
+        """Ask for every learning rate times ``f``; the factors of several calls multiply.
 
-        ``ramp_steps`` and ``correct_momentum``: as for ``set_batch_size``.
+        Args:
+            f: The factor, above 0.
+            ramp_steps, correct_momentum: As for ``set_batch_size``.
         """
         rule = "the factor of a learning rate"
         if (f := number_of(rule, f, 0.0)) == 0.0:
@@ -258,23 +274,24 @@ class Run(RunView):
         self._scaled = LrChange(number_of(rule, self._scaled.factor * f, 0.0), steps)
 
     def set_sync(self, strategy: str) -> None:
-        """Ask for another way to agree from the next step on, such as "local:learners=8,every=16" (docs/sync.md).
+        """Ask for another sync strategy from the next step on (docs/sync.md).
 
         Args:
-            strategy: As ``--sync`` has it. What the run cannot have is refused, which the journal says.
+            strategy: A text as for ``--sync``, such as "local:learners=8,every=16". A strategy that the run cannot have
+                is refused, which the journal says.
 
         Raises:
-            UserError: The text says no strategy.
+            UserError: For a text that is no strategy.
         """
         plan = str(SyncPlan.parse(strategy))
         self._ask(sync=None if plan == self.sync() else plan)
 
     def remember(self) -> None:
-        """Ask for a copy of model and optimizer to be kept in memory."""
+        """Ask to keep a copy of model and optimizer in memory."""
         self._ask(remember=True)
 
     def restore(self) -> None:
-        """Ask for the way back to that copy; the place in the data stays."""
+        """Ask to go back to the kept copy; the position in the data stays."""
         self._ask(restore=True)
 
     def stop(self) -> None:
@@ -288,7 +305,7 @@ class Run(RunView):
         self._asked = replace(self._asked, **changes)
 
     def close(self) -> None:
-        """The hook is over."""
+        """End the hook: from here on the run is of no use to it."""
         self._collectives = None
 
     def _check_open(self) -> Collectives:

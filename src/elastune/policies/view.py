@@ -1,4 +1,4 @@
-"""What a policy sees of a run."""
+"""What a policy can read of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from elastune.core.signals import Snapshot
 
 
 class RunView:
-    """Where a run stands and what its monitors say, equal on every worker but for ``rank()``.
+    """Where a run stands and what its monitors measured. All but ``rank()`` is equal on every worker.
 
     Attributes:
         snapshot: All of it as one value.
@@ -27,56 +27,59 @@ class RunView:
 
     @property
     def step(self) -> int:
-        """Completed steps."""
+        """The number of completed steps."""
         return self.snapshot.step
 
     @property
     def epoch(self) -> int:
-        """Completed epochs."""
+        """The number of completed epochs."""
         return self.snapshot.epoch
 
     @property
     def samples(self) -> int:
-        """Samples used so far, by all workers."""
+        """The number of samples that all workers used so far."""
         return self.snapshot.samples
 
     @property
     def seconds(self) -> float:
-        """Training time so far."""
+        """Training time so far, in seconds."""
         return self.snapshot.seconds
 
     def rank(self) -> int:
-        """This worker's number, from 0. What depends on it must go through a collective before it decides anything."""
+        """Return this worker's rank, from 0.
+
+        What depends on the rank must go through a collective before it decides anything.
+        """
         return self._rank
 
     def size(self) -> int:
-        """How many workers there are."""
+        """Return the number of workers."""
         return self.snapshot.workers
 
     def batch_size(self) -> int:
-        """Samples in the global batch."""
+        """Return the global batch size, in samples."""
         return self.snapshot.batch_size
 
     def micro_batch(self) -> int | None:
-        """The most samples of one forward pass; None: no bound."""
+        """Return the most samples of one forward pass; None: no bound."""
         return self.snapshot.micro_batch
 
     def sync(self) -> str:
-        """How workers agree, as ``--sync`` has it."""
+        """Return the sync strategy, as ``--sync`` has it."""
         return self.snapshot.sync
 
     def left_out(self) -> int:
-        """How many learners the newest round ended without: a quorum waits for no more than it needs."""
+        """Return how many learners the newest round ended without: a quorum does not wait for more than it needs."""
         return self.snapshot.left_out
 
     def lr(self) -> float:
-        """The learning rate of the first parameter group."""
+        """Return the learning rate of the first parameter group."""
         return self.snapshot.lr
 
     # -- what was measured --------------------------------------------------------------------------------------------
 
     def signal(self, name: str) -> float:
-        """The newest value of a monitor's signal; NaN until it is measured."""
+        """Return the newest value of a monitor's signal; NaN until it is measured."""
         found = self.snapshot.signals.get(name)
         if found is not None:
             return found.value
@@ -84,34 +87,34 @@ class RunView:
         return math.nan
 
     def error(self, name: str) -> float:
-        """The standard error of a signal; NaN where none is known."""
+        """Return the standard error of a signal; NaN where none is known."""
         found = self.snapshot.signals.get(name)
         if found is None:
             self._check_known(name)
         return math.nan if found is None or found.error is None else found.error
 
     def grad_noise_scale(self) -> float:
-        """The simple noise scale tr(Sigma) / |G|^2, in samples (McCandlish et al. 2018, section 2.2)."""
+        """Return the simple noise scale tr(Sigma) / |G|^2, in samples (McCandlish et al. 2018, section 2.2)."""
         return self.signal("noise_scale")
 
     def grad_variance(self) -> float:
-        """tr(Sigma): the variance of one sample's gradient."""
+        """Return tr(Sigma), the variance of one sample's gradient."""
         return self.signal("gradient_variance")
 
     def grad_square(self) -> float:
-        """|G|^2: the square of the true gradient's norm."""
+        """Return |G|^2, the square of the true gradient's norm."""
         return self.signal("gradient_square")
 
     def step_time(self) -> float:
-        """Seconds a step."""
+        """Return the time of a step, in seconds."""
         return self.signal("step_s")
 
     def throughput(self) -> float:
-        """Samples a second, of all workers."""
+        """Return the samples a second of all workers together."""
         return self.signal("throughput")
 
     def loss(self) -> float:
-        """The smoothed training loss."""
+        """Return the smoothed training loss."""
         return self.signal("loss")
 
     def _check_known(self, name: str) -> None:

@@ -1,1 +1,1 @@
-"""Optimizers, schedules, networks and data sets by name, and the spaces over them."""
+"""Optimizers, schedules, networks and data sets by name, and search spaces over them."""

@@ -1,8 +1,8 @@
-"""From plain configuration to torch: the optimizer, scheduler and network that its values name.
+"""Make the optimizer, scheduler and network that a plain configuration names.
 
-A value reaches what is made, or is refused: one that the chosen optimizer or scheduler has no use for must be None, so
-that no setting is ever tuned in vain. What is made keeps plain data only, so it is saved and goes on exactly.
-Schedulers count calls of their ``step``; a program that makes one call an epoch counts epochs.
+Every value is used or refused: a value that the chosen optimizer or scheduler has no use for must be None, so that no
+setting is ever tuned in vain. The objects keep plain data only, so they can be saved and continue exactly. Schedulers
+count calls of their ``step``: in a program that makes one call an epoch they count epochs.
 """
 
 from __future__ import annotations
@@ -47,20 +47,21 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """Build the optimizer that ``config`` describes.
 
-    Where ``lr_rule`` is "linear" or "sqrt", ``lr`` belongs to a global batch of ``base_batch`` samples and follows
-    ``batch_size``.
+    Where ``lr_rule`` is "linear" or "sqrt", ``lr`` is the learning rate for a global batch of ``base_batch`` samples,
+    and follows ``batch_size``.
 
     Args:
-        config: the program's settings, of which ``optimizer_defaults`` names those that are read here.
-        model: its trainable parameters are optimized.
-        groups: name -> regular expression over names of ``model``'s parameters (``re.search``; the first that fits
+        config: The program's settings; ``optimizer_defaults`` names those that are read here.
+        model: Its trainable parameters are optimized.
+        groups: Name -> regular expression over the names of ``model``'s parameters (``re.search``; the first that fits
             counts). The learning rate of such a group is ``lr`` times the setting ``lr_factor_<name>``.
 
     Returns:
-        ``torch.optim.SGD``, ``Adam`` or ``AdamW``, one parameter group for each of ``groups`` and one for the rest.
+        ``torch.optim.SGD``, ``Adam`` or ``AdamW``, with one parameter group for each of ``groups`` and one for the
+        rest.
 
     Raises:
-        UserError: for values out of range or without effect, and for a group without parameters.
+        UserError: For values that are out of range or without effect, and for a group without parameters.
 
     Example:
         >>> optimizer = elastune.make_optimizer(session.config, model, groups={"head": "^head"})
@@ -146,16 +147,16 @@ def make_scheduler(
     """Build the learning-rate scheduler that ``config`` describes, after a linear warm-up if it asks for one.
 
     Args:
-        config: the program's settings, of which ``scheduler_defaults`` names those that are read here.
-        optimizer: what it schedules.
-        epochs: how many times its ``step`` will be called.
-        mode: "min" or "max": what a plateau waits for in the metric that ``step_scheduler`` gives it.
+        config: The program's settings; ``scheduler_defaults`` names those that are read here.
+        optimizer: The optimizer to schedule.
+        epochs: How many times ``step`` will be called.
+        mode: "min" or "max": the better way of the metric that ``step_scheduler`` gives a plateau scheduler.
 
     Returns:
         A scheduler of ``torch.optim.lr_scheduler``; its counts begin after the warm-up.
 
     Raises:
-        UserError: for values out of range or without effect.
+        UserError: For values that are out of range or without effect.
 
     Example:
         >>> scheduler = elastune.make_scheduler(session.config, optimizer, epochs=10)
@@ -180,11 +181,11 @@ def make_scheduler(
 
 
 def step_scheduler(scheduler: Any, metric: float | torch.Tensor) -> None:
-    """Step a scheduler of whatever kind.
+    """Step a scheduler of any kind.
 
     Args:
-        scheduler: what ``make_scheduler`` built, or any of torch's.
-        metric: given to ``ReduceLROnPlateau``; the others need none.
+        scheduler: A scheduler from ``make_scheduler``, or any of torch's.
+        metric: Passed to ``ReduceLROnPlateau``; the others need none.
 
     Example:
         >>> elastune.step_scheduler(scheduler, session.metrics["loss"])
@@ -259,16 +260,16 @@ def make_network(config: Mapping[str, Any], inputs: int, outputs: int) -> nn.Seq
     """Build fully connected layers of ``widths``, each followed by ``activation`` and ``dropout``.
 
     Args:
-        config: the program's settings, of which ``network_defaults`` names those that are read here.
-        inputs: numbers per sample, of whatever shape.
-        outputs: numbers per sample that the network returns.
+        config: The program's settings; ``network_defaults`` names those that are read here.
+        inputs: Numbers in one sample, of any shape.
+        outputs: Numbers that the network returns for one sample.
 
     Returns:
-        A network from (n, ...) to (n, outputs). Its layers are called ``hidden_0`` ... and ``head``, which patterns of
-        parameter groups can name.
+        A network from (n, ...) to (n, outputs). Its layers are called ``hidden_0`` ... and ``head``; the patterns of
+        parameter groups can use these names.
 
     Raises:
-        UserError: for values out of range.
+        UserError: For values that are out of range.
 
     Example:
         >>> model = elastune.make_network({"widths": [64], "activation": "relu", "dropout": 0.1}, inputs=64, outputs=10)

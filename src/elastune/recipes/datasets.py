@@ -1,6 +1,6 @@
-"""The data sets of the examples: handwritten digits that come with scikit-learn, MNIST, and Fashion-MNIST.
+"""The data sets of the examples: handwritten digits from scikit-learn, MNIST, and Fashion-MNIST.
 
-Images are float32 from 0 to 1 of shape (N, 1, height, width), labels int64 of shape (N,). Splits never change.
+Images are float32 from 0 to 1 of shape (N, 1, height, width); labels are int64 of shape (N,). Splits never change.
 """
 
 from __future__ import annotations
@@ -48,7 +48,13 @@ _FOLDERS = {
 
 @dataclass(frozen=True)
 class Splits:
-    """``validation`` is for choosing settings, ``test`` for judging the choice; no two share a sample."""
+    """A data set in three parts, of which no two share a sample.
+
+    Attributes:
+        train: For training.
+        validation: For choosing settings.
+        test: For judging the choice.
+    """
 
     train: TensorDataset
     validation: TensorDataset
@@ -56,7 +62,7 @@ class Splits:
 
 
 def digits() -> Splits:
-    """scikit-learn's 1,797 digits of 8x8 pixels: 1,000 to train, 397 to validate, 400 to test.
+    """Return scikit-learn's 1,797 digits of 8x8 pixels: 1,000 to train, 397 to validate, 400 to test.
 
     Source: Alpaydin and Kaynak, Optical Recognition of Handwritten Digits, UCI 1998 (its test set).
     """
@@ -82,11 +88,17 @@ def _digits_in_order(file: Path) -> np.ndarray:
 
 
 def mnist(data: Path | None = None, *, download: bool | None = None) -> Splits:
-    """MNIST: the last 10,000 of its 60,000 training images validate.
+    """Return MNIST; the last 10,000 of its 60,000 training images are for validation.
 
-    Looked for in ``data`` or, without it, in ``$ELASTUNE_DATA`` and the user's cache: idx files, plain or gzipped, in
-    the folder itself, its ``mnist`` or its ``MNIST/raw``. ``download`` (default: whether ``$ELASTUNE_DOWNLOAD`` is 1)
-    allows to fetch them from a public mirror into the cache. Raises ``UserError`` where there are none or they are bad.
+    The files (idx, plain or gzipped) may lie in the folder itself, in its ``mnist`` or in its ``MNIST/raw``.
+
+    Args:
+        data: The folder to look in; None: ``$ELASTUNE_DATA`` and the user's cache.
+        download: Whether missing files may be fetched from a public mirror into the cache; None: whether
+            ``$ELASTUNE_DOWNLOAD`` is 1.
+
+    Raises:
+        UserError: Where there are no files, or they are damaged.
     """
     folder = find("mnist", data)
     if folder is None and (os.environ.get("ELASTUNE_DOWNLOAD") == "1" if download is None else download):
@@ -107,9 +119,15 @@ def mnist(data: Path | None = None, *, download: bool | None = None) -> Splits:
 
 
 def fashion_mnist(data: Path | None = None) -> Splits:
-    """Fashion-MNIST (Xiao et al. 2017), of MNIST's shapes: from ``data``, ``$ELASTUNE_DATA`` or Debian's package.
+    """Return Fashion-MNIST (Xiao et al. 2017), in the shapes of MNIST.
 
-    In a given folder it lies in ``fashion-mnist`` or ``FashionMNIST/raw``: its files are named as those of MNIST.
+    Its files have the names of MNIST's. In a given folder they lie in ``fashion-mnist`` or ``FashionMNIST/raw``.
+
+    Args:
+        data: The folder to look in; None: ``$ELASTUNE_DATA`` or Debian's package.
+
+    Raises:
+        UserError: Where there are no files, or they are damaged.
     """
     folder = find("fashion_mnist", data)
     if folder is None:
@@ -119,7 +137,7 @@ def fashion_mnist(data: Path | None = None) -> Splits:
 
 
 def find(name: str, data: Path | None = None) -> Path | None:
-    """The folder that holds all four files of "mnist" or "fashion_mnist", or None."""
+    """Return the folder that holds all four files of "mnist" or "fashion_mnist"; None where there is none."""
     given = data or (Path(os.environ["ELASTUNE_DATA"]) if os.environ.get("ELASTUNE_DATA") else None)
     places = [given / folder for folder in _FOLDERS[name]] if given else []
     if data is None:
@@ -128,7 +146,10 @@ def find(name: str, data: Path | None = None) -> Path | None:
 
 
 def find_digits() -> Path | None:
-    """scikit-learn's file, found without importing scikit-learn, which takes a second in every worker."""
+    """Return the path of scikit-learn's file; None where there is none.
+
+    It does not import scikit-learn, which takes a second in every worker.
+    """
     spec = importlib.util.find_spec("sklearn")
     if spec is None or spec.origin is None:
         return None
@@ -137,14 +158,17 @@ def find_digits() -> Path | None:
 
 
 def cache_folder() -> Path:
-    """Where downloads are kept: ``elastune`` in the user's cache folder."""
+    """Return the folder of downloads: ``elastune`` in the user's cache folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "elastune"
 
 
 def download_mnist(folder: Path, mirrors: Sequence[str] = MIRRORS, sha256: Sequence[str] = MNIST_SHA256) -> Path:
-    """Fetch MNIST's four files into ``folder``, each from the first of ``mirrors`` that has its right content.
+    """Fetch MNIST's four files into ``folder``, each from the first of ``mirrors`` that has the right content.
 
-    Files appear whole or not at all, so several workers may do this at once. Raises ``UserError`` naming what failed.
+    Files appear whole or not at all, so several workers may do this at the same time.
+
+    Raises:
+        UserError: Names what failed.
     """
     for part, wanted in zip(PARTS, sha256, strict=True):
         target = folder / f"{part}.gz"
@@ -154,10 +178,12 @@ def download_mnist(folder: Path, mirrors: Sequence[str] = MIRRORS, sha256: Seque
 
 
 def read_idx(path: Path, dims: int) -> torch.Tensor:
-    """The uint8 tensor of ``dims`` dimensions in an idx file, plain or gzipped.
+    """Return the uint8 tensor of ``dims`` dimensions in an idx file, plain or gzipped.
 
     Format: two zero bytes, 8 (unsigned bytes), the number of dimensions, each size as a big-endian 32-bit number, data.
-    Raises ``UserError`` naming the file for anything else, and for more than ``MAX_BYTES``.
+
+    Raises:
+        UserError: For any other file, and for more than ``MAX_BYTES``; it names the file.
     """
     content = _content(path)
     head = 4 + 4 * dims

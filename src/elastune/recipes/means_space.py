@@ -1,4 +1,4 @@
-"""Ready part of a space: how a trial is run. Only what the chosen mechanism knows is asked for."""
+"""A ready part of a search space: how a trial is run. Only what the chosen mechanism knows is asked for."""
 
 from __future__ import annotations
 
@@ -33,35 +33,36 @@ def suggest_means(
     compressions: Sequence[str] = (),
     topologies: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Choose how a trial is run. What is left out stays as the study has it.
+    """Choose the system parameters of a trial. What is left out stays as the study has it.
 
-    A mesh is chosen among those along whose axes the mechanism divides a replica; where these are not all of
-    ``meshes``, the parameter is called "mesh of tensor+zero", since its choices are others. Copies, virtual blocks,
-    schedules and ZeRO stages are asked for with a mechanism that has them; compressions where ``modes`` came to "fast",
-    or are not given, and no mechanism divides a replica.
+    A mesh is chosen among those along whose axes the mechanism divides a replica. Where these are not all of
+    ``meshes``, the parameter is called "mesh of tensor+zero", because its choices differ. Copies, virtual blocks,
+    schedules and ZeRO stages are asked for with a mechanism that has them. Compressions are asked for where the chosen
+    mode is "fast", or no ``modes`` are given, and no mechanism divides a replica.
 
     Args:
-        trial: what ``space(trial)`` was given.
-        workers: with how many the trial begins, drawn on a log scale; a mesh says it, too.
-        modes: any of "exact", "fast".
-        mechanisms: any of ``elastune``'s mechanisms, "tensor+zero" and the like; without them each mesh has the least
-            that it needs.
-        meshes: as ``--mesh`` writes them: "data=2,shard=2".
-        micro_batches: samples of one forward pass at most; None for no bound.
-        copies: of divided state.
-        virtual_tensor: blocks of layers that are divided.
-        schedules: of a pipeline.
-        zero_stages: of DeepSpeed and FairScale.
-        policies: texts as ``--policy`` writes them, "none" for no policy.
-        compressions: texts as ``--compress`` writes them, "none" for none.
-        topologies: texts as ``--topology`` writes them; asked for where no mechanism divides a replica.
+        trial: The argument of ``space(trial)``.
+        workers: The number of workers that the trial begins with, drawn on a log scale; leave it out where a mesh says
+            it.
+        modes: Any of "exact", "fast".
+        mechanisms: Any of elastune's mechanisms, "tensor+zero" and the like; without them each mesh has the least that
+            it needs.
+        meshes: Texts as for ``--mesh``: "data=2,shard=2".
+        micro_batches: The most samples of one forward pass; None for no bound.
+        copies: Numbers of copies of divided state.
+        virtual_tensor: Numbers of blocks of divided layers.
+        schedules: Schedules of a pipeline.
+        zero_stages: Stages of DeepSpeed and FairScale.
+        policies: Texts as for ``--policy``; "none" for no policy.
+        compressions: Texts as for ``--compress``; "none" for none.
+        topologies: Texts as for ``--topology``; asked for where no mechanism divides a replica.
 
     Returns:
-        The system parameters that were chosen.
+        The chosen system parameters.
 
     Raises:
-        UserError: for an unknown mode, mechanism, compression, topology or schedule, a text that is no mesh or policy,
-            workers beside meshes, and a mechanism that none of the meshes fits.
+        UserError: For an unknown mode, mechanism, compression, topology or schedule, a text that is no mesh or policy,
+            ``workers`` together with ``meshes``, and a mechanism that none of the meshes fits.
 
     Example:
         >>> elastune.suggest_means(trial, workers=(1, 4), policies=("none", "gns:max_batch=1024"))

@@ -1,7 +1,7 @@
-"""Settings that ``recipes.build`` reads: their names, what each may be, and what a program's ``config`` says of them.
+"""The settings that ``recipes.build`` reads: their names, their ranges, and their values in a program's ``config``.
 
-All are plain values. None stands for "not set": the chosen optimizer or scheduler has no use for it, or it is left to
-its usual value.
+All are plain values. None stands for "not set": the chosen optimizer or scheduler has no use for it, or it keeps its
+usual value.
 """
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ ACTIVATIONS = ("relu", "gelu", "tanh", "silu", "elu", "leaky_relu")
 
 
 def optimizer_defaults(groups: Iterable[str] = ()) -> Config:
-    """The settings that ``make_optimizer`` reads, for a program's ``config``.
+    """Return the settings that ``make_optimizer`` reads, with default values, for a program's ``config``.
 
     Args:
-        groups: names of parameter groups, each with a factor on the learning rate.
+        groups: Names of parameter groups; each has a factor on the learning rate.
 
     Returns:
-        Their default values. None leaves a value to torch, and a group's learning rate as it is.
+        The default values. None leaves a value to torch, and a group's learning rate as it is.
 
     Example:
         >>> config = {**elastune.optimizer_defaults(), **elastune.batch_defaults(), "epochs": 10}
@@ -97,10 +97,10 @@ def optimizer_defaults(groups: Iterable[str] = ()) -> Config:
 
 
 def scheduler_defaults() -> Config:
-    """The settings that ``make_scheduler`` reads, for a program's ``config``.
+    """Return the settings that ``make_scheduler`` reads, with default values, for a program's ``config``.
 
     Returns:
-        Their default values: a constant rate, without warm-up.
+        The default values: a constant rate, without warm-up.
 
     Example:
         >>> config = {**elastune.optimizer_defaults(), **elastune.scheduler_defaults()}
@@ -110,10 +110,10 @@ def scheduler_defaults() -> Config:
 
 
 def network_defaults() -> Config:
-    """The settings that ``make_network`` reads, for a program's ``config``.
+    """Return the settings that ``make_network`` reads, with default values, for a program's ``config``.
 
     Returns:
-        Their default values: one hidden layer of 64.
+        The default values: one hidden layer of 64.
 
     Example:
         >>> config = {**elastune.network_defaults(), **elastune.optimizer_defaults()}
@@ -122,10 +122,12 @@ def network_defaults() -> Config:
 
 
 def batch_defaults() -> Config:
-    """The global batch size and how the learning rate follows it (see ``make_optimizer``), for a program's ``config``.
+    """Return the settings of the global batch size and of how the learning rate follows it, for a ``config``.
+
+    ``make_optimizer`` reads them.
 
     Returns:
-        Their default values: 64 samples, no rule.
+        The default values: 64 samples, no rule.
 
     Example:
         >>> config = {**elastune.batch_defaults(), "lr": 0.1}
@@ -134,7 +136,7 @@ def batch_defaults() -> Config:
 
 
 def number(name: str, value: Any) -> float | int:
-    """``value``, if setting ``name`` may have it."""
+    """Return ``value`` if the setting ``name`` may have it. Raises ``UserError``."""
     allowed = RANGES[name]
     if value not in allowed:
         raise UserError(f"{name} must be {allowed}", repr(value), "give another")
@@ -143,7 +145,7 @@ def number(name: str, value: Any) -> float | int:
 
 
 def choice(name: str, value: Any, known: Iterable[str]) -> str:
-    """``value``, if it is one of ``known``."""
+    """Return ``value`` if it is one of ``known``. Raises ``UserError``."""
     names = tuple(known)
     if not isinstance(value, str) or value not in names:
         raise UserError(f"{name} must be known", repr(value), f"use one of {', '.join(names)}")

@@ -1,9 +1,9 @@
-"""Ready parts of a space: what is worth choosing about optimizer, schedule, network and batch.
+"""Ready parts of a search space: what is worth choosing about optimizer, schedule, network and batch.
 
-Each part asks ``trial`` only for what applies (momentum of SGD alone, milestones of MultiStepLR alone) and returns a
+Each part asks ``trial`` only for what applies (momentum for SGD alone, milestones for MultiStepLR alone). It returns a
 value for every setting that ``recipes.build`` reads, None where it does not apply, so that no default of the program
-slips in. A range is (low, high); a number in its place is fixed and not searched. All ranges are checked at every call,
-those that do not apply too. Everything wrong raises ``UserError``.
+slips in. A range is (low, high); a single number is fixed and not searched. All ranges are checked at every call, also
+those that do not apply. Everything wrong raises ``UserError``.
 """
 
 from __future__ import annotations
@@ -45,26 +45,25 @@ def suggest_optimizer(
 ) -> dict[str, Any]:
     """Choose an optimizer, its learning rate, weight decay and its own settings.
 
-    Ranges are (low, high), or one number that is not searched. Learning rates and weight decay are drawn on a log scale
+    A range is (low, high), or one number that is not searched. Learning rates and weight decay are drawn on a log scale
     where their range begins above 0.
 
     Args:
-        trial: what ``space(trial)`` was given.
-        kinds: any of "sgd", "adam", "adamw".
-        lr: one range, or one for each of ``kinds``: ``{"sgd": (1e-3, 1), "adam": (1e-5, 1e-2)}``; the parameters are
+        trial: The argument of ``space(trial)``.
+        kinds: Any of "sgd", "adam", "adamw".
+        lr: One range, or one for each of ``kinds``: ``{"sgd": (1e-3, 1), "adam": (1e-5, 1e-2)}``; the parameters are
             then called "sgd_lr" and "adam_lr".
-        momentum: of SGD alone.
-        weight_decay: of all kinds.
-        beta1: of Adam and AdamW alone, as ``beta2``.
-        beta2: see ``beta1``.
-        groups: names of parameter groups, each of which gets a factor on the learning rate (see ``make_optimizer``).
-        lr_factor: the range of these factors.
+        momentum: For SGD alone.
+        weight_decay: For all kinds.
+        beta1, beta2: For Adam and AdamW alone.
+        groups: Names of parameter groups; each gets a factor on the learning rate (see ``make_optimizer``).
+        lr_factor: The range of these factors.
 
     Returns:
         A value for every setting that ``make_optimizer`` reads; None where the chosen kind has no use for it.
 
     Raises:
-        UserError: for an unknown kind, or a range that the setting may not have.
+        UserError: For an unknown kind, or a range that the setting may not have.
 
     Example:
         >>> def space(trial):
@@ -112,27 +111,27 @@ def suggest_scheduler(
     """Choose a learning-rate schedule and the settings of its kind.
 
     Args:
-        trial: what ``space(trial)`` was given.
-        epochs: how many times the scheduler will be stepped.
-        kinds: any of "constant", "lambda", "multiplicative", "step", "multistep", "exponential", "plateau", "cosine".
-        families: of "lambda" and "multiplicative", the formulas to choose from; all of them if not given.
-        gamma: factor of step, multistep, exponential and some families.
-        step_size: steps between two drops; from 1 to ``epochs`` if None.
-        milestones: at most this many (None: 3, or as many as ``epochs`` have room for), sorted, each once. They count
-            from the end of the warm-up, so they stay below ``epochs`` less the longest warm-up.
-        decay: of the family inverse_time.
-        power: of the family polynomial.
-        plateau_factor: what a plateau multiplies the rate by.
-        plateau_patience: how many bad epochs it waits.
-        final_factor: what cosine ends with, as a part of the learning rate.
-        warmup: steps of a linear warm-up before the schedule; 0 for none.
-        warmup_start: what it begins with, as a part of the learning rate.
+        trial: The argument of ``space(trial)``.
+        epochs: How many times the scheduler will be stepped.
+        kinds: Any of "constant", "lambda", "multiplicative", "step", "multistep", "exponential", "plateau", "cosine".
+        families: For "lambda" and "multiplicative", the formulas to choose from; all if not given.
+        gamma: The factor of step, multistep, exponential and some families.
+        step_size: Steps between two drops; None: from 1 to ``epochs``.
+        milestones: The most milestones, sorted and different; None: 3, or as many as ``epochs`` have room for. They
+            count from the end of the warm-up, so they stay below ``epochs`` less the longest warm-up.
+        decay: For the family inverse_time.
+        power: For the family polynomial.
+        plateau_factor: The factor by which a plateau multiplies the rate.
+        plateau_patience: How many bad epochs a plateau waits.
+        final_factor: The end of cosine, as a part of the learning rate.
+        warmup: Steps of a linear warm-up before the schedule; 0 for none.
+        warmup_start: The beginning of the warm-up, as a part of the learning rate.
 
     Returns:
         A value for every setting that ``make_scheduler`` reads; None where the chosen kind has no use for it.
 
     Raises:
-        UserError: for an unknown kind or family, a range that the setting may not have, or too long a warm-up.
+        UserError: For an unknown kind or family, a range that the setting may not have, or too long a warm-up.
 
     Example:
         >>> elastune.suggest_scheduler(trial, epochs=10, kinds=("constant", "cosine"), warmup=(0, 2))
@@ -184,17 +183,17 @@ def suggest_network(
     """Choose the hidden layers of a fully connected network.
 
     Args:
-        trial: what ``space(trial)`` was given.
-        layers: how many hidden layers.
-        width: of each layer, drawn on a log scale.
-        activations: any of "relu", "gelu", "tanh", "silu", "elu", "leaky_relu".
-        dropout: after each hidden layer.
+        trial: The argument of ``space(trial)``.
+        layers: Number of hidden layers.
+        width: Width of each layer, drawn on a log scale.
+        activations: Any of "relu", "gelu", "tanh", "silu", "elu", "leaky_relu".
+        dropout: Dropout after each hidden layer.
 
     Returns:
         The settings that ``make_network`` reads: widths, activation, dropout.
 
     Raises:
-        UserError: for an unknown activation, or a range that the setting may not have.
+        UserError: For an unknown activation, or a range that the setting may not have.
 
     Example:
         >>> elastune.suggest_network(trial, layers=(1, 2), width=(32, 256))
@@ -220,20 +219,20 @@ def suggest_batch(
     """Choose the batch size, global or of each worker, and the rule by which the learning rate follows it.
 
     Args:
-        trial: what ``space(trial)`` was given.
-        sizes: global batch sizes, in samples; 32, 64, 128 and 256 if neither they nor ``per_worker`` are given.
-        per_worker: batch sizes of one worker, in samples, instead of ``sizes``; the parameter is then called
-            "batch_per_worker". The global batch is ``workers`` times what was chosen, and stays so when the trial's
+        trial: The argument of ``space(trial)``.
+        sizes: Global batch sizes, in samples; 32, 64, 128 and 256 if neither ``sizes`` nor ``per_worker`` are given.
+        per_worker: Batch sizes of one worker, in samples, instead of ``sizes``; the parameter is then called
+            "batch_per_worker". The global batch is ``workers`` times the chosen size, and stays so when the trial's
             workers change.
-        workers: those that the trial begins with, as ``suggest_means`` chose them; needed by ``per_worker``.
-        base_batch: the batch size that the learning rate was given for; needed by every rule but "none".
-        lr_rules: any of "none", "linear", "sqrt".
+        workers: The number of workers that the trial begins with, from ``suggest_means``; ``per_worker`` needs it.
+        base_batch: The batch size that the learning rate is for; every rule but "none" needs it.
+        lr_rules: Any of "none", "linear", "sqrt".
 
     Returns:
         The settings batch_size, lr_rule and base_batch.
 
     Raises:
-        UserError: for a size below 1, both kinds of sizes, ``per_worker`` without ``workers`` or the other way round,
+        UserError: For a size below 1, both kinds of sizes, ``per_worker`` without ``workers`` or the other way round,
             an unknown rule, or a rule without ``base_batch``.
 
     Example:
@@ -272,7 +271,7 @@ def _milestones(trial: Any, most: int, epochs: int) -> list[int]:
 
 
 def choose_from(trial: Any, name: str, options: Sequence[Any], known: Iterable[str] | None = None) -> Any:
-    """One of ``options``; where there is only one, nothing is asked."""
+    """Return one of ``options``; where there is only one, nothing is asked."""
     if isinstance(options, str) or not options or len(set(options)) != len(options):
         raise UserError(f"the choices of {name} must be a list without repetitions", repr(options), "name at least one")
     if known is not None:
@@ -282,7 +281,7 @@ def choose_from(trial: Any, name: str, options: Sequence[Any], known: Iterable[s
 
 
 def check_ranges(**ranges: Any) -> None:
-    """Refuse ranges of settings that these may not have."""
+    """Raise ``UserError`` for ranges that the settings may not have."""
     for name, bounds in ranges.items():
         _ends(name, bounds)
 
@@ -299,7 +298,7 @@ def _ends(name: str, bounds: Any) -> tuple[Any, Any]:
 
 
 def draw_float(trial: Any, name: str, bounds: Bounds, *, limit: str = "", log: bool = False) -> float:
-    """A number within ``bounds``; a single one is not asked for."""
+    """Return a number within ``bounds``; a single number is not asked for."""
     low, high = _ends(limit or name, bounds)
     if low == high:
         return float(low)
@@ -307,6 +306,6 @@ def draw_float(trial: Any, name: str, bounds: Bounds, *, limit: str = "", log: b
 
 
 def draw_int(trial: Any, name: str, bounds: WholeBounds, *, limit: str = "", log: bool = False) -> int:
-    """A whole number within ``bounds``; a single one is not asked for."""
+    """Return a whole number within ``bounds``; a single number is not asked for."""
     low, high = _ends(limit or name, bounds)
     return int(low) if low == high else int(trial.suggest_int(name, low, high, log=log))

@@ -1,4 +1,4 @@
-"""Ready part of a space: how workers agree. Only what the chosen strategy can be told is asked for."""
+"""A ready part of a search space: how workers agree. Only what the chosen strategy can be told is asked for."""
 
 from __future__ import annotations
 
@@ -25,30 +25,29 @@ def suggest_sync(
     fragments: WholeBounds = 1,
     cycles: WholeBounds = 1,
 ) -> dict[str, Any]:
-    """Choose a synchronisation strategy (docs/sync.md) and what it can be told.
+    """Choose a sync strategy (docs/sync.md) and its settings.
 
-    Ranges are (low, high), or one number that is not searched. A trial with more workers than learners is infeasible.
+    A range is (low, high), or one number that is not searched. A trial with more workers than learners is infeasible.
 
     Args:
-        trial: what ``space(trial)`` was given.
-        strategies: any of "allreduce", "local", "diloco", "averaging", "gossip", "pair_averaging" and
+        trial: The argument of ``space(trial)``.
+        strategies: Any of "allreduce", "local", "diloco", "averaging", "gossip", "pair_averaging" and
             "parameter_server".
-        learners: into how many learners a global batch may be divided.
-        every: global batches of a round, drawn on a log scale.
+        learners: Numbers of learners that a global batch may be divided into.
+        every: Global batches of a round, drawn on a log scale.
         moments: "mean", "fresh" or both: what becomes of the optimizer's state where a round ends.
-        mix: global batches between two mixes of ``averaging``, ``gossip`` and ``pair_averaging``, on a log scale.
-        pull: of ``averaging``.
-        outer_lr: of ``diloco``.
-        outer_momentum: of ``diloco``.
-        staleness: of ``parameter_server``, in global batches, from 1 on.
-        fragments, cycles: of ``diloco``; a trial of fewer than three global batches for each exchange is infeasible.
+        mix: Global batches between two mixes of ``averaging``, ``gossip`` and ``pair_averaging``, on a log scale.
+        pull: For ``averaging``.
+        outer_lr, outer_momentum: For ``diloco``.
+        staleness: For ``parameter_server``, in global batches, from 1 on.
+        fragments, cycles: For ``diloco``; a trial of fewer than three global batches for each exchange is infeasible.
 
     Returns:
-        The strategy as ``sync``, and a value for every setting of a strategy: None where the chosen one has no use for
+        The strategy as ``sync``, and a value for every setting of a strategy; None where the chosen one has no use for
         it.
 
     Raises:
-        UserError: for an unknown strategy, and for settings that none can have.
+        UserError: For an unknown strategy, and for settings that no strategy can have.
 
     Example:
         >>> elastune.suggest_sync(trial, strategies=("allreduce", "local"), learners=(4, 8), every=(4, 64))

@@ -34,7 +34,7 @@ TIE_SPREADS = 2.0  # standard errors of a difference within which two trials are
 
 @dataclass(frozen=True)
 class Part:
-    """A heading and sentences under it."""
+    """One heading and the sentences under it."""
 
     title: str
     lines: tuple[str, ...]
@@ -42,8 +42,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Explanation:
-    """A study in words; ``str`` of it is text for a terminal. ``importance`` and ``worker_time`` (shares of
-    worker-seconds that sum to 1, see there): figures for some of the words."""
+    """A study in words; ``str`` gives the text for a terminal.
+
+    Attributes:
+        parts: The headings and sentences.
+        importance: How much each parameter decides each objective.
+        worker_time: Shares of worker-seconds that sum to 1 (see ``worker_time``).
+    """
 
     parts: tuple[Part, ...]
     importance: tuple[Importance, ...] = ()
@@ -57,10 +62,10 @@ def explain(study: Study) -> Explanation:
     """Put a study into words: its front, how sure the pick is, what decides each objective, what to try next.
 
     Args:
-        study: what ``elastune.tune`` returned, or ``Study.load(folder)``.
+        study: What ``elastune.tune`` returned, or ``Study.load(folder)``.
 
     Returns:
-        The explanation in parts; ``str`` of it is text for a terminal.
+        The explanation in parts; ``str`` of it is the text for a terminal.
 
     Example:
         >>> print(elastune.explain(elastune.Study.load("out")))

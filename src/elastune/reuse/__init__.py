@@ -1,1 +1,1 @@
-"""Finished trials as assets: ensembles of them, averages of their weights."""
+"""Use finished trials again: ensembles of them, and averages of their weights."""

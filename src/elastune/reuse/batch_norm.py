@@ -1,4 +1,4 @@
-"""Running statistics of BatchNorm layers, estimated anew: a mean of weights has other activations than its parts."""
+"""Estimate the running statistics of BatchNorm layers again: a mean of weights has other activations than its parts."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from elastune.core.errors import UserError
 
 
 def has_batch_norm(model: nn.Module) -> bool:
-    """Whether a layer of it keeps running statistics of batches."""
+    """Return whether a layer of the model keeps running statistics of batches."""
     return bool(_layers(model))
 
 
 def estimate_batch_norm(model: nn.Module, batches: Iterable[Any]) -> None:
-    """Make the running statistics of its BatchNorm layers those of ``batches`` (inputs), each counting alike.
+    """Set the running statistics of the BatchNorm layers to those of ``batches`` (inputs), with equal weights.
 
-    Every other layer is as in evaluation meanwhile. Raises ``UserError`` where there is no batch.
+    Every other layer is in evaluation mode meanwhile.
+
+    Raises:
+        UserError: Where there is no batch.
     """
     with fresh_statistics(model):
         for batch in batches:
@@ -30,10 +33,12 @@ def estimate_batch_norm(model: nn.Module, batches: Iterable[Any]) -> None:
 
 @contextmanager
 def fresh_statistics(model: nn.Module) -> Iterator[None]:
-    """Inside, every batch that goes through ``model`` counts alike, and none from before; no other layer trains.
+    """Estimate BatchNorm statistics from the batches that go through ``model`` inside of the block, with equal weights.
+
+    Batches from before do not count, and no other layer trains.
 
     Raises:
-        UserError: Where none has gone through.
+        UserError: Where no batch has gone through.
     """
     layers, counted = _layers(model), 0
     model.eval()

@@ -1,4 +1,4 @@
-"""The trials of a study that have left what an ensemble is made of: predictions and weights, as its journal tells."""
+"""The trials of a study that can become members: those that have left predictions and weights, as its journal tells."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ ASK = "elastune predict asks kept trials about other data"
 
 
 class ReadTooSoon(RuntimeError):
-    """Something has asked for test data before all was chosen: a mistake of the program, never of its user."""
+    """Something has asked for test data before everything was chosen: a mistake of the program, never of its user."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A trial whose weights are at ``checkpoint`` and whose predictions lie in ``folder``, as told by ``artifact``."""
+    """A trial whose weights are at ``checkpoint`` and whose predictions are in ``folder``, as ``artifact`` records."""
 
     trial: int
     config: dict[str, Any]
@@ -38,7 +38,7 @@ class Candidate:
     worker_seconds: float
 
     def predictions(self, name: str) -> dict[str, torch.Tensor]:
-        """Those on the data set ``name``.
+        """Return the predictions on the data set ``name``.
 
         Raises:
             ReadTooSoon: For data that no choice may rest on: see ``SealedTest``.
@@ -49,14 +49,15 @@ class Candidate:
         return self.read(name)
 
     def read(self, name: str) -> dict[str, torch.Tensor]:
-        """The same of any data set, for who has made his choice."""
+        """Return the predictions on any data set, for use after the choice."""
         check_name(name)  # a journal may come from elsewhere, and it becomes the name of a file
         return read_predictions(file_of(self.folder, name), self.artifact.predictions[name])
 
     def weights(self) -> Mapping[str, Any]:
-        """The model's state by name: tensors that are read on demand (``scattered.Stored``).
+        """Return the model's state by name: tensors that are read on demand (``scattered.Stored``).
 
-        Raises ``UserError`` where they are damaged, or not those that the journal tells of.
+        Raises:
+            UserError: Where they are damaged, or are not those that the journal records.
         """
         wanted = self.artifact.seal
         if wanted and seal_of(self.checkpoint) not in ("", wanted):  # "": gone, which loading tells
@@ -68,7 +69,11 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Library:
-    """The ``candidates`` of the study in ``out``, and its trial table. ``settings``: what it was begun with."""
+    """The ``candidates`` of the study in ``out``, and its trial table.
+
+    Attributes:
+        settings: The settings that the study was begun with.
+    """
 
     out: Path
     study: Study
@@ -77,7 +82,11 @@ class Library:
     settings: dict[str, Any]
 
     def asked(self, trials: Sequence[int] | None) -> list[Candidate]:
-        """Those ``trials``, or all. Raises ``UserError`` for one that was not kept, and where none was."""
+        """Return the candidates of these ``trials``, or all.
+
+        Raises:
+            UserError: For a trial that was not kept, and where none was.
+        """
         known = {one.trial: one for one in self.candidates}
         if not known:
             raise UserError("kept trials are used", f"none in {self.out}", KEEP)
@@ -91,7 +100,11 @@ class Library:
         return [known[trial] for trial in dict.fromkeys(trials)]
 
     def having(self, data: str) -> list[Candidate]:
-        """Those with predictions on ``data``, which a choice may rest on. Raises ``UserError`` where there are none."""
+        """Return the candidates with predictions on ``data``, which a choice may rest on.
+
+        Raises:
+            UserError: Where there are none.
+        """
         check_chosen_by(data)
         found = [one for one in self.candidates if data in one.artifact.predictions]
         if not found:
@@ -110,7 +123,7 @@ def check_chosen_by(data: str) -> None:
 
 
 def library(study: Study | str | Path) -> Library:
-    """What the study, or the one in that folder, has left. Raises ``UserError`` where there is no study."""
+    """Return what the study, or the study in that folder, has left. Raises ``UserError`` where there is no study."""
     out = study.out if isinstance(study, Study) else Path(study)
     entries = read(out / JOURNAL)
     table = fold(entries)
@@ -138,7 +151,10 @@ def _inside(out: Path, path: str) -> Path:
 
 @dataclass(frozen=True)
 class ReadOnDemand(Mapping[int, dict[str, torch.Tensor]]):
-    """What candidates predicted, by trial; each is ``read`` when it is asked for: all at once may not fit in memory."""
+    """The candidates' predictions, by trial.
+
+    Each is ``read`` when it is asked for: all at once may not fit in memory.
+    """
 
     candidates: Sequence[Candidate]
     read: Callable[[Candidate], dict[str, torch.Tensor]]
@@ -155,17 +171,22 @@ class ReadOnDemand(Mapping[int, dict[str, torch.Tensor]]):
 
 @dataclass
 class SealedTest:
-    """The candidates' predictions on data that are for judging a choice, never for making it: closed until then."""
+    """The candidates' predictions on data for judging a choice, never for making it. They are closed until then."""
 
     name: str
     _open_for: tuple[int, ...] = field(default=())
 
     def unseal(self, chosen: Sequence[Candidate]) -> None:
-        """The choice is made, and these are it."""
+        """Open the predictions for ``chosen``: the choice is made."""
         self._open_for = tuple(one.trial for one in chosen)
 
     def of(self, candidate: Candidate) -> dict[str, torch.Tensor]:
-        """Its predictions. Raises ``ReadTooSoon`` before it was chosen, and ``UserError`` for a bad file."""
+        """Return a candidate's predictions.
+
+        Raises:
+            ReadTooSoon: Before it was chosen.
+            UserError: For a bad file.
+        """
         if candidate.trial not in self._open_for:
             raise ReadTooSoon(f"{self.name} of trial {candidate.trial} was asked for before the choice was made")
         return candidate.read(self.name)

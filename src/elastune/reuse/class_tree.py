@@ -1,7 +1,7 @@
-"""Classes in groups: what is easily told apart first, what is easily confused by specialists.
+"""Classes in groups: one model tells the groups apart, and a specialist for each group tells its classes apart.
 
-A tree of any depth, given or learnt from what a trained model confuses (as in HD-CNN, Yan et al. 2015). Each node has a
-model of its own: it tells which of its groups, or which class of the last group, and the probability of a class is the
+A tree has any depth. It is given, or learnt from what a trained model confuses (as in HD-CNN, Yan et al. 2015). Each
+node has a model of its own, which tells its groups, or the classes of the last group. The probability of a class is the
 product along its way: P(class) = P(group) P(class | group).
 """
 
@@ -29,9 +29,14 @@ ROOT = ""
 
 @dataclass(frozen=True)
 class ClassTree:
-    """``groups``: the classes of each; ``below``: of each how it is divided further, None where it is not.
+    """A tree of classes.
 
-    A node is named by the way to it: "" is the root, whose model tells the group; "1" group 1; "1.0" its first part.
+    A node is named by the way to it: "" is the root, whose model tells the group; "1" is group 1; "1.0" is its first
+    part.
+
+    Attributes:
+        groups: The classes of each group.
+        below: For each group, how it is divided further; None where it is not.
 
     Example:
         >>> tree = elastune.class_tree(session.config["tree"])      # [[0, 2], [1, 3]]
@@ -46,43 +51,52 @@ class ClassTree:
 
     @property
     def classes(self) -> int:
+        """The number of classes."""
         return sum(map(len, self.groups))
 
     def nodes(self) -> list[str]:
-        """Whoever has something to tell, level by level: a group of one class has not."""
+        """Return the names of all nodes that have a model, level by level. A group of one class has none."""
         return [name for level in self.levels() for name in level]
 
     def levels(self) -> list[list[str]]:
-        """The same, by how far they are from the root."""
+        """Return the same names, in one list for each distance from the root."""
         named = list(self._named())
         deepest = max(_depth(name) for name, _ in named)
         return [[name for name, _ in named if _depth(name) == depth] for depth in range(deepest + 1)]
 
     def outputs(self, node: str | int) -> int:
-        """How many numbers the model of ``node`` gives."""
+        """Return how many numbers the model of ``node`` gives."""
         return len(self._sides(node))
 
     def labels(self, targets: torch.Tensor, node: str | int) -> torch.Tensor:
-        """What the model of ``node`` is to tell of each class: which of its groups, or of its classes; -1 elsewhere."""
+        """Return what the model of ``node`` must tell for each class: which of its groups or classes.
+
+        Classes that are not below the node get -1.
+        """
         return self._look_up(targets, {one: at for at, side in enumerate(self._sides(node)) for one in side})
 
     def coarse(self, targets: torch.Tensor) -> torch.Tensor:
-        """The group of each class."""
+        """Return the group of each class in ``targets``."""
         return self.labels(targets, ROOT)
 
     def within(self, targets: torch.Tensor) -> torch.Tensor:
-        """The place of each class in its group, or which part of that it is in."""
+        """Return the place of each class in its group, or the part of the group that it is in."""
         names = range(len(self.groups))
         places = [{one: at for at, side in enumerate(self._sides(name)) for one in side} for name in names]
         return self._look_up(targets, {one: at for each in places for one, at in each.items()})
 
     def rows(self, targets: torch.Tensor, node: str | int) -> torch.Tensor:
-        """Which samples are of the classes of ``node``, such as a group's number."""
+        """Return which samples have a class of ``node``, such as a group's number."""
         inside = self._look_up(targets, {one: 1 for side in self._sides(node) for one in side})
         return (inside == 1).nonzero().flatten()
 
     def joined(self, gate: torch.Tensor, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Probabilities of all classes: ``gate``'s of the groups (..., groups), and each part's of its own classes."""
+        """Return probabilities of all classes, from those of the groups and those within each group.
+
+        Args:
+            gate: Probabilities of the groups, of shape (..., groups).
+            parts: For each group, probabilities of its own classes.
+        """
         widths = [self.outputs(group) for group in range(len(self.groups))]
         if gate.shape[-1] != len(self.groups) or [part.shape[-1] for part in parts] != widths:
             shapes = f"{gate.shape[-1]} and {[part.shape[-1] for part in parts]}"
@@ -90,9 +104,13 @@ class ClassTree:
         return self.chained({ROOT: gate, **{str(at): part for at, part in enumerate(parts)}})
 
     def chained(self, said: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The same of any depth: probabilities that the models of ``nodes`` give, by name.
+        """Return probabilities of all classes of a tree of any depth.
 
-        Raises ``UserError`` where one is missing, or tells other numbers.
+        Args:
+            said: The probabilities that the models of ``nodes`` give, by name.
+
+        Raises:
+            UserError: Where a node is missing, or has another number of probabilities.
         """
         for name in self.nodes():
             if name not in said or said[name].shape[-1] != self.outputs(name):
@@ -104,7 +122,7 @@ class ClassTree:
         return torch.cat([probability for _, probability in there], -1)[..., order]
 
     def to_json(self) -> list[Any]:
-        """As plain data: for a program's config."""
+        """Return the tree as plain data, for a program's config."""
         pairs = zip(self.groups, self.below, strict=True)
         return [list(group) if below is None else below.to_json() for group, below in pairs]
 
@@ -148,7 +166,7 @@ class ClassTree:
 
 
 def told(node: str) -> str:
-    """A node in words."""
+    """Return the name of a node in words."""
     return f"group {node}" if node else "the gate"
 
 
@@ -157,7 +175,14 @@ def _depth(node: str) -> int:
 
 
 def class_tree(groups: Sequence[Any]) -> ClassTree:
-    """The tree that is given as plain data: lists of lists of classes. Raises ``UserError`` for what is none."""
+    """Return the tree that plain data describe.
+
+    Args:
+        groups: Lists of lists of classes, such as ``[[0, 2], [1, 3]]``.
+
+    Raises:
+        UserError: For anything that is no tree.
+    """
     found = _tree(groups, 0)
     flat = sorted(one for group in found.groups for one in group) if found is not None else []
     if found is None or len(flat) > MOST_CLASSES or flat != list(range(len(flat))):
@@ -186,7 +211,10 @@ def _tree(groups: Any, depth: int) -> ClassTree | None:
 
 
 def confusions(said: Array, right: NDArray[Any]) -> Array:
-    """The mean probability of each class (columns) for the samples of each (rows); 0 for a class without samples."""
+    """Return the mean probability of each class (columns) for the samples of each class (rows).
+
+    A class without samples has 0.
+    """
     classes = said.shape[-1]
     found = np.zeros((classes, classes))
     np.add.at(found, right.astype(int), said)
@@ -195,10 +223,15 @@ def confusions(said: Array, right: NDArray[Any]) -> Array:
 
 
 def learnt_tree(confused: Array, groups: int | Sequence[int]) -> ClassTree:
-    """Classes that are confused most come together: average linkage, cut into ``groups``.
+    """Return a tree in which the classes that are confused most are together (average linkage).
 
-    Of several numbers, each larger than the one before, the groups of each cut are divided by the next one: a tree that
-    is one level deeper. Raises ``UserError``.
+    Args:
+        confused: How much each class is taken for each other.
+        groups: How many groups to cut the linkage into. Of several ascending numbers, the next one divides the groups
+            of each cut, so the tree is one level deeper.
+
+    Raises:
+        UserError: For impossible numbers of groups.
     """
     from scipy.cluster.hierarchy import cut_tree, linkage
     from scipy.spatial.distance import squareform

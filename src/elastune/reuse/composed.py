@@ -1,4 +1,4 @@
-"""Models that are made of several trainings' models, judged beside a study's own: points on its one front."""
+"""Models made of several trainings' models. They are judged together with a study's own and stand on its front."""
 
 from __future__ import annotations
 
@@ -30,8 +30,15 @@ Composed = JoinedModel | StackedParts
 
 @dataclass(frozen=True)
 class ComposedTest:
-    """What was scored on data that nothing was chosen by, ``rows`` of them: by the model, and by the study's trial that
-    is the best by itself (None: no trial was judged, or it has no predictions there)."""
+    """Scores on data that nothing was chosen by.
+
+    Attributes:
+        data: The name of the data set.
+        rows: How many rows it has.
+        model: The score of the model.
+        best_single: The score of the study's trial that is best by itself; None: no trial was judged, or it has no
+            predictions on the data.
+    """
 
     data: str
     rows: int
@@ -41,14 +48,16 @@ class ComposedTest:
 
 @dataclass(frozen=True)
 class ComposedModel:
-    """A joined or stacked model, by the predictions ``data`` of ``study``, beside whose trials it stands.
+    """A joined or stacked model, judged like the trials of a study.
 
     Attributes:
-        study: The folder of the study whose front it is to be on.
-        model: In evaluation mode.
-        made_of: All the trials that it took, each once.
-        singles: What kept trials of ``study`` score by themselves on the same data.
-        test: None where the program knows no such data.
+        study: The folder of the study whose front the model is to be on.
+        model: The model, in evaluation mode.
+        made_of: All trials that it was made of, each once.
+        data: The predictions of ``study`` that it is judged by.
+        objective, direction, score: The score by its name, which way is better, and its value.
+        singles: The scores of single kept trials of ``study`` on the same data.
+        test: The scores on test data; None where the program knows no such data.
     """
 
     study: Path
@@ -63,6 +72,7 @@ class ComposedModel:
 
     @property
     def form(self) -> Literal["joined", "stacked"]:
+        """Whether it is "joined" or "stacked"."""
         return "joined" if isinstance(self.model, JoinedModel) else "stacked"
 
     @property
@@ -75,11 +85,11 @@ class ComposedModel:
 
     @property
     def parameters(self) -> int:
-        """How many numbers it has: an answer goes through all of its parts."""
+        """The number of parameters; an answer goes through all parts."""
         return numbers_in(tensors_of(self.model))
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values; the weights are left out."""
+        """Return plain values; the weights are left out."""
         return {
             "study": str(self.study),
             "form": self.form,
@@ -104,21 +114,25 @@ def judge_model(
     test: str = "test",
     program: str | Path | None = None,
 ) -> ComposedModel:
-    """Score a joined or stacked model as the kept trials of ``study`` are, to stand on one front with them.
+    """Score a joined or stacked model in the way in which the kept trials of ``study`` are scored.
+
+    The model can then stand on one front with them.
 
     Args:
-        model: Of ``join`` or ``stacked_parts``; of the latter with its trained head: see ``composed_of``.
-        study: One that was trained for the whole problem, whose program's ``predict(model, name)`` asks any model.
-        objective: accuracy, log_loss, brier; mse, rmse, mae, r2. By default accuracy or mse.
-        data: The data set that points of the front are judged by.
-        test: The one beside it; no choice rests on it.
+        model: A model from ``join`` or ``stacked_parts``; one from ``stacked_parts`` with its trained head: see
+            ``composed_of``.
+        study: A study that was trained for the whole problem; the ``predict(model, name)`` of its program asks any
+            model.
+        objective: "accuracy", "log_loss", "brier"; "mse", "rmse", "mae", "r2". None: accuracy or mse.
+        data: The data set that the points of the front are judged by.
+        test: The data set for the test score; no choice rests on it.
         program: As for ``predict``.
 
     Returns:
-        The scores; ``save_composed`` writes the model, and ``record_asset`` tells the study of it.
+        The scores. ``save_composed`` writes the model, and ``record_asset`` tells the study of it.
 
     Raises:
-        UserError: For a model that nobody knows the parts of, and as ``predict`` does.
+        UserError: For a model whose parts are not known, and as ``predict`` does.
 
     Example:
         >>> found = elastune.judge_model(elastune.join("gate", "parts", build, tree), "flat")
@@ -156,13 +170,14 @@ def judge_model(
 def composed_of(
     studies: Sequence[str | Path], tree: ClassTree | None = None, *, program: str | Path | None = None
 ) -> Composed:
-    """The model that kept trials of ``studies`` make together, built by their program's ``build(config)``.
+    """Return the model that kept trials of ``studies`` make together, built by their program's ``build(config)``.
 
     Args:
-        studies: With a ``tree`` the study of its gate, then those of its parts, or the one of ``train_tree``. Without,
-            one whose trials train heads over parts: ``build`` gives what ``stacked_parts`` makes.
+        studies: With a ``tree``: the study of its gate, then the studies of its parts, or the one study of
+            ``train_tree``. Without a tree: one study whose trials train heads over parts; ``build`` gives what
+            ``stacked_parts`` makes.
         tree: The groups of classes.
-        program: The file with ``build``; by default the last study's.
+        program: The file with ``build``; None: the last study's.
 
     Raises:
         UserError: As ``join`` does, and where ``build`` makes something else.

@@ -1,4 +1,4 @@
-"""A joined or stacked model as one file: safetensors, with what it is as JSON in the header. Nothing of it is run."""
+"""A joined or stacked model as one file: safetensors with JSON in the header. Reading it runs none of its content."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _RULES = ConfigDict(extra="forbid")
 
 @dataclass(frozen=True, config=_RULES)
 class FilePart:
-    """A model in it: the trial that it was, of which study, and its settings."""
+    """One model in the file: its trial, its study, and its settings."""
 
     study: str
     trial: int
@@ -38,7 +38,12 @@ class FilePart:
 
 @dataclass(frozen=True, config=_RULES)
 class ComposedContent:
-    """What the header tells. ``tree``: of a joined model; ``head``: of a stacked one its inputs and outputs."""
+    """The content of the header.
+
+    Attributes:
+        tree: For a joined model, its tree.
+        head: For a stacked model, the inputs and outputs of its head.
+    """
 
     format: Literal[1]
     form: Literal["joined", "stacked"]
@@ -48,17 +53,17 @@ class ComposedContent:
 
 
 def save_composed(model: Composed, file: str | Path) -> Path:
-    """Write a model of ``join`` or ``stacked_parts``, whole or not at all.
+    """Write a model from ``join`` or ``stacked_parts``; the file appears whole or not at all.
 
     Args:
-        model: With its weights as they are.
-        file: Where to; one that is there is replaced.
+        model: The model, with its present weights.
+        file: The path; a file that is there is replaced.
 
     Returns:
-        The file.
+        The path.
 
     Raises:
-        UserError: For a model that was built otherwise, and where the file cannot be written.
+        UserError: For a model that was built in another way, and where the file cannot be written.
     """
     path = Path(file)
     check_file(path)
@@ -81,18 +86,18 @@ def save_composed(model: Composed, file: str | Path) -> Path:
 
 
 def load_composed(file: str | Path, build: Build, view: View = everything) -> Composed:
-    """The model in ``file``, on the CPU and in evaluation mode.
+    """Return the model in ``file``, on the CPU and in evaluation mode.
 
     Args:
-        file: What ``save_composed`` or ``elastune join --out`` has written.
-        build: Makes the program's model of a part's settings.
-        view: Of a stacked model what each part is shown, as for ``stacked_parts``.
+        file: A file from ``save_composed`` or ``elastune join --out``.
+        build: Makes the program's model from the settings of a part.
+        view: For a stacked model, what each part sees of the inputs, as for ``stacked_parts``.
 
     Returns:
         The module.
 
     Raises:
-        UserError: For any other file, and where ``build`` makes models of other names or shapes.
+        UserError: For any other file, and where ``build`` makes models with other names or shapes.
 
     Example:
         >>> model = elastune.load_composed("joined.safetensors", build)

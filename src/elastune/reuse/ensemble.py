@@ -39,8 +39,17 @@ MEMBERS = 8
 
 @dataclass(frozen=True)
 class Member:
-    """A trial in an ensemble. ``weight``: its part of the mean; ``alone``: what it scores by itself on the data that
-    the choice was made by; ``parameters``: how many numbers one inference by it goes through."""
+    """A trial in an ensemble.
+
+    Attributes:
+        trial: The number of the trial.
+        weight: Its part of the mean.
+        alone: Its score by itself, on the data that the choice was made by.
+        parameters: The number of parameters that one inference uses.
+        worker_seconds: The worker-seconds of its training.
+        contribution: What it contributes.
+        config: Its settings.
+    """
 
     trial: int
     weight: float
@@ -53,8 +62,11 @@ class Member:
 
 @dataclass(frozen=True)
 class SettingWorth:
-    """What the members with one ``value`` of a setting contribute together, or, where its values are lists, such as the
-    views of the data that a model is shown, those that need this one."""
+    """What the members with one ``value`` of a setting contribute together.
+
+    Where the values of the setting are lists, such as the views that a model sees, it is about the members that need
+    this one element.
+    """
 
     value: Any
     trials: tuple[int, ...]
@@ -63,8 +75,14 @@ class SettingWorth:
 
 @dataclass(frozen=True)
 class HeldOutFigures:
-    """What was scored on data that no choice has seen, ``rows`` of them: by the ensemble, and by the trial that was
-    the best by itself where the choice was made."""
+    """Scores on data that no choice has seen.
+
+    Attributes:
+        data: The name of the data set.
+        rows: How many rows it has.
+        ensemble: The score of the ensemble.
+        best_single: The score of the trial that was best by itself where the choice was made.
+    """
 
     data: str
     rows: int
@@ -74,22 +92,26 @@ class HeldOutFigures:
 
 @dataclass(frozen=True)
 class Ensemble:
-    """What was chosen and why.
+    """An ensemble that was chosen, and why.
 
     Attributes:
         study: The folder of the study.
-        task: What kind of problem it is.
+        task: The kind of problem.
         method: How the weights were found.
-        data: The predictions that the choice was made by, ``rows`` of them.
-        objective: The score that was to become better, ``direction`` the way.
-        candidates: How many trials there were to choose from.
-        members: Who was chosen, the greatest weight first.
-        score: Of the ensemble on ``data``; like ``single``'s, ``best_single``, it is of the data it was chosen by.
-        single: The trial that is the best by itself there.
-        inference: The members' parameters together over those of the best single trial.
-        test: Figures on other data; None where not all of the members have predictions of any.
-        singles: What each candidate scores by itself on ``data``.
-        by: The setting by whose values ``settings`` tells contributions; None: nobody asked.
+        data: The predictions that the choice was made by; ``rows`` of them.
+        objective: The score that was to become better; ``direction`` says which way.
+        candidates: The number of trials to choose from.
+        members: The chosen trials, the greatest weight first.
+        score: The score of the ensemble on ``data``. Like ``best_single``, it is on the data of the choice.
+        single: The trial that is best by itself on ``data``.
+        best_single: The score of ``single``.
+        inference: The members' parameters together, over those of the best single trial.
+        diversity: How much the members differ.
+        uncertainty: How sure the ensemble is.
+        test: Scores on other data; None where not all members have predictions on such data.
+        singles: The score of each candidate by itself on ``data``.
+        by: The setting whose values ``settings`` is about; None: not asked for.
+        settings: What the members of each value of ``by`` contribute.
     """
 
     study: Path
@@ -113,7 +135,7 @@ class Ensemble:
     settings: tuple[SettingWorth, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return plain values."""
         return {**asdict(self), "study": str(self.study)}
 
 
@@ -129,26 +151,27 @@ def ensemble(
     seed: int = 0,
     by: str | None = None,
 ) -> Ensemble:
-    """Choose an ensemble among the trials that a study has kept (``--keep``) and that ``session.predictions`` told of.
+    """Choose an ensemble among the kept trials of a study (``--keep``) that have ``session.predictions``.
 
     Args:
         study: The study, or its folder.
-        members: How many different models it may have.
-        objective: What is to become better: accuracy, log_loss, brier; mse, rmse, mae, r2. By default accuracy or mse.
-        inference_budget: How many times the parameters of the best single trial one answer may go through.
+        members: The most different models.
+        objective: The score that is to become better: "accuracy", "log_loss", "brier"; "mse", "rmse", "mae", "r2".
+            None: accuracy or mse.
+        inference_budget: How many times the parameters of the best single trial one answer may use; None: no bound.
         data: The name of the predictions that the choice is made by.
-        test: The name of those that judge it; they are not read before the choice is made.
+        test: The name of the predictions that judge it; they are not read before the choice is made.
         method: "greedy" (selection with replacement, bagged), "stacking" (weights of least log loss or squared error),
-            or "uniform" (the best ones, alike).
-        seed: Of the bags, and of sampled contributions.
-        by: A setting of the program, such as "inputs": tell what the members of each of its values contribute together,
-            and, where values are lists of views, what each view does.
+            or "uniform" (the best ones, with equal weights).
+        seed: Seeds the bags, and sampled contributions.
+        by: A setting of the program, such as "inputs": also tell what the members of each of its values contribute
+            together; where values are lists of views, what each view contributes.
 
     Returns:
         The ensemble; ``save_ensemble`` makes one file of it.
 
     Raises:
-        UserError: Where the study has kept no such predictions, or they are damaged, and for options that cannot be.
+        UserError: Where the study has kept no such predictions, or they are damaged, and for impossible options.
 
     Example:
         >>> found = elastune.ensemble("out", members=8)
@@ -247,7 +270,7 @@ def check_choice(
 
 
 def parse_times(text: str) -> float:
-    """How many times "4x" or "1.5x" says. Raises ``UserError``."""
+    """Return the number in "4x" or "1.5x". Raises ``UserError``."""
     found = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)x?", text.strip())
     if found is None or not float(found[1]):
         raise UserError("an inference budget is a positive number of times", repr(text)[:60], "such as 4x")
@@ -255,7 +278,7 @@ def parse_times(text: str) -> float:
 
 
 def parameters_of(candidate: Candidate) -> int:
-    """How many numbers its model has."""
+    """Return the number of parameters of a candidate's model."""
     return numbers_in(candidate.weights())
 
 

@@ -1,4 +1,4 @@
-"""An ensemble as one file: safetensors, with what it is as JSON in the header. Reading one runs none of its content."""
+"""An ensemble as one file: safetensors with JSON in the header. Reading it runs none of its content."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Build = Callable[[dict[str, Any]], nn.Module]
 
 @dataclass(frozen=True, config=_RULES)
 class FileMember:
-    """One model: its tensors have names that begin with its place."""
+    """One model in the file; the names of its tensors begin with its place."""
 
     trial: int
     weight: Annotated[float, Field(gt=0, le=1)]
@@ -42,7 +42,7 @@ class FileMember:
 
 @dataclass(frozen=True, config=_RULES)
 class FileContent:
-    """What the header tells."""
+    """The content of the header."""
 
     format: Literal[1]
     kind: Literal["classification", "regression"]
@@ -53,18 +53,19 @@ class FileContent:
 
     @property
     def task(self) -> Task:
+        """The kind of problem."""
         return Task(self.kind, self.says, self.width)
 
 
 def save_ensemble(found: Ensemble, file: str | Path) -> Path:
-    """Write the members' weights, and what they are, as one file; it appears whole or not at all.
+    """Write the weights and the description of an ensemble as one file; it appears whole or not at all.
 
     Args:
-        found: What ``ensemble`` has chosen; its study's folder is as it was then.
-        file: Where to; one that is there is replaced.
+        found: An ensemble from ``ensemble``; the folder of its study must be unchanged.
+        file: The path; a file that is there is replaced.
 
     Returns:
-        The file.
+        The path.
 
     Raises:
         UserError: Where weights are gone or damaged, or the file cannot be written.
@@ -101,17 +102,17 @@ def save_ensemble(found: Ensemble, file: str | Path) -> Path:
 
 
 def load_ensemble(file: str | Path, build: Build) -> EnsembleModel:
-    """The ensemble in ``file`` as one module, on the CPU and in evaluation mode.
+    """Return the ensemble in ``file`` as one module, on the CPU and in evaluation mode.
 
     Args:
-        file: What ``save_ensemble`` or ``elastune ensemble --out`` has written.
-        build: Makes the program's model of a trial's settings: ``build(config)``.
+        file: A file from ``save_ensemble`` or ``elastune ensemble --out``.
+        build: Makes the program's model from the settings of a trial: ``build(config)``.
 
     Returns:
         A module that takes a batch and gives probabilities of classes, or values.
 
     Raises:
-        UserError: For any other file, and where ``build`` makes models of other names or shapes.
+        UserError: For any other file, and where ``build`` makes models with other names or shapes.
 
     Example:
         >>> model = elastune.load_ensemble("ensemble.safetensors", lambda config: make_model(config["width"]))

@@ -1,4 +1,4 @@
-"""What an ensemble lives on: how much its members differ, how sure it is, and what each of them contributes."""
+"""The reasons why an ensemble works: how much its members differ, how sure it is, and what each of them contributes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ ORDERS = 400  # random ones, beyond
 
 @dataclass(frozen=True)
 class Diversity:
-    """Means over pairs of members; nothing of a single member.
+    """Means over pairs of members; None for a single member.
 
     Attributes:
-        disagreement: Of classes the share of rows that two name differently; of values their mean distance, in
-            standard deviations of what is right.
-        error_correlation: Of two members' errors; 1: they err alike, and a mean of them gains nothing.
+        disagreement: For classes, the share of rows that two members name differently. For values, their mean distance,
+            in standard deviations of the right values.
+        error_correlation: The correlation of two members' errors. 1: they make the same errors, and a mean of them
+            gains nothing.
     """
 
     disagreement: float | None
@@ -32,11 +33,12 @@ class Diversity:
 
 @dataclass(frozen=True)
 class Uncertainty:
-    """The mean over rows; ``unit``: of both.
+    """The mean uncertainty over rows; both parts are in ``unit``.
 
-    Of probabilities (nats): ``aleatoric`` is the members' own mean entropy, ``epistemic`` what the mean's entropy has
-    beyond it (Houlsby et al. 2011): what members disagree about. Of values (squared): ``epistemic`` is the members'
-    variance, ``aleatoric`` the mean's squared error, in which noise and what all members get wrong are together.
+    For probabilities (nats): ``aleatoric`` is the members' own mean entropy; ``epistemic`` is what the mean's entropy
+    has beyond it, which is what members disagree about (Houlsby et al. 2011). For values (squared): ``epistemic`` is
+    the members' variance; ``aleatoric`` is the mean's squared error, which holds both noise and what all members get
+    wrong.
     """
 
     aleatoric: float
@@ -46,9 +48,13 @@ class Uncertainty:
 
 @dataclass(frozen=True)
 class MemberWorth:
-    """By how much the score is better with a member: ``left_out``, than without it, the others as they are;
-    ``shapley``, in the mean over all orders in which members may come, give or take ``shapley_error`` (the standard
-    error of sampled orders; 0: all were counted)."""
+    """By how much the score is better with a member.
+
+    Attributes:
+        left_out: Compared with the ensemble without it, the others as they are.
+        shapley: In the mean over all orders in which members may come.
+        shapley_error: The standard error of sampled orders; 0: all orders were counted.
+    """
 
     left_out: float
     shapley: float
@@ -56,7 +62,7 @@ class MemberWorth:
 
 
 def diversity(judged: Judged) -> Diversity:
-    """Of all members, whatever their weights."""
+    """Return the diversity of all members, whatever their weights."""
     if judged.members < 2:
         return Diversity(None, None)
     if judged.task.kind == "classification":
@@ -73,7 +79,7 @@ def diversity(judged: Judged) -> Diversity:
 
 
 def uncertainty(judged: Judged, weights: Figures) -> Uncertainty:
-    """Of the mean with these ``weights``, which add up to 1."""
+    """Return the uncertainty of the mean with these ``weights``, which add up to 1."""
     mean = mixed(judged.said, weights)
     if judged.task.kind == "classification":
         own = float(weights @ _entropy(judged.said).mean(-1))
@@ -85,10 +91,11 @@ def uncertainty(judged: Judged, weights: Figures) -> Uncertainty:
 def contributions(
     judged: Judged, weights: Figures, score: Score, *, players: Sequence[Sequence[int]] | None = None, seed: int = 0
 ) -> list[MemberWorth]:
-    """Of each member, or of ``players``, each the members that need it: a member is there once all that it needs is.
+    """Return the contribution of each member, or of ``players``.
 
-    Without some of them the others keep their weights, in proportion; without any, the answer is the mean of what is
-    right, or how frequent each class is.
+    A player is given by the members that need it; a member takes part once all that it needs is there. Without some
+    members the others keep their weights, in proportion. Without any, the answer is the mean of the right values, or
+    the frequency of each class.
     """
     sides = [[at] for at in range(judged.members)] if players is None else players
     needs = [{player for player, side in enumerate(sides) if at in side} for at in range(judged.members)]
@@ -112,7 +119,7 @@ def contributions(
 
 
 def mixed(said: Array, weights: Figures) -> Array:
-    """The members' mean."""
+    """Return the members' weighted mean."""
     return np.asarray(np.tensordot(weights, said, 1))
 
 

@@ -1,4 +1,4 @@
-"""A gate and its parts, trained apart, as one model: of groups of classes, or of a tree of any depth."""
+"""A gate and its parts, trained separately, as one model for a tree of classes of any depth."""
 
 from __future__ import annotations
 
@@ -31,12 +31,14 @@ class MadeOf:
 
 
 class JoinedModel(nn.Module):
-    """Probabilities of all classes: along the way to each the product of what its models say; all give logits.
+    """A model that gives probabilities of all classes: for each, the product of what the models along its way say.
+
+    All of its models give logits.
 
     Attributes:
         models: By the names of the tree's nodes, with "gate" for the root and "_" for each ".".
         tree: The groups of classes.
-        made_of: The trial of each node, in the order of the tree's nodes; empty where nobody told.
+        made_of: The trial of each node, in the order of the tree's nodes; empty where it is not known.
     """
 
     def __init__(self, models: Mapping[str, nn.Module], tree: ClassTree, made_of: Sequence[MadeOf] = ()) -> None:
@@ -45,28 +47,28 @@ class JoinedModel(nn.Module):
         self.tree, self.made_of = tree, tuple(made_of)
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        """Probabilities of classes."""
+        """Return probabilities of classes, of shape (..., classes)."""
         said = {name: self.models[key_of(name)](*inputs).softmax(-1) for name in self.tree.nodes()}
         return self.tree.chained(said)
 
 
 def key_of(node: str) -> str:
-    """A node's name as that of a module."""
+    """Return the name of a node as that of a module."""
     return node.replace(".", "_") or "gate"
 
 
 def join(
     gate: Study | str | Path, parts: Study | str | Path | Sequence[Study | str | Path], build: Build, tree: ClassTree
 ) -> JoinedModel:
-    """The best kept trial of the study ``gate``, and for each group the best one of ``parts``, as one model.
+    """Return one model of the best kept trial of the study ``gate`` and, for each group, the best one of ``parts``.
 
     Args:
-        gate: A study whose models tell the group; of ``train_tree`` the one study that it has made, as ``parts``, too.
-        parts: A study whose trials have the number of their group in their settings, as ``group``, or the name of
-            their node, as ``node``; of a deeper tree several studies. Models tell the class, or the group, within it.
+        gate: A study whose models tell the group. For ``train_tree``, its one study, given as ``parts``, too.
+        parts: A study whose trials have the number of their group in their settings, as ``group``, or the name of their
+            node, as ``node``; several studies for a deeper tree. Its models tell the class, or the group, within that.
             Trials whose settings have another ``tree``, by which they tell other classes there, are left out.
-        build: Makes the program's model of a trial's settings.
-        tree: The groups. One of a single class needs no part.
+        build: Makes the program's model from the settings of a trial.
+        tree: The groups. A group of a single class needs no part.
 
     Returns:
         A module that gives probabilities of all classes, in evaluation mode.
@@ -108,7 +110,11 @@ def _tells_alike(one: Candidate, node: str, tree: ClassTree) -> bool:
 
 
 def best_kept(known: Sequence[tuple[Library, Candidate]], what: str, where: Library) -> tuple[Library, Candidate]:
-    """By the studies' objectives in their order. Raises ``UserError``: there is none for ``what`` in ``where``."""
+    """Return the best kept trial, by the studies' objectives in their order.
+
+    Raises:
+        UserError: Where ``where`` has none for ``what``.
+    """
     ranked = []
     for found, one in known:
         values = {trial.number: trial.values for trial in found.study.complete}
@@ -124,7 +130,7 @@ def best_kept(known: Sequence[tuple[Library, Candidate]], what: str, where: Libr
 
 
 def model_of(one: Candidate, build: Build) -> nn.Module:
-    """The model that a trial has left. Raises ``UserError`` where ``build`` makes another."""
+    """Return the model that a trial has left. Raises ``UserError`` where ``build`` makes another."""
     model = build(dict(one.config))
     if not isinstance(model, nn.Module):
         raise UserError("build(config) gives a torch.nn.Module", type(model).__name__, "return the model")

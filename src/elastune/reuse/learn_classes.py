@@ -1,4 +1,4 @@
-"""Groups of classes, learnt from what a study's best kept trial confuses."""
+"""Groups of classes, learnt from what the best kept trial of a study confuses."""
 
 from __future__ import annotations
 
@@ -21,8 +21,15 @@ from elastune.study.results.study import Study
 
 @dataclass(frozen=True)
 class LearntClasses:
-    """``tree``: by what ``trial`` says of ``data``. ``between``: the mean probability that a sample's group, one of the
-    root's, is mistaken for another; ``within``: that its class is, inside of the right group."""
+    """A learnt tree of classes.
+
+    Attributes:
+        tree: The tree.
+        trial: The trial whose predictions it was learnt from.
+        data: The name of these predictions.
+        between: The mean probability that a sample's group, one of the root's, is mistaken for another.
+        within: The mean probability that its class is, inside of the right group.
+    """
 
     tree: ClassTree
     trial: int
@@ -31,26 +38,26 @@ class LearntClasses:
     within: float
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return plain values."""
         return {**vars(self), "tree": self.tree.to_json()}
 
 
 def learn_classes(
     study: Study | str | Path, groups: int | Sequence[int], *, data: str = "validation", trial: int | None = None
 ) -> LearntClasses:
-    """Group classes so that those which a trained model confuses are together.
+    """Group classes so that the classes which a trained model confuses are together.
 
     Args:
         study: A study with kept predictions of a classification.
-        groups: How many groups; several numbers, such as (2, 5): of a tree that is deeper, the groups on each level.
-        data: The predictions that are looked at; no test data.
-        trial: Whose; by default those of the most accurate trial.
+        groups: The number of groups; several numbers, such as (2, 5), for a deeper tree: the groups on each level.
+        data: The name of the predictions to read; no test data.
+        trial: The trial to read; None: the most accurate one.
 
     Returns:
         The tree, and how much is confused between its groups and within them.
 
     Raises:
-        UserError: Where there are no such predictions, or no so many classes.
+        UserError: Where there are no such predictions, or not so many classes.
 
     Example:
         >>> elastune.learn_classes("out", 3).tree.to_json()

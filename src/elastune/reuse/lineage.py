@@ -1,4 +1,4 @@
-"""Whose weights may be averaged: models that began with the same ones, as the study's journal tells."""
+"""Which models may be averaged: those that began with the same weights, as the study's journal tells."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from elastune.journal.trials import TrialTable
 
 
 def ancestor(table: TrialTable, entries: Sequence[Entry], trials: Sequence[int]) -> str:
-    """What all of ``trials`` began with, in words.
+    """Return what all of ``trials`` began with, in words.
 
-    Models that were trained from initial values of their own lie in valleys of their own: between them is a ridge, and
+    Models that were trained from initial values of their own are in valleys of their own. Between them is a ridge, and
     the mean of their weights is worth nothing (Frankle et al. 2020; Wortsman et al. 2022).
 
     Raises:

@@ -1,4 +1,4 @@
-"""How well a model's features would serve another task, without training: the evidence of linear models on them.
+"""How useful a model's features would be for another task, without training: the evidence of linear models on them.
 
 LogME: You, Liu, Wang, Long 2021, "LogME: Practical Assessment of Pre-trained Models for Transfer Learning" (ICML). For
 features F (n samples, d numbers each) and one target y, w ~ N(0, I / alpha) and y ~ N(F w, I / beta); the logarithm of
@@ -27,7 +27,12 @@ PRECISION = 1e-9  # of alpha / beta, from one round to the next
 
 
 def logme(features: Array, targets: Array) -> float:
-    """The score; higher is better. ``features``: (n, d). ``targets``: (n, k), a column a target; n is at least 2."""
+    """Return the score; higher is better.
+
+    Args:
+        features: Of shape (n, d), with n at least 2.
+        targets: Of shape (n, k), one column a target.
+    """
     left, singular, _ = np.linalg.svd(features, full_matrices=False)
     eigen = singular**2
     along = left.T @ targets  # of each target the part that features can say
@@ -38,7 +43,7 @@ def logme(features: Array, targets: Array) -> float:
 
 
 def targets_of(right: NDArray[np.generic]) -> Array:
-    """Columns of a task: each class against the rest, for integers, or the values."""
+    """Return the columns of a task: each class against the rest, for integers, or else the values."""
     if right.dtype.kind in "iub":
         classes = np.unique(right)
         return np.asarray((right[:, None] == classes[None]).astype(float))

@@ -1,4 +1,4 @@
-"""Models that an ensemble lacks, trained in parallel: a study's best settings, which differ in what is varied."""
+"""Train, in parallel, the models that an ensemble lacks: with a study's best settings, but for what is varied."""
 
 from __future__ import annotations
 
@@ -43,30 +43,30 @@ def train_members(
     cluster: Cluster | ClusterRequest | None = None,
     observe: Observe | None = None,
 ) -> Study:
-    """Train what the study lacks for an ensemble whose members differ in ``vary``, as trials of the same study.
+    """Train what a study lacks for an ensemble whose members differ in ``vary``, as trials of the same study.
 
-    For each value (of several settings each combination) there are then ``each`` kept trials: with the settings of the
-    best trials that the search has found, but for what is varied. They are trained in parallel, each to its end;
-    what was killed goes on when this is called again, and what is there is not trained anew.
+    For each value (with several settings: for each combination) there are then ``each`` kept trials. They have the
+    settings of the best trials that the search has found, but for what is varied. They train in parallel, each to its
+    end. After a kill, call this again: what was begun goes on, and what is there is not trained again.
 
     Args:
-        study: The study, or its folder; nothing else writes its journal now. What comes is kept, whatever was its
-            ``--keep``, within its ``--keep-size``.
-        vary: Settings of the program and their values, such as ``{"inputs": ["temperature", "pressure+humidity"]}``
-            or ``{"seed": [1, 2, 3]}``. Of a setting that is a list, each value names ``views`` of the program, joined
-            by + or as a list.
-        each: How many trials of each value there are to be.
-        workers: Of all trials together; by default as many as the study had.
-        trial_workers: Share them out, as in ``tune``; by default as the study did.
-        cluster: Where they run; by default on this machine.
+        study: The study, or its folder; nothing else may write its journal now. The new trials are kept whatever the
+            study's ``--keep`` is, within its ``--keep-size``.
+        vary: Settings of the program and their values, such as ``{"inputs": ["temperature", "pressure+humidity"]}`` or
+            ``{"seed": [1, 2, 3]}``. For a setting that is a list, each value names ``views`` of the program, joined by
+            + or as a list.
+        each: The number of trials of each value.
+        workers: Number of workers of all trials together; None: as the study had.
+        trial_workers: Share them out, as in ``tune``; None: as the study did.
+        cluster: Where they run; None: on this machine.
         observe: Called with every record of the journal.
 
     Returns:
         The study.
 
     Raises:
-        UserError: For what is no setting, value or view, for a study without a result, and where its program trains
-            otherwise by now.
+        UserError: For an unknown setting, value or view, for a study without a result, and where its program has
+            changed.
 
     Example:
         >>> elastune.train_members("out", {"inputs": ["temperature", "pressure", "humidity"]}, workers=4)

@@ -37,7 +37,7 @@ class ModelHooks:
     predict: Callable[[nn.Module, str], Any]
 
     def made(self, config: dict[str, Any]) -> nn.Module:
-        """A model of these settings. Raises ``UserError``."""
+        """Return a model with these settings. Raises ``UserError``."""
         try:
             model: object = self.build(dict(config))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's function may raise anything
@@ -47,16 +47,18 @@ class ModelHooks:
         return model
 
     def model_of(self, candidate: Candidate) -> nn.Module:
-        """The model that a trial has left, in evaluation mode. Raises ``UserError``."""
+        """Return the model that a trial has left, in evaluation mode. Raises ``UserError``."""
         model = self.made(candidate.config)
         fill(model, weights_of(candidate), f"of trial {candidate.trial}")
         return model.eval()
 
     def said(self, model: nn.Module, name: str) -> dict[str, torch.Tensor] | None:
-        """Outputs and targets on the data set ``name``, in the order of its samples; None: the program knows none.
+        """Return outputs and targets on the data set ``name``, in the order of its samples.
+
+        The result is None where the program does not know the data set.
 
         Raises:
-            UserError: For what is no prediction.
+            UserError: For a result that is no prediction.
             Diverged: For outputs that are not finite.
         """
         try:
@@ -73,7 +75,7 @@ class ModelHooks:
         return complete_rows(found[0], found[1])
 
     def known(self, model: nn.Module, name: str) -> dict[str, torch.Tensor]:
-        """The same, of data that the program must know. Raises ``UserError`` and ``Diverged``."""
+        """Return the same for data that the program must know. Raises ``UserError`` and ``Diverged``."""
         found = self.said(model, name)
         if found is None:
             raise UserError("predict(model, name) knows the data set", name, "return its outputs and targets")
@@ -85,7 +87,7 @@ class ModelHooks:
 
 @contextmanager
 def hooks_of(found: Library, program: Path | None = None) -> Iterator[ModelHooks]:
-    """The hooks of ``program``, or of the file that the study was begun with, if it trains as it did then.
+    """Yield the hooks of ``program``, or of the file that the study was begun with, if it trains as it did then.
 
     What the program does to this process is undone at the end.
 

@@ -1,4 +1,4 @@
-"""An ensemble as one module: what its members say, mixed by their weights."""
+"""An ensemble as one module: the outputs of its members, mixed by their weights."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ LEAST = 1e-12
 
 
 class Doubt(NamedTuple):
-    """For each sample what the ensemble says, and how unsure it is: see ``reuse.insight.Uncertainty``.
+    """For each sample, what the ensemble says and how unsure it is: see ``reuse.insight.Uncertainty``.
 
-    ``aleatoric`` is None for values: a member says nothing of its own noise.
+    ``aleatoric`` is None for values: a member does not tell its own noise.
     """
 
     said: torch.Tensor
@@ -29,8 +29,8 @@ class EnsembleModel(nn.Module):
 
     Attributes:
         members: Modules that take the same input.
-        task: What they say: logits are made probabilities first.
-        weights: Of the members; they add up to 1.
+        task: What the members give; logits are made probabilities first.
+        weights: The weights of the members; they add up to 1.
     """
 
     weights: torch.Tensor
@@ -42,7 +42,7 @@ class EnsembleModel(nn.Module):
         self.register_buffer("weights", torch.tensor(list(weights)))
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        """Probabilities of classes, or values."""
+        """Return probabilities of classes, or values."""
         total: torch.Tensor | None = None
         for weight, member in zip(self.weights, self.members, strict=True):
             part = weight * self._said(member, *inputs)
@@ -51,7 +51,7 @@ class EnsembleModel(nn.Module):
         return total
 
     def doubt(self, *inputs: torch.Tensor) -> Doubt:
-        """What is said of each sample, and how sure that is.
+        """Return what the ensemble says of each sample, and how sure that is.
 
         Example:
             >>> model = elastune.load_ensemble("ensemble.safetensors", build).eval()

@@ -1,4 +1,4 @@
-"""What a study's kept trials say of a data set, asked long after they were trained: by the program's own functions."""
+"""Ask the kept trials of a study about a data set, long after they were trained, by the program's own functions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from elastune.train.predictions import check_name, file_of, keep
 
 @dataclass(frozen=True)
 class Prediction:
-    """What became of one trial's predictions on ``data``: ``rows`` were written, or 0 and the ``reason``."""
+    """What became of one trial's predictions on ``data``: ``rows`` were written, or 0 for the ``reason``."""
 
     trial: int
     data: str
@@ -32,7 +32,7 @@ class Prediction:
     reason: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return plain values."""
         return asdict(self)
 
 
@@ -44,26 +44,26 @@ def predict(
     program: str | Path | None = None,
     again: bool = False,
 ) -> list[Prediction]:
-    """Ask the kept trials of a study about data sets, and keep what they say as ``session.predictions`` does.
+    """Ask the kept trials of a study about data sets, and keep their predictions as ``session.predictions`` does.
 
-    The program's ``build(config)`` makes the model of each trial, its weights are loaded, and ``predict(model, name)``
-    tells outputs and targets of all samples. What is there already is left as it is, so a call that was cut off is
-    simply made again.
+    The program's ``build(config)`` makes the model of each trial. Its weights are loaded, and ``predict(model, name)``
+    gives outputs and targets of all samples. Existing predictions stay as they are, so after an interruption simply
+    call this again.
 
     Args:
-        study: The study, or its folder; nothing else writes its journal now.
-        data: Names of data sets. Those that begin with "test" can be asked about: no choice rests on them.
-        trials: Whom to ask; by default all that were kept.
-        program: The file with ``build`` and ``predict``; by default the one that the study was begun with, if it trains
-            as it did then.
-        again: Ask anew where there are predictions.
+        study: The study, or its folder; nothing else may write its journal now.
+        data: Names of data sets. A name that begins with "test" is allowed: no choice rests on it.
+        trials: The trials to ask; None: all that were kept.
+        program: The file with ``build`` and ``predict``; None: the file that the study was begun with, if it trains as
+            it did then.
+        again: Ask again where there are predictions.
 
     Returns:
         What was written and what was not, in the order of trials.
 
     Raises:
-        UserError: For a program that lacks a function, knows no such data or makes another model, for predictions that
-            exceed the study's ``--keep-size``, and where the study runs.
+        UserError: For a program that lacks a function, knows no such data or makes another model; for predictions that
+            exceed the study's ``--keep-size``; and where the study runs.
 
     Example:
         >>> elastune.predict("out", ["validation", "test_rotated"])

@@ -1,4 +1,4 @@
-"""Tells a study's journal what was made of its trials, so that reports and picks know of it."""
+"""Tell a study's journal what was made of its trials, so that reports and picks know of it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from elastune.reuse.soup_study import StudySoup
 
 
 def record_asset(found: Ensemble | StudySoup | ComposedModel, file: str | Path) -> AssetMade:
-    """Tell the study that ``found`` was written to ``file``: then it is a point of ``Study.assets``.
+    """Tell the study that ``found`` was written to ``file``; it is then a point of ``Study.assets``.
 
     Args:
-        found: What ``ensemble`` or ``Study.soup`` has chosen, or ``judge_model`` has judged.
-        file: Where ``save_ensemble``, ``Soup.save`` or ``save_composed`` has written it.
+        found: A result of ``ensemble``, ``Study.soup`` or ``judge_model``.
+        file: The file that ``save_ensemble``, ``Soup.save`` or ``save_composed`` has written.
 
     Returns:
         The record.
@@ -47,7 +47,7 @@ def record_asset(found: Ensemble | StudySoup | ComposedModel, file: str | Path) 
 
 
 def check_recordable(study: Path) -> None:
-    """Raise ``UserError`` where nobody could tell the study now: before something is chosen and written."""
+    """Raise ``UserError`` where the study could not be told now; for use before something is chosen and written."""
     check_unwritten(study / JOURNAL)
 
 

@@ -1,4 +1,4 @@
-"""By what an ensemble is judged: numbers of what it says and what is right. A higher ``gain`` is always better."""
+"""The scores that models are judged by: numbers computed from predictions and right answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,12 @@ Figures = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Score:
-    """``of`` (said, right): ``said`` has any leading axes before (rows, width), and so has what comes of it."""
+    """A score.
+
+    Attributes:
+        of: Computes it: ``of(said, right)``. ``said`` may have any leading axes before (rows, width); the result has
+            them, too.
+    """
 
     name: str
     kind: Kind
@@ -27,7 +32,7 @@ class Score:
     of: Callable[[Array, NDArray[Any]], Figures]
 
     def gain(self, said: Array, right: NDArray[Any]) -> Figures:
-        """The same as something to be raised."""
+        """Return the score with the sign for which a higher value is always better."""
         return self.of(said, right) if self.direction == "max" else -self.of(said, right)
 
 
@@ -76,7 +81,7 @@ _DEFAULT = {"classification": "accuracy", "regression": "mse"}
 
 
 def score_for(name: str | None, kind: Kind) -> Score:
-    """The score ``name``, or the usual one of such tasks. Raises ``UserError`` where there is none for them."""
+    """Return the score ``name``, or the usual one for tasks of this kind. Raises ``UserError`` for an unknown one."""
     found = SCORES.get(name or _DEFAULT[kind])
     if found is None or found.kind != kind:
         known = ", ".join(score.name for score in SCORES.values() if score.kind == kind)

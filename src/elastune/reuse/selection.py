@@ -1,10 +1,10 @@
 """Greedy selection with replacement, bagged and warm-started.
 
-Caruana, Niculescu-Mizil, Crew, Ksikes 2004, "Ensemble Selection from Libraries of Models": whichever member improves
-the mean most is added, the same one again where that is best; how often a member was added is its weight. Begun with
-nobody, the first steps rest on few members and fit the samples that they see; so as many of the best by themselves as
-are best together begin (their "sorted ensemble initialization"). Bags (each sees a random half of the candidates) say
-who may be a member at all, so that no candidate owes its place to chance.
+Caruana, Niculescu-Mizil, Crew, Ksikes 2004, "Ensemble Selection from Libraries of Models": add the member that improves
+the mean most, the same one again where that is best; how often a member was added is its weight. From an empty start,
+the first steps rest on few members and fit the samples that they see. So the selection begins with the best single
+members, as many as are best together (their "sorted ensemble initialization"). Bags (each sees a random half of the
+candidates) decide which candidates may be members at all, so that no candidate owes its place to chance.
 """
 
 from __future__ import annotations
@@ -26,13 +26,18 @@ BAG_SHARE = 0.5
 
 @dataclass(frozen=True)
 class EnsembleLimits:
-    """What an ensemble may have: so many different ``members``, whose inference costs at most ``cost`` together."""
+    """What an ensemble may have.
+
+    Attributes:
+        members: The most different members.
+        cost: The most that inference by all of them together may cost.
+    """
 
     members: int
     cost: float = float("inf")
 
     def admits(self, chosen: set[int], costs: Sequence[float]) -> bool:
-        """Whether these may stand together."""
+        """Return whether these members are within the limits."""
         return len(chosen) <= self.members and sum(costs[at] for at in chosen) <= self.cost * (1 + 1e-9)
 
 
@@ -46,20 +51,20 @@ def greedy(
     rounds: int = ROUNDS,
     warm: int | None = 1,
 ) -> list[int]:
-    """Who is added, one after another, until the mean is best; of means that are equally good, the shortest.
+    """Return the members in the order of adding, until the mean is best; of equally good means, the shortest.
 
     Args:
-        judged: What candidates say.
-        score: What is to become better; of equals the smooth score decides, then the order of candidates.
-        limits: What holds for all that are chosen.
-        costs: What inference by each candidate costs.
-        among: Who may be chosen; by default all.
-        rounds: How many are added at most.
-        warm: So many of the best by themselves begin, as far as the limits admit them; None: as many as are best
-            together, up to half of the members that there may be.
+        judged: The candidates' predictions.
+        score: The score that is to become better; of equals the smooth score decides, then the order of candidates.
+        limits: The limits of the ensemble.
+        costs: The cost of inference by each candidate.
+        among: The candidates that may be chosen; by default all.
+        rounds: The most additions.
+        warm: Begin with so many of the best single candidates, as far as the limits admit them; None: as many as are
+            best together, up to half of the allowed members.
 
     Returns:
-        Candidates' places in ``judged``; empty where the limits admit nobody.
+        Places in ``judged``; empty where the limits admit no candidate.
     """
     free = list(range(judged.members)) if among is None else list(among)
     chosen = _begin(judged, score, limits, costs, free, warm)
@@ -98,9 +103,10 @@ def _begin(
 def select(
     judged: Judged, score: Score, limits: EnsembleLimits, costs: Sequence[float], *, seed: int = 0, bags: int = BAGS
 ) -> Figures:
-    """The members' weights, adding up to 1, by bagged greedy selection; all 0 where the limits admit nobody.
+    """Return the members' weights, adding up to 1, by bagged greedy selection.
 
-    Of what comes of beginning with several and with the best one alone the better is taken.
+    All are 0 where the limits admit no candidate. It tries a start with several candidates and one with the best alone,
+    and takes the better result.
     """
     pool = _of_bags(judged, score, limits, costs, seed, bags)
     tried = [greedy(judged, score, limits, costs, among=pool, warm=warm) for warm in (1, None)]
@@ -132,7 +138,7 @@ def _of_bags(
 
 
 def best_single(judged: Judged, score: Score) -> int:
-    """The place of the best candidate; of equals, as ``greedy``."""
+    """Return the place of the best candidate; among equals, as ``greedy``."""
     ranks = _ranks(judged.said, judged, score)
     return max(range(judged.members), key=lambda at: (*ranks[at], -at))
 

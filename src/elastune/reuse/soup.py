@@ -33,14 +33,14 @@ HOW = ("greedy", "uniform")
 
 @dataclass(frozen=True)
 class Soup:
-    """What was averaged.
+    """A model whose weights are the mean of several.
 
     Attributes:
-        model: With the mean weights, in evaluation mode.
-        trials: Those whose weights are in it, in the order in which they were added.
+        model: The model with the mean weights, in evaluation mode.
+        trials: The trials whose weights are in it, in the order in which they were added.
         ancestor: What all of them began with.
-        score: Of the model, as ``evaluate`` tells it; it was chosen by that.
-        singles: The same of each trial that was looked at, by itself; NaN where it was no finite number.
+        score: The score of the model by ``evaluate``; the soup was chosen by it.
+        singles: The score of each trial that was looked at, by itself; NaN where it was no finite number.
     """
 
     model: nn.Module
@@ -50,7 +50,7 @@ class Soup:
     singles: dict[int, float]
 
     def save(self, file: str | Path) -> Path:
-        """Write the weights as one safetensors file, as ``--start-from`` reads them. Raises ``UserError``."""
+        """Write the weights as one safetensors file, which ``--start-from`` reads. Raises ``UserError``."""
         path = Path(file)
         check_file(path)
         named: dict[int, str] = {}
@@ -77,24 +77,24 @@ def soup(
     trials: Sequence[int] | None = None,
     batches: Callable[[], Iterable[Any]] | None = None,
 ) -> Soup:
-    """Average the weights of a study's trials that began with the same ones.
+    """Average the weights of a study's trials that began with the same weights.
 
     Args:
         study: The study, or its folder; its trials were kept (``--keep``).
-        build: Makes the program's model of a trial's settings.
-        evaluate: Tells a score of a model on a validation set; the soup is chosen by it, so no test set.
+        build: Makes the program's model from the settings of a trial.
+        evaluate: Gives the score of a model on a validation set. The soup is chosen by it, so use no test set.
         how: "greedy" or "uniform".
         direction: "max" or "min": the better way of the score.
-        trials: Whom to look at; by default all that were kept.
-        batches: Gives the inputs of training batches, without which models with BatchNorm are refused: their running
-            statistics are estimated anew, since a mean of them is not that of the mean's activations.
+        trials: The trials to look at; None: all that were kept.
+        batches: Gives the inputs of training batches. Models with BatchNorm are refused without it: their running
+            statistics are estimated again, because a mean of statistics is not that of the mean's activations.
 
     Returns:
         The soup. With "greedy" its score is no worse than that of the best trial by itself.
 
     Raises:
-        UserError: Where the trials have no common ancestor, their models are not of the same shapes, nothing was
-            kept, or the soup's score is no finite number.
+        UserError: Where the trials have no common ancestor, their models have different shapes, nothing was kept, or
+            the soup's score is no finite number.
 
     Example:
         >>> found = elastune.soup("out", build, lambda model: accuracy(model, data.validation))
@@ -110,8 +110,14 @@ def soup(
 
 @dataclass(frozen=True)
 class Kitchen:
-    """How models are made and judged: ``build(config)``, ``evaluate(model)``, "max" or "min", and ``estimate``, which
-    makes a mixed model's statistics of BatchNorm anew (None: models with such layers are refused)."""
+    """How models are made and judged.
+
+    Attributes:
+        build: ``build(config)`` makes a model.
+        evaluate: ``evaluate(model)`` gives its score.
+        direction: "max" or "min": the better way of the score.
+        estimate: Estimates the BatchNorm statistics of a mixed model; None: models with such layers are refused.
+    """
 
     build: Build
     evaluate: Evaluate
@@ -120,7 +126,7 @@ class Kitchen:
 
 
 def cooked(found: Library, kitchen: Kitchen, how: str, trials: Sequence[int] | None = None) -> Soup:
-    """As ``soup``, of a study that is read already."""
+    """Do what ``soup`` does, for a study that was read already."""
     known = found.asked(trials)
     common = ancestor(found.table, read(found.out / JOURNAL), [one.trial for one in known])
     pot = _Pot(known, kitchen)

@@ -1,4 +1,4 @@
-"""A soup that the program itself judges: ``elastune soup``."""
+"""A soup that is judged by the program itself: ``elastune soup``."""
 
 from __future__ import annotations
 
@@ -27,8 +27,14 @@ from elastune.train.predictions import HELD_OUT, check_name
 
 @dataclass(frozen=True)
 class SoupTest:
-    """What was scored on data that no choice has seen, ``rows`` of them: by the soup, and by the trial that was the
-    best by itself where the choice was made."""
+    """Scores on data that no choice has seen.
+
+    Attributes:
+        data: The name of the data set.
+        rows: How many rows it has.
+        soup: The score of the soup.
+        best_single: The score of the trial that was best by itself where the choice was made.
+    """
 
     data: str
     rows: int
@@ -40,7 +46,9 @@ class SoupTest:
 class StudySoup:
     """A soup, the predictions that it was chosen by, and its score on others.
 
-    ``single``: the trial that is the best by itself on ``data``. ``test``: None where the program knows no such data.
+    Attributes:
+        single: The trial that is best by itself on ``data``.
+        test: Scores on test data; None where the program knows no such data.
     """
 
     study: Path
@@ -54,17 +62,17 @@ class StudySoup:
 
     @property
     def parameters(self) -> int:
-        """How many numbers the soup has, as each of its trials."""
+        """The number of parameters of the soup; each of its trials has as many."""
         return numbers_in(tensors_of(self.soup.model))
 
     @property
     def singles(self) -> list[SingleScore]:
-        """What trials score by themselves; those whose score is no number are left out."""
+        """The scores of single trials, without those whose score is no number."""
         found = {trial: score for trial, score in self.soup.singles.items() if not isnan(score)}
         return [SingleScore(trial, score, self.parameters) for trial, score in found.items()]
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values; the weights are left out."""
+        """Return plain values; the weights are left out."""
         soup = self.soup
         return {
             "study": str(self.study),
@@ -93,16 +101,16 @@ def soup_of_study(
     trials: Sequence[int] | None = None,
     program: str | Path | None = None,
 ) -> StudySoup:
-    """Average the weights of kept trials that began with the same ones, judged by what the program's ``predict`` says.
+    """Average the weights of kept trials that began with the same weights, judged by the program's ``predict``.
 
     Args:
         study: The study, or its folder.
         how: "greedy" (from the best on, each that does no harm) or "uniform" (all).
-        objective: accuracy, log_loss, brier; mse, rmse, mae, r2. By default accuracy or mse.
+        objective: "accuracy", "log_loss", "brier"; "mse", "rmse", "mae", "r2". None: accuracy or mse.
         data: The data set that the choice is made by.
-        test: The one that judges it; the program is asked about it after the choice.
-        statistics: The data set by which statistics of BatchNorm are estimated anew, where there are any.
-        trials: Whom to look at; by default all that were kept.
+        test: The data set that judges it; the program is asked about it after the choice.
+        statistics: The data set by which BatchNorm statistics are estimated again, where there are any.
+        trials: The trials to look at; None: all that were kept.
         program: As for ``predict``.
 
     Returns:

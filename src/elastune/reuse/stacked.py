@@ -1,4 +1,4 @@
-"""Models of sub-problems under one head: stacked generalisation (Wolpert 1992), as an ordinary training."""
+"""Models of sub-problems under one head (stacked generalisation, Wolpert 1992), trained as any model."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ View = Callable[[dict[str, Any], torch.Tensor], torch.Tensor]
 
 
 def everything(config: dict[str, Any], inputs: torch.Tensor) -> torch.Tensor:
-    """The view of a part that is shown all."""
+    """Return all inputs: the view of a part that sees everything."""
     return inputs
 
 
 class StackedParts(nn.Module):
-    """A linear ``head`` over what its ``parts`` say, one after another; parts stay as they are, in evaluation mode.
+    """A linear ``head`` over the outputs of its ``parts``. The parts stay as they are, in evaluation mode.
 
-    ``made_of``: the trials that its parts are, and, once it is trained, that of its head; empty where nobody told.
+    Attributes:
+        made_of: The trials of its parts and, once it is trained, of its head; empty where they are not known.
     """
 
     def __init__(
@@ -43,18 +44,18 @@ class StackedParts(nn.Module):
         self.parts.requires_grad_(False)
 
     def train(self, mode: bool = True) -> StackedParts:
-        """As of any module, but of the head alone."""
+        """Set the training mode of the head; the parts stay in evaluation mode."""
         super().train(mode)
         self.parts.eval()
         return self
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """What the head makes of what the parts say."""
+        """Return the head's output for the outputs of the parts."""
         return self.head(said_by(self.parts, self._configs, self._view, inputs))  # type: ignore[no-any-return]
 
 
 def said_by(parts: Any, configs: Sequence[dict[str, Any]], view: View, inputs: torch.Tensor) -> torch.Tensor:
-    """What the parts say of ``inputs``, each of its own view, side by side: (samples, numbers)."""
+    """Return the outputs of the parts for ``inputs``, each for its own view, side by side: (samples, numbers)."""
     with torch.no_grad():
         said = [part(view(config, inputs)) for part, config in zip(parts, configs, strict=True)]
     return torch.cat([one.reshape(len(inputs), -1) for one in said], -1)
@@ -69,21 +70,21 @@ def stacked_parts(
     trials: Sequence[int] | None = None,
     view: View = everything,
 ) -> StackedParts:
-    """Kept trials of a study under a fresh head, to be trained like any model: call this in ``train(session)``.
+    """Put kept trials of a study under a new head, to be trained like any model. Call this in ``train(session)``.
 
-    The parts may have been trained on classes, regions or views of their own, in parallel, as one study. What the head
-    is trained by should not be what they were trained by: they know that too well.
+    The parts may have been trained on classes, regions or views of their own, in parallel, as one study. Train the head
+    on other data than the parts: they know their own training data too well.
 
     Args:
-        study: The study whose trials are parts, in a folder that every worker reads.
-        build: Makes the program's model of a trial's settings.
+        study: The study whose trials are parts, in a folder that every worker can read.
+        build: Makes the program's model from the settings of a trial.
         outputs: Numbers that the head gives, such as the number of classes.
-        example: One sample or more, of the shape that the model will get: tells how much the parts say.
-        trials: Whom to take; by default all that were kept.
-        view: What a part is shown of the inputs, by its settings; by default all.
+        example: One sample or more, of the shape that the model will get; it shows how many numbers the parts give.
+        trials: The trials to take; None: all that were kept.
+        view: What a part sees of the inputs, by its settings; by default all.
 
     Returns:
-        The model; its head alone trains.
+        The model; only its head trains.
 
     Raises:
         UserError: Where nothing was kept, ``build`` makes other models, or parts do not take the example.

@@ -1,6 +1,6 @@
-"""Weights of members, none negative and adding up to 1, that make the mean's loss smallest.
+"""Weights of members, none negative and adding up to 1, that make the loss of the mean smallest.
 
-Of probabilities that is the log loss of the mixture, and of values the squared error: both are convex, so there is one
+For probabilities that is the log loss of the mixture, for values the squared error. Both are convex, so there is one
 best loss, whatever the start.
 """
 
@@ -20,7 +20,7 @@ SMALLEST = 1e-3  # a weight below it is left out: a member costs its inference, 
 
 
 def stack(judged: Judged, limits: EnsembleLimits, costs: Sequence[float]) -> Figures:
-    """The best weights of at most as many members as ``limits`` admit; all 0 where they admit nobody."""
+    """Return the best weights of at most as many members as ``limits`` admit; all 0 where they admit none."""
     first = simplex_weights(judged)
     pool: set[int] = set()
     for at in np.argsort(-first, kind="stable").tolist():
@@ -34,7 +34,7 @@ def stack(judged: Judged, limits: EnsembleLimits, costs: Sequence[float]) -> Fig
 
 
 def simplex_weights(judged: Judged) -> Figures:
-    """The best weights of all members."""
+    """Return the best weights of all members."""
     if judged.members == 1:
         return np.ones(1)
     if judged.task.kind == "classification":
@@ -74,7 +74,7 @@ def _least_squares(said: Array, right: Array) -> Figures:
 
 
 def onto_simplex(point: Figures) -> Figures:
-    """The nearest point of which no coordinate is negative and all add up to 1 (Duchi et al. 2008)."""
+    """Return the nearest point of which no coordinate is negative and all add up to 1 (Duchi et al. 2008)."""
     ordered = np.sort(point)[::-1]
     excess = (np.cumsum(ordered) - 1) / np.arange(1, len(point) + 1)
     return np.asarray(np.maximum(point - excess[ordered > excess][-1], 0.0))

@@ -1,4 +1,4 @@
-"""What kind of problem predictions are of, told by their shapes and types; members' outputs as one array."""
+"""The kind of problem that predictions belong to, found from their shapes and types; members' outputs as one array."""
 
 from __future__ import annotations
 
@@ -25,7 +25,12 @@ _CLASSES = "outputs of a classification have one number a class more than its ta
 
 @dataclass(frozen=True)
 class Task:
-    """``says``: what members' outputs are. ``width``: of them, the number of classes or of values."""
+    """A kind of problem.
+
+    Attributes:
+        says: What members' outputs are.
+        width: The number of classes or of values.
+    """
 
     kind: Kind
     says: Says
@@ -34,10 +39,10 @@ class Task:
 
 @dataclass(frozen=True)
 class Judged:
-    """What members say of the same samples, and what is right.
+    """What members predict for the same samples, and the right answers.
 
     Attributes:
-        task: What kind of problem it is.
+        task: The kind of problem.
         said: Probabilities or values, of shape (members, rows, width); a row is a sample, or a token of one.
         right: The class of each row, or its values of shape (rows, width).
     """
@@ -48,11 +53,12 @@ class Judged:
 
     @property
     def members(self) -> int:
+        """The number of members."""
         return len(self.said)
 
 
 def task_of(outputs: torch.Tensor, targets: torch.Tensor) -> Task:
-    """The task that these are of. Raises ``UserError`` where they fit none."""
+    """Return the task of these outputs and targets. Raises ``UserError`` where they fit none."""
     if targets.is_floating_point():
         if outputs.shape != targets.shape and outputs.shape != (*targets.shape, 1):
             raise UserError(_REGRESSION, f"{tuple(outputs.shape)} and {tuple(targets.shape)}", "reshape one of them")
@@ -71,10 +77,10 @@ def task_of(outputs: torch.Tensor, targets: torch.Tensor) -> Task:
 
 
 def judged(predictions: Mapping[int, Mapping[str, torch.Tensor]]) -> Judged:
-    """All members' predictions, by trial, as one array, in that order; each trial's are read once, and not held.
+    """Return all members' predictions, by trial, as one array, in that order. Each is read once, and not held.
 
     Raises:
-        UserError: Where they are not of the same samples of one task, or too many to hold.
+        UserError: Where they are not for the same samples of one task, or too many to hold.
     """
     trials = list(predictions)
     first, kind, width, logits = trials[0], "", 0, False

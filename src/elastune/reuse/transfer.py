@@ -1,4 +1,4 @@
-"""Which kept model to begin a new task with: sources ranked by what their features would be worth there."""
+"""Which kept model to start a new task from: sources are ranked by how useful their features would be there."""
 
 from __future__ import annotations
 
@@ -28,8 +28,16 @@ WIDEST = 8192  # numbers a sample: decomposing takes time that grows with their 
 
 @dataclass(frozen=True)
 class RankedSource:
-    """A kept trial. ``score``: LogME of its features, higher is better. ``start_from``: what the new training names;
-    ``measured``: what trainings that began with it have reached, the best one; None: there was none."""
+    """A kept trial as a source for a new training.
+
+    Attributes:
+        study: The folder of its study.
+        trial: Its number.
+        score: The LogME score of its features; higher is better.
+        width: How many features it has.
+        start_from: What to give as ``--start-from`` of the new training.
+        measured: The best value that trainings which began with it have reached; None: there was none.
+    """
 
     study: Path
     trial: int
@@ -43,8 +51,12 @@ class RankedSource:
 class SourceRanking:
     """Sources for a task, the best first.
 
-    ``rows`` of the data set ``data`` were looked at. ``tau``: Kendall's tau-b of scores and what was measured, from -1
-    to 1; None where fewer than two sources were tried, or all alike.
+    Attributes:
+        data: The name of the predictions that were read.
+        rows: How many of their rows.
+        sources: The sources.
+        tau: Kendall's tau-b of scores and measured values, from -1 to 1; None where fewer than two sources were tried,
+            or all are equal.
     """
 
     data: str
@@ -53,21 +65,21 @@ class SourceRanking:
     tau: float | None
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return plain values."""
         told = [{**asdict(one), "study": str(one.study)} for one in self.sources]
         return {"data": self.data, "rows": self.rows, "sources": told, "tau": self.tau}
 
 
 def rank_sources(studies: Sequence[str | Path], data: str, *, measured: Sequence[str | Path] = ()) -> SourceRanking:
-    """Rank the kept trials of earlier studies by how well their features would serve a new task (LogME).
+    """Rank the kept trials of earlier studies by how useful their features would be for a new task (LogME).
 
     Args:
-        studies: Folders of studies whose kept trials have told features of the new task's samples, with the new task's
-            targets, as the predictions ``data``: by ``elastune predict STUDY --program FILE``, where FILE's ``predict``
-            returns features (such as those before the last layer) and targets.
+        studies: Folders of studies whose kept trials have, as the predictions ``data``, features of the new task's
+            samples with the new task's targets. ``elastune predict STUDY --program FILE`` makes them, where the
+            ``predict`` of FILE returns features (such as those before the last layer) and targets.
         data: The name of these predictions.
-        measured: Folders of studies that were begun with ``--start-from`` one of these trials: their best value by
-            their first objective is held against the estimate.
+        measured: Folders of studies that were begun with ``--start-from`` one of these trials. Their best value by
+            their first objective is compared with the estimate.
 
     Returns:
         All sources, the most promising first.

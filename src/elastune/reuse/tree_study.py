@@ -1,4 +1,4 @@
-"""From coarse to fine as one study: a trial for each node of a tree of classes, from the weights of the one above."""
+"""Train from coarse to fine as one study: one trial for each node of a tree of classes, from the weights above it."""
 
 from __future__ import annotations
 
@@ -27,10 +27,13 @@ from elastune.train.program.load import load_as_guest
 
 
 class TreeTrials(FixedTrials):
-    """A trial of each of ``nodes``, once that of the node above has ended well, with its weights but for ``fresh``.
+    """A trial for each of ``nodes``, once that of the node above has ended well, with its weights but for ``fresh``.
 
-    ``known``: the node of each trial that there is already; ``ended``: those of them that have ended well. Where one
-    fails, those below it are not begun.
+    Where a node's trial fails, the nodes below it are not begun.
+
+    Args:
+        known: The node of each trial that there is already.
+        ended: Those of them that have ended well.
     """
 
     def __init__(
@@ -68,7 +71,7 @@ class TreeTrials(FixedTrials):
 
 
 def above(node: str) -> str | None:
-    """The name of the node over it; None of the root."""
+    """Return the name of the node above ``node``; None for the root."""
     return None if node == ROOT else node.rpartition(".")[0]
 
 
@@ -88,31 +91,33 @@ def train_tree(
     cluster: Cluster | ClusterRequest | None = None,
     observe: Observe | None = None,
 ) -> Study:
-    """Train a model for each node of a tree of classes, as trials of one study; ``join`` makes one model of them.
+    """Train a model for each node of a tree of classes, as trials of one study. ``join`` makes one model of them.
 
-    The root's comes first. As soon as a node's training has ended well those below it begin with its weights, and
-    train in parallel, whatever else still runs. What was killed, at any moment, goes on when this is called again.
+    The root trains first. As soon as a node's training has ended well, the nodes below it begin with its weights, and
+    train in parallel, whatever else still runs. After a kill, at any moment, call this again: the study goes on.
 
     Args:
-        program: A file with ``train(session)`` and ``objectives``, whose config has ``tree``, as plain data, and
-            ``node``, the name of the one that is trained: see ``ClassTree.labels``, ``rows`` and ``outputs``.
+        program: A file with ``train(session)`` and ``objectives``. Its config has ``tree``, as plain data, and
+            ``node``, the name of the node to train: see ``ClassTree.labels``, ``rows`` and ``outputs``.
         tree: The classes in groups.
-        out: The study's folder; what there is of this tree in it is gone on with.
-        fresh: Tensors that each node begins anew, such as "head.*": it tells other things than the one above.
-        config: Other settings.
-        workers: Of all trials together. ``trial_workers``: share them out, as in ``tune``.
-        means: How a trial is run, but for that.
-        epochs: In place of what the program asks of ``session.epochs``.
-        seed: Of everything random.
-        divergence: A training has failed once its loss is so many times that of its start; None: not finite.
-        cluster: Where trials run; by default on this machine.
+        out: The study's folder; what it has of this tree already is continued.
+        fresh: Tensors that each node begins anew, such as "head.*", because it tells other things than the node above.
+        config: Further settings.
+        workers: Number of workers of all trials together.
+        trial_workers: Share them out, as in ``tune``.
+        means: The system parameters of a trial, apart from workers.
+        epochs: Replaces the number of epochs that the program asks of ``session.epochs``.
+        seed: The seed of everything random.
+        divergence: A training has failed once its loss is this many times that of its start; None: once it is not
+            finite.
+        cluster: Where trials run; None: on this machine.
         observe: Called with every record of the journal.
 
     Returns:
-        The study. Where a node has failed, those below it are missing: its reason is in ``trials``.
+        The study. Where a node has failed, the nodes below it are missing: its reason is in ``trials``.
 
     Raises:
-        UserError: For a program that does not know of nodes, and a folder of another study.
+        UserError: For a program that does not know of nodes, and for the folder of another study.
 
     Example:
         >>> tree = elastune.class_tree([[[0, 2], [1, 3]], [[4, 5], [6]]])

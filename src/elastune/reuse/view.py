@@ -1,4 +1,4 @@
-"""Views of a data set: parts of a sample's inputs, by name, so that models differ in what they are shown."""
+"""Views of a data set: named parts of a sample's inputs, so that models can see different parts."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _FIX = 'such as views = {"temperature": [0, 1], "pressure": [2]}'
 
 
 class InputView(nn.Module):
-    """Of its inputs the columns of some views: the first layer of a model that is shown these alone.
+    """A first layer that passes on only the columns of some views of its inputs.
 
-    So all models take the whole input, whatever each of them looks at, and may be members of one ensemble.
+    With it all models take the whole input, whatever each of them sees, and may be members of one ensemble.
 
     Attributes:
-        columns: Which places along ``dim`` it lets through, in the order of the views.
-        width: How many they are.
+        columns: The places along ``dim`` that pass, in the order of the views.
+        width: How many columns pass.
 
     Args:
         views: The columns of each view, by its name.
-        shown: The names of those that the model is shown, at least one.
+        shown: The names of the views that the model sees, at least one.
         dim: The axis that views divide; by default the last.
 
     Raises:
-        UserError: For what are no views, and for names that are none of them.
+        UserError: For values that are no views, and for unknown names.
 
     Example:
         >>> views = {"temperature": [0, 1], "pressure": [2]}
@@ -44,10 +44,11 @@ class InputView(nn.Module):
 
     @property
     def width(self) -> int:
+        """How many columns pass."""
         return len(self.columns)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Of ``inputs`` what is shown."""
+        """Return the columns of ``inputs`` that pass."""
         return inputs.index_select(self.dim, torch.tensor(self.columns, device=inputs.device))
 
     def extra_repr(self) -> str:
@@ -55,7 +56,11 @@ class InputView(nn.Module):
 
 
 def checked_views(views: object, where: object) -> dict[str, tuple[int, ...]]:
-    """The columns of each view. Raises ``UserError`` for what are none; ``where`` they were found."""
+    """Return the columns of each view; ``where`` says, for the error, where they were found.
+
+    Raises:
+        UserError: For values that are no views.
+    """
     rule = "a program whose inputs are varied names its views: the columns of each"
     if not isinstance(views, Mapping) or not views:
         raise UserError(rule, f"{'none' if views is None else repr(views)[:80]} in {where}", _FIX)
@@ -69,7 +74,7 @@ def checked_views(views: object, where: object) -> dict[str, tuple[int, ...]]:
 
 
 def checked_shown(shown: object, views: Mapping[str, object]) -> list[str]:
-    """The names of views that a model is shown. Raises ``UserError`` where they are not, or there are none."""
+    """Return the names of the views that a model sees. Raises ``UserError`` for unknown names, and for none."""
     names = list(shown) if isinstance(shown, list | tuple) else []
     fix = f"use {', '.join(views)}"
     if not names or len({repr(name) for name in names}) < len(names):

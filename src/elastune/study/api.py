@@ -1,4 +1,4 @@
-"""From a user's functions to a run or a study: what ``import elastune`` offers beside the command line."""
+"""The functions ``elastune.run`` and ``elastune.tune``: what the command line offers, for Python programs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,11 @@ LONGEST_S = 366 * 24 * 3600.0
 
 
 def program_of(train: Train) -> Program:
-    """Where workers find ``train``: its file and name. Raises ``UserError`` for a function that no file defines."""
+    """Return where workers find ``train``: its file and its name.
+
+    Raises:
+        UserError: For a function that no file defines at its top level.
+    """
     file = inspect.getsourcefile(train) if inspect.isfunction(train) else None
     name = getattr(train, "__qualname__", str(train))
     if file is None or not Path(file).is_file() or "." in name or name == "<lambda>":
@@ -77,19 +81,45 @@ def run(
     price_per_worker_hour: float | None = None,
     prices: str | Path | None = None,
 ) -> RunResult:
-    """Run ``train(session)`` on ``workers`` processes (or ``means.workers``) and return what it reached.
+    """Train once: run ``train(session)`` on several worker processes, and return the result.
 
-    ``policies`` and ``monitors`` are written as on the command line: ``policies=["gns:max_batch=2048"]``; classes of
-    policies that the function's file defines go by their names. ``divergence``: the run fails once its training loss is
-    so many times that of its start, see ``core.divergence``; None: once it is not finite. ``sync``: how workers agree,
-    such as "local:learners=8,every=16" (docs/sync.md); ``sync_schedule``: and otherwise from which steps on,
-    "1000=local:learners=8,every=16; 5000=allreduce". ``topology``: by which routes sums travel,
-    instead of that of ``means``, such as "tree" or "parents=[0,0,1,0]" (docs/topologies.md).
+    Call this function below ``if __name__ == "__main__":``, because every worker imports the file. Under torchrun or
+    srun this process is one of the workers that they started. The process then ends inside this call when its work is
+    done, and ``out`` must be one folder for all workers.
 
-    Under torchrun or srun this process is one of the workers they started, and ends here when its work is done. Call
-    it below ``if __name__ == "__main__":``, since workers import the file. ``out``, ``cluster`` and ``grace_s``: as in
-    ``tune``. ``price_per_worker_hour`` or ``prices``, a file of what hosts cost by their kind (docs/spot.md): the
-    result's ``money`` says what the run has cost. Raises ``UserError`` and ``JobFailed``.
+    Args:
+        train: A plain function at the top level of a file.
+        config: Settings that replace those of the program's own ``config``.
+        workers: Number of worker processes; None: ``means.workers``.
+        seed: The seed of everything random.
+        out: The folder of the results, or, as text, a URL that fsspec can open; None: the next free folder.
+        means: System parameters, such as mode, mechanism and device.
+        sync: How workers agree, such as "local:learners=8,every=16" (docs/sync.md).
+        sync_schedule: How workers agree from given steps on, such as
+            "1000=local:learners=8,every=16; 5000=allreduce".
+        topology: The routes of the workers' sums, instead of those of ``means``, such as "tree" or "parents=[0,0,1,0]"
+            (docs/topologies.md).
+        epochs: Replaces the number of epochs that the program asks of ``session.epochs``.
+        policies: Policies as on the command line, such as ``["gns:max_batch=2048"]``. A policy class that the file of
+            ``train`` defines has its class name.
+        monitors: Monitors as on the command line, such as ``["noise_scale:every=10"]``.
+        divergence: The run fails once its training loss is this many times the loss at its start (see
+            ``core.divergence``); None: once the loss is not finite.
+        resume: Continue the run that is in ``out``.
+        cluster, grace_s: As in ``tune``.
+        price_per_worker_hour: What one worker-hour costs.
+        prices: A file with the prices of hosts by their kind (docs/spot.md), instead of ``price_per_worker_hour``.
+
+    Returns:
+        The last record of the run: its metrics, training time in seconds, and more. With a price its ``money`` says
+        what the run has cost; without one ``money`` is None.
+
+    Raises:
+        UserError: For a wrong request.
+        JobFailed: For a run that ended without a result.
+
+    Example:
+        >>> elastune.run(train, {"lr": 0.1}, workers=4).metrics
     """
     program, paid = program_of(train), prices_asked(price_per_worker_hour, prices, cluster)
     place = from_environment(os.environ)
@@ -167,31 +197,68 @@ def tune(
     keep_bytes: int | None = None,
     plan: str | Path | None = None,
 ) -> Study:
-    """Search ``space`` for the best trade-offs among ``objectives``, on ``workers`` for all trials together.
+    """Search ``space`` for the best trade-offs among several ``objectives``.
 
-    ``space(trial)`` is Optuna's define-by-run: it returns a dict of settings; the names workers, mode, mechanism, mesh,
-    copies, virtual_tensor, schedule, zero_stage, offload, compress, micro_batch and policy set system parameters, sync
-    (with learners, every, ...) and sync_schedule how workers agree, else as ``sync`` and ``sync_schedule`` here say; a
-    trial that cannot have them together is infeasible, with the reason, and not run. At least one of ``trials``,
-    ``budget_s``, ``worker_hours`` and ``patience`` (trials, or generations of a genetic search, without a better one)
-    bounds the search; it ends, too, once a trial has reached ``until``, such as "accuracy >= 0.98". With a ``target``,
-    written alike, ``seconds_to_target`` may be an objective. ``stopping="asha"`` pauses trials that do not promise to
-    be on the front; ``trial_workers=(1, 4)`` moves workers among the running trials, each within these bounds, as
-    ``allocation`` says: "short_first", which has the longest trials wait, or "steepest" (docs/studies.md).
-    ``warm_start``: folders of earlier studies; their best settings are tried first, and what they measured in the same
-    context counts for the search. A trial whose loss is ``divergence`` times that of its start ends, infeasible; None:
-    one whose loss is not finite. ``cluster``: where trials run, as ``--cluster`` names it (docs/clusters.md), such as
-    "hosts:7070,token_file=token,interface=eth0"; by default on this machine. ``prices``: a file of what hosts cost by
-    their kind (docs/spot.md), for the objective ``cost``; hosts that do not tell their kind are on-demand ones.
-    ``grace_s``: should this process die, trials go on for so long, and the same call with ``resume`` takes them over.
-    ``out``: a folder, or, as text, a URL that fsspec can open: results are copied there, and ``resume`` brings them
-    back. ``keep``: whose weights and predictions stay ("all", "front+last:3", see ``study.loop.retention``), in
-    ``keep_bytes`` of the disk at most; ensembles are made of them. ``plan``: the folder of a plan of this program: no
-    trial has more workers than it says bring anything, and ``trial_workers`` are shared by it until steps are measured.
+    ``space(trial)`` is a define-by-run function as in Optuna: it returns a dict of settings. Some names are reserved:
 
-        study = elastune.tune(train, space, objectives={"accuracy": "max", "seconds": "min"}, workers=8, trials=50)
-        study.front()
-        study.pick(accuracy=0.98).command
+    - workers, mode, mechanism, mesh, copies, virtual_tensor, schedule, zero_stage, offload, compress, micro_batch and
+      policy set system parameters;
+    - sync (with learners, every, ...) and sync_schedule set how workers agree.
+
+    A trial whose system parameters do not go together is infeasible: it does not run, and the study keeps the reason.
+    At least one of ``trials``, ``budget_s``, ``worker_hours`` and ``patience`` must bound the search.
+
+    Args:
+        train: A plain function at the top level of a file, ``train(session)``.
+        space: The search space.
+        objectives: Metric names, each with "max" or "min".
+        workers: Number of workers of all trials together.
+        trial_workers: (low, high): move workers among the running trials; each trial has from low to high of them.
+        allocation: How ``trial_workers`` are shared: "short_first", under which the longest trials wait, or "steepest"
+            (docs/studies.md).
+        trials: Number of trials after which the search ends.
+        budget_s: Wall time of the search, in seconds.
+        worker_hours: Worker-hours that all trials together may use.
+        until: One comparison or several, such as "accuracy >= 0.98": the search ends once one trial has reached all.
+        patience: The search ends after this many trials in a row without a better one (in a genetic search:
+            generations).
+        target: A comparison, such as "accuracy >= 0.97". ``seconds_to_target`` may then be an objective.
+        stopping: Early stopping: "asha" pauses trials that do not promise to be on the front; see ``--stopping``.
+        warm_start: Folders of earlier studies. Their best settings are tried first; what they measured in the same
+            context counts for the search.
+        constraints: Such as "workers * micro_batch == 4096" or "accuracy >= 0.9".
+        sampler: "auto", "random", "grid", "tpe", "gp", "nsga2", "nsga3", "genetic" or "cmaes".
+        config: Settings that replace those of the program's own ``config``; values of ``space`` replace both.
+        seed: The seed of everything random.
+        divergence: A trial ends as infeasible once its loss is this many times the loss at its start; None: once its
+            loss is not finite.
+        out: The folder of the results; None: the next free folder. Given as text, it may be a URL that fsspec can
+            open: results are copied there, and ``resume`` brings them back.
+        price_per_worker_hour: The price by which the objective ``cost`` is counted.
+        prices: A file with the prices of hosts by their kind (docs/spot.md), for the objective ``cost``. A host that
+            does not tell its kind counts as an on-demand host.
+        resume: Continue the study that is in ``out``.
+        cluster: Where trials run, as ``--cluster`` names it (docs/clusters.md), such as
+            "hosts:7070,token_file=token,interface=eth0"; None: on this machine.
+        grace_s: Seconds that trials go on without this process, should it die. The same call with ``resume`` takes
+            them over.
+        sync, sync_schedule: How workers agree where ``space`` does not say it, as in ``run``.
+        keep: Which trials' weights and predictions stay on the disk, such as "all" or "front+last:3" (see
+            ``study.loop.retention``). Ensembles are made of them.
+        keep_bytes: The most bytes of the disk for ``keep``.
+        plan: The folder of a plan of this program. No trial gets more workers than the plan says are of use. The plan
+            also decides how ``trial_workers`` are shared until steps are measured.
+
+    Returns:
+        The study: its trials, their front, and what to pick.
+
+    Raises:
+        UserError: For a wrong request.
+
+    Example:
+        >>> study = elastune.tune(train, space, objectives={"accuracy": "max", "seconds": "min"}, workers=8, trials=50)
+        >>> study.front()
+        >>> study.pick(accuracy=0.98).command
     """
     program, asked, agreed = program_of(train), cluster_asked(cluster, grace_s), SyncChoice.parse(sync, sync_schedule)
     means = StudyRequest(program, Path()).means
@@ -230,13 +297,21 @@ def tune(
 
 
 def prices_asked(price: float | None, file: str | Path | None, cluster: Cluster | str | None) -> Prices | None:
-    """What a worker-hour costs; None where nobody said. Raises ``UserError``."""
+    """Return what a worker-hour costs; None where neither a price nor a file was given.
+
+    Raises:
+        UserError: For a wrong price or file.
+    """
     told = cluster.varies if isinstance(cluster, Cluster) else cluster not in (None, LocalKind.name)
     return prices_of(price, None if file is None else Path(file), ON_DEMAND, told=told)
 
 
 def cluster_asked(cluster: Cluster | str | None, grace_s: float) -> Cluster | ClusterRequest | None:
-    """Where workers run, which are to outlive this process by ``grace_s``."""
+    """Return where workers run; they are to outlive this process by ``grace_s`` seconds.
+
+    Raises:
+        UserError: For a ``grace_s`` that is out of range, or that the given cluster cannot have.
+    """
     if not 0 <= grace_s <= LONGEST_S:  # nor NaN
         raise UserError("grace_s must be from 0 to a year, in seconds", grace_s, "such as 60.0")
     if grace_s and isinstance(cluster, Cluster):
@@ -247,7 +322,7 @@ def cluster_asked(cluster: Cluster | str | None, grace_s: float) -> Cluster | Cl
 
 @contextmanager
 def results_folder(out: str | Path | None, program: Program, command: str, *, resume: bool) -> Iterator[Path]:
-    """The folder of the results, which are where they were to go when the block ends."""
+    """Yield the folder to write results into. When the block ends, the results are where ``out`` says."""
     if out is None:
         if resume:
             raise UserError("resume needs to know what to go on with", "no out", "give out=... of the earlier call")

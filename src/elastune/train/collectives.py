@@ -1,9 +1,9 @@
-"""Collectives that a program begins by name and waits for later: in any order, through changes of the workers.
+"""Collectives that a program starts by name and waits for later: in any order, through changes of the workers.
 
-Who calls sends what it has to all others, and is done when it has heard of everybody that was a member then. Until all
-have told that they are done it keeps what it gave, or the result: when the workers change, all send that again to
-those who are left, so that one who had a result completes the others by it. Calls of a step that was lost are dropped:
-it is done again, and its calls with it.
+A caller sends what it has to all others, and is done when it has heard of every worker that was a member then. Until
+all have told that they are done, it keeps what it gave, or the result. When the workers change, all send that again to
+those who are left, so a worker that had a result completes the others by it. Calls of a step that was lost are dropped:
+the step is done again, and its calls with it.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ DTYPES = {
 
 
 class CollectiveLost(Exception):
-    """What a collective was to bring was with a worker that is gone, and no other one has it."""
+    """The value of a collective was on a worker that is gone, and no other worker has it."""
 
 
 @dataclass(frozen=True)
 class Collected(Generic[T]):
-    """What came of a collective.
+    """The result of a collective.
 
     Attributes:
-        value: The sum, the root's tensor, or everybody's tensors in the order of ``workers``.
-        workers: The numbers of those whose tensors are in it.
-        lost: It was called in a step that was lost, and is called again with it: ``value`` is this worker's own.
+        value: The sum, the root's tensor, or all workers' tensors in the order of ``workers``.
+        workers: The numbers of the workers whose tensors are in it.
+        lost: It was called in a step that was lost, and is called again with that step: ``value`` is this worker's own.
     """
 
     value: T
@@ -122,7 +122,12 @@ class Call:
 
 
 class Begun(Generic[T]):
-    """A collective that was begun."""
+    """A collective that was started.
+
+    Example:
+        >>> handle = session.gather("hardest", losses.topk(3).values)
+        >>> found = handle.wait().value
+    """
 
     def __init__(self, calls: NamedCollectives, call: Call, of: Callable[[list[torch.Tensor]], T]) -> None:
         self._calls, self._call, self._of = calls, call, of
@@ -134,11 +139,13 @@ class Begun(Generic[T]):
         return self._call.settled
 
     def wait(self) -> Collected[T]:
-        """What came of it, once it is here. No other worker may need what this one does only after it.
+        """Return the result, once it is here.
+
+        No other worker may need what this one does only after it.
 
         Raises:
-            CollectiveLost: Where the root of a broadcast has gone, and nobody has what it sent.
-            UserError: Where workers gave what cannot be added up, or called different collectives by one name.
+            CollectiveLost: Where the root of a broadcast has gone, and no worker has what it sent.
+            UserError: Where workers gave tensors that cannot be added up, or called different collectives by one name.
         """
         self._calls.wait(self._call)
         if self._call.error is not None:

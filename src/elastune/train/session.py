@@ -1,4 +1,4 @@
-"""What the user's training function holds: an ordinary PyTorch loop in, any number of workers out."""
+"""The session that a training function is given: an ordinary PyTorch loop, on any number of workers."""
 
 from __future__ import annotations
 
@@ -47,11 +47,12 @@ from elastune.train.transaction import Phase, StepTransaction
 
 
 class Session(SessionModels):
-    """A worker's view of a run. Every worker of a run executes the same function with its own session.
+    """One worker's view of a run: the argument of ``train(session)``. Every worker has a session of its own.
 
-    ``snapshot``: what this worker was rewound to, and goes on from. ``warm_up``: a joiner's first time through the
-    training function, which ends after a few passes that do not count. ``policies``: classes of policies of the user's
-    own, by name.
+    Attributes ``config``, ``device`` and ``seed``: the run's settings, this worker's device, the run's seed. elastune
+    makes sessions: ``snapshot`` is what this worker was rewound to, and goes on from; ``warm_up``, a joiner's first
+    time through the training function, ends after a few passes that do not count; ``policies``: the program's policy
+    classes, by name.
     """
 
     def __init__(
@@ -117,7 +118,10 @@ class Session(SessionModels):
     # -- the training loop --------------------------------------------------------------------------------------------
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The numbers of the epochs still to run of ``count`` (a run's ``--epochs`` goes over ``count``)."""
+        """Yield the numbers of the epochs that are still to run, of ``count`` in all.
+
+        ``--epochs`` of the run replaces ``count``. A resumed run leaves out the epochs that it has completed.
+        """
         progress, until = self._progress, self._spec.until_epoch
         if until is not None and until < 1:
             raise UserError("a run pauses after a whole number of epochs, at least 1", until, "until_epoch=1")
@@ -164,25 +168,27 @@ class Session(SessionModels):
         prefetch_factor: int | None = None,
         turns: int = 1,
     ) -> Iterator[Any]:
-        """This worker's part of one pass over ``data``, collated and on ``session.device``.
+        """Yield this worker's batches of one pass over ``data``, collated and on ``session.device``.
 
-        ``data`` is a map-style data set, a stream (``IterableDataset``), or a ``DataLoader`` of either, whose data set,
-        batches, order and other options are taken over. ``batch_size`` is global: all workers together use that many
-        samples a step. A training pass goes on where a resumed run left it; each batch it yields needs one
-        ``session.backward``. With ``train=False`` the pass is for evaluation: in order, each batch of ``batch_size``
-        goes to one worker, and sums over workers see every sample once.
+        A training pass continues where a resumed run stopped. Each batch of it needs one ``session.backward``. With
+        ``train=False`` the pass is an evaluation: in order, each batch of ``batch_size`` samples goes to one worker,
+        and sums over workers count every sample once.
 
         Args:
-            shuffle: Whether an epoch visits samples in an order of its own, which the run's seed decides (default).
-            sampler: Draws what an epoch visits instead, such as ``WeightedRandomSampler``: once an epoch, from the
-                run's seed, alike on all workers.
+            data: A map-style data set, a stream (``IterableDataset``), or a ``DataLoader`` of either. A loader's data
+                set, batches, order and other options are taken over.
+            batch_size: The global batch size: samples that all workers together use in one step.
+            train: Whether this is a training pass.
+            shuffle: Whether each epoch visits samples in a new order, which the run's seed decides (default).
+            sampler: Replaces that order, such as a ``WeightedRandomSampler``. It draws once an epoch, from the run's
+                seed, and the same on all workers.
             drop_last, collate_fn, pin_memory, prefetch_factor: As for torch's ``DataLoader``.
-            loader_workers: Its ``num_workers``.
-            turns: Steps with each batch, one after another: ``session.turn`` is 0 in the first. A GAN's two networks
-                have a turn each.
+            loader_workers: As ``num_workers`` of torch's ``DataLoader``.
+            turns: Steps with each batch, one after another; ``session.turn`` is 0 in the first. A GAN's two networks
+                have one turn each.
 
         Raises:
-            UserError: For data that cannot be cut into the parts of workers, and options that contradict each other.
+            UserError: For data that cannot be divided among workers, and for options that contradict each other.
 
         Example:
             >>> for x, y in session.batches(DataLoader(train_set, batch_size=256, shuffle=True)):
@@ -222,12 +228,18 @@ class Session(SessionModels):
         return self._stepper.training_pass(asked.source(self.seed), asked.batch_size, self._planned)
 
     def backward(self, loss: torch.Tensor, model: nn.Module | None = None, *, more: bool = False) -> None:
-        """Backward pass of ``loss``, the MEAN over the batch that ``batches`` just gave.
+        """Run the backward pass of ``loss``, the MEAN over the batch that ``batches`` just gave.
 
-        ``model``: of several that were prepared, the only one to get gradients; others may be a part of the loss.
-        ``more``: another loss of the same batch follows, with a call of its own; their gradients add up.
-        After the last call of a step the gradients are those of the mean over the global batch, equal on all workers;
-        before it no parameter has one. Raises ``Diverged`` where the loss is not finite, or has exploded.
+        After the last call of a step, the gradients are those of the mean over the global batch, equal on all workers.
+        Before it, no parameter has a gradient.
+
+        Args:
+            loss: The mean loss over the batch; a scalar.
+            model: Of several prepared models, the only one that gets gradients; others may be a part of the loss.
+            more: Another loss of the same batch follows, in a call of its own; their gradients add up.
+
+        Raises:
+            Diverged: Where the loss is not finite, or has exploded.
         """
         scaler = self._tracked.scaler
         self.state.scale = None if scaler is None or not is_scaled(loss) else scaler.get_scale
@@ -320,22 +332,30 @@ class Session(SessionModels):
         return mesh.speaks(rank) if self.trained is None else self.trained.replica.speaks(mesh, rank)
 
     def sum(self, values: Number | Iterable[Number]) -> float:
-        """The sum over all workers of a number, a tensor or a list of them, rounded once: workers do not show in it."""
+        """Return the sum, over all workers, of a number, a tensor or a list of numbers.
+
+        It is rounded once, so the number of workers does not show in it. Every worker must call this, between steps.
+        """
         self._refuse_inside("sum")
         return exact_sum(x for row in self._meet(floats_of(values), "session.sum") for x in row)
 
     def mean(self, values: Number | Iterable[Number]) -> float:
-        """The mean over all values of all workers, rounded once."""
+        """Return the mean over all values of all workers, rounded once. Every worker must call this, between steps."""
         self._refuse_inside("mean")
         return exact_mean(x for row in self._meet(floats_of(values), "session.mean") for x in row)
 
     def report(self, *, evaluated_on: int | Mapping[str, int] | None = None, **metrics: Number) -> None:
         """Record metrics, each averaged over workers. A search optimises the last value of each.
 
-        Names that begin with ``test_`` are held-out figures: no search ever reads them. Every worker must call this.
-        ``evaluated_on``: how many samples, of all workers, they (or those that it names) were measured on; without it
-        confidence intervals cannot count the error of the test set.
-        Raises ``Diverged`` where a metric is not finite, or one that a study minimises has exploded.
+        Every worker must call this, between steps. No search reads a name that begins with ``test_``: a held-out
+        figure.
+
+        Args:
+            evaluated_on: Number of samples, of all workers, that the metrics were measured on; or one number for each
+                metric name. Without it, confidence intervals cannot count the error of the test set.
+
+        Raises:
+            Diverged: Where a metric is not finite, or one that a study minimises has exploded.
         """
         self._refuse_inside("report")
         reserved = sorted(set(metrics) & set(MEASURED))
@@ -366,12 +386,12 @@ class Session(SessionModels):
         self._stepper.save()
 
     def finish(self) -> None:
-        """The training function has ended."""
+        """End the session: the training function has returned."""
         if self.trained is not None:  # it may have left an evaluation early
             self.trained.replica.stand_in()
         self._stepper.commit()
         self._adapter.after_train(self.trained)
 
     def flush(self) -> None:
-        """Send what was not sent yet of the record of samples."""
+        """Send the part of the sample record that was not sent yet."""
         self._log.flush()

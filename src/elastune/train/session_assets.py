@@ -1,4 +1,4 @@
-"""What a run leaves behind for others, and what it takes from them."""
+"""The methods of a session that leave results for later trainings, and start from earlier ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from elastune.train.unfreezing import Unfreezing, unfreezing
 
 
 class SessionAssets(SessionCollectives):
-    """The part of ``Session`` by which trials become assets: what a model predicts stays for ensembles."""
+    """The part of ``Session`` for weights and predictions that outlive a run."""
 
     _seen: EvaluatedSamples
     _home: OutFolder
@@ -49,21 +49,21 @@ class SessionAssets(SessionCollectives):
         rename: Mapping[str, str] = MappingProxyType({}),
         fresh: Sequence[str] = (),
     ) -> StartedFrom:
-        """Begin with what fits of another model's weights: copy tensors of the same name and shape into ``model``.
+        """Start from another model's weights: copy the tensors of the same name and shape into ``model``.
 
-        To be called before ``session.prepare``, and best before the optimizer is made: what is fresh may have a rate of
-        its own. A resumed run goes on from its own checkpoint: nothing is copied then, and the source may be gone. A
-        worker that joins reads no source either where it shares the run's folder.
-        ``elastune run --start-from`` does this without a change of the program.
+        Call it before ``session.prepare``. Best call it before you make the optimizer: fresh tensors may then get a
+        learning rate of their own. A resumed run continues from its own checkpoint: it copies nothing, and the source
+        may be gone. A worker that joins does not read the source either, where it shares the run's folder.
+        ``elastune run --start-from`` does the same without a change of the program.
 
         Args:
-            model: The program's; what is not taken over stays as it is.
+            model: The program's model; tensors that are not copied stay as they are.
             source: The folder of a run or a trial, or a safetensors file, on every worker's host.
-            rename: What the beginnings of the source's names are here: ``{"backbone.": "encoder."}``.
-            fresh: Names here that are not to be taken, with ``*`` for anything: ``["head.*"]``.
+            rename: How the source's names begin, and how they begin here: ``{"backbone.": "encoder."}``.
+            fresh: Names here that are not copied, with ``*`` for anything: ``["head.*"]``.
 
         Returns:
-            What was taken, and what is fresh and why, as it was when the run began; the journal has it, too.
+            What was copied, what is fresh and why, as it was when the run began. The journal has it, too.
 
         Raises:
             UserError: For a source that cannot be read, and where nothing of it fits.
@@ -91,24 +91,23 @@ class SessionAssets(SessionCollectives):
         return told
 
     def unfreeze(self, model: nn.Module, schedule: Mapping[str, int | None]) -> dict[str, int | None]:
-        """Train the tensors of ``model`` from different epochs on, such as the head first and what it stands on later.
+        """Train the tensors of ``model`` from different epochs on, such as the head first and lower layers later.
 
-        A tensor that is frozen has no gradient when the optimizer steps: neither momentum nor weight decay touches it.
-        Its gradient is computed and summed all the same, so epochs take as long as ever, and running statistics of
-        normalising layers move. What is never to train is cheaper with ``requires_grad_(False)`` before
-        ``session.prepare``.
+        A frozen tensor has no gradient when the optimizer steps, so neither momentum nor weight decay changes it. Its
+        gradient is still computed and summed: epochs take as long as before, and running statistics of normalising
+        layers move. For a tensor that never trains, ``requires_grad_(False)`` before ``session.prepare`` is cheaper.
 
         Args:
-            model: The program's; of several each has a schedule of its own, or none.
+            model: The program's model; each of several models has a schedule of its own, or none.
             schedule: Names, with ``*`` for anything, and the epoch (from 0) from which on they train; None: never. The
-                first that fits counts. Plain data: it may stand in the program's config.
+                first name that fits counts. It is plain data, so it may stand in the program's config.
 
         Returns:
-            The first epoch of each tensor, by name.
+            The first training epoch of each tensor, by name.
 
         Raises:
-            UserError: For a schedule that leaves tensors out, names none, or begins with nothing; and for a mechanism
-                that holds the model in pieces.
+            UserError: For a schedule that leaves tensors out, names no tensor, or begins with nothing; and for a
+                mechanism that divides the model.
 
         Example:
             >>> session.start_from(model, "runs/pretrained", fresh=["head.*"])
@@ -154,19 +153,20 @@ class SessionAssets(SessionCollectives):
         self._send(replace(told, begins=begins, worker_seconds=known_s))
 
     def predictions(self, name: str, outputs: Any, targets: Any) -> None:
-        """Keep what the model says of a data set, in the order of its samples, for ensembles (docs/ensembles.md).
+        """Keep the model's predictions on a data set, in the order of its samples, for ensembles (docs/ensembles.md).
 
-        Every worker must call this, behind an evaluation of the whole data set, and gives the rows of its own batches.
-        The file in the run's folder has the same bytes for any number of workers; a later call of the same name
-        replaces it.
+        Every worker must call this after an evaluation of the whole data set, with the rows of its own batches. The
+        file in the run's folder has the same bytes for any number of workers. A later call with the same name replaces
+        the file.
 
         Args:
-            name: Of the data set. One that begins with "test" is of data that no choice may rest on.
-            outputs: Logits, probabilities or values: a tensor, or a list of one a batch; rows are samples.
-            targets: What they should be, alike.
+            name: The name of the data set. A name that begins with "test" is for data that no choice may rest on.
+            outputs: Logits, probabilities or values: a tensor, or a list with one tensor for each batch; rows are
+                samples.
+            targets: The right answers, in the same form.
 
         Raises:
-            UserError: For rows that are not those of the newest evaluation, for targets that are no finite numbers,
+            UserError: For rows that are not those of the newest evaluation, for targets that are not finite numbers,
                 and where the file cannot be written.
             Diverged: For outputs that are not finite.
 

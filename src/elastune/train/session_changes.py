@@ -1,4 +1,4 @@
-"""What a training function may ask to be changed while it runs."""
+"""The methods of a session that ask for changes of the run while it trains."""
 
 from __future__ import annotations
 
@@ -16,31 +16,35 @@ from elastune.train.session_facts import SessionFacts
 
 
 class SessionChanges(SessionFacts):
-    """The part of ``Session`` that asks for other workers, another mesh, other parameters, another strategy, other
-    routes."""
+    """The part of ``Session`` that asks for other workers, another mesh, parameters, strategy or routes."""
 
     def resize(self, workers: int) -> None:
-        """Ask for another number of workers, at a later step boundary: new ones first get warm while training goes on.
+        """Ask for another number of workers, from a later step boundary on.
 
-        One worker may ask, or all; what goes beyond ``--workers LOW:HIGH`` is cut to it. Raises ``UserError`` where
-        another launcher started the workers.
+        New workers first warm up while training goes on. One worker may ask, or all.
+
+        Args:
+            workers: The wanted number; it is cut to the bounds of ``--workers LOW:HIGH``.
+
+        Raises:
+            UserError: Where another launcher started the workers.
         """
         if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
             raise UserError("a run needs a whole number of workers, at least 1", workers, "session.resize(2)")
         self._workers.resize(workers, "session.resize")
 
     def reshape(self, mesh: str | Mesh) -> None:
-        """Ask for workers that stand as ``mesh`` says ("data=1,tensor=2"), and are as many, at a later step boundary.
+        """Ask for another mesh of as many workers, from a later step boundary on.
 
-        What they hold of the model then moves from one to another; in ``exact`` mode no result changes by it. One
-        worker may ask, or all.
+        The workers' parts of the model then move between them; in ``exact`` mode no result changes. One worker may ask,
+        or all.
 
         Args:
-            mesh: Workers along each axis; axes that are left out have one.
+            mesh: Workers along each axis, such as "data=1,tensor=2"; axes that are left out have one.
 
         Raises:
-            UserError: For what the run's mechanism does not divide along, or its ``--workers LOW:HIGH`` do not allow;
-                and where another launcher started the workers.
+            UserError: For a mesh that the run's mechanism or its ``--workers LOW:HIGH`` do not allow, and where another
+                launcher started the workers.
 
         Example:
             >>> if session.ends_step and session.step == 100:
@@ -55,18 +59,19 @@ class SessionChanges(SessionFacts):
         self._workers.reshape(wanted, "session.reshape")
 
     def change(self, *, batch_size: int | None = None, lr: float | None = None) -> None:
-        """Ask for another global batch size, or learning rate, on every worker.
+        """Ask for another global batch size or learning rate on every worker.
 
-        Every worker must ask for the same between the same two steps. They vote on it in the next step's reduction and
-        change together after that step; schedulers go on from the new rate. What came of it is journaled, as a policy's
-        decision is: applied; refused, where it cannot be (a batch longer than an epoch); or disagreed: nothing changed.
+        Every worker must ask for the same between the same two steps. Workers vote on it in the next step's reduction
+        and change together after that step; schedulers continue from the new learning rate. The journal keeps the
+        outcome, as of a policy's decision: applied; refused, where it is impossible (a batch longer than an epoch); or
+        disagreed, where nothing changed.
 
         Args:
             batch_size: Samples in the global batch; None leaves it as it is.
             lr: The learning rate of every parameter group; None leaves it as it is.
 
         Raises:
-            UserError: For a batch size or a learning rate that cannot be.
+            UserError: For an impossible batch size or learning rate.
 
         Example:
             >>> if session.ends_step and session.step == 1000:
@@ -75,17 +80,18 @@ class SessionChanges(SessionFacts):
         self._adapter.wish(wished(batch_size, lr))
 
     def set_sync(self, strategy: str) -> None:
-        """Ask for another way in which workers agree, on every worker, from the next step boundary on.
+        """Ask for another sync strategy on every worker, from the next step boundary on.
 
-        Every worker must ask for the same between the same two steps: they vote on it as on ``change``, and the journal
-        says what came of it. Many learners become one as their round ends; one becomes many where the next begins.
+        Every worker must ask for the same between the same two steps. They vote on it as on ``change``, and the journal
+        keeps the outcome. Many learners become one when their round ends; one learner becomes many when the next round
+        begins.
 
         Args:
-            strategy: As ``--sync`` has it.
+            strategy: A text as for ``--sync``.
 
         Raises:
-            UserError: For a text that says no strategy, or one that this run cannot have: more workers than learners,
-                slots that learners do not divide, another mechanism than ``replicated``.
+            UserError: For a text that is no strategy, and for a strategy that this run cannot have: more workers than
+                learners, slots that learners do not divide, or another mechanism than ``replicated``.
 
         Example:
             >>> if session.ends_step and session.step == 1000:
@@ -97,15 +103,15 @@ class SessionChanges(SessionFacts):
         self._adapter.wish(Decision(sync=str(plan)))
 
     def set_topology(self, topology: str) -> None:
-        """Ask for other routes of the workers' sums, on every worker, as ``change`` asks for other parameters.
+        """Ask for other routes of the workers' sums on every worker, under the rules of ``change``.
 
-        In ``exact`` mode no result changes by it. It is done between two steps, on the groups that there are.
+        In ``exact`` mode no result changes. The routes change between two steps, on the process groups that exist.
 
         Args:
-            topology: As ``--topology`` says it: "tree", "ring:chunk_kib=256", "parents=[0,0,1,0]".
+            topology: A text as for ``--topology``: "tree", "ring:chunk_kib=256", "parents=[0,0,1,0]".
 
         Raises:
-            UserError: For what is no topology.
+            UserError: For a text that is no topology.
 
         Example:
             >>> if session.ends_step and session.step == 100:
@@ -114,8 +120,9 @@ class SessionChanges(SessionFacts):
         self._adapter.wish(Decision(topology=voted(Topology.parse(topology))))
 
     def set_tree(self, parents: Sequence[int]) -> None:
-        """Ask for the tree in which rank r gives its sums to ``parents[r]``; the root names itself.
+        """Ask for the tree in which rank r sends its sums to ``parents[r]``; the root names itself.
 
-        After a resize that it does not fit sums go in the backend's own way. Args and errors as ``set_topology``.
+        After a resize that the tree does not fit, sums take the backend's own routes. Errors are those of
+        ``set_topology``.
         """
         self._adapter.wish(Decision(topology=voted(Topology.of_parents(parents))))

@@ -1,4 +1,4 @@
-"""What a training function may exchange by name while it goes on computing."""
+"""The methods of a session that start collectives by name, while the program computes."""
 
 from __future__ import annotations
 
@@ -10,24 +10,26 @@ from elastune.train.session_changes import SessionChanges
 
 
 class SessionCollectives(SessionChanges):
-    """The part of ``Session`` that begins named collectives. Every worker calls the same ones between the same two
-    steps, in any order; the n-th call of a name belongs with the n-th elsewhere.
+    """The part of ``Session`` that starts named collectives.
+
+    Every worker must call the same collectives between the same two steps, in any order. The n-th call with a name
+    belongs to the n-th call with it on the other workers.
     """
 
     _collectives: NamedCollectives
 
     def allreduce(self, name: str, tensor: torch.Tensor) -> Begun[torch.Tensor]:
-        """Begin to add ``tensor`` up over all workers; it is copied, and travels while training goes on.
+        """Start to add up ``tensor`` over all workers. It is copied, and travels while training goes on.
 
         Args:
-            name: What the workers know it by.
-            tensor: This worker's part: of one shape and type on all of them.
+            name: The name by which workers match their calls.
+            tensor: This worker's part; its shape and type are the same on all workers.
 
         Returns:
-            A handle; ``handle.wait()`` tells the sum (on the CPU) and the numbers of those who took part.
+            A handle. ``handle.wait()`` gives the sum (on the CPU) and the numbers of the workers that took part.
 
         Raises:
-            UserError: For what cannot be sent, and inside of a step.
+            UserError: For a tensor that cannot be sent, and for a call inside of a step.
 
         Example:
             >>> if session.ends_step:
@@ -38,18 +40,18 @@ class SessionCollectives(SessionChanges):
         return Begun(self._collectives, self._begin("allreduce", name, tensor), lambda found: found[0])
 
     def broadcast(self, name: str, tensor: torch.Tensor, root: int = 0) -> Begun[torch.Tensor]:
-        """Begin to send ``tensor`` of the worker of rank ``root`` to all; that of others is not looked at.
+        """Start to send ``tensor`` from the worker of rank ``root`` to all workers.
 
         Args:
-            name: What the workers know it by.
-            tensor: What is sent, at the root.
-            root: Its rank, as workers stand now.
+            name: The name by which workers match their calls.
+            tensor: The tensor to send; only the root's counts.
+            root: The sender's rank among the present workers.
 
         Returns:
-            A handle; ``handle.wait()`` tells the root's tensor, on the CPU.
+            A handle. ``handle.wait()`` gives the root's tensor, on the CPU.
 
         Raises:
-            UserError: As ``allreduce``, and for a rank that nobody has.
+            UserError: As ``allreduce``, and for a rank that no worker has.
 
         Example:
             >>> handle = session.broadcast("thresholds", torch.rand(10), root=0)
@@ -57,14 +59,14 @@ class SessionCollectives(SessionChanges):
         return Begun(self._collectives, self._begin("broadcast", name, tensor, root), lambda found: found[0])
 
     def gather(self, name: str, tensor: torch.Tensor) -> Begun[list[torch.Tensor]]:
-        """Begin to bring every worker's ``tensor`` to all; shapes and types may differ.
+        """Start to send every worker's ``tensor`` to all workers; shapes and types may differ.
 
         Args:
-            name: What the workers know it by.
-            tensor: This worker's.
+            name: The name by which workers match their calls.
+            tensor: This worker's tensor.
 
         Returns:
-            A handle; ``handle.wait()`` tells the tensors, on the CPU, and the numbers of the workers they are of.
+            A handle. ``handle.wait()`` gives the tensors, on the CPU, and the numbers of their workers.
 
         Raises:
             UserError: As ``allreduce``.

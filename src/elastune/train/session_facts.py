@@ -1,4 +1,4 @@
-"""Who a worker is in a run, and how far the run has come: what a training function may ask of its session."""
+"""What a training function can read of its session: who this worker is, and how far the run has come."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from elastune.train.transaction import StepTransaction
 
 
 class SessionFacts:
-    """The part of ``Session`` that does nothing to the run."""
+    """The part of ``Session`` that only reads."""
 
     state: RunState
     _spec: RunSpec
@@ -36,71 +36,72 @@ class SessionFacts:
 
     @property
     def rank(self) -> int:
-        """This worker's number, from 0. It may change between steps."""
+        """This worker's rank, from 0. It may change between steps."""
         return self._workers.rank
 
     @property
     def size(self) -> int:
-        """How many workers there are. It may change between steps."""
+        """The number of workers. It may change between steps."""
         return self._workers.size
 
     @property
     def epoch(self) -> int:
-        """Completed training passes."""
+        """The number of completed training passes."""
         return self._progress.position.epoch
 
     @property
     def step(self) -> int:
-        """Completed steps (global batches)."""
+        """The number of completed steps (global batches)."""
         return self._progress.position.step
 
     @property
     def samples(self) -> int:
-        """Samples used by the completed steps of all workers."""
+        """The number of samples that the completed steps of all workers used."""
         return self._progress.position.samples
 
     @property
     def ends_step(self) -> bool:
-        """Whether the current batch completed a step: with several slots a worker, a step has several batches.
+        """Whether the current batch completed a step: a worker with several slots has several batches in a step.
 
-        Inside the batch loop, whatever counts steps, reports or breaks belongs under ``if session.ends_step:``. A step
-        during which a worker was lost is done again: none of its batches ended it.
+        Inside the batch loop, put whatever counts steps, reports or breaks under ``if session.ends_step:``. A step in
+        which a worker was lost is done again: none of its batches ended it.
         """
         return not self._transaction.more_to_come
 
     @property
     def seconds(self) -> float:
-        """Training time so far, earlier parts of a resumed run included."""
+        """Training time so far, in seconds; it includes earlier parts of a resumed run."""
         return self._progress.times.seconds
 
     @property
     def progress(self) -> Progress:
-        """How far training has come, for who ends the run."""
+        """How far training has come, for the code that ends the run."""
         return self._progress
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The newest value of everything that was reported."""
+        """The newest value of every reported metric, by name."""
         return self._progress.metrics
 
     @property
     def loss(self) -> float:
-        """The mean loss over the global batch of the newest step: of all workers, alike on them, whoever was lost.
+        """The mean loss over the global batch of the newest step, equal on all workers.
 
-        To steer by. What a program adds up itself is gone with a worker that dies. NaN before the first step, and on a
-        GPU before the step behind the first look, since it costs a wait for the device.
+        Use it to steer the training: it stays right when a worker is lost, while a sum that the program keeps itself is
+        lost with its worker. It is NaN before the first step. Reading it costs a wait for the device; so on a GPU it is
+        also NaN until the step after the first time it is read.
         """
         self._progress.loss_wanted = True
         return math.nan if self._progress.loss is None else self._progress.loss
 
     @property
     def signals(self) -> dict[str, Signal]:
-        """What the run's monitors say by now, by name."""
+        """The newest signals of the run's monitors, by name."""
         return self._adapter.monitoring.signals
 
     @property
     def context(self) -> RunContext:
-        """What the run could not choose: data and model, as far as they were seen, and the device."""
+        """What the run could not choose: its data and model, as far as they were seen, and its device."""
         trained = self.trained
         data = DataContext() if self._train_set is None else data_context(self._train_set)
         return run_context(self.device, data, 0 if trained is None else trained.parameters)
@@ -112,14 +113,15 @@ class SessionFacts:
 
     @property
     def trained(self) -> TrainingState | None:
-        """What was prepared."""
+        """What ``prepare`` was given; None before it."""
         return self.state.trained
 
     def model_context(self) -> AbstractContextManager[None]:
-        """Under it the program may build a model that fits into no worker's memory; its optimizer comes after it.
+        """Return a context for building a model that does not fit into any worker's memory.
 
-        Initial values are those of a plain construction. Parameters lie in nameless files in the run's folder until
-        ``session.prepare`` has given each worker its part. Where all compute with all of them, this does nothing.
+        Make the optimizer after the block. Initial values are those of a plain construction. Parameters lie in unnamed
+        files in the run's folder until ``session.prepare`` has given each worker its part. Where every worker computes
+        with all parameters, the context does nothing.
 
         Example:
             >>> with session.model_context():

@@ -1,4 +1,4 @@
-"""What a run trains: how models and optimizers are handed over, and which of them a step changes."""
+"""The methods of a session for models and optimizers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from elastune.train.transaction import evaluates_again
 
 
 class SessionModels(SessionState):
-    """The part of ``Session`` that knows models and optimizers."""
+    """The part of ``Session`` that holds models and optimizers."""
 
     _models: list[nn.Module]
     _held: AsItWas | None = None
@@ -36,22 +36,22 @@ class SessionModels(SessionState):
         return self._progress.position.turn
 
     def prepare(self, *models_optimizers_schedulers: Any, plan: Plans | None = None) -> tuple[Any, ...]:
-        """Attach mechanism, precision and checkpoints; what is returned is to be used from here on.
+        """Attach mechanism, precision and checkpoints to models and optimizers. Use the returned objects from here on.
 
-        Moves the model to ``session.device`` and gives every worker rank 0's initial state. Schedulers that step inside
-        the batch loop must be given here; ``ReduceLROnPlateau`` is then stepped with the mean over workers.
+        It moves the model to ``session.device`` and gives every worker the initial state of rank 0. Pass schedulers
+        that step inside the batch loop here; ``ReduceLROnPlateau`` then steps with the mean over workers.
 
         Args:
-            models_optimizers_schedulers: The model, its optimizer and, where there are any, schedulers; or several
-                models and optimizers, as a GAN has them (``docs/programs.md``). In any order.
+            models_optimizers_schedulers: The model, its optimizer and any schedulers; or several models and optimizers,
+                as a GAN has them (``docs/programs.md``). In any order.
             plan: Which layers the mechanism ``tensor`` divides, or a ``Pipeline`` that says where ``pipeline`` cuts the
-                model (``docs/meshes.md``); found by itself where left out.
+                model (``docs/meshes.md``); None: elastune finds it.
 
         Returns:
-            The same, in the same order.
+            The same objects, in the same order.
 
         Raises:
-            UserError: For what cannot be trained so, and a second call.
+            UserError: For objects that cannot be trained in this way, and for a second call.
 
         Example:
             >>> model, optimizer = session.prepare(model, torch.optim.AdamW(model.parameters()))
@@ -117,14 +117,14 @@ class SessionModels(SessionState):
     def clip_grad_norm_(self, max_norm: float) -> float:
         """Scale the step's gradient so that its norm, over all parameters of the model, is at most ``max_norm``.
 
-        As torch's ``clip_grad_norm_`` (norm 2), and for every mechanism: where gradients lie in pieces on several
-        workers torch's finds none. The norm is added up in a way that shows neither workers nor mesh.
+        It does what torch's ``clip_grad_norm_`` does (norm 2), but for every mechanism: torch's function finds no norm
+        of gradients that lie in pieces on several workers. The number of workers and the mesh do not show in the norm.
 
         Args:
-            max_norm: The largest norm that is left as it is.
+            max_norm: The largest norm that stays as it is.
 
         Returns:
-            The norm before; 0 where this batch did not complete a step, and nothing was done.
+            The norm before scaling; 0 where this batch did not complete a step, so that nothing was done.
 
         Raises:
             UserError: For a bound that is not positive.

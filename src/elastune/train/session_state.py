@@ -1,4 +1,4 @@
-"""What a training function keeps of its own, and how it ends by itself."""
+"""The methods of a session for the program's own state, its side effects, and its early end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FILE_NAME = re.compile(r"[A-Za-z0-9_-]{1,80}")
 
 
 class SessionState(SessionAssets):
-    """The part of ``Session`` by which the program's own state, side effects and end are those of all workers."""
+    """The part of ``Session`` by which the program's own state, side effects and end are shared by all workers."""
 
     _tracked: Tracked
     _stepper: Stepper
@@ -28,31 +28,32 @@ class SessionState(SessionAssets):
 
     @property
     def leader(self) -> bool:
-        """Whether this worker is the one that speaks for all: prints, writes a file, tells a dashboard.
+        """Whether this worker acts for all: it prints, writes a file, or updates a dashboard.
 
-        One at a time, and none that is on its way back to where the run is. Between two steps without a loss it acts
-        once. Where a worker is lost just then, what it did since the last step may be done again, perhaps by another
-        one; and where it is the leader that is lost before it came to that line, by nobody. So write files anew instead
-        of adding to them; ``session.report`` keeps each value once, and ``session.once`` is for what must not be twice.
+        At most one worker is the leader at a time, and never one that is still on its way back to where the run is.
+        Between two steps without a loss, the leader acts once. If a worker is lost just then, the leader's work since
+        the last step may be done again, perhaps by another worker; if the leader itself is lost before it comes to that
+        line, nobody does it. So write files anew instead of appending to them. ``session.report`` keeps each value
+        once; use ``session.once`` for what must not happen twice.
         """
         return self.rank == 0 and self._workers.synchronised
 
     def once(self, name: str) -> bool:
-        """Whether this worker is to do what ``name`` stands for, now: true on one worker, once in the life of the run.
+        """Return whether this worker is to do ``name`` now: True on one worker, once in the life of the run.
 
-        Whichever worker comes here first gets it, so a lost one is no reason that nobody does. The mark (``once/NAME``
-        in the run's folder) is on the disk before this returns, and a resumed run finds it: what was begun is never
-        begun again, also where its worker was killed before it was done. Inside of a batch loop only the batch that
-        completes a step is asked for. Workers may come here at different times; call nothing of the session under it.
+        The first worker that comes here gets it, so a lost worker does not stop it. The mark (``once/NAME`` in the
+        run's folder) is on the disk before this returns, and a resumed run finds it. So what was begun is never begun
+        again, even where its worker was killed before the end. Inside a batch loop, only the batch that completes a
+        step can be given it. Workers may come here at different times: call no method of the session in the block.
 
         Args:
-            name: Letters, digits, ``_`` and ``-``; another one for each time: ``f"epoch-{epoch}"``.
+            name: Letters, digits, ``_`` and ``-``; use another name for each occasion: ``f"epoch-{epoch}"``.
 
         Returns:
-            Whether it is to be done here.
+            Whether this worker is to do it.
 
         Raises:
-            UserError: For a name that is no file's, and where hosts do not share the run's folder, or it is full.
+            UserError: For a name that no file can have, and where hosts do not share the run's folder, or it is full.
 
         Example:
             >>> if session.once(f"mail-{session.epoch}"):
@@ -69,14 +70,14 @@ class SessionState(SessionAssets):
         return claim(self._home, name, f"worker {self._workers.worker}, after step {self.step}")
 
     def track(self, name: str, obj: T) -> T:
-        """Make ``obj`` a part of the run's state: saved in checkpoints, handed to workers that join, and taken back
-        where a step is taken back.
+        """Make ``obj`` a part of the run's state.
 
-        Behind ``session.prepare``, on every worker alike. Change it in the same way on all of them, between steps
-        (``if session.ends_step:``); an ``AveragedModel`` sees to that itself.
+        The state is saved in checkpoints, sent to workers that join, and taken back where a step is taken back. Call
+        this after ``session.prepare``, in the same way on every worker. Change the object in the same way on all
+        workers, between steps (``if session.ends_step:``); an ``AveragedModel`` does so by itself.
 
         Args:
-            name: What checkpoints know it by.
+            name: Its name in checkpoints.
             obj: Anything with ``state_dict`` and ``load_state_dict`` of tensors, numbers and text, or a dict of these.
 
         Returns:
@@ -84,7 +85,7 @@ class SessionState(SessionAssets):
 
         Raises:
             UserError: For a name that is taken, an object without state, a mechanism that leaves each worker a part of
-                the model, and strategies whose learners differ.
+                the model, and sync strategies whose learners differ.
 
         Example:
             >>> ema = session.track("ema", AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.999)))
@@ -109,10 +110,11 @@ class SessionState(SessionAssets):
         return obj
 
     def stop(self, why: str) -> None:
-        """End training here, as if all epochs were done: loops over ``session.epochs`` and ``session.batches`` end, and
-        what stands behind them is still run. A resumed run does not train on.
+        """End training here, as if all epochs were done.
 
-        Every worker must call it, between steps, for a reason that is equal on all: a reported metric, a mean.
+        The loops over ``session.epochs`` and ``session.batches`` end, and the code after them still runs. A resumed run
+        does not train on. Every worker must call this, between steps, for a reason that is equal on all workers: a
+        reported metric, a mean.
 
         Args:
             why: One line for the journal and the report.
@@ -136,15 +138,16 @@ class SessionState(SessionAssets):
     def save_best(self, metric: str, direction: Literal["min", "max"] = "max") -> bool:
         """Keep a checkpoint of the best model so far, by the newest reported value of ``metric``.
 
-        It stays in the run's folder until a better one takes its place: ``elastune export RUN/best/METRIC`` and
-        ``--start-from RUN/best/METRIC`` read it. Every worker must call this, between steps, behind ``session.report``.
+        The checkpoint stays in the run's folder until a better one replaces it; ``elastune export RUN/best/METRIC`` and
+        ``--start-from RUN/best/METRIC`` read it. Every worker must call this, between steps, after ``session.report``.
 
         Args:
             metric: A name that was reported.
             direction: Which values are better.
 
         Returns:
-            Whether this is the best so far, and is kept: where there is no room for it, what was the best stays it.
+            Whether the model is the best so far and was kept. Where the disk has no room for it, the earlier best
+            stays.
 
         Raises:
             UserError: For a metric that was not reported, and where hosts do not share the run's folder.

@@ -19,16 +19,20 @@ from elastune.mechanisms.pipeline.parcel import map_tensors
 
 @dataclass(frozen=True)
 class Pipeline:
-    """How a model is cut into stages, see ``plan_stages``.
+    """A plan for ``pipeline``: how to cut a model into stages.
 
     Attributes:
-        cuts: Names of modules (as ``named_modules`` has them) before which it may be cut, and nowhere else; none:
-            before every module that its forward pass calls. With one fewer than there are stages, this is the cut.
-        costs: What each layer costs, in any unit; they begin with the model's first and at each of ``cuts``. None:
-            what is counted with ``example``.
+        cuts: Names of modules (as in ``named_modules``). The model may be cut before these modules and nowhere else;
+            with one name fewer than there are stages, it is cut there. Empty: it may be cut before every module that
+            its forward pass calls.
+        costs: What each layer costs, in any unit; layers begin with the model's first and at each of ``cuts``. None:
+            costs are counted with ``example``.
         example: Inputs that the model can be called with, a few samples. A layer then costs the floating-point
-            operations of its matrix products, convolutions and attention, counted in one forward pass. Without it
-            the number of its parameters.
+            operations of its matrix products, convolutions and attention, counted in one forward pass. None: a layer
+            costs the number of its parameters.
+
+    Example:
+        >>> model, optimizer = session.prepare(model, optimizer, plan=Pipeline(cuts=("blocks.4", "blocks.8")))
     """
 
     cuts: tuple[str, ...] = ()
@@ -37,7 +41,7 @@ class Pipeline:
 
 
 def plan_stages(model: nn.Module, plan: Pipeline) -> nn.Module:
-    """Note how ``model`` is to be cut where the mechanism ``pipeline`` is asked for; the model itself.
+    """Note how the mechanism ``pipeline`` is to cut ``model``, and return the model itself.
 
     Example:
         >>> model = plan_stages(model, Pipeline(cuts=("blocks.4", "blocks.8")))

@@ -19,15 +19,16 @@ Plan = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class TrunkByData:
-    """A plan by which the workers of a replica run all but the divided layers each on slots of its own.
+    """A plan for ``tensor`` under which all layers but the divided ones are data parallel.
 
-    As in "one weird trick for parallelizing convolutional neural networks" (Krizhevsky 2014): a trunk that computes
-    much and has few parameters is data parallel; before the layers that have most of them, activations are gathered,
-    and these layers are computed by all workers together, each its blocks.
+    It follows "one weird trick for parallelizing convolutional neural networks" (Krizhevsky 2014). The trunk, which
+    computes much and has few parameters, is data parallel: each worker of a replica runs it on slots of its own. Before
+    the layers that have most of the parameters, activations are gathered. All workers compute these layers together,
+    each its blocks.
 
     Attributes:
-        layers: The layers to divide; None: those that are found. They must be in one module that is called once in a
-            forward pass, or follow each other in one ``nn.Sequential``.
+        layers: The layers to divide; None: those that elastune finds. They must be in one module that is called once in
+            a forward pass, or follow each other in one ``nn.Sequential``.
 
     Example:
         >>> plan = TrunkByData({"fc1": ColwiseParallel(), "fc2": RowwiseParallel()})

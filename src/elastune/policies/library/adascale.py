@@ -19,13 +19,17 @@ if TYPE_CHECKING:
 
 
 class AdaScale(Policy):
-    """``adascale``: the learning rate is the program's times the gain of the batch over ``base_batch``.
+    """``adascale``: the learning rate is the program's, times the gain of the batch over ``base_batch``.
 
-    ``base_batch``: the batch that the program's learning rate was tuned for (None: the one it begins with). The rate
-    moves only when the gain has by more than ``tolerance``. Its factor multiplies what schedulers and other policies
-    make of the rate; policies that change the batch beside it must leave the rate alone (``lr=none``).
+    The factor multiplies what schedulers and other policies make of the rate. Policies that change the batch at the
+    same time must leave the rate alone (``lr=none``).
 
-    ``scale_invariant_steps``: the steps so far, in steps at the base batch.
+    Args:
+        base_batch: The batch, in samples, that the program's learning rate was tuned for; None: the run's first batch.
+        tolerance: The rate changes only when the gain has changed by more than this part.
+
+    Attributes:
+        scale_invariant_steps: The steps so far, in steps at the base batch.
     """
 
     monitors: ClassVar[tuple[str, ...]] = ("noise_scale",)

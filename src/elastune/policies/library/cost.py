@@ -1,8 +1,8 @@
-"""A cap on what a run may cost: workers x training time x price, as ``core.cost`` counts it.
+"""A cap on the cost of a run: workers x training time x price, as ``core.cost`` counts it.
 
-What it cannot do: know when training would end (so it shrinks at a share of the cap, whatever is left to do), count
-what lies outside of training time (starting, replacements that warm up beside those they replace, storage), or follow
-a price that changes.
+Limits: it does not know when training will end, so it shrinks at a share of the cap, however much is left to do. It
+does not count what is outside of training time: starting, replacements that warm up beside the workers that they
+replace, storage. It does not follow a price that changes.
 """
 
 from __future__ import annotations
@@ -32,15 +32,21 @@ class Caps:
     shrink_at: float
 
     def used(self, worker_seconds: float) -> float:
-        """The part of the nearest cap that ``worker_seconds`` use up."""
+        """Return the part of the nearest cap that ``worker_seconds`` use up."""
         money = Cost(worker_seconds, self.price_per_worker_hour).total
         return max(money / self.money, Cost(worker_seconds).total / self.worker_hours)
 
 
 @dataclass(frozen=True)
 class Meter:
-    """Worker-seconds until training time ``at_s``, of which ``newest`` in the last step. ``asked``: the step at which
-    fewer workers were asked for, -1 for never."""
+    """What was spent so far.
+
+    Attributes:
+        worker_seconds: Worker-seconds until training time ``at_s``.
+        newest: Those of the newest step.
+        at_s: Training time, in seconds.
+        asked: The step at which fewer workers were asked for; -1 for never.
+    """
 
     worker_seconds: float = 0.0
     newest: float = 0.0
@@ -48,13 +54,16 @@ class Meter:
     asked: int = -1
 
     def after(self, workers: int, seconds: float) -> Meter:
-        """After a step of ``workers`` that ended at training time ``seconds``; a resumed run may count it from 0."""
+        """Return the meter after a step of ``workers`` that ended at training time ``seconds``.
+
+        A resumed run may count ``seconds`` from 0.
+        """
         newest = workers * (seconds - self.at_s if seconds >= self.at_s else seconds)
         return replace(self, worker_seconds=self.worker_seconds + newest, newest=newest, at_s=seconds)
 
 
 def judge(meter: Meter, caps: Caps) -> Literal["go", "shrink", "stop"]:
-    """What the money left allows: stop rather than begin a step that would pass a cap."""
+    """Return what the caps allow: to go on, to shrink, or to stop before a step that would pass a cap."""
     if caps.used(meter.worker_seconds + STEPS_TO_STOP * meter.newest) > 1:
         return "stop"
     return "shrink" if caps.used(meter.worker_seconds) >= caps.shrink_at else "go"
@@ -62,11 +71,15 @@ def judge(meter: Meter, caps: Caps) -> Literal["go", "shrink", "stop"]:
 
 @dataclass(frozen=True)
 class CostCap(Policy):
-    """End a run, with a checkpoint, before it costs more than ``cap`` or takes more than ``worker_hours``.
+    """``cost``: end a run, with a checkpoint, before it costs more than ``cap`` or takes more than ``worker_hours``.
 
-    ``cap`` is in the unit of ``price_per_worker_hour``; 0 means no cap, but one of both is needed. From ``shrink_at``
-    of the nearer one on, training goes on with the fewest workers allowed, which is slower and, as far as scaling was
-    imperfect, cheaper a sample; 1 never shrinks.
+    Args:
+        cap: The most it may cost, in the unit of ``price_per_worker_hour``; 0 for no cap. A cap or ``worker_hours`` is
+            needed.
+        price_per_worker_hour: What one worker-hour costs.
+        worker_hours: The most worker-hours; 0 for no cap.
+        shrink_at: From this part of the nearer cap on, training goes on with the fewest workers allowed. That is
+            slower and, as far as scaling was imperfect, cheaper a sample. 1 never shrinks.
     """
 
     monitors: ClassVar[tuple[str, ...]] = ()

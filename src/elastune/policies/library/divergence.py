@@ -1,12 +1,13 @@
-"""Divergence guard: back to the last good state with a smaller learning rate, instead of training on in ruins.
+"""The divergence guard: go back to the last good state with a smaller learning rate, instead of training on.
 
-Practice rather than theory: Chowdhery et al., "PaLM", 2022, section 5.1, went back to a checkpoint before a loss spike
-and skipped the data after it; Zhang et al., "OPT", 2022, section 2.5, lowered the learning rate as well. Here the copy
-is in memory, the data go on from where they are (so they are skipped too), and the learning rate is multiplied.
+This is practice rather than theory. Chowdhery et al., "PaLM", 2022, section 5.1, went back to a checkpoint before a
+loss spike and skipped the data after it; Zhang et al., "OPT", 2022, section 2.5, lowered the learning rate as well.
+Here the copy is in memory, the data go on from where they are (so they are skipped too), and the learning rate is
+multiplied.
 
-What it cannot do: tell a spike that would have healed from one that would not (``patience`` waits for it); save a run
-whose data or program yield the NaN; know that the copy is good: a decision counts one step after the loss
-that it rests on, so training may break between the two. Then every try fails, and the run stops.
+Limits: it cannot tell a spike that would have healed from one that would not (``patience`` waits for it). It cannot
+save a run whose data or program yield the NaN. It does not know that the copy is good: a decision counts one step after
+the loss that it rests on, so training may break between the two. Then every try fails, and the run stops.
 """
 
 from __future__ import annotations
@@ -29,10 +30,15 @@ DEAF_STEPS = 2  # after asking to go back: these losses are not of the restored 
 
 @dataclass(frozen=True)
 class Sanity:
-    """``smooth`` and ``spread``: mean of the sane losses and of their distances from it, over ``sane`` of them.
+    """The losses so far, and the copies that were kept.
 
-    ``bad``: losses in a row that were too high. ``kept``: the step of the newest copy, -1 for none. ``back``: the step
-    at which going back was asked for last, -1 for never; ``tried``: how often it was.
+    Attributes:
+        sane: Number of sane losses.
+        smooth, spread: The mean of the sane losses, and of their distances from it.
+        bad: Number of losses in a row that were too high.
+        kept: The step of the newest copy; -1 for none.
+        back: The step at which going back was asked for last; -1 for never.
+        tried: How often it was asked for.
     """
 
     sane: int = 0
@@ -44,12 +50,12 @@ class Sanity:
     tried: int = 0
 
     def limit(self, factor: float) -> float:
-        """Losses above it are too high."""
+        """Return the loss above which a loss is too high."""
         return limit(self.smooth, factor, self.spread)
 
 
 def advance(sanity: Sanity, step: int, loss: float, rules: DivergenceGuard) -> tuple[Sanity, Action | None]:
-    """The state after the loss of ``step``, and what to do."""
+    """Return the state after the loss of ``step``, and what to do."""
     if sanity.back >= 0 and step <= sanity.back + DEAF_STEPS:
         return sanity, None
     high = not math.isfinite(loss) or (sanity.sane > 0 and loss > sanity.limit(rules.factor))
@@ -83,10 +89,18 @@ def _sane(sanity: Sanity, step: int, loss: float, rules: DivergenceGuard) -> tup
 
 @dataclass(frozen=True)
 class DivergenceGuard(Policy):
-    """Keep a copy of model and optimizer every ``every`` steps while the loss is sane; when it is not finite, or above
-    ``factor`` x its smoothed value ``patience`` steps in a row, go back to the copy and multiply the learning rate by
-    ``backoff``. After ``tries`` times (in the whole run), or with no copy yet, the run stops with a checkpoint, of the
-    copy where there is one.
+    """``divergence``: go back to a copy of the state, with a smaller learning rate, when the loss is broken.
+
+    A loss is broken when it is not finite, or above ``factor`` times its smoothed value for ``patience`` steps in a
+    row. After ``tries`` times (in the whole run), or with no copy yet, the run stops with a checkpoint; of the copy,
+    where there is one.
+
+    Args:
+        factor: Times the smoothed loss.
+        patience: Steps in a row.
+        every: Keep a copy of model and optimizer every so many steps, while the loss is sane.
+        backoff: The factor on the learning rate after going back.
+        tries: How often to go back in the whole run.
     """
 
     monitors: ClassVar[tuple[str, ...]] = ()

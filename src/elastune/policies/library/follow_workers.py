@@ -4,8 +4,8 @@ Goyal et al., "Accurate, Large Minibatch SGD" (2017), section 2.1: k times the w
 learning rate; section 2.1's remark on momentum correction for the step at which the rate changes. Lin et al., "Dynamic
 Mini-batch SGD for Elastic Distributed Training" (2019), do so while workers come and go.
 
-It is the one policy by which means change meaning: what the run comes to depends on when workers come and go. Each
-change is a decision, journaled with its cause.
+This is the one policy by which the number of workers changes the result: the result depends on when workers come and
+go. Each change is a decision, journaled with its cause.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Share:
-    """What the batch is kept in proportion to: ``batch`` samples on ``workers`` workers. 0: nothing seen yet.
+    """The batch per worker that is kept: ``batch`` samples on ``workers`` workers. 0: nothing seen yet.
 
     Attributes:
         seen: The workers that the batch was last fitted to.
@@ -34,18 +34,22 @@ class Share:
     seen: int = 0
 
     def on(self, workers: int, longest: int | None) -> int:
-        """The global batch of ``workers`` workers, in samples; at most ``longest``."""
+        """Return the global batch for ``workers`` workers, in samples; at most ``longest``."""
         batch = max(1, round(self.batch * workers / self.workers))
         return batch if longest is None else min(batch, longest)
 
 
 @dataclass(frozen=True)
 class FollowWorkers(Policy):
-    """``follow_workers``: when the number of workers changes, the global batch changes in proportion, and the learning
-    rate by the rule ``lr`` over ``ramp_steps`` steps; ``correct_momentum`` divides SGD's momentum by the rate's factor.
+    """``follow_workers``: the global batch changes in proportion to the number of workers.
 
-    It counts from the batch and the workers of the first step, or from the batch that another decision left. A batch
-    that would be longer than an epoch is cut to the epoch.
+    The proportion is that of the first step, or of the batch that another decision left. A batch that would be longer
+    than an epoch is cut to the epoch.
+
+    Args:
+        lr: The rule by which the learning rate follows the batch.
+        ramp_steps: Steps over which it follows; 0: at once.
+        correct_momentum: Divide SGD's momentum by the learning rate's factor.
     """
 
     hooks: ClassVar[tuple[Hook, ...]] = ("before_step",)
@@ -67,7 +71,7 @@ class FollowWorkers(Policy):
         return Share()
 
     def decide(self, hook: Hook, state: Share, run: Run) -> Share:
-        """Fit the batch to the workers that there are."""
+        """Fit the batch to the present workers."""
         workers, batch, longest = run.size(), run.batch_size(), run.limits.longest_batch
         if state.seen == 0 or state.on(state.seen, longest) != batch:
             state = Share(batch, state.seen or workers, state.seen or workers)

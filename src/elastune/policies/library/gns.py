@@ -1,11 +1,11 @@
 """Grow the batch towards the gradient noise scale.
 
 McCandlish et al., "An Empirical Model of Large-Batch Training" (2018), section 2: below the noise scale
-tr(Sigma) / |G|^2 a larger batch takes nearly as many steps fewer as it is larger; far above it, it wastes samples. The
-scale grows as the loss falls, so the best batch does. Mai et al., "KungFu" (OSDI 2020), run it as a policy.
+tr(Sigma) / |G|^2, a larger batch takes nearly as many steps fewer as it is larger; far above it, it wastes samples. The
+scale grows as the loss falls, and so does the best batch. Mai et al., "KungFu" (OSDI 2020), run it as a policy.
 
-It cannot tell whether larger batches are faster on these workers (``goodput`` asks that). The scale depends on where
-training is, and so on the learning rate (their "temperature"): tune that first.
+Limits: it cannot tell whether larger batches are faster on these workers (``goodput`` asks that). The scale depends on
+where training is, and so on the learning rate (their "temperature"): tune that first.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 def wanted_batch(
     batch: int, noise: float, error: float, *, factor: float, low: int, high: int, most_doublings: int, shrink: bool
 ) -> int:
-    """The batch that the noise scale asks for: ``batch`` doubled or halved, within ``low`` to ``high``.
+    """Return the batch that the noise scale asks for: ``batch`` doubled or halved, within ``low`` to ``high``.
 
-    It is doubled, up to ``most_doublings`` times, while ``noise`` less its standard ``error`` is at least ``factor``
-    times the batch before; halved once, if ``shrink``, where noise and error are together at most batch / factor.
-    An unknown (NaN) noise asks for nothing; an unknown error counts as none.
+    The batch is doubled, up to ``most_doublings`` times, while ``noise`` less its standard ``error`` is at least
+    ``factor`` times the batch before. If ``shrink`` is set, it is halved once where noise and error together are at
+    most batch / factor. An unknown (NaN) noise asks for nothing; an unknown error counts as none. All sizes are in
+    samples.
     """
     error = 0.0 if math.isnan(error) else error
     wanted = batch
@@ -43,16 +44,24 @@ def wanted_batch(
 
 
 def with_batch(workers: int, old: int, new: int, low: int, high: int) -> int:
-    """As many workers as keep the samples of each, within ``low`` to ``high``."""
+    """Return as many workers as keep the samples of each worker, within ``low`` to ``high``."""
     return max(low, min(high, round(workers * new / old)))
 
 
 class GrowWithNoise(Policy):
-    """``gns``: double the batch when the noise scale, less its standard error, reaches ``factor`` times the batch; not
-    in the run's first ``settle`` steps.
+    """``gns``: double the batch when the noise scale, less its standard error, reaches ``factor`` times the batch.
 
-    ``lr`` is the rule by which the learning rate follows, over ``ramp_steps`` steps; ``shrink``: halve the batch again
-    when the scale has fallen below the batch / factor; ``workers``: their number grows with the batch.
+    Args:
+        max_batch: The largest batch, in samples; None: an epoch.
+        min_batch: The smallest batch, in samples.
+        factor: How many times the batch the noise scale must be.
+        settle: First steps of the run in which nothing changes.
+        most_doublings: The most doublings at once.
+        lr: The rule by which the learning rate follows the batch.
+        ramp_steps: Steps over which it follows; 0: at once.
+        correct_momentum: Divide SGD's momentum by the learning rate's factor.
+        shrink: Halve the batch when the scale has fallen below the batch / factor.
+        workers: The number of workers grows with the batch.
     """
 
     monitors: ClassVar[tuple[str, ...]] = ("noise_scale",)

@@ -1,4 +1,4 @@
-"""Goodput: batch and workers together, by samples a second times what a sample is worth at that batch.
+"""Goodput: choose batch and workers together, by samples a second times what a sample is worth at that batch.
 
 Source: Qiao et al., "Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning", OSDI 2021, for one
 job: the efficiency of section 3.1 from the measured gradient noise, the step times of section 3.2 fitted while the job
@@ -6,9 +6,10 @@ runs, and section 4.1's exploring with optimistic priors: what was not seen yet 
 twice the workers and twice the batch seen so far are tried at once. Beyond Pollux: where a setting was measured, its
 measured step time counts, not the fitted one, so that a setting which the model flatters is tried once and left.
 
-What it cannot do: weigh workers against their price (all that pay at all are taken; bound them with ``max_workers``);
-know nodes (all reductions are of one kind) or micro-batches (the passes of a step are one compute time); tell a slow
-host from a slow setting; see that a larger batch with a poor learning rate trains worse than the noise scale promises.
+Limits: it does not weigh workers against their price (it takes all that pay at all; bound them with ``max_workers``).
+It knows neither nodes (all reductions are of one kind) nor micro-batches (the passes of a step are one compute time).
+It cannot tell a slow host from a slow setting, nor see that a larger batch with a poor learning rate trains worse than
+the noise scale promises.
 """
 
 from __future__ import annotations
@@ -35,7 +36,12 @@ RETRY_LOOKS = 10  # how many looks later workers are asked for again that have n
 
 @dataclass(frozen=True)
 class Room:
-    """Bounds, both ends included: workers from ``low`` to ``high``, batches from ``smallest`` to ``largest``."""
+    """Bounds, both ends included.
+
+    Attributes:
+        low, high: Numbers of workers.
+        smallest, largest: Batches, in samples.
+    """
 
     low: int
     high: int
@@ -43,7 +49,10 @@ class Room:
     largest: int
 
     def settings(self) -> Iterator[tuple[int, int]]:
-        """(workers, batch), fewest and smallest first; batches are ``smallest`` x 1, 1.5, 2, 3 ... and ``largest``."""
+        """Yield (workers, batch), fewest and smallest first.
+
+        Batches are ``smallest`` x 1, 1.5, 2, 3 ... and ``largest``.
+        """
         doublings = range(max(self.largest // self.smallest, 1).bit_length())
         batches = {round(self.smallest * part * (1 << k)) for k in doublings for part in (1.0, 1.5)}
         batches = {batch for batch in batches if batch <= self.largest} | {self.largest}
@@ -52,7 +61,7 @@ class Room:
 
 
 def learnt(observed: Sequence[Observation]) -> CalibratedTimes:
-    """Step times: as measured, and by the model fitted to them elsewhere."""
+    """Return a model of step times: as measured where measured, and elsewhere by the model fitted to them."""
     return CalibratedTimes(fit_steps(observed), {(o.batch, o.workers): o.step_s for o in observed})
 
 
@@ -65,8 +74,19 @@ def better(
     room: Room,
     gain: float,
 ) -> tuple[int, int]:
-    """The (workers, batch) to go to from ``now``, one of ``observed``; ``now`` itself where no goodput in ``room``
-    exceeds its own by the part ``gain``. ``times``: learnt from them; ``noise.variance``: at ``base_batch``.
+    """Return the (workers, batch) to go to from ``now``.
+
+    Args:
+        now: The present setting; one of ``observed``.
+        observed: The measured settings.
+        times: The step times learnt from them.
+        noise: The gradient's noise; its variance is at ``base_batch``.
+        base_batch: The batch of the run's beginning, in samples.
+        room: The bounds of settings.
+        gain: The part by which another goodput must exceed the present one.
+
+    Returns:
+        The setting; ``now`` where no goodput in ``room`` exceeds its own by the part ``gain``.
     """
 
     def goodput(setting: tuple[int, int]) -> float:
@@ -87,13 +107,13 @@ def better(
 
 @dataclass(frozen=True)
 class Outlook:
-    """What it has measured, newest last, and asked for.
+    """What the policy has measured, newest last, and asked for.
 
     Attributes:
         setting: The present workers and batch.
-        steps: Steps made with this setting since the last look.
+        steps: Steps with this setting since the last look.
         observed: The newest measurement of each setting.
-        asked: Workers that were asked for last, and at which step.
+        asked: The workers that were asked for last, and at which step.
     """
 
     setting: tuple[int, int] = (0, 0)
@@ -104,11 +124,16 @@ class Outlook:
 
 @dataclass(frozen=True)
 class Goodput(Policy):
-    """Look after ``every`` steps with one setting, and change what promises more than ``gain`` (0.05: 5 %).
+    """``goodput``: change batch and workers to what promises the most useful samples a second.
 
-    Batches lie between the program's own and ``max_batch`` samples, workers within the run's limits; ``fixed_workers``
-    leaves these alone. Workers take time to come: meanwhile the batch is the best one for those that are there.
-    ``lr``: the rule by which the learning rate follows the batch; Pollux uses AdaScale.
+    Workers take time to come; meanwhile the batch is the best one for the present workers.
+
+    Args:
+        max_batch: The largest batch, in samples; the smallest is the program's own.
+        every: Look after so many steps with one setting.
+        gain: Change for more than this part of goodput (0.05: 5 %).
+        lr: The rule by which the learning rate follows the batch; Pollux uses AdaScale.
+        fixed_workers: Leave the workers alone; else they change within the run's limits.
     """
 
     monitors: ClassVar[tuple[str, ...]] = ("noise_scale", "performance")
@@ -133,7 +158,7 @@ class Goodput(Policy):
         return Outlook()
 
     def decide(self, hook: Hook, state: Outlook, run: Run) -> Outlook:
-        """After ``every`` steps with one setting, look around."""
+        """Look around after ``every`` steps with one setting."""
         setting = (run.size(), run.batch_size())
         steps = state.steps + 1 if setting == state.setting else 0
         state = replace(state, setting=setting, steps=steps % self.every)
@@ -167,7 +192,7 @@ class Goodput(Policy):
 
 
 def observe(now: Snapshot) -> Observation | None:
-    """What the performance monitor says of the present setting; None before it has any."""
+    """Return what the performance monitor measured at the present setting; None before it has any."""
     parts = [now.signals.get(name) for name in ("step_s", "data_s", "compute_s")]
     step_s, data_s, compute_s = (math.nan if part is None else part.value for part in parts)
     busy_s = min(data_s + compute_s, step_s)
@@ -177,7 +202,7 @@ def observe(now: Snapshot) -> Observation | None:
 
 
 def gradient_noise(now: Snapshot) -> Noise | None:
-    """The gradient's noise at the batch that the run began with; None until it is measured."""
+    """Return the gradient's noise at the batch that the run began with; None until it is measured."""
     parts = [now.signals.get(name) for name in ("gradient_variance", "gradient_square")]
     variance, square = (math.nan if part is None else part.value for part in parts)
     if not (0 <= variance < math.inf and math.isfinite(square)):

@@ -1,12 +1,12 @@
-"""Throughput-driven provisioning: workers are added as long as each is worth its place.
+"""Throughput-driven provisioning: add workers as long as each is worth its place.
 
 Source: Mai et al., "KungFu: Making Training in Distributed Machine Learning Adaptive", OSDI 2020, figure 6 (adaptive
 provisioning): add a worker, measure, go on while throughput still grows enough, else give it back. Here "enough" is
 relative to what a worker brings already: an added one must bring ``threshold`` of that.
 
-What it cannot do: it climbs, so it stops at the first poor step. In ``exact`` mode a worker more may bring nothing
-until the slots divide evenly again (4 to 7 workers are equally fast with 8 slots): ``add=4`` climbs in larger strides.
-It sees a worker's worth through the noise of the step times, which among W workers counts W-fold; who is within a
+Limits: it climbs, so it stops at the first poor step. In ``exact`` mode one more worker may bring nothing until the
+slots divide evenly again (4 to 7 workers are equally fast with 8 slots): ``add=4`` climbs in larger strides. It
+measures a worker's worth through the noise of the step times, which among W workers counts W-fold; a worker within a
 standard error of being worth it stays. It looks at samples a second only, not at what they are worth (``goodput``
 does), nor at prices.
 """
@@ -30,7 +30,13 @@ LEAST_SETTLE = 5  # steps; the monitor needs some to tell the new setting's time
 
 @dataclass(frozen=True)
 class Rate:
-    """``per_s`` samples a second of ``workers``; ``error``: the standard error. No workers: not known."""
+    """A measured throughput.
+
+    Attributes:
+        workers: Number of workers; 0: not known.
+        per_s: Their samples a second.
+        error: Its standard error.
+    """
 
     workers: int = 0
     per_s: float = 0.0
@@ -39,8 +45,16 @@ class Rate:
 
 @dataclass(frozen=True)
 class Climb:
-    """How far it has come. ``good``: what was measured last and is worth it. ``since``: the step at which the phase
-    began, ``waited_s`` ago. ``steps`` were made at the present setting, ``workers`` and ``batch``."""
+    """How far the policy has come.
+
+    Attributes:
+        phase: What it does now.
+        since: The step at which the phase began.
+        waited_s: Seconds of training since then.
+        good: The newest measurement that was worth it.
+        workers, batch: The present setting.
+        steps: Steps at the present setting.
+    """
 
     phase: Phase = "measuring"
     since: int = 0
@@ -52,8 +66,10 @@ class Climb:
 
 
 def worth(few: Rate, many: Rate) -> tuple[float, float]:
-    """What each worker that ``many`` has more than ``few`` brings, in parts of what one of ``few`` does, and its
-    standard error: 1 for perfect scaling, 0 for nothing."""
+    """Return what each further worker of ``many`` brings, relative to one of ``few``, and the standard error.
+
+    1 is perfect scaling, 0 is nothing.
+    """
     one = few.per_s / few.workers * (many.workers - few.workers)
     slope = many.per_s / few.per_s * few.error  # by the rate of few
     return (many.per_s - few.per_s) / one, math.hypot(many.error, slope) / one
@@ -62,8 +78,10 @@ def worth(few: Rate, many: Rate) -> tuple[float, float]:
 def advance(
     climb: Climb, now: Snapshot, rate: Rate | None, low: int, high: int, rules: Provisioning
 ) -> tuple[Climb, int | None]:
-    """The climb after one more step, and how many workers to ask for; None: as many as there are. ``rate``: what the
-    monitor says, None for nothing yet."""
+    """Return the climb after one more step, and how many workers to ask for; None: as many as there are.
+
+    ``rate`` is what the monitor measured; None: nothing yet.
+    """
     if now.batch_size != climb.batch:  # other times, other worth
         return Climb(since=now.step, workers=now.workers, batch=now.batch_size), None
     same = now.workers == climb.workers
@@ -108,7 +126,7 @@ def _enter(climb: Climb, phase: Phase, now: Snapshot) -> Climb:
 
 
 def measured(now: Snapshot) -> Rate | None:
-    """What the performance monitor says."""
+    """Return what the performance monitor measured; None: nothing yet."""
     found = now.signals.get("throughput")
     if found is None or not 0 < found.value < math.inf:
         return None
@@ -118,12 +136,18 @@ def measured(now: Snapshot) -> Rate | None:
 
 @dataclass(frozen=True)
 class Provisioning(Policy):
-    """Add ``add`` workers at a time while each brings at least ``threshold`` of what one brought before.
+    """``provisioning``: add workers while each brings at least ``threshold`` of what one worker brought before.
 
-    ``settle``: steps at a count before it is judged; the monitor's median of the newest 20 decides. Who is not worth it
-    is given back, and nothing is tried again for ``retry`` steps (0: never) or until the batch changes. ``wait_s``:
-    seconds of training to wait for workers that were asked for; after that it stays with those it has, and measures
-    late ones when they come. A worker that is lost is the membership's to replace.
+    Workers that are not worth it are given back. A lost worker is not this policy's to replace: the membership does
+    that.
+
+    Args:
+        threshold: What an added worker must bring, as a part of what one worker brought before.
+        add: How many workers to add at a time.
+        settle: Steps with a number of workers before it is judged. The monitor's median of the newest 20 decides.
+        retry: Steps before it tries again; 0: never. A change of batch also ends the wait.
+        wait_s: Seconds of training to wait for workers that were asked for. After that it stays with the present
+            workers, and measures late ones when they come.
     """
 
     monitors: ClassVar[tuple[str, ...]] = ("performance",)
@@ -150,7 +174,7 @@ class Provisioning(Policy):
         return Climb()
 
     def decide(self, hook: Hook, state: Climb, run: Run) -> Climb:
-        """Look at the throughput; ask for workers more or fewer where that is due."""
+        """Look at the throughput; ask for more or fewer workers where that is due."""
         low, high = run.limits.low, run.limits.high
         climb, workers = advance(state, run.snapshot, measured(run.snapshot), low, high, self)
         if workers is not None:

@@ -1,4 +1,4 @@
-"""Policies by name: the library's, those of the user's program, and third parties' (entry points)."""
+"""Policies by name: of the library, of the user's program, and of other packages (entry points)."""
 
 from __future__ import annotations
 
@@ -48,10 +48,17 @@ POLICIES: Mapping[str, type[Policy]] = MappingProxyType(
 
 
 def build(text: str, extra: Mapping[str, type[Policy]] = MappingProxyType({})) -> Named:
-    """The policy of "name:option=value,...". ``extra``: the classes of the user's program by name; they come first.
+    """Return the policy that "name:option=value,..." describes.
 
-    Every policy takes the guards' options, too; one that it has itself (as gns has max_batch) is its own. What a class
-    names in ``default_guards`` counts where the text says nothing of it. Raises ``UserError`` for what is not known.
+    Every policy takes the guards' options, too, unless it has an option of that name itself (as gns has max_batch).
+    What a class names in ``default_guards`` counts where the text does not say it.
+
+    Args:
+        text: The text, as for ``--policy``.
+        extra: The policy classes of the user's program, by name; they come first.
+
+    Raises:
+        UserError: For an unknown name or option.
     """
     name, options = split_policy(text)
     kind = _find(name, extra)
@@ -71,12 +78,12 @@ def build(text: str, extra: Mapping[str, type[Policy]] = MappingProxyType({})) -
 
 
 def split_policy(text: str) -> tuple[str, str]:
-    """The name of the policy that ``text`` asks for, and the text of its options."""
+    """Return the name of the policy in ``text``, and the text of its options."""
     return split(text, "a policy", "gns:max_batch=2048,lr=sqrt")
 
 
 def build_all(texts: Sequence[str], extra: Mapping[str, type[Policy]] = MappingProxyType({})) -> tuple[Named, ...]:
-    """The policies of ``texts`` in order, each with a name of its own: "gns", "warmup", "warmup-2"."""
+    """Return the policies of ``texts`` in order, each with a name of its own: "gns", "warmup", "warmup-2"."""
     found: list[Named] = []
     for named in (build(text, extra) for text in texts):
         same = sum(known.name.partition("-")[0] == named.name for known in found)
@@ -85,7 +92,7 @@ def build_all(texts: Sequence[str], extra: Mapping[str, type[Policy]] = MappingP
 
 
 def monitors_for(policies: Iterable[Named]) -> tuple[str, ...]:
-    """The monitors that ``policies`` need, each once, in the order in which they are first asked for."""
+    """Return the monitors that ``policies`` need, each once, in the order in which they are first asked for."""
     return tuple(dict.fromkeys(monitor for named in policies for monitor in named.policy.monitors))
 
 

@@ -21,12 +21,19 @@ Unit = Literal["epoch", "step"]
 
 
 class ScheduledBatch(Policy):
-    """``scheduled_batch``: at each of the epochs (or steps, with ``by=step``) ``at`` the batch is multiplied by
-    ``factor``, or becomes the next of ``batches``.
+    """``scheduled_batch``: at each milestone ``at``, multiply the batch by ``factor``, or take the next of ``batches``.
 
     A milestone counts once that many epochs or steps are complete: from an epoch's first step on, or (``by=step``) from
-    the step after the one that carries the decision. The learning rate follows by the rule ``lr``, over ``ramp_steps``
-    steps.
+    the step after the one that carries the decision.
+
+    Args:
+        at: Milestones, ascending, in epochs or steps.
+        factor: Multiplies the batch at each milestone.
+        batches: Batch sizes, in samples, one for each milestone; replaces ``factor``.
+        by: "epoch" or "step".
+        lr: The rule by which the learning rate follows the batch.
+        ramp_steps: Steps over which it follows; 0: at once.
+        correct_momentum: Divide SGD's momentum by the learning rate's factor.
     """
 
     def __init__(
@@ -73,9 +80,15 @@ class ScheduledBatch(Policy):
 
 
 class ScheduledWorkers(Policy):
-    """``scheduled_workers``: at each of the epochs (or steps, with ``by=step``) ``at`` ask for the next of ``workers``.
+    """``scheduled_workers``: at each milestone ``at``, ask for the next of ``workers``.
 
-    They come when they are warm. It asks once at each milestone: where fewer come, or some are lost, that is so.
+    New workers join when they are warm. It asks once at each milestone: it does not ask again where fewer come, or some
+    are lost.
+
+    Args:
+        at: Milestones, ascending, in epochs or steps.
+        workers: Numbers of workers, one for each milestone.
+        by: "epoch" or "step".
     """
 
     monitors: ClassVar[tuple[str, ...]] = ()
@@ -100,13 +113,17 @@ class ScheduledWorkers(Policy):
 
 
 def passed(at: tuple[int, ...], run: Run, by: Unit) -> int:
-    """How many of the milestones ``at`` are complete."""
+    """Return how many of the milestones ``at`` are complete."""
     now = run.epoch if by == "epoch" else run.step
     return sum(milestone <= now for milestone in at)
 
 
 def check_milestones(policy: str, at: tuple[int, ...], values: tuple[int, ...]) -> None:
-    """Milestones must ascend, from 0 on; where ``values`` are given, one to each, at least 1."""
+    """Check that milestones ascend from 0, and that ``values``, where given, are one of at least 1 for each.
+
+    Raises:
+        UserError: Where they do not.
+    """
     if not at or min(at) < 0 or list(at) != sorted(set(at)):
         raise UserError(f"{policy}'s milestones must ascend from 0", "/".join(map(str, at)), "such as at=30/60/90")
     if values and (len(values) != len(at) or min(values) < 1):

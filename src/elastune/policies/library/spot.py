@@ -5,15 +5,16 @@ Progress): a job that falls behind the straight line from nothing to done at the
 stays on them until it is ahead of the line by two changeovers (hysteresis), and else uses spot machines and no others;
 once only on-demand machines can still make it, it keeps them to the end (safety net).
 
-That job has all of its machines or none. An elastic one goes on with those that it has, so two things differ here.
-On-demand workers stand beside spot ones, only as many as the required pace (work left over time left) lacks. A spot
-worker that comes later takes the place of an on-demand one at once, so work bought late is never bought twice, and
-waiting costs nothing while the pace can still be reached: ``patience`` moves the line, from the published one (0) to
-the latest from which ``most`` workers can finish in time (1). The safety net is the same rule: the pace is never let
-rise above what ``most`` workers reach.
+The paper's job has all of its machines or none. An elastic job goes on with the machines that it has, so two things
+differ here. On-demand workers stand beside spot workers, only as many as the required pace (work left over time left)
+lacks. And a spot worker that comes later takes the place of an on-demand worker at once. So work that is bought late is
+never bought twice, and waiting costs nothing while the pace can still be reached. ``patience`` moves the line, from the
+published one (0) to the latest from which ``most`` workers can finish in time (1). The safety net is the same rule: the
+pace never rises above what ``most`` workers reach.
 
-What it cannot do: foresee offers or prices; make up for on-demand workers that do not come when they are wanted, which
-weighs the more the later it asks; keep a budget and a deadline that contradict each other (the budget wins).
+Limits: it cannot foresee offers or prices. It cannot make up for on-demand workers that do not come when they are
+wanted, which weighs the more the later it asks. It cannot keep a budget and a deadline that contradict each other (the
+budget wins).
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from elastune.policies.base import Policy
 
 @dataclass(frozen=True)
 class SpotRules:
-    """A job's bounds.
+    """The bounds of a job.
 
     Attributes:
-        deadline_s: When it must be done, in seconds from its start.
-        most: Workers that it may have at once.
+        deadline_s: When the job must be done, in seconds from its start.
+        most: The most workers at once.
         budget: The most that it may cost, in units of the prices.
         patience: How far it may fall behind uniform progress: 0 not at all, 1 as far as ``most`` workers can make up.
-        changeover_s: What a change of workers costs at worst: until a new one takes part, and the pause.
-        look_s: How long it may take until it is asked again.
+        changeover_s: What a change of workers costs at worst, in seconds: until a new one takes part, and the pause.
+        look_s: Seconds that may pass until it is asked again.
     """
 
     deadline_s: float
@@ -62,10 +63,15 @@ class SpotRules:
 
 @dataclass(frozen=True)
 class Spot(Policy):
-    """Have on-demand workers beside spot ones only as a deadline asks, ``deadline_h`` hours after the run's start.
+    """``spot``: have on-demand workers beside spot workers only as a deadline asks.
 
-    It decides in the controller, which alone knows hosts and their kinds, and at no hook. ``prices``: the file that
-    says what hosts cost; ``spend``: the most that the run may cost, 0 for no bound; ``patience``: see ``SpotRules``.
+    It decides in the controller, and at no hook: only the controller knows the hosts and their kinds.
+
+    Args:
+        deadline_h: The deadline, in hours after the run's start.
+        prices: The file with the prices of hosts.
+        spend: The most that the run may cost; 0 for no bound.
+        patience: See ``SpotRules``.
     """
 
     monitors: ClassVar[tuple[str, ...]] = ()
@@ -81,7 +87,7 @@ class Spot(Policy):
         self.rules(1, 0.0)
 
     def rules(self, most: int, changeover_s: float) -> SpotRules:
-        """Of a run on at most so many workers. Raises ``UserError``."""
+        """Return the bounds of a run on at most ``most`` workers. Raises ``UserError``."""
         return SpotRules(self.deadline_h * 3600, most, self.spend or math.inf, self.patience, changeover_s)
 
 
@@ -92,11 +98,11 @@ class JobStanding:
     Attributes:
         now_s: Seconds since its start.
         work_s: All of its work, in seconds of one worker.
-        done_s: What of it is done.
-        offered: Spot workers that could be had, those that it has included.
+        done_s: The part of the work that is done.
+        offered: Spot workers that can be had, with those that it has.
         on_demand: On-demand workers that it has.
-        spot_price: Of a worker-hour, now.
-        on_demand_price: Likewise.
+        spot_price: The present price of a spot worker-hour.
+        on_demand_price: The present price of an on-demand worker-hour.
         spent: What it has cost so far.
     """
 
@@ -119,12 +125,12 @@ class SpotChoice:
 
 
 def choose(now: JobStanding, rules: SpotRules, speed: Callable[[int], float] = float) -> SpotChoice:
-    """The workers to have, so that the job is done in time at little cost.
+    """Return the workers to have, so that the job is done in time at little cost.
 
     Args:
-        now: Where it stands.
+        now: Where the job stands.
         rules: Its bounds.
-        speed: What so many workers do in a second, in seconds of one worker.
+        speed: The work that a number of workers does in a second, in seconds of one worker.
     """
     if now.spent >= rules.budget:
         return SpotChoice(0, 0)

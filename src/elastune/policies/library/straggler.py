@@ -1,12 +1,12 @@
-"""Straggler response: a worker that keeps the others waiting is exchanged for another.
+"""Straggler response: exchange a worker that keeps the others waiting for another one.
 
 In synchronous data parallelism the slowest worker sets the pace (Dean and Barroso, "The Tail at Scale", CACM 2013; for
 training: Chen et al., "Revisiting Distributed Synchronous SGD", 2016). The signal ``straggler`` of the performance
-monitor names the rank; one slow step is weather, so it has to be named for ``patience`` steps in a row.
+monitor names the rank. One slow step is chance, so the same rank must be named for ``patience`` steps in a row.
 
-What it cannot do: give the slow worker a smaller share (a global batch is cut into equal parts); know whether another
-would be faster (a slow rank may be slow because its host is, and a replacement may start there again: hence ``tries``);
-shrink away a worker of its choice (fewer workers means that the last ranks leave).
+Limits: it cannot give the slow worker a smaller share (a global batch is cut into equal parts). It does not know
+whether another worker would be faster (a rank may be slow because its host is, and a replacement may start there again:
+hence ``tries``). It cannot shrink away a worker of its choice (with fewer workers, the last ranks leave).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ACTIONS = ("replace", "shrink")
 
 @dataclass(frozen=True)
 class Watch:
-    """``rank`` was named ``seen`` steps in a row (-1: none is). ``calm_until``: a step before which nothing is done."""
+    """``rank`` was named ``seen`` steps in a row (-1: none is). Before step ``calm_until`` nothing is done."""
 
     rank: int = -1
     seen: int = 0
@@ -38,7 +38,7 @@ class Watch:
 def advance(
     watch: Watch, step: int, workers: int, rank: int | None, patience: int, rest: int, tries: int
 ) -> tuple[Watch, int | None]:
-    """The watch after one more step in which ``rank`` was named, and the rank to act on, if it is time."""
+    """Return the watch after one more step in which ``rank`` was named, and the rank to act on, if it is time."""
     if rank is None or not 0 <= rank < workers or workers == 1:
         return replace(watch, rank=-1, seen=0, workers=workers), None
     same = rank == watch.rank and workers == watch.workers  # ranks shift when somebody comes or goes
@@ -50,13 +50,18 @@ def advance(
 
 @dataclass(frozen=True)
 class StragglerResponse(Policy):
-    """Act on a worker that was the straggler for ``patience`` steps, at most ``tries`` times in a run.
+    """``straggler``: act on a worker that was the straggler for ``patience`` steps in a row.
 
-    ``action="replace"``: another worker is started, and it leaves when that one joins; with no room for another it
-    leaves first, or stays where the run would have too few workers without it. ``action="shrink"``: train on without
-    it, which can be done only where it is the last rank and more workers are there than the fewest allowed; of others
-    nothing is said or done. After that nothing is done for ``rest`` steps, in which the replacement comes; nor is
-    anything ever in a run whose workers cannot change.
+    Nothing is ever done in a run whose workers cannot change.
+
+    Args:
+        action: "replace": another worker is started, and the slow one leaves when that one joins. With no room for
+            another worker, the slow one leaves first; or it stays, where the run would have too few workers without it.
+            "shrink": train on without the slow worker. That works only where it is the last rank and there are more
+            workers than the fewest allowed; otherwise nothing is said or done.
+        patience: Steps in a row.
+        rest: Steps after an action in which nothing is done, while the replacement comes.
+        tries: The most actions in a run.
     """
 
     monitors: ClassVar[tuple[str, ...]] = ("performance",)
@@ -78,7 +83,7 @@ class StragglerResponse(Policy):
         return Watch()
 
     def decide(self, hook: Hook, state: Watch, run: Run) -> Watch:
-        """Count how long one worker has been named; act when it is long enough."""
+        """Count how long one worker has been named; act when that is long enough."""
         value = run.signal("straggler")
         named = round(value) if math.isfinite(value) else None
         if not self._can_act(run, named):

@@ -1,9 +1,9 @@
-"""How workers agree, by how many there are, or by how dear the network is.
+"""Choose the sync strategy by the number of workers, or by what the network costs.
 
 Mai et al., "KungFu: Making Training in Distributed Machine Learning Adaptive" (OSDI 2020), section 6.2, switch from
 synchronous SGD to model averaging where a cluster grows large. What a step's exchange costs beside its computing
-decides how many steps of their own pay for one (Wang and Joshi, "Adaptive Communication Strategies to Achieve the Best
-Error-Runtime Trade-off in Local-Update SGD", MLSys 2019).
+decides how many local steps pay for one exchange (Wang and Joshi, "Adaptive Communication Strategies to Achieve the
+Best Error-Runtime Trade-off in Local-Update SGD", MLSys 2019).
 """
 
 from __future__ import annotations
@@ -26,11 +26,17 @@ USUAL_LEARNERS = 8
 
 @dataclass(frozen=True)
 class SyncBySize(Policy):
-    """``sync_by_size``: synchronous up to ``above`` workers; with more, ``strategy`` with ``learners`` and ``every``.
+    """``sync_by_size``: all-reduce up to ``above`` workers; with more, ``strategy`` with ``learners`` and ``every``.
 
-    It is back to all-reduce as soon as there are no more than that. Switching shows in what the run comes to, and so,
-    under this policy, does the number of workers: each change is journaled with its cause. ``learners``: None, as many
-    as ``fitting_learners`` has.
+    It goes back to all-reduce as soon as there are no more than ``above`` workers. Switching changes the result, and
+    so, under this policy, does the number of workers. Each change is journaled with its cause.
+
+    Args:
+        above: The most workers under all-reduce.
+        strategy: The strategy with more workers.
+        learners: Number of learners; None: as ``fitting_learners`` chooses.
+        every: Global batches of a round.
+        moments: What becomes of the optimizer's state where a round ends (docs/sync.md).
     """
 
     hooks: ClassVar[tuple[Hook, ...]] = ("before_step",)
@@ -46,13 +52,13 @@ class SyncBySize(Policy):
         check("sync_by_size", self)
 
     def decide(self, hook: Hook, state: dict[str, Any], run: Run) -> dict[str, Any]:
-        """By the workers that there are now."""
+        """Choose by the present number of workers."""
         apart = self._apart(run.limits.num_slots, run.limits.high)
         run.set_sync(str(apart if run.size() > self.above else SyncPlan()))
         return state
 
     def strategies(self, num_slots: int, most_workers: int) -> Sequence[str]:
-        """The one that a run of more than ``above`` workers comes to."""
+        """Return the one strategy of a run with more than ``above`` workers."""
         return (str(self._apart(num_slots, most_workers)),) if most_workers > self.above else ()
 
     def _apart(self, num_slots: int | None, most_workers: int) -> SyncPlan:
@@ -62,13 +68,22 @@ class SyncBySize(Policy):
 
 @dataclass(frozen=True)
 class SyncByLink(Policy):
-    """``sync_by_link``: where exchanges take more than ``share`` of the time of all-reduce steps, learners take steps
-    of their own: as few (a power of two, at most ``most``) as bring that share down to ``share``.
+    """``sync_by_link``: learners take local steps where exchanges take more than ``share`` of all-reduce steps.
 
-    Not while gradients tell more than they are noisy: where the noise scale is known to be below ``noise`` times a
-    learner's batch, learners would pull apart, and it stays with (or goes back to) all-reduce. With learners apart no
-    noise scale is measured, so it looks again after ``again`` steps: it then trains synchronously until it knows.
-    ``learners``: None, as many as ``fitting_learners`` has.
+    The number of local steps is as small (a power of two, at most ``most``) as brings that share down to ``share``.
+    Where the noise scale is known to be below ``noise`` times a learner's batch, learners would pull apart: the policy
+    then stays with (or goes back to) all-reduce. With learners apart no noise scale is measured. So the policy looks
+    again after ``again`` steps: it then trains synchronously until it knows.
+
+    Args:
+        share: The part of a step's time that exchanges may take.
+        strategy: The strategy with local steps.
+        learners: Number of learners; None: as ``fitting_learners`` chooses.
+        most: The most local steps.
+        noise: The least noise scale, in batches of a learner.
+        looks: Steps under all-reduce to measure before it chooses.
+        again: Steps until it looks again.
+        moments: What becomes of the optimizer's state where a round ends (docs/sync.md).
     """
 
     hooks: ClassVar[tuple[Hook, ...]] = ("before_step",)
@@ -87,11 +102,11 @@ class SyncByLink(Policy):
         check("sync_by_link", self)
 
     def init(self) -> int:
-        """The step at which the strategy in use was chosen."""
+        """Return the step at which the strategy in use was chosen."""
         return 0
 
     def decide(self, hook: Hook, state: int, run: Run) -> int:
-        """By what the exchanges of all-reduce take now."""
+        """Choose by what the exchanges of all-reduce take now."""
         apart = SyncPlan.parse(run.sync()).in_rounds
         if apart and run.step - state >= self.again:
             run.set_sync("allreduce")
@@ -107,15 +122,20 @@ class SyncByLink(Policy):
         return run.step
 
     def strategies(self, num_slots: int, most_workers: int) -> Sequence[str]:
-        """The one with the shortest rounds that it may choose: which it does choose is known only when it has
-        measured."""
+        """Return the strategy with the shortest rounds that it may choose.
+
+        Which one it does choose is known only when it has measured.
+        """
         learners = self.learners or fitting_learners(num_slots, most_workers)
         return (str(SyncPlan(self.strategy, learners, 2, self.moments)),) if self.most > 1 else ()
 
 
 def fitting_learners(num_slots: int | None, most_workers: int) -> int:
-    """As many learners as a run's slots and workers allow for: 8, or else the fewest that divide the slots and are
-    at least one a worker. Both belong to how the run was begun, so it is the same throughout."""
+    """Return how many learners fit a run's slots and workers.
+
+    That is 8, or else the fewest that divide the slots and are at least one a worker. Slots and the most workers belong
+    to how the run was begun, so the number is the same throughout.
+    """
     if num_slots is None:
         return max(USUAL_LEARNERS, most_workers)
     if num_slots % USUAL_LEARNERS == 0 and most_workers <= USUAL_LEARNERS:
@@ -124,8 +144,10 @@ def fitting_learners(num_slots: int | None, most_workers: int) -> int:
 
 
 def steps_apart(exchange_s: float, busy_s: float, share: float, most: int) -> int:
-    """The fewest steps, a power of two of at most ``most``, of which one exchange takes at most ``share`` of the time;
-    0 where nothing is known. e / (e + k b) <= share holds from k = e (1 - share) / (share b) on."""
+    """Return the fewest local steps of which one exchange takes at most ``share`` of the time; 0: nothing is known.
+
+    The result is a power of two, at most ``most``. e / (e + k b) <= share holds from k = e (1 - share) / (share b) on.
+    """
     if not (exchange_s > 0 and busy_s > 0):  # NaN before the first measurement
         return 0
     least = exchange_s * (1 - share) / (share * busy_s)

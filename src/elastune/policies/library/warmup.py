@@ -19,8 +19,13 @@ if TYPE_CHECKING:
 class WarmUp(Policy):
     """``warmup``: the learning rate begins at 1/``k`` of the program's and grows to it over ``steps`` or ``epochs``.
 
-    It works by a factor, so schedulers and other policies may move the rate at the same time. Two decisions: before
-    training the rate is divided; after the first step the ramp begins.
+    The policy works by a factor, so schedulers and other policies may change the rate at the same time. It makes two
+    decisions: before training it divides the rate; after the first step it begins the ramp.
+
+    Args:
+        k: The rate begins at 1/``k``; above 1.
+        steps: The length of the ramp, in steps.
+        epochs: The length of the ramp, in epochs; give either this or ``steps``.
     """
 
     monitors: ClassVar[tuple[str, ...]] = ()

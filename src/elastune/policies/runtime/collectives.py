@@ -1,8 +1,8 @@
-"""The collectives that a policy's hook asks for: it runs, stops where a result is missing, and is run again with it.
+"""The collectives of a policy's hook. The hook runs, stops where a result is missing, and runs again with it.
 
-Nothing is suspended. An attempt at a hook asks for collectives by name; what earlier exchanges have brought is answered
-at once, the rest is collected for the next exchange. ``Future.result`` of what is not there raises ``Missing``, which
-ends the attempt; its policy's state is as it was, and after the exchange another attempt begins at the hook's start.
+Nothing is suspended. An attempt at a hook asks for collectives by name. What earlier exchanges have brought is answered
+at once; the rest is collected for the next exchange. ``Future.result`` of a missing value raises ``Missing``, which
+ends the attempt: the policy's state is as it was, and after the exchange another attempt begins at the hook's start.
 """
 
 from __future__ import annotations
@@ -23,11 +23,14 @@ class CollectiveFailed(RuntimeError):
 
 
 class Missing(BaseException):
-    """A result has not come yet: this attempt at the hook ends here. No ``Exception``, so that a hook lets it pass."""
+    """A result is not there yet, so this attempt at the hook ends.
+
+    It is no ``Exception``, so that a hook lets it pass.
+    """
 
 
 class Future(Generic[T]):
-    """A collective under way."""
+    """A collective that was started."""
 
     def __init__(self, found: Result | CollectiveFailed | None) -> None:
         self._found = found
@@ -39,10 +42,10 @@ class Future(Generic[T]):
         return self._found is not None
 
     def result(self) -> T:
-        """The result. Where it has not come yet, training goes on, and the hook is run again once it has.
+        """Return the result. Where it is not there yet, training goes on, and the hook runs again once it is.
 
         Raises:
-            CollectiveFailed: Workers called it differently, or some did not call it.
+            CollectiveFailed: Where workers called it differently, or some did not call it.
         """
         self.asked = True
         if self._found is None:
@@ -57,7 +60,7 @@ class Collectives(Protocol):
     """Carries a hook's collectives to the other workers."""
 
     def submit(self, op: Op, value: Value, root: int, name: str | None) -> Future[Any]:
-        """Give ``value`` to the collective ``name`` (None: the hook's next of this ``op``)."""
+        """Give ``value`` to the collective ``name`` (None: the hook's next one of this ``op``)."""
 
 
 @dataclass(frozen=True)

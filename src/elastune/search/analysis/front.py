@@ -1,4 +1,4 @@
-"""The Pareto front: who is on it, how much it covers, and which of its points to take.
+"""The Pareto front: which points are on it, how much it covers, and which of its points to take.
 
 Arrays of points have shape (n, k): n points, k objectives, smaller is better (see ``objective.oriented``). A row with
 a value that is not finite stands for a trial without a valid result: it is never on a front and covers nothing.
@@ -116,7 +116,7 @@ def knee(points: Floats) -> int:
 
 @dataclass(frozen=True)
 class Pick:
-    """The index of the chosen point, and why it."""
+    """The index of the chosen point, and why it was chosen."""
 
     index: int
     reason: str
@@ -129,11 +129,20 @@ def pick(
     targets: Mapping[str, float] | None = None,
     weights: Mapping[str, float] | None = None,
 ) -> Pick:
-    """Choose a front point of ``values`` (one mapping of objective values a trial; leave out infeasible trials).
+    """Choose a point of the front of ``values``.
 
-    ``targets`` (``{"accuracy": 0.98}``) first keep the points that reach them all; of these, ``weights`` choose the
-    smallest weighted sum on scales of the front's ideal 0 and nadir 1, or else the best in the first objective without
-    a target. With neither: the knee. Raises ``UserError`` where there is no point, or none reaches a target.
+    Args:
+        values: One mapping of objective values for each trial; leave out infeasible trials.
+        objectives: The objectives.
+        targets: Values that the point must reach, such as ``{"accuracy": 0.98}``.
+        weights: Among the points that reach all targets, take the smallest weighted sum, on scales of the front's ideal
+            0 and nadir 1. Without weights, take the best in the first objective that has no target.
+
+    Returns:
+        The chosen point. With neither targets nor weights it is the knee of the front.
+
+    Raises:
+        UserError: Where there is no point, or none reaches the targets.
     """
     names = [o.name for o in objectives]
     for name in {**(targets or {}), **(weights or {})}:

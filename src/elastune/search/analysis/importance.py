@@ -1,9 +1,9 @@
 """How much each parameter decides an objective: Optuna's PED-ANOVA, one objective at a time.
 
-A parameter matters as far as its values among the best quarter of the trials are spread otherwise than among all
-(Watanabe, Bansal, Hutter, "PED-ANOVA", IJCAI 2023). That takes milliseconds, knows log scales, and compares a parameter
-that only some trials have among those alone. A few trials always look as if something decided them: the same with
-the objective's values shuffled says how much is chance, and below that nothing is said.
+A parameter matters as far as its values among the best quarter of the trials are distributed in another way than among
+all (Watanabe, Bansal, Hutter, "PED-ANOVA", IJCAI 2023). That takes milliseconds, knows log scales, and compares a
+parameter that only some trials have among those alone. With few trials something always seems to decide them. So the
+same is computed with the objective's values shuffled, which says how much is chance; below that nothing is said.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SHUFFLES = 19  # a one in twenty chance to take chance for a cause
 
 @dataclass(frozen=True)
 class Tried:
-    """A trial: what the search chose, out of what (Optuna's JSON), and the objectives' values that it reached."""
+    """A trial: its parameters, their distributions (Optuna's JSON), and the values of its objectives."""
 
     params: Mapping[str, Any]
     distributions: Mapping[str, str]
@@ -37,7 +37,10 @@ class Tried:
 
 @dataclass(frozen=True)
 class ParameterShare:
-    """The share, from 0 to 1, that parameter ``name`` has in what decides an objective; ``trials`` have it."""
+    """The share, from 0 to 1, that parameter ``name`` has in what decides an objective.
+
+    ``trials`` is how many trials have the parameter.
+    """
 
     name: str
     share: float
@@ -46,9 +49,11 @@ class ParameterShare:
 
 @dataclass(frozen=True)
 class Importance:
-    """Of one objective, learnt from ``trials``: its parameters, the most important first. Their shares sum to 1.
+    """What decides one objective, learnt from ``trials``.
 
-    ``why_not``: in words, why there are none; empty where there are.
+    Attributes:
+        parameters: The parameters, the most important first; their shares sum to 1.
+        why_not: Why there are none, in words; "" where there are.
     """
 
     objective: str
@@ -58,7 +63,7 @@ class Importance:
 
 
 def importance(tried: Sequence[Tried], objectives: Sequence[Objective]) -> tuple[Importance, ...]:
-    """One ``Importance`` an objective, in their order. The same trials give the same figures."""
+    """Return one ``Importance`` for each objective, in their order. The same trials give the same figures."""
     return tuple(_importance(tried, objective) for objective in objectives)
 
 

@@ -1,4 +1,4 @@
-"""Constraints as the user writes them: one arithmetic comparison, for example ``workers * micro_batch == 4096``."""
+"""Constraints as users write them: one arithmetic comparison, for example ``workers * micro_batch == 4096``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _EXAMPLE = "for example 'workers * micro_batch == 4096'"
 
 @dataclass(frozen=True)
 class Constraint:
-    """``left comparison right`` over ``names``. Equal if the texts are equal."""
+    """``left comparison right`` over ``names``. Two constraints are equal if their texts are equal."""
 
     text: str
     comparison: str = field(compare=False)

@@ -1,4 +1,4 @@
-"""What a study optimises: named numbers, each with a direction and a unit."""
+"""The objectives of a study: named numbers, each with a direction and a unit."""
 
 from __future__ import annotations
 
@@ -29,9 +29,13 @@ _DIRECTIONS: dict[str, Direction] = {"max": "max", "maximize": "max", "min": "mi
 
 @dataclass(frozen=True)
 class Objective:
-    """A metric, the way it should go, and the unit to show it in (empty where it is not known).
+    """A metric to optimise.
 
-    ``low`` and ``high``: what it lies between, as declared, else as its name has it (``bounds``).
+    Attributes:
+        name: The name of the metric.
+        direction: Which way is better.
+        unit: The unit to show it in; "" where it is not known.
+        low, high: The bounds of its values, as declared, else by its name (``bounds``).
     """
 
     name: str

@@ -1,15 +1,17 @@
 """Successive halving and Hyperband, asynchronous, for objective vectors, with pauses instead of ends.
 
 With one objective it is ASHA (Li et al. 2020, "A system for massively parallel hyperparameter tuning", algorithm 2): at
-each rung the best 1/eta of those who came so far go on, later arrivals may take paused trials with them. Hyperband runs
-brackets side by side that begin at higher and higher rungs (ibid. 3.3), and fills them in Hyperband's proportions.
+each rung the best 1/eta of the trials that came so far go on, and later arrivals may take paused trials with them.
+Hyperband runs several brackets at once, which begin at higher and higher rungs (ibid. 3.3), and fills them in
+Hyperband's proportions.
 
-Several objectives are ranked by constrained domination, front and crowding. Copying ASHA so, and no more, stalls late:
-a share of 1/eta is too small once the sampler proposes little but good trials, too large before. So forecasts decide
-beside the ranks, once trials have ended to learn from:
+Several objectives are ranked by constrained domination, front and crowding. ASHA with these ranks, and no more, stalls
+late: a share of 1/eta is too small once the sampler proposes almost only good trials, and too large before. So
+forecasts decide as well as ranks, once trials have ended to learn from:
 - *hopeful*: a trial whose forecast, made better by ``promote_margin`` standard errors, no finished trial dominates,
   goes on;
-- *hopeless*: one that is dominated even when made better by ``prune_margin`` does not, whatever its rank.
+- *hopeless*: a trial that is dominated even when its forecast is made better by ``prune_margin`` does not, whatever its
+  rank.
 """
 
 from __future__ import annotations
@@ -31,10 +33,12 @@ from elastune.search.stopping.schedule import ForkTrial, IntermediateResult, New
 
 @dataclass(frozen=True)
 class Halving:
-    """At each rung 1 of ``eta`` goes on. ``min_resource``: passes before the first rung; None: 1/eta^2 of the training.
+    """At each rung one of ``eta`` trials goes on.
 
-    ``brackets``: 1 is ASHA, more are Hyperband, whose last bracket should pass no rung. ``promote_margin`` and
-    ``prune_margin``: in standard errors of the forecast, see the module.
+    Attributes:
+        min_resource: Passes before the first rung; None: 1/eta^2 of the training.
+        brackets: 1 is ASHA; more are Hyperband, whose last bracket should pass no rung.
+        promote_margin, prune_margin: In standard errors of the forecast, see the module.
     """
 
     eta: Annotated[int, Range(2, 64)] = 3

@@ -1,4 +1,4 @@
-"""How workers are shared out, as it is written on a command line: "steepest", "short_first", "short_first:held=0.2"."""
+"""How workers are shared out, as on a command line: "steepest", "short_first", "short_first:held=0.2"."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ LOOKS = 2  # at a trial whose workers have changed: each is recorded, so they ar
 class AllocationChoice:
     """How a study's workers are shared out among its trials.
 
-    ``held``: the longest part of trials that waits after its first epoch, see ``hold``. ``least_gain``: of a first
-    worker's, what a further one must bring, or a study would waste them. ``by_batch``: how trials gain by more workers
-    is learnt by the size of their batches, see ``scaling``; else all are taken to gain alike.
+    Attributes:
+        held: The part of the trials, the longest ones, that waits after its first epoch; see ``hold``.
+        least_gain: What a further worker must bring, as a part of what a first one brings; less would waste workers.
+        by_batch: Whether the gain of trials by more workers is learnt by the size of their batches, see ``scaling``;
+            else all trials are taken to gain alike.
     """
 
     held: Annotated[float, Range(0.0, 0.9)] = 0.0
@@ -44,7 +46,7 @@ ALLOCATIONS = {
 
 
 def parse_allocation(text: str) -> AllocationChoice:
-    """The choice that ``text`` names, one of ``ALLOCATIONS`` with other options. Raises ``UserError``."""
+    """Return the choice that ``text`` names, one of ``ALLOCATIONS`` with other options. Raises ``UserError``."""
     name, options = split(text, "the allocation", "short_first:held=0.3,least_gain=0.2")
     if name not in ALLOCATIONS:
         raise UserError("an allocation must be one that is known", repr(text), f"one of {', '.join(ALLOCATIONS)}")

@@ -1,4 +1,4 @@
-"""What stays of trials that are over: a rule says whose weights and predictions, the one that is wanted most first."""
+"""Which trials' weights and predictions stay when the trials are over: a rule names them, the most wanted first."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _FIX = 'such as --keep "front+last:3"'
 
 
 class Retention(Protocol):
-    """Asked whenever a trial has ended well: it may have overtaken others."""
+    """A rule. It is asked whenever a trial has ended well, because that trial may have overtaken others."""
 
     def chosen(self, ended: Sequence[int], standing: Standing, apart: Apart) -> list[int]:
-        """Whose folders stay, of those that ``ended`` (the newest last); where not all fit, the first ones do."""
+        """Return the trials of ``ended`` (the newest last) whose folders stay; where not all fit, the first ones do."""
         ...
 
 
 @dataclass(frozen=True)
 class KeepNothing:
-    """Results are in the journal: what was trained goes."""
+    """``none``: nothing stays but the results in the journal."""
 
     def chosen(self, ended: Sequence[int], standing: Standing, apart: Apart) -> list[int]:
         return []
@@ -39,7 +39,10 @@ class KeepNothing:
 
 @dataclass(frozen=True)
 class KeepAll:
-    """Everything: later trials begin with it, or nobody knows yet what will be wanted. The best come first."""
+    """``all``: everything stays, the best first.
+
+    It is for studies whose later trials begin with earlier ones, or where nobody knows yet what will be wanted.
+    """
 
     def chosen(self, ended: Sequence[int], standing: Standing, apart: Apart) -> list[int]:
         return list(dict.fromkeys([*by_rank(standing), *reversed(ended)]))
@@ -47,7 +50,7 @@ class KeepAll:
 
 @dataclass(frozen=True)
 class KeepFront:
-    """The trials that no other dominates."""
+    """``front``: the trials that no other dominates stay."""
 
     def chosen(self, ended: Sequence[int], standing: Standing, apart: Apart) -> list[int]:
         return by_rank(standing, layers=1)
@@ -55,7 +58,7 @@ class KeepFront:
 
 @dataclass(frozen=True)
 class KeepBest:
-    """The best ``count`` by each objective."""
+    """``best:K``: the best ``count`` trials by each objective stay."""
 
     count: int = 1
 
@@ -73,7 +76,7 @@ class KeepBest:
 
 @dataclass(frozen=True)
 class KeepLast:
-    """The ``count`` that ended last, whatever they reached."""
+    """``last:K``: the ``count`` trials that ended last stay, whatever they reached."""
 
     count: int = 1
 
@@ -83,10 +86,11 @@ class KeepLast:
 
 @dataclass(frozen=True)
 class KeepDiverse:
-    """The best one, and others that differ most in what they predict, ``count`` together: members of an ensemble.
+    """``diverse:K``: the best trial stays, and others that differ most in what they predict, ``count`` together.
 
-    One after another, whichever is furthest from the nearest of those before. Only the better half of the trials
-    counts, or the best ``count`` where those are more: what has learnt nothing differs most.
+    They are for members of an ensemble. They are chosen one after another: each is the trial that is furthest from the
+    nearest of those before. Only the better half of the trials counts, or the best ``count`` where those are more,
+    because a trial that has learnt nothing differs most.
     """
 
     count: int = DIVERSE
@@ -107,7 +111,7 @@ class KeepDiverse:
 
 @dataclass(frozen=True)
 class KeepAny:
-    """Whatever one of ``rules`` keeps; those of the first come first."""
+    """``A+B``: whatever one of ``rules`` keeps stays; the trials of the first rule come first."""
 
     rules: tuple[Retention, ...]
 
@@ -116,7 +120,7 @@ class KeepAny:
 
 
 def parse_retention(text: str) -> Retention:
-    """The rule that ``text`` says, as ``--keep`` has it. Raises ``UserError``."""
+    """Return the rule that ``text`` names, as for ``--keep``. Raises ``UserError``."""
     parts = [part.strip() for part in text.split("+")]
     if parts == [KEEP_NOTHING]:
         return KeepNothing()
@@ -125,10 +129,11 @@ def parse_retention(text: str) -> Retention:
 
 
 def retention_of(keep: str, most_bytes: int | None, *, population: bool) -> Retention:
-    """What stays of trials that are over, as ``keep`` says, in ``most_bytes`` of the disk.
+    """Return the rule ``keep``, within ``most_bytes`` of the disk.
 
-    Raises ``UserError`` for what is no rule, and for what a ``population`` cannot do without, whose members begin with
-    one another's checkpoints.
+    Raises:
+        UserError: For a text that is no rule, and for a rule without what a ``population`` needs: its members begin
+            with one another's checkpoints.
     """
     asked = parse_retention(keep)
     if most_bytes is not None and (asked == KeepNothing() or most_bytes < 1):
@@ -162,9 +167,13 @@ def _nearest(distances: Sequence[float | None]) -> float:
 
 
 def by_rank(standing: Standing, layers: int | None = None) -> list[int]:
-    """The trials front by front: those that no other dominates, then those that no other of the rest does, ...
+    """Return the trials front by front: those that no other dominates, then the front of the rest, and so on.
 
-    ``layers``: so many fronts. Within one, the better by the first objective comes first.
+    Within one front, the better by the first objective comes first.
+
+    Args:
+        standing: The trials and their values.
+        layers: The number of fronts; None: all.
     """
     rest, found = dict(standing), []
     while rest and layers != 0:

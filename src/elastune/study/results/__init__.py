@@ -1,1 +1,1 @@
-"""What a study came to."""
+"""The results of a study."""

@@ -1,4 +1,4 @@
-"""One front of what can be used of a study: single trials, soups, ensembles, joined models, by score and costs."""
+"""One front of all models that a study offers: single trials, soups, ensembles, joined and stacked models."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ class AssetPoint:
 
     Attributes:
         form: "trial", "soup", "ensemble", "joined" or "stacked".
-        trials: Whom it is made of.
-        parts: Of a joined or stacked model its trials, of whatever studies: "gate 3".
-        values: The score by its name, ``training_s`` (the worker-seconds of its trials together, with those of what
-            they began with, whatever else the search has tried) and ``parameters`` (how many one inference goes
-            through).
-        method: How its trials were found and weighed; "" of a trial.
-        file: Where it was written; "" of a trial. ``sha256``: of what was written there.
-        test: The score on data that no choice has seen, where told. Nothing is picked by it.
-        untold: Weights that its trials began with, whose training no journal tells of: it is not in ``training_s``.
+        trials: The trials that it is made of.
+        parts: The trials of a joined or stacked model, each with the name of its study: "gate 3".
+        values: The score by its name, ``training_s`` and ``parameters``. ``training_s`` is the worker-seconds of its
+            trials together with those of the weights they began with, whatever else the search has tried.
+            ``parameters`` is the number of parameters that one inference uses.
+        method: How its trials were found and weighed; "" for a trial.
+        file: Where it was written; "" for a trial.
+        sha256: The digest of what was written to ``file``.
+        test: The score on data that no choice has seen, where it is known. Nothing is picked by it.
+        untold: Weights that its trials began with, whose training is in no journal: ``training_s`` does not count it.
     """
 
     form: str
@@ -50,12 +51,12 @@ class AssetPoint:
 
     @property
     def whom(self) -> str:
-        """Whom it is made of, in words."""
+        """The trials that it is made of, in words."""
         return ", ".join((*map(str, self.trials), *self.parts))
 
     @cached_property
     def trouble(self) -> str:
-        """Why it cannot be used: its file is gone, or another one by now; "" where it can. The file is read once."""
+        """Why it cannot be used: its file is gone or has changed; "" where it can be used. The file is read once."""
         if not self.file:
             return ""
         try:
@@ -68,7 +69,7 @@ class AssetPoint:
 
 @dataclass(frozen=True)
 class PickedAsset:
-    """A point of the front, and why it was taken."""
+    """A point of the front, and the reason why it was picked."""
 
     point: AssetPoint
     reason: str
@@ -78,7 +79,7 @@ class PickedAsset:
 class Assets:
     """All ``points`` that were judged by one score on the same predictions, ``data``.
 
-    A model whose file is gone, or is not what was written, stays among them, and is neither on the front nor picked.
+    A model whose file is gone or has changed stays among the points, but is neither on the front nor picked.
     """
 
     data: str
@@ -87,11 +88,11 @@ class Assets:
 
     @property
     def usable(self) -> list[AssetPoint]:
-        """Those that are still there as they were written."""
+        """The points whose files are still there as they were written."""
         return [point for point in self.points if not point.trouble]
 
     def front(self) -> list[AssetPoint]:
-        """Those that no other dominates, the best score first."""
+        """Return the points that no other point dominates, the best score first."""
         known = self.usable
         if not known:
             return []
@@ -100,9 +101,10 @@ class Assets:
         return sorted(best, key=lambda point: tuple(oriented(point.values, self.objectives)))
 
     def pick(self, *, weights: Mapping[str, float] | None = None, **targets: float) -> PickedAsset:
-        """One point, as ``Study.pick`` takes a trial: by targets, by weights, or the knee.
+        """Pick one point as ``Study.pick`` picks a trial: by targets, by weights, or the knee.
 
-        Raises ``UserError`` where no point reaches a target, for unknown names, and where no file is left.
+        Raises:
+            UserError: Where no point reaches a target, for unknown names, and where no file is left.
 
         Example:
             >>> elastune.Study.load("out").assets.pick(accuracy=0.9, weights={"parameters": 1})
@@ -116,7 +118,10 @@ class Assets:
 
 
 def assets_of(entries: Sequence[Entry], table: TrialTable) -> Assets | None:
-    """What the journal tells of: by the score and the predictions of the newest soup or ensemble; None without any."""
+    """Return the models that a study's journal tells of; None where nothing was made of its trials.
+
+    All are judged by the score and the predictions of the newest model that was made.
+    """
     made = [entry.record for entry in entries if isinstance(entry.record, AssetMade)]
     if not made:
         return None
@@ -146,7 +151,7 @@ def assets_of(entries: Sequence[Entry], table: TrialTable) -> Assets | None:
 
 
 def asset_json(point: AssetPoint) -> dict[str, Any]:
-    """As plain values."""
+    """Return a point as plain values."""
     told = {field.name: getattr(point, field.name) for field in fields(point)}
     lists = {name: list(told[name]) for name in ("trials", "untold", "parts")}
     return {**told, **lists, "trouble": point.trouble}

@@ -54,10 +54,17 @@ def run_command(
     divergence: float | None = FACTOR,
     data: object = None,
 ) -> str:
-    """``elastune run ...`` for these settings, quoted for a POSIX shell. ``program``: a path, or ``{"path": ...}``.
+    """Return the ``elastune run ...`` command for these settings, quoted for a POSIX shell.
 
-    ``defaults``: the program's own settings, where known. What is None there too is not set, and not worth a word.
-    ``divergence``: the factor of ``core.divergence``, None for off. ``data``: the folder of data sets, if one was told.
+    Args:
+        program: A path, or ``{"path": ...}``.
+        config: The settings.
+        means: The system parameters, as a journal holds them.
+        seed: The seed; None leaves it out.
+        epochs: Replaces the epochs of the program; None leaves it out.
+        defaults: The program's own settings, where they are known. A setting that is None there too is left out.
+        divergence: The factor of ``core.divergence``; None for off.
+        data: The folder of data sets, if one was told.
     """
     unset = {name for name, value in (defaults or {}).items() if value is None}
     words = ["elastune", "run", program_path(program)]
@@ -85,7 +92,7 @@ def run_command(
 
 
 def program_path(program: object) -> str:
-    """The path of a program as a journal holds it: a string, or a mapping with ``path``."""
+    """Return the path of a program as a journal holds it: a string, or a mapping with ``path``."""
     return str(program["path"]) if isinstance(program, Mapping) and "path" in program else str(program)
 
 

@@ -1,4 +1,4 @@
-"""A study's outcome: its trials, their front, and what to take from it. Reads the journal, nothing else."""
+"""The result of a study: its trials, their front, and what to pick. All of it is read from the journal alone."""
 
 from __future__ import annotations
 
@@ -25,9 +25,13 @@ from elastune.study.results.trials import Trial, check_params, outcomes
 
 @dataclass(frozen=True)
 class Picked:
-    """A trial of the front, why it was taken, and the command that trains it.
+    """A trial that was picked from the front.
 
-    ``caveat``: what the command does otherwise than the trial did; empty where it does the same.
+    Attributes:
+        trial: The trial.
+        reason: Why this trial was picked.
+        command: The command that trains it again.
+        caveat: What the command does in another way than the trial did; "" where it does the same.
     """
 
     trial: Trial
@@ -38,13 +42,26 @@ class Picked:
 
 @dataclass(frozen=True)
 class Study:
-    """All that a study found. ``program`` is the file it tuned; ``trials`` those that ended, then those that paused.
+    """All that a study found.
 
-    ``seconds``: how long controllers worked on it; ``ending``: why they stopped ("": they have not). ``spans``: when
-    which trial had how many of the study's ``workers``, which are those of its newest controller; ``worker_seconds``:
-    those that all its controllers offered. ``defaults``: the program's own settings, where recorded.
-    ``data``: the folder of data sets that the program was told. ``kept``: whose weights and predictions have stayed.
-    ``assets``: single trials, soups and ensembles as one front, once one of the latter was written.
+    Attributes:
+        out: The study's folder.
+        program: The file that was tuned.
+        trials: The trials that ended, then those that are paused.
+        workers: How many workers the newest controller of the study had.
+        seconds: How long controllers worked on the study.
+        worker_seconds: The worker-seconds that all its controllers offered.
+        ending: Why the study stopped; "" where it has not.
+        spans: When each trial had how many of the workers.
+        defaults: The program's own settings, where they were recorded.
+        divergence: The factor of ``core.divergence``; None for off.
+        data: The folder of data sets that the program was told.
+        kept: The trials whose weights and predictions were kept.
+        assets: Single trials, soups, ensembles and further models on one front; None until the first model of several
+            trials was written.
+
+    Example:
+        >>> elastune.Study.load("out").pick(accuracy=0.98).command
     """
 
     out: Path
@@ -67,12 +84,16 @@ class Study:
 
     @classmethod
     def load(cls, out: str | Path) -> Study:
-        """The study in folder ``out``, finished or not. Raises ``UserError`` where there is none."""
+        """Read the study in folder ``out``, finished or not.
+
+        Raises:
+            UserError: Where the folder holds no study.
+        """
         return cls.of(Path(out), read(Path(out) / JOURNAL))
 
     @classmethod
     def of(cls, out: Path, entries: Sequence[Entry]) -> Study:
-        """The study that ``entries`` tell of."""
+        """Return the study that the journal's ``entries`` tell of."""
         started = next((e.record for e in entries if isinstance(e.record, StudyStarted)), None)
         if started is None or "objectives" not in started.settings:
             raise UserError("a study's journal must begin with its settings", out, "give the --out of elastune tune")
@@ -103,12 +124,12 @@ class Study:
 
     @property
     def complete(self) -> list[Trial]:
-        """The trials with a value for every objective that broke no constraint."""
+        """The trials that have a value for every objective and break no constraint."""
         names = {objective.name for objective in self.objectives}
         return [trial for trial in self.trials if trial.state == "complete" and names <= trial.values.keys()]
 
     def front(self) -> list[Trial]:
-        """The complete trials that no other dominates, best in the first objective first."""
+        """Return the complete trials that no other trial dominates, the best in the first objective first."""
         done = self.complete
         if not done:
             return []
@@ -117,12 +138,15 @@ class Study:
         return sorted(best, key=lambda t: tuple(oriented(t.values, self.objectives)))
 
     def subset(self, k: int) -> list[Trial]:
-        """At most ``k`` trials of the front that together cover the most hypervolume, the most important first."""
+        """Return at most ``k`` trials of the front that together cover the most hypervolume.
+
+        The most important trial comes first.
+        """
         done = self.complete
         return [done[i] for i in representative(oriented([t.values for t in done], self.objectives), k)]
 
     def covered(self, chosen: Sequence[Trial]) -> float:
-        """The share of the front's hypervolume that ``chosen`` cover, from 0 to 1."""
+        """Return the share of the front's hypervolume that the trials ``chosen`` cover, from 0 to 1."""
         points = oriented([t.values for t in self.complete], self.objectives)
         reference = default_reference(points)
         return hypervolume(oriented([t.values for t in chosen], self.objectives), reference) / hypervolume(
@@ -130,7 +154,17 @@ class Study:
         )
 
     def pick(self, *, weights: dict[str, float] | None = None, **targets: float) -> Picked:
-        """One trial: ``pick(accuracy=0.98)`` by target, ``pick(weights={...})`` by weights, ``pick()`` the knee."""
+        """Pick one trial of the front: by targets, by weights, or, without either, the knee of the front.
+
+        Args:
+            weights: How much each objective counts.
+            targets: Values of objectives that the trial must reach.
+
+        Example:
+            >>> study.pick(accuracy=0.98)
+            >>> study.pick(weights={"accuracy": 2, "seconds": 1})
+            >>> study.pick()
+        """
         done = self.complete
         found = pick([t.values for t in done], self.objectives, targets=targets or None, weights=weights)
         trial = done[found.index]
@@ -160,10 +194,13 @@ class Study:
         return "; ".join(left_out)
 
     def time_to(self, **targets: float) -> float | None:
-        """Seconds from the study's start until the first trial that reaches all ``targets`` was there; None: never.
+        """Return the seconds from the study's start until the first trial reached all ``targets``; None where none did.
 
-        Everything counts that happened until then: other trials, failed and paused ones, earlier controllers. Only the
-        time between two controllers does not, when nobody worked on it. Raises ``UserError`` for an unknown objective.
+        The time covers everything that happened until then: other trials, failed and paused ones, earlier controllers.
+        Only the time between two controllers, when nobody worked on the study, does not count.
+
+        Raises:
+            UserError: For an unknown objective.
         """
         if not targets:
             raise UserError("time_to needs a target", "none", "for example time_to(accuracy=0.98)")
@@ -177,7 +214,7 @@ class Study:
         return min(there, default=None)
 
     def importance(self) -> tuple[Importance, ...]:
-        """How much each parameter decides every objective: see ``search.analysis.importance``."""
+        """Return how much each parameter decides each objective: see ``search.analysis.importance``."""
         check_params(self.trials)
         tried = [
             Tried(t.params, t.distributions, t.values)
@@ -187,19 +224,25 @@ class Study:
         return importance(tried, self.objectives)
 
     def ensemble(self, **options: Any) -> Any:
-        """``elastune.ensemble`` of this study, with the same options: an ``Ensemble``."""
+        """Call ``elastune.ensemble`` for this study, with the same options; returns an ``Ensemble``."""
         return _reuse("ensemble").ensemble(self, **options)
 
     def predict(self, data: Sequence[str], **options: Any) -> Any:
-        """``elastune.predict`` of this study, with the same options: a list of ``Prediction``."""
+        """Call ``elastune.predict`` for this study, with the same options; returns a list of ``Prediction``."""
         return _reuse("predict").predict(self, data, **options)
 
     def soup(self, **options: Any) -> Any:
-        """What ``elastune soup`` does with this study, see ``reuse.soup_study``: a ``StudySoup``."""
+        """Average the weights of kept trials, as ``elastune soup`` does; returns a ``StudySoup``.
+
+        See ``reuse.soup_study`` for the options.
+        """
         return _reuse("soup_study").soup_of_study(self, **options)
 
     def frame(self) -> Any:
-        """One row a trial as a pandas ``DataFrame``: the columns of ``elastune export``, times as time stamps."""
+        """Return the trials as a pandas ``DataFrame``, one row a trial.
+
+        The columns are those of ``elastune export``; times are time stamps.
+        """
         try:
             pandas = import_module("pandas")
         except ImportError:

@@ -1,4 +1,4 @@
-"""The result of each trial of a study, and the same as a flat row for tables of all kinds."""
+"""The result of each trial of a study, also as a flat row for tables."""
 
 from __future__ import annotations
 
@@ -17,12 +17,20 @@ from elastune.search.space.space import from_json
 
 @dataclass(frozen=True)
 class Trial:
-    """A trial that is over, or paused.
+    """A trial that has ended, or is paused.
 
-    ``values``: one number per objective if ``state`` is "complete"; of a "paused" trial, as far as its last report
-    tells them. ``epochs``: training passes that it completed. ``seconds``: what it ran, pauses left out;
-    ``worker_seconds``: of all its workers together. ``started_at``, ``ended_at``: seconds since the epoch; ``ended_s``:
-    seconds of the study's own time. ``params`` is what the search chose, out of ``distributions`` (Optuna's JSON).
+    Attributes:
+        state: "complete", "paused" or another end.
+        config: All settings.
+        means: System parameters.
+        values: One number for each objective if ``state`` is "complete". For a "paused" trial: the objectives that its
+            last report tells.
+        seconds: How long it ran, without pauses.
+        worker_seconds: The time of all its workers together.
+        epochs: Training passes that it completed.
+        started_at, ended_at: Seconds since 1970.
+        ended_s: Its end, in seconds of the study's own time.
+        params: What the search chose, out of ``distributions`` (JSON of Optuna).
     """
 
     number: int
@@ -53,16 +61,23 @@ class Trial:
 def outcomes(
     table: TrialTable, objectives: Sequence[str] = (), price_per_worker_hour: float = 1.0
 ) -> tuple[Trial, ...]:
-    """The trials that have ended, in the order they did; after them those that are paused.
+    """Return the trials that have ended, in the order of their ends, then those that are paused.
 
-    ``objectives``: whose values paused ones show.
+    Args:
+        table: All trials of the study.
+        objectives: The objectives whose values paused trials show.
+        price_per_worker_hour: The price by which costs are counted.
     """
     over = [_over(table.trials[number]) for number in table.ended]
     return (*over, *(_resting(table.trials[n], objectives, price_per_worker_hour) for n in table.of("paused")))
 
 
 def check_params(trials: Iterable[Trial | TrialStarted]) -> None:
-    """Raise ``UserError`` for a trial whose parameters are not of the distributions that it names."""
+    """Check that every trial's parameters belong to the distributions that it names.
+
+    Raises:
+        UserError: For a trial where they do not.
+    """
     known: dict[str, BaseDistribution] = {}
     rule, fix = "a trial's parameters must be of its distributions", "restore the journal"
     for trial in trials:
@@ -143,10 +158,10 @@ PLAIN = ("number", "state", "phase", "seed", "parent", "epochs", "seconds", "wor
 
 
 def flat_row(trial: Trial) -> dict[str, Any]:
-    """A trial as one row: "number", "state", ..., "params.lr", ..., "values.accuracy", ..., "reason".
+    """Return a trial as one row: "number", "state", ..., "params.lr", ..., "values.accuracy", ..., "reason".
 
-    ``params`` is what the search chose, ``config`` all settings. Times are seconds, those ending in ``_at`` since the
-    epoch.
+    ``params`` is what the search chose, ``config`` all settings. Times are in seconds; a name that ends in ``_at``
+    counts them since 1970.
     """
     row: dict[str, Any] = {name: getattr(trial, name) for name in PLAIN}
     for group in GROUPS:

@@ -18,14 +18,14 @@ FATES = {
 
 
 def worker_time(study: Study) -> dict[str, float]:
-    """Shares of the worker-seconds that ``study`` had, by what came of them; they sum to 1.
+    """Return what became of the worker-seconds that ``study`` had, as shares that sum to 1.
 
     Args:
-        study: what ``elastune.tune`` returned, or ``Study.load(folder)``.
+        study: What ``elastune.tune`` returned, or ``Study.load(folder)``.
 
     Returns:
-        A share for each of ``FATES``: those of trials without the pauses in which their workers changed. What no trial
-        had was waiting. Empty where the study took no time.
+        A share for each of ``FATES``. The shares of trials leave out the pauses in which their workers changed. Time
+        that no trial had counts as waiting. The result is empty where the study took no time.
 
     Example:
         >>> worker_time(elastune.Study.load("out"))["front"]

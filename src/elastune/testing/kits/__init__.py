@@ -1,1 +1,1 @@
-"""Conformance kits: what every implementation of a contract inherits as its tests."""
+"""Conformance kits: tests that every implementation of a contract inherits."""

@@ -1,4 +1,4 @@
-"""What every cluster has to do, as tests to inherit.
+"""Tests that every cluster must pass, for inheritance.
 
 class TestMine(ClusterKit):
     def make(self, entry: str) -> Cluster: ...
@@ -24,13 +24,13 @@ LIMIT_S = 30.0
 def spec_of(
     out: Path, workers: int = 1, *, config: Config | None = None, seed: int = 0, device: str = "cpu"
 ) -> RunSpec:
-    """A run whose program does not matter."""
+    """Return a run whose program does not matter."""
     means = Means(workers=workers, device=device)
     return RunSpec(Program(Path("none.py")), out, config=config or {}, seed=seed, means=means)
 
 
 def events_until_end(cluster: Cluster, handle: Handle, limit_s: float = LIMIT_S) -> list[Event]:
-    """Everything that a run's workers do, to their end."""
+    """Return all events of a run's workers, to their end."""
     deadline = time.monotonic() + limit_s
     events: list[Event] = []
     while handle.alive:
@@ -41,7 +41,7 @@ def events_until_end(cluster: Cluster, handle: Handle, limit_s: float = LIMIT_S)
 
 
 def events_until_messages(cluster: Cluster, handle: Handle, count: int, limit_s: float = LIMIT_S) -> list[Event]:
-    """Everything up to the ``count``-th message of a worker."""
+    """Return all events up to the ``count``-th message of a worker."""
     deadline = time.monotonic() + limit_s
     events: list[Event] = []
     while sum(isinstance(event, Message) and event.rank != NOBODY for event in events) < count:
@@ -53,21 +53,21 @@ def events_until_messages(cluster: Cluster, handle: Handle, count: int, limit_s:
 
 
 def exits(events: list[Event]) -> dict[int, Exited]:
-    """Rank -> how it ended."""
+    """Return how each rank ended."""
     return {event.rank: event for event in events if isinstance(event, Exited)}
 
 
 def reports(events: list[Event]) -> list[Reported]:
-    """The reports among ``events``, in order."""
+    """Return the reports among ``events``, in order."""
     return [e.record for e in events if isinstance(e, Message) and isinstance(e.record, Reported)]
 
 
 class ClusterKit(ABC):
-    """The contract of ``elastune.cluster.base``."""
+    """The tests of the contract ``elastune.cluster.base``."""
 
     @abstractmethod
     def make(self, entry: str) -> Cluster:
-        """A cluster with room for as many workers as the kind allows, at most 3, that run ``entry``."""
+        """Return a cluster that runs ``entry``, with room for as many workers as the kind allows, at most 3."""
 
     def test_messages_come_in_order_and_before_the_exit(self, tmp_path: Path) -> None:
         with self.make(f"{WORKERS}:speak") as cluster:

@@ -1,4 +1,4 @@
-"""What every monitor has to do, as tests to inherit.
+"""Tests that every monitor must pass, for inheritance.
 
 class TestMine(MonitorKit):
     def make(self) -> Monitor: ...
@@ -24,7 +24,7 @@ RUBBISH = (math.nan, math.inf, -math.inf)
 
 
 def reading(step: int, *, batch: int = 64, workers: int = 2, rng: random.Random | None = None) -> Reading:
-    """A reading with everything in it, its values spread by ``rng`` (seeded by ``step`` where there is none)."""
+    """Return a reading with everything in it; ``rng`` spreads its values (None: seeded by ``step``)."""
     spread = rng or random.Random(step)
 
     def around(value: float) -> float:
@@ -46,19 +46,19 @@ def reading(step: int, *, batch: int = 64, workers: int = 2, rng: random.Random 
 
 
 def spoiled(good: Reading, value: float) -> Reading:
-    """``good`` with ``value`` for each of its measured numbers."""
+    """Return ``good`` with ``value`` for each of its measured numbers."""
     norms = replace(good.norms, square=value, part_square=value) if good.norms else None
     times = tuple(WorkerTimes(value, value, value) for _ in good.times)
     return replace(good, loss=value, norms=norms, preconditioned=norms, times=times, sharpness=value, trace=value)
 
 
 def without_measurements(good: Reading) -> Reading:
-    """``good`` as of a step in which nothing was measured."""
+    """Return ``good`` for a step in which nothing was measured."""
     return Reading(good.step, good.batch, good.workers, loss=math.nan)
 
 
 def fed(monitor: Monitor, readings: Iterable[Reading], state: State | None = None) -> State:
-    """The state after ``readings``, signals asked for after each as training does."""
+    """Return the state after ``readings``; signals are asked for after each, as training does."""
     state = monitor.init() if state is None else state
     for one in readings:
         state = monitor.update(state, one)
@@ -67,18 +67,18 @@ def fed(monitor: Monitor, readings: Iterable[Reading], state: State | None = Non
 
 
 def assert_sound(signals: dict[str, Signal]) -> None:
-    """No value or error is NaN or infinite, no error negative."""
+    """Check that no value or error is NaN or infinite, and no error negative."""
     for name, signal in signals.items():
         assert math.isfinite(signal.value), name
         assert signal.error is None or (math.isfinite(signal.error) and signal.error >= 0), name
 
 
 class MonitorKit(ABC):
-    """The contract of ``elastune.monitors.base``."""
+    """The tests of the contract ``elastune.monitors.base``."""
 
     @abstractmethod
     def make(self) -> Monitor:
-        """The monitor, with its default options."""
+        """Return the monitor, with its default options."""
 
     def test_says_what_it_is(self) -> None:
         monitor = self.make()

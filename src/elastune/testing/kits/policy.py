@@ -1,4 +1,4 @@
-"""For policies: a hook called by hand, a crowd of workers in one process, and what every policy has to do.
+"""For tests of policies: call a hook by hand, run a crowd of workers in one process, check what every policy must do.
 
 class TestMine(PolicyKit):
     def make(self) -> Policy: ...
@@ -35,7 +35,7 @@ Measured = float | tuple[float, float] | Signal  # a value; with its standard er
 
 
 def sit(signals: Mapping[str, Measured] | None = None, **changed: Any) -> Snapshot:
-    """A snapshot in the middle of a training; ``changed`` holds fields of ``Snapshot``."""
+    """Return a snapshot in the middle of a training; ``changed`` holds fields of ``Snapshot``."""
     found = {name: _signal(value) for name, value in (signals or {}).items()}
     fields = {"step": 100, "epoch": 2, "samples": 6400, "seconds": 10.0, "workers": 2, "batch_size": 64, "lr": 0.1}
     fields |= {"lr_at_start": 0.1, "batch_at_start": 64}
@@ -49,7 +49,7 @@ def _signal(value: Measured) -> Signal:
 
 
 class Echo:
-    """Carries collectives as if every worker had given the same."""
+    """Answers collectives as if every worker had given the same value."""
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
@@ -67,7 +67,15 @@ def fake_run(
     known: Sequence[str] | None = None,
     **changed: Any,
 ) -> Run:
-    """A run to call a hook with; ``changed`` as for ``sit``. Collectives answer as if all workers gave the same."""
+    """Return a run to call a hook with. Collectives answer as if all workers gave the same value.
+
+    Args:
+        signals: Measured signals, by name.
+        limits: The bounds of the run.
+        rank: This worker's rank.
+        known: The signals that monitors give; None: any.
+        changed: As for ``sit``.
+    """
     snapshot = sit(signals, **changed)
     return Run(snapshot, limits, rank, Echo(snapshot.workers), known)
 
@@ -81,11 +89,11 @@ class ByHand:
 
     @property
     def state(self) -> Any:
-        """What the policy keeps."""
+        """The state that the policy keeps."""
         return self.standing.state
 
     def decide(self, hook: Hook = "after_step", **run: Any) -> Decision:
-        """What ``hook`` asks for, given ``fake_run(**run)``, and is let through."""
+        """Return what ``hook`` asks for with ``fake_run(**run)``, as far as guards let it through."""
         self.standing, decision = decide_standing(self.named, self.standing, hook, fake_run(**run))
         return decision
 
@@ -95,7 +103,7 @@ class ByHand:
 
 
 def decide(policy: Policy | Named, hook: Hook = "after_step", **run: Any) -> Decision:
-    """What ``hook`` asks for first, given ``fake_run(**run)``."""
+    """Return what ``hook`` asks for at its first call, with ``fake_run(**run)``."""
     return ByHand(policy).decide(hook, **run)
 
 
@@ -103,7 +111,7 @@ def decide(policy: Policy | Named, hook: Hook = "after_step", **run: Any) -> Dec
 
 
 def moved(snapshot: Snapshot, decision: Decision) -> Snapshot:
-    """``snapshot`` after ``decision`` was applied, with no ramp."""
+    """Return ``snapshot`` after ``decision`` was applied, without a ramp."""
     lr = (snapshot.lr if decision.lr is None else decision.lr) * (decision.lr_factor or 1.0)
     return replace(
         snapshot,
@@ -117,7 +125,7 @@ def moved(snapshot: Snapshot, decision: Decision) -> Snapshot:
 
 @dataclass(frozen=True)
 class Voted:
-    """What became of what the workers asked for, at the boundary after ``step`` steps."""
+    """The outcome of what workers asked for, at the boundary after ``step`` steps."""
 
     step: int
     proposals: tuple[Proposal, ...]  # rank 0's
@@ -125,10 +133,11 @@ class Voted:
 
 
 class Crowd:
-    """Workers in one process, whose hosts run the policies that ``make(rank)`` gives; they train nothing.
+    """Workers in one process that run the policies of ``make(rank)``. They train nothing.
 
-    Decisions ride through a step as in training: what a hook asks for after step s counts after step s + 1, if all ask
-    alike. When workers change, hooks that wait begin again, and a joiner takes over rank 0's state, as JSON.
+    Decisions travel through a step as in training: what a hook asks for after step s takes effect after step s + 1, if
+    all workers ask for the same. When workers change, waiting hooks begin again, and a joiner takes over rank 0's
+    state, as JSON.
     """
 
     def __init__(
@@ -148,7 +157,7 @@ class Crowd:
 
     @property
     def decisions(self) -> list[tuple[int, Decision]]:
-        """Those that were applied, each with its step."""
+        """The decisions that were applied, each with its step."""
         return [(v.step, p.decision) for v in self.verdicts if v.outcome == "applied" for p in v.proposals]
 
     @property
@@ -156,16 +165,16 @@ class Crowd:
         return any(host.waiting for host in self.hosts)
 
     def failures(self) -> list[tuple[int, Failure]]:
-        """The failures since the last call, each with its rank."""
+        """Return the failures since the last call, each with its rank."""
         return [(rank, failure) for rank, host in enumerate(self.hosts) for failure in host.drain_failures()]
 
     def call(self, hook: Hook) -> None:
-        """One hook, on every worker."""
+        """Call one hook on every worker."""
         for rank, host in enumerate(self.hosts):
             host.call(hook, self.snapshot, self.limits, rank)
 
     def exchange(self) -> None:
-        """One exchange, where a worker waits for it."""
+        """Make one exchange, where a worker waits for it."""
         if self.waiting:
             self.exchanges += 1
             rows = [host.offer() for host in self.hosts]
@@ -173,7 +182,7 @@ class Crowd:
                 host.deliver(rows, rank)
 
     def step(self, signals: Mapping[str, Measured] | None = None) -> None:
-        """A training step, which measures ``signals``, with the hooks around it."""
+        """Make a training step that measures ``signals``, with the hooks around it."""
         self.call("before_step")
         votes = [host.drain_proposals() for host in self.hosts]
         now = self.snapshot
@@ -185,7 +194,10 @@ class Crowd:
         self.call("after_step")
 
     def train(self, steps: Iterable[Mapping[str, Measured]]) -> None:
-        """A whole training whose steps measure ``steps``, in epochs of ``EPOCH_STEPS``, to the end of all hooks."""
+        """Make a whole training whose steps measure ``steps``, to the end of all hooks.
+
+        Its epochs have ``EPOCH_STEPS`` steps.
+        """
         self.call("before_train")
         for number, signals in enumerate(steps):
             if number % EPOCH_STEPS == 0:
@@ -240,7 +252,7 @@ CALM: dict[str, Measured] = {
 
 
 def stormy(seed: int, steps: int, workers: int = 8) -> list[dict[str, Measured]]:
-    """Signals of many sizes, now and then missing, as random as ``seed``."""
+    """Return signals of many sizes, now and then missing, drawn by ``seed``."""
     rng = random.Random(seed)
     found: list[dict[str, Measured]] = []
     for _ in range(steps):
@@ -256,10 +268,11 @@ def stormy(seed: int, steps: int, workers: int = 8) -> list[dict[str, Measured]]
 
 
 class PolicyKit(ABC):
-    """Inherit, and say how to make one; a new one each time.
+    """Tests for a policy: inherit from this class, and return a new policy from ``make``.
 
-    ``calm``: signals at which it changes nothing, from step 0 on with 2 workers and a batch of 64. None for a policy
-    that changes something whatever is measured (a schedule): it must then do so within ``steps`` steps.
+    Attributes:
+        calm: Signals at which the policy changes nothing, from step 0 on with 2 workers and a batch of 64. None for a
+            policy that changes something whatever is measured (a schedule): it must then do so within ``steps`` steps.
     """
 
     calm: ClassVar[Mapping[str, Measured] | None] = CALM
@@ -268,7 +281,7 @@ class PolicyKit(ABC):
 
     @abstractmethod
     def make(self) -> Policy | Named:
-        """A new policy; ``Named`` with guards."""
+        """Return a new policy, each time; a ``Named`` one with guards."""
 
     def crowd(self, workers: int = 2, limits: Limits | None = None) -> Crowd:
         return Crowd(workers, lambda rank: [ByHand(self.make()).named], limits=limits or self.limits)

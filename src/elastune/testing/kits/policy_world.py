@@ -1,4 +1,4 @@
-"""A world for policies with a known truth: steps take the time a formula says, workers come when they are warm."""
+"""A simulated world for policies: steps take the time that a formula gives, and workers join when they are warm."""
 
 from __future__ import annotations
 
@@ -18,11 +18,16 @@ StepTime = Callable[[int, int], tuple[float, float]]
 
 @dataclass
 class PolicyWorld:
-    """A run of one policy. What it decides counts after the next step; its state goes through JSON again and again.
+    """A simulated run of one policy.
 
-    ``variance`` and ``square``: tr(Sigma) of one sample's gradient and |G|^2. ``jitter``: relative standard deviation
-    of times and noise; about every 40th step pauses besides. ``free``: workers there are at most, ``warm_steps`` until
-    one has come. Times reach the policy through the performance monitor, as in a run.
+    A decision takes effect after the next step. The policy's state goes through JSON again and again. Times reach the
+    policy through the performance monitor, as in a run.
+
+    Attributes:
+        variance, square: tr(Sigma) of one sample's gradient, and |G|^2.
+        jitter: The relative standard deviation of times and noise. About every 40th step also pauses.
+        free: The most workers that there are.
+        warm_steps: Steps until a new worker has joined.
     """
 
     step_time: StepTime
@@ -50,7 +55,7 @@ class PolicyWorld:
         self._times: tuple[int, WorkerTimes] = (0, WorkerTimes())  # of the last step, and how many workers made it
 
     def lose(self, count: int = 1) -> None:
-        """``count`` workers die; others are started for them, as far as there are any."""
+        """Let ``count`` workers die; others are started for them, as far as there are any."""
         self.workers -= count
 
     def train(self, policy: ByHand, steps: int) -> None:

@@ -1,4 +1,4 @@
-"""The session that this process's program is in: for code that it is not handed to, such as adapters."""
+"""The session of the running program, for code that does not get it as an argument, such as adapters."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _entered: list[_Entered] = []
 
 
 def current_session() -> Session:
-    """The session of the run that this code is in.
+    """Return the session of the run that this code is part of.
 
     Returns:
-        What ``train(session)`` is given.
+        The session that ``train(session)`` was given.
 
     Raises:
         UserError: Outside of a run.
@@ -45,18 +45,18 @@ def current_session() -> Session:
 
 
 def at_end(call: Callable[[], None]) -> None:
-    """Have ``call`` called once the program's lines have come to their end, or to ``end_program``."""
+    """Call ``call`` once the program's lines have come to their end, or to ``end_program``."""
     _newest().at_end.append(call)
 
 
 def end_program() -> NoReturn:
-    """Leave the program's lines: its training has ended before them."""
+    """Leave the program's lines early: its training has ended."""
     _newest()
     raise ProgramOver
 
 
 def in_session(train: Callable[[Any], None]) -> Callable[[Any], None]:
-    """``train``, during which its session is the current one."""
+    """Return ``train`` such that its session is the current one while it runs."""
 
     @wraps(train)
     def entered(session: Any) -> None:

@@ -27,11 +27,17 @@ Surrogate = Callable[[Config, int], Iterable[tuple[float, Mapping[str, float]]]]
 
 @dataclass(frozen=True)
 class LoadedProgram:
-    """A user's program: ``train(session)``, its default ``config``; for tuning ``space(trial)`` and ``objectives``.
+    """A user's program.
 
-    ``policies``: the classes of policies that it defines, by name. ``surrogate(config, workers)``, for simulation,
-    tells of each epoch how many seconds it takes and what is reported after it; a file with one may lack ``train``.
-    ``views``: what the file calls so, unchecked; None where it does not.
+    Attributes:
+        train: ``train(session)``.
+        space: ``space(trial)``, for tuning.
+        objectives: Metric names, each with "max" or "min", for tuning.
+        config: The default settings.
+        policies: The policy classes that it defines, by name.
+        surrogate: ``surrogate(config, workers)``, for simulation: it tells of each epoch how many seconds it takes and
+            what is reported after it. A file with one may lack ``train``.
+        views: What the file calls so, unchecked; None where it does not.
     """
 
     train: Callable[[Any], None]
@@ -45,13 +51,17 @@ class LoadedProgram:
 
 
 def load_as_guest(program: Program) -> LoadedProgram:
-    """As ``load``, in a process that is not the program's: what the import does to the process is undone."""
+    """Do what ``load`` does in a process that is not the program's: what the import does to the process is undone."""
     with as_guest():
         return load(program)
 
 
 def load(program: Program) -> LoadedProgram:
-    """Import the file (without its ``__main__`` part). Raises ``UserError`` naming the rule that the file breaks."""
+    """Import the file (without its ``__main__`` part).
+
+    Raises:
+        UserError: Names the rule that the file breaks.
+    """
     path = program.path.resolve()
     module = _import(path)
     train, space, surrogate = (getattr(module, name, None) for name in (program.train, "space", "surrogate"))
@@ -77,14 +87,24 @@ def load(program: Program) -> LoadedProgram:
 
 
 def load_functions(path: Path, names: Iterable[str]) -> dict[str, Callable[..., Any] | None]:
-    """Import a file and give its functions ``names``; None for one that it lacks. Raises ``UserError`` as ``load``."""
+    """Import a file and return its functions ``names``; None for a function that it lacks.
+
+    Raises:
+        UserError: As ``load``.
+    """
     module = _import(path.resolve())
     found = {name: getattr(module, name, None) for name in names}
     return {name: each if callable(each) else None for name, each in found.items()}
 
 
 def merge(config: Config, changes: Config) -> Config:
-    """``config`` with ``changes``. Where a program declares a config, no change may be a name that it lacks."""
+    """Return ``config`` with ``changes``.
+
+    Where a program declares a config, every change must be of a name that the config has.
+
+    Raises:
+        UserError: For other names.
+    """
     unknown = sorted(set(changes) - set(config))
     if unknown and config:
         known = f"known: {', '.join(sorted(config))}"
