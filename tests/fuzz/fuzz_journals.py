@@ -19,12 +19,14 @@ from elastune.journal.records import (
     FaultInjected,
     FrontierFound,
     FrontierRow,
+    FrontierVolumes,
     LinkMeasured,
     Measured,
     MembershipEvent,
     NotLetIn,
     PolicyFailed,
     Record,
+    ReferencePoint,
     Regrouped,
     Reported,
     RunContext,
@@ -32,6 +34,7 @@ from elastune.journal.records import (
     RunFinished,
     RunStarted,
     ScalingPredicted,
+    SideVolume,
     StepsCompleted,
     Straggling,
     StudyFinished,
@@ -165,11 +168,13 @@ def frontier() -> list[Record]:
             TrialReported(number, Reported(1, 10, 320, 1.0, {"accuracy": 0.5})),
             TrialFinished(number, "complete", {"accuracy": 0.9}, {"accuracy": 0.9}, seconds=1.0),
         ]
+    sides = [SideVolume("search", 0.9, (0.85, 0.95), 3, 4, 12, 12, 60.0, True)]
+    volumes = FrontierVolumes(60.0, ReferencePoint(0.5, 44.0, 0.02), sides)
     return [
         StudyStarted(settings, CONTEXT),
         *trials,
         TimesFitted(2e-3, 3e-5, 4e-4, 1e-9, 400, [1, 2], {"batch 64 on 2 workers": 1.07}),
-        FrontierFound("accuracy", "max", 0.9, 1.0, rows, 0.8, 0.9, "Two workers do.", 1, "elastune run linear.py"),
+        FrontierFound("accuracy", "max", 0.9, 1.0, rows, volumes, "Two workers do.", 1, "elastune run linear.py"),
         StudyFinished("the budget is spent", 60.0),
     ]
 

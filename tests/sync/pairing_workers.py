@@ -61,5 +61,5 @@ def slow_partner(worker: Worker) -> None:
     if worker.rank == 0:
         worker.meet("the first is through")
     run.sync.after_step()
-    worker.say("round", run.result()[0], run.sync.statistics.staleness, group.sent_bytes)
+    worker.say("round", run.result()[0], run.sync.statistics.staleness, group.sent_bytes, run.sync._strategy.taken)
     worker.hear()

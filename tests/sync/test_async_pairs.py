@@ -31,6 +31,7 @@ def test_a_round_goes_to_its_end_while_the_partner_has_not_begun() -> None:
     with processes(2, pairing_workers.slow_partner) as them:
         (_, first, *told), (_, second, *also) = them.hear(0), them.hear(1)
         same(first, second)
-        assert told[0] == also[0] > 0, "what was taken is from an earlier mix"
+        assert told[0] == also[0], "how old what was taken is, all hear alike"
+        assert told[2] == 0 < also[2], "the partner took what the first one had offered"
         for rank in range(2):
             them.tell(rank, "end")
