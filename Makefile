@@ -52,9 +52,9 @@ types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 # Benchmarks once each, at their smallest: the longest begin. Those of the search need data in $$ELASTUNE_DATA.
-SMOKES := blocks reshape reshape_killed mechanisms splits levels topologies overlap bubble chaos mesh_chaos monitoring slots elastic hashes elastic_live overhead journal agents goodput ensembles transfer planning_time gpu
+SMOKES := blocks reshape reshape_killed mechanisms splits levels topologies overlap bubble chaos mesh_chaos adaptive strategies killed_studies elastic_peers monitoring slots elastic hashes elastic_live overhead journal agents goodput ensembles transfer transferability planning_time gpu
 # And those that take longest, for `make soak`: tests have their pure parts, or do what they do.
-LONG_SMOKES := adaptive strategies combined prediction_here genetic_mnist switching hosts elastic_peers killed_studies transferability
+LONG_SMOKES := combined prediction_here genetic_mnist switching hosts
 LCBENCH := $(wildcard $(ELASTUNE_DATA)/hpo/lcbench)
 TRACES := $(and $(LCBENCH),$(wildcard $(ELASTUNE_DATA)/pollux_traces))
 SPOT := $(wildcard $(ELASTUNE_DATA)/spot_traces)
