@@ -84,8 +84,8 @@ class Means:
             does. 1 where the mechanism divides no layers.
         schedule: The order in which a pipeline's stages run forward and backward passes.
         offload: Keep optimizer state in the CPU's memory.
-        zero_stage: What DeepSpeed or FairScale divide: 1 optimizer state, 2 gradients too, 3 parameters too; None: what
-            the mechanism does by default.
+        zero_stage: What DeepSpeed or FairScale divide: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too;
+            None: what the mechanism does by default.
         compress: How gradients are compressed, "int8" or "powersgd:rank=4" (``core.compression``); None: not at all.
         topology: The routes of sums, see ``core.topology``; a text is read as for ``--topology``.
 

@@ -72,7 +72,7 @@ def find_plan(
         noise_scale: The gradient's noise scale, in samples; None: measured here in a few first steps.
         calibrate_s: Seconds for short runs on this machine.
         top: Number of plans to return.
-        measure: How many of the best plans to run here. ``found.measured`` then has predicted and measured figures.
+        measure: How many of the best plans to run. ``found.measured`` then has predicted and measured figures.
         cluster: Where the measured plans run, as ``--cluster`` names it; None: on this machine. It needs ``out``.
         out: A new folder that keeps the plan and the measured runs.
         earlier: Folders of earlier runs: those of ``train`` on equal hardware need no probe.

@@ -57,7 +57,7 @@ class Run(RunView):
 
     Attributes:
         note: What was cut from the hook's requests, and why.
-        refused: The part of the requests that nothing is left of, because the run cannot have it.
+        refused: The request for other workers that the run cannot have, where nothing is left of it to be done.
 
     Example:
         >>> def after_step(self, run):  # of a policy
@@ -180,7 +180,7 @@ class Run(RunView):
         self._ask(workers=None if bound == self.size() else bound)
 
     def reshape(self, mesh: str) -> None:
-        """Ask for another mesh of as many workers.
+        """Ask for another mesh, and for as many workers as it has.
 
         Args:
             mesh: Workers along each axis, such as "data=2,shard=2". A mesh that the run's mechanism does not divide

@@ -231,7 +231,7 @@ class Session(SessionModels):
         """Run the backward pass of ``loss``, the MEAN over the batch that ``batches`` just gave.
 
         After the last call of a step, the gradients are those of the mean over the global batch, equal on all workers.
-        Before it, no parameter has a gradient.
+        Before that call no parameter has a gradient.
 
         Args:
             loss: The mean loss over the batch; a scalar.
@@ -332,7 +332,7 @@ class Session(SessionModels):
         return mesh.speaks(rank) if self.trained is None else self.trained.replica.speaks(mesh, rank)
 
     def sum(self, values: Number | Iterable[Number]) -> float:
-        """Return the sum, over all workers, of a number, a tensor or a list of numbers.
+        """Return the sum, over all workers, of a number, a tensor or a list of them.
 
         It is rounded once, so the number of workers does not show in it. Every worker must call this, between steps.
         """

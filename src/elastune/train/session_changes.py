@@ -34,7 +34,7 @@ class SessionChanges(SessionFacts):
         self._workers.resize(workers, "session.resize")
 
     def reshape(self, mesh: str | Mesh) -> None:
-        """Ask for another mesh of as many workers, from a later step boundary on.
+        """Ask for another mesh, and for as many workers as it has, from a later step boundary on.
 
         The workers' parts of the model then move between them; in ``exact`` mode no result changes. One worker may ask,
         or all.

@@ -57,7 +57,8 @@ def doctor(
 
     With --cluster hosts:PORT: listen for agents for the time of --gather, describe each host, and say whether it sees
     the folder --out. The exit code is 2 if a host is unfit, or none comes. With --cluster slurm[:partition=NAME]: show
-    what Slurm tells, and what one node tells. With --cluster ray: show what Ray tells.
+    what Slurm tells, and what one node tells. With --cluster ray: show what Ray tells. With both of them the exit
+    code is 2 if something is missing.
 
     --json: {kind: "doctor", cores, memory_gib, devices, findings: [{what, found or null, install}]}.
 
