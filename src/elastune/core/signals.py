@@ -61,7 +61,7 @@ class Decision:
 
     Attributes:
         workers: Ask for so many workers; they join when warm.
-        mesh: Ask for another mesh of as many workers ("data=2,shard=2").
+        mesh: Ask for this mesh ("data=2,shard=2"), and for as many workers as it has.
         replace_rank: Ask for another worker in place of that of this rank.
         batch_size, micro_batch: The global batch size; the most samples of one forward pass.
         lr: The learning rate of every parameter group.
