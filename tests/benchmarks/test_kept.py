@@ -113,7 +113,7 @@ def test_a_row_that_ended_is_kept_though_ctrl_c_strikes_while_it_is_written(
 
 
 PROGRAM = """
-import os, sys, time
+import os, signal, sys, time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -127,6 +127,7 @@ def measure(study):
     return {"seed": seed, "process": os.getpid()}
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
     studies = [SimpleNamespace(key=f"a me {seed}") for seed in range(4)]
     sys.exit(ended(lambda: Rows(Path("out.json")).complete(studies, measure, bool, 2) or 0))
 """
@@ -142,7 +143,8 @@ def test_several_processes_lose_nothing_by_ctrl_c(tmp_path: Path) -> None:
             time.sleep(0.02)
         os.killpg(cut.pid, signal.SIGINT)  # as a terminal does: to all processes
         said = cut.communicate()[1]  # when none of them holds it any more
-    assert (cut.returncode, said.splitlines()[-1]) == (130, "interrupted; the same command goes on")
+    assert cut.returncode == 130
+    assert "interrupted; the same command goes on" in said  # a process that has just begun may say more
     before = json.loads(out.read_text())["cells"]
     assert sorted(before) == ["a me 0", "a me 1"]
     (tmp_path / "go").touch()

@@ -260,9 +260,7 @@ class Search:
     trial_workers: options.TrialWorkers = None
     allocation: options.Allocation = "short_first"
     price: options.Price = 1.0
-    trial_timeout: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Longest time that one trial may take, such as 30m.")
-    ] = None
+    trial_timeout: Annotated[str | None, typer.Option(metavar="TIME", help="Longest time of one trial: 30m.")] = None
 
     @property
     def budget_s(self) -> float | None:
@@ -314,18 +312,14 @@ class FrontierQuestion:
 
     workers: Annotated[
         str | None,
-        typer.Option(
-            metavar="N,N,...", help="Worker counts to measure, such as 1,2,4. [default: 1,2,4,8; beside --mesh none]"
-        ),
+        typer.Option(metavar="N,N,...", help="Worker counts, such as 1,2,4. [default: 1,2,4,8; beside --mesh none]"),
     ] = None
     mesh: Annotated[
         list[str] | None,
         typer.Option(metavar="AXIS=N,...", help="A mesh to measure, too, such as data=2,shard=2. May be repeated."),
     ] = None
     target: Annotated[float | None, typer.Option(help="Value of --quality that must be reached, such as 0.95.")] = None
-    quality: Annotated[str | None, typer.Option(help="Objective that counts as quality. [default: the first one]")] = (
-        None
-    )
+    quality: Annotated[str | None, typer.Option(help="Objective that is the quality. [default: the first]")] = None
     margin: Annotated[
         float | None,
         typer.Option(
