@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
-from numpy.typing import NDArray
 
 from elastune.core.errors import UserError
 from elastune.journal.records import LinkMeasured, TimesFitted
 from elastune.plan.links import fit_links
 from elastune.plan.steps.data_parallel import DataParallelStep
+from elastune.plan.steps.work import Floats
 
-Floats = NDArray[np.float64]
 OVERLAPS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0)  # that ``fit_steps`` chooses among
 
 
