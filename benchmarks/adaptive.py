@@ -47,7 +47,7 @@ from adaptive_time import calibrate, read
 
 from elastune.core.errors import UserError
 from elastune.job.machine import machine_context
-from elastune.plan.step_time import StepTime
+from elastune.plan.steps.data_parallel import DataParallelStep
 
 RESULTS = Path(__file__).parent / "results"
 CALIBRATION = RESULTS / "adaptive_calibration.json"
@@ -74,7 +74,7 @@ def adaptive_methods(data: str) -> list[Method]:
     return [Method(name, data, START, decay, policies) for name, decay, policies in ADAPTIVE]
 
 
-def models(model: StepTime) -> dict[str, StepSeconds]:
+def models(model: DataParallelStep) -> dict[str, StepSeconds]:
     """What a step takes, by the machine that is imagined; the first is the one that is declared."""
     found: dict[str, StepSeconds] = {f"{WORKERS} workers": at_workers(model, WORKERS)}
     found[f"each step on its best number of workers up to {WORKERS}"] = at_most_workers(model, WORKERS)
@@ -94,7 +94,7 @@ def verdicts(chosen: Sequence[Chosen], step_s: StepSeconds) -> list[tuple[str, V
     return found
 
 
-def tell(data: str, chosen: Sequence[Chosen], model: StepTime) -> dict[str, Any]:
+def tell(data: str, chosen: Sequence[Chosen], model: DataParallelStep) -> dict[str, Any]:
     """Print a data set's tables and verdicts; returns them as plain data."""
     told: dict[str, Any] = {}
     for name, step_s in models(model).items():
@@ -132,7 +132,7 @@ def smoke(processes: int) -> None:
     """Every part once, in a small size, on embedded digits."""
     data = "digits"
     with tempfile.TemporaryDirectory() as folder:
-        model = StepTime(**calibrate(1)["model"])
+        model = DataParallelStep(**calibrate(1)["model"])
         name, decay, policies = ADAPTIVE[0]
         methods = [*fixed_methods(data, SMOKE.batches), Method(name, data, 32, decay, policies)]
         chosen = search(methods, SMOKE, Path(folder) / "cache.jsonl", processes)

@@ -11,7 +11,7 @@ from adaptive_search import Chosen
 from adaptive_trial import Course, Look
 
 from elastune.plan.intervals import mean_ci
-from elastune.plan.step_time import StepTime
+from elastune.plan.steps.data_parallel import DataParallelStep
 
 MONITORED = 1.02  # what a step with monitors may take over one without: the bound that benchmarks/monitoring.py holds
 GOAL = 0.6  # of the best fixed setting's time
@@ -80,12 +80,12 @@ class Verdict:
         return {**asdict(self), "to_target_ratio": self.to_target_ratio, "holds": self.holds}
 
 
-def at_workers(model: StepTime, workers: int) -> StepSeconds:
+def at_workers(model: DataParallelStep, workers: int) -> StepSeconds:
     """Steps on so many workers, whatever the batch."""
     return lambda batch: model.step_s(batch, workers)
 
 
-def at_most_workers(model: StepTime, most: int) -> StepSeconds:
+def at_most_workers(model: DataParallelStep, most: int) -> StepSeconds:
     """Each step on as many workers as make it fastest, up to ``most``: small batches need not pay for all of them."""
     counts = [1 << k for k in range(most.bit_length()) if 1 << k <= most]
     return lambda batch: min(model.step_s(batch, workers) for workers in counts)

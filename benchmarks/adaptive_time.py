@@ -2,7 +2,8 @@
 
 On one CPU large batches are not faster, so the time of W workers must be modelled: the largest share's gradient (a line
 through measured steps of one worker on one thread) and then a ring all-reduce (latency and seconds a byte as measured
-between two processes). ``elastune.plan.step_time`` has the formulas. Nothing overlaps; evaluation is not counted.
+between two processes). ``elastune.plan.steps.data_parallel`` has the formulas. Nothing overlaps; evaluation is not
+counted.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from elastune.comm.link import measure_link
 from elastune.core.run import Means, Place
 from elastune.job.machine import machine_context
 from elastune.journal.records import LinkMeasured
-from elastune.plan.step_time import StepTime, fit
+from elastune.plan.steps.data_parallel import DataParallelStep
+from elastune.plan.steps.timed_steps import fit_parts
 from elastune.testing.sessions import lone_session
 
 SHARES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -46,7 +48,7 @@ def calibrate(rounds: int) -> dict[str, Any]:
         measured = _gradients(Path(folder), rounds)
         link = _link(folder, rounds, size_bytes := sum(4 * p.numel() for p in cnn().parameters()))
     quiet = [(share, min(times)) for share, times in measured.items()]
-    model = fit(quiet, size_bytes, links=[link]).model
+    model = fit_parts(quiet, size_bytes, [link]).model
     return {
         "model": asdict(model),
         "link": asdict(link),
@@ -63,9 +65,9 @@ def calibrate(rounds: int) -> dict[str, Any]:
     }
 
 
-def read(path: Path) -> StepTime:
+def read(path: Path) -> DataParallelStep:
     """The model that a calibration left."""
-    return StepTime(**json.loads(path.read_text())["model"])
+    return DataParallelStep(**json.loads(path.read_text())["model"])
 
 
 def _gradients(out: Path, rounds: int) -> dict[int, list[float]]:

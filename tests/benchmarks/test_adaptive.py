@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elastune.plan.step_time import StepTime
+from elastune.plan.steps.data_parallel import DataParallelStep
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -25,7 +25,7 @@ from adaptive_analysis import (
 from adaptive_search import BATCHES, FACTORS, Chosen, Method, Size, best, fixed_methods, rates, tuning
 from adaptive_trial import Course, Look, Setting, course_from_json
 
-MODEL = StepTime(base_s=1.0, per_sample_s=0.01, latency_s=0.1, seconds_per_byte=0.0, grad_bytes=100)
+MODEL = DataParallelStep(base_s=1.0, per_sample_s=0.01, latency_s=0.1, seconds_per_byte=0.0, grad_bytes=100)
 STEP_S = at_workers(MODEL, 1)
 GNS = ("gns:max_batch=512",)
 

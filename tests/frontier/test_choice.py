@@ -22,13 +22,13 @@ from elastune.frontier.ways import Recipe
 from elastune.journal.entry import Entry
 from elastune.journal.records import RunFinished, TrialFinished, TrialStarted
 from elastune.journal.trials import TrialTable
-from elastune.plan.step_time import StepTime
+from elastune.plan.steps.data_parallel import DataParallelStep
 from elastune.search.samplers.suggest import Suggestion
 from elastune.search.space.objective import Objective
 from elastune.study.loop.experiment import PreparedTrial
 from elastune.study.request import FrontierRequest
 
-BY = FrontierCriteria(Objective("loss", "min"), None, 1.0, Times(StepTime(0.01, 0.001, 0.0, 0.0, 40), {}))
+BY = FrontierCriteria(Objective("loss", "min"), None, 1.0, Times(DataParallelStep(0.01, 0.001, 0.0, 0.0, 40), {}))
 
 
 class Told:

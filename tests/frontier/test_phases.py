@@ -25,7 +25,7 @@ from elastune.journal.records import (
     TrialFinished,
     TrialStarted,
 )
-from elastune.plan.step_time import StepTime
+from elastune.plan.steps.data_parallel import DataParallelStep
 from elastune.report.gather import gather_study
 from elastune.study.request import FrontierRequest
 from elastune.train.machine import cores
@@ -87,7 +87,7 @@ def test_numbers_are_those_of_the_journal(found: tuple[FrontierFound, Path]) -> 
     kept = records(out)
     results = {record.trial: record for record in of_kind(kept, TrialFinished)}
     begun = {record.trial: record for record in of_kind(kept, TrialStarted)}
-    model = StepTime.from_record(of_kind(kept, TimesFitted)[-1])
+    model = DataParallelStep.from_record(of_kind(kept, TimesFitted)[-1])
     measured = steps_measured(kept)
     for r in answer.rows:
         runs = [results[trial] for trial in r.trials]

@@ -27,12 +27,12 @@ from elastune.journal.records import (
     TrialStarted,
 )
 from elastune.journal.trials import TrialTable
-from elastune.plan.step_time import StepTime
+from elastune.plan.steps.data_parallel import DataParallelStep
 from elastune.search.space.objective import Objective
 from elastune.study.request import FrontierRequest
 
 BY = FrontierCriteria(
-    Objective("accuracy", "max", low=0.0, high=1.0), None, 1.0, Times(StepTime(0.01, 0.001, 0, 0, 40), {})
+    Objective("accuracy", "max", low=0.0, high=1.0), None, 1.0, Times(DataParallelStep(0.01, 0.001, 0, 0, 40), {})
 )
 POLICY = "gns:max_batch=80"
 

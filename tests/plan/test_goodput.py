@@ -3,11 +3,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastune.plan.goodput import Noise, efficiency
-from elastune.plan.step_time import StepTime
+from elastune.plan.steps.data_parallel import DataParallelStep
 
 NOISE = Noise(gradient_sqr=0.0015, variance=0.09)
-ONE_NODE = StepTime.linear(0.02, 0.001, 0.01, 0.002, overlap=1.8)
-NODES = StepTime.linear(0.02, 0.001, 0.05, 0.004, overlap=1.8)
+ONE_NODE = DataParallelStep.linear(0.02, 0.001, 0.01, 0.002, overlap=1.8)
+NODES = DataParallelStep.linear(0.02, 0.001, 0.05, 0.004, overlap=1.8)
 
 
 @pytest.mark.parametrize(

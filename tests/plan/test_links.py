@@ -7,17 +7,19 @@ from dataclasses import replace
 import pytest
 
 from elastune.journal.records import LinkMeasured
-from elastune.plan.links import Hosts, RingLink, fit_link, fit_links
-from elastune.plan.step_time import Observation, StepTime, fit
+from elastune.plan.links import Hosts, RingLink, fit_link, fit_links, ring_s
+from elastune.plan.steps.data_parallel import DataParallelStep
+from elastune.plan.steps.timed_steps import Observation, fit_parts
 
 WITHIN, ACROSS = RingLink(2e-5, 3e-10), RingLink(4e-4, 9e-9)
-TRUTH = StepTime(2e-3, 1e-4, WITHIN.latency_s, WITHIN.seconds_per_byte, 4_000_000, hosts=Hosts(ACROSS, 4))
+TRUTH = DataParallelStep(2e-3, 1e-4, *WITHIN, 4_000_000, hosts=Hosts(ACROSS, 4))
 GRADIENTS = [(batch, TRUTH.gradient_s(batch, 1)) for batch in (16, 64, 256)]
 
 
 def measured(link: RingLink, workers: int, hosts: int = 1) -> LinkMeasured:
     """What an all-reduce tells whose slowest link is this one."""
-    return LinkMeasured(workers, link.ring_s(0, workers), link.ring_s(1, workers) - link.ring_s(0, workers), hosts)
+    latency_s = float(ring_s(link, 0, workers))
+    return LinkMeasured(workers, latency_s, float(ring_s(link, 1, workers)) - latency_s, hosts)
 
 
 def test_both_links_are_found_again() -> None:
@@ -27,7 +29,7 @@ def test_both_links_are_found_again() -> None:
         Observation(2, 64, TRUTH.step_s(64, 2, 2), hosts=2),
         Observation(8, 256, TRUTH.step_s(256, 8), hosts=2),
     ]
-    found = fit(GRADIENTS, TRUTH.grad_bytes, links=links, held_out=timed, workers_per_host=4)
+    found = fit_parts(GRADIENTS, TRUTH.grad_bytes, links, timed, workers_per_host=4)
     assert found.model.hosts is not None
     for link, truth in ((found.model.link, WITHIN), (found.model.hosts.link, ACROSS)):
         assert (link.latency_s, link.seconds_per_byte) == pytest.approx((truth.latency_s, truth.seconds_per_byte))
@@ -43,10 +45,10 @@ def test_both_links_are_found_again() -> None:
 
 def test_as_few_hosts_as_it_takes() -> None:
     assert [TRUTH.hosts_for(workers) for workers in (1, 4, 5, 8, 9)] == [1, 1, 2, 2, 3]
-    assert TRUTH.reduction_s(4) == WITHIN.ring_s(4_000_000, 4)
-    assert TRUTH.reduction_s(4, hosts=4) == ACROSS.ring_s(4_000_000, 4)
-    assert TRUTH.reduction_s(4, hosts=2) == WITHIN.ring_s(4_000_000, 2) + ACROSS.ring_s(4_000_000, 2)
-    assert replace(TRUTH, hosts=None).reduction_s(8) == WITHIN.ring_s(4_000_000, 8)
+    assert TRUTH.reduction_s(4) == ring_s(WITHIN, 4_000_000, 4)
+    assert TRUTH.reduction_s(4, hosts=4) == ring_s(ACROSS, 4_000_000, 4)
+    assert TRUTH.reduction_s(4, hosts=2) == ring_s(WITHIN, 4_000_000, 2) + ring_s(ACROSS, 4_000_000, 2)
+    assert replace(TRUTH, hosts=None).reduction_s(8) == ring_s(WITHIN, 4_000_000, 8)
     with pytest.raises(ValueError, match="room for at least one"):
         Hosts(ACROSS, 0)
 

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastune.plan.step_time import StepTime
+from elastune.plan.steps.data_parallel import DataParallelStep
 from elastune.plan.support import smallest_share, supported_workers
 
 
 def test_half_of_a_step_at_the_smallest_share_goes_into_samples() -> None:
     share = smallest_share(base_s=3e-3, per_sample_s=1e-4)
     assert share == pytest.approx(30)
-    times = StepTime(3e-3, 1e-4, 0.0, 0.0, 0)
+    times = DataParallelStep(3e-3, 1e-4, 0.0, 0.0, 0)
     assert times.gradient_s(30, 1) == pytest.approx(2 * 30 * 1e-4)
     assert smallest_share(3e-3, 1e-4, efficiency=0.75) == pytest.approx(90)
 

@@ -9,7 +9,7 @@ from elastune.core.text import count, duration, estimate, interval, modelled, nu
 from elastune.frontier.criteria import FrontierCriteria
 from elastune.journal.records import FrontierReason, FrontierRow
 from elastune.plan.noise_scale import batch_against_noise, samples_text
-from elastune.plan.step_time import StepTime
+from elastune.plan.steps.data_parallel import DataParallelStep
 from elastune.plan.support import EFFICIENT, smallest_share, supported_workers
 
 NAIVE = "the naive rule (batch and lr x workers)"
@@ -174,7 +174,7 @@ class Advice:
         return f"{_named(faster)} would be {gain} by the step-time model, within its error: fewer are taken"
 
 
-def noise_scale_hint(chosen: FrontierRow, model: StepTime) -> str:
+def noise_scale_hint(chosen: FrontierRow, model: DataParallelStep) -> str:
     """What the gradient noise scale of ``chosen`` says of its batch and workers; "" without one."""
     return batch_against_noise(
         chosen.batch_size,
@@ -186,7 +186,7 @@ def noise_scale_hint(chosen: FrontierRow, model: StepTime) -> str:
     )
 
 
-def _supports(scale: float | None, model: StepTime) -> str:
+def _supports(scale: float | None, model: DataParallelStep) -> str:
     """For how many workers a batch of ``scale`` samples is work."""
     share = smallest_share(model.base_s, model.per_sample_s)
     if scale is None or not 0 < scale < math.inf or share == math.inf:

@@ -19,7 +19,7 @@ from elastune.frontier.trainings import TIMED
 from elastune.frontier.ways import StepKind
 from elastune.journal.records import LinkMeasured, Phase, RunFinished, TimesFitted, TrialFinished
 from elastune.journal.trials import TrialLife, TrialTable
-from elastune.plan.step_time import Fit, Observation, fit
+from elastune.plan.steps.timed_steps import Fit, Observation, fit_parts
 from elastune.search.stopping.schedule import FixedTrial, Next
 from elastune.study.loop.fixed_trials import FixedTrials
 
@@ -71,9 +71,7 @@ class Calibration:
         gradients = [(step.batch, step.step_s) for (_, kind, _), step in usual.items() if kind.workers == 1]
         several = {key: step for key, step in usual.items() if key[1].workers > 1}
         plain = [step for (_, kind, _), step in several.items() if kind.mesh.replica == 1]
-        found: Fit = fit(
-            gradients, self._grad_bytes, links=self.links, held_out=plain, workers_per_host=self.workers_per_host
-        )
+        found: Fit = fit_parts(gradients, self._grad_bytes, self.links, plain, self.workers_per_host)
         errors, factors = dict(found.errors), defaultdict[StepKind, list[float]](list)
         for (_, kind, hosts), step in timed.items():
             ratio = found.model.step_s(step.batch, kind.mesh.batch, hosts) / step.step_s

@@ -12,11 +12,19 @@ from elastune.frontier.trainings import Training
 from elastune.frontier.ways import StepKind
 from elastune.journal.records import LinkFitted, RunFinished
 from elastune.plan.intervals import bounded_ci
-from elastune.plan.step_time import Estimate, StepTime
+from elastune.plan.steps.data_parallel import DataParallelStep
 from elastune.search.space.objective import Objective
 
 MARGIN = 0.01  # of the range of a metric with two bounds
 RELATIVE_MARGIN = 0.02  # of the baseline's value, of any other metric
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds of a step, and whether they were ``measured`` or are a model's."""
+
+    step_s: float
+    measured: bool
 
 
 @dataclass(frozen=True)
@@ -28,7 +36,7 @@ class Times:
     to (``apart``: the same on meshes where it was not measured).
     """
 
-    model: StepTime
+    model: DataParallelStep
     measured: Mapping[tuple[int, StepKind], float]
     errors: Mapping[str, float] = field(default_factory=dict)
     factors: Mapping[StepKind, float] = field(default_factory=dict)
@@ -68,7 +76,7 @@ class Times:
             correction = self._correction(kind) if batch_varies else 1.0
             return Estimate(self._modelled_s(self.model, batch, kind) * correction, measured=False)
         passes = -(-slots // run.workers)
-        scale = run.step_s / (self.model.step_s(batch, run.workers) + (passes - 1) * self.model.base_s)
+        scale = run.step_s / self.model.step_s(batch, run.workers, passes=passes)
         own = replace(
             self.model,
             base_s=self.model.base_s * scale,
@@ -89,14 +97,10 @@ class Times:
         ratios = [s / self._modelled_s(self.model, n, k) for (n, k), s in self.measured.items() if k == kind]
         return median(ratios) if ratios else 1.0
 
-    def _modelled_s(self, model: StepTime, batch: int, kind: StepKind) -> float:
-        mesh, hosts = kind.mesh, model.hosts_for(kind.workers)
+    def _modelled_s(self, model: DataParallelStep, batch: int, kind: StepKind) -> float:
         factor = self.factors.get(kind, self.apart.get(kind.apart, 1.0))
-        if kind.every == kind.passes == 1:
-            return model.step_s(batch, mesh.batch, hosts) * factor
-        reduction_s = model.reduction_s(mesh.batch, hosts) / kind.every  # what is exchanged is as large as gradients
-        compute_s = model.gradient_s(batch, mesh.batch) + (kind.passes - 1) * model.base_s
-        return (compute_s + reduction_s) * factor
+        hosts = model.hosts_for(kind.workers)  # of all of them: one worker of each replica sums
+        return model.step_s(batch, kind.mesh.batch, hosts, passes=kind.passes, every=kind.every) * factor
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ from elastune.journal.records import (
     TrialPaused,
 )
 from elastune.journal.trials import fold
-from elastune.plan.step_time import StepTime
+from elastune.plan.steps.data_parallel import DataParallelStep
 from elastune.search.samplers.suggest import Suggester
 from elastune.search.stopping.registry import make_schedule
 from elastune.search.stopping.schedule import FixedTrial, Schedule
@@ -217,7 +217,7 @@ class _Frontier:
         earlier = fold(self._before)
         fits = [entry.record for entry in self._before if isinstance(entry.record, TimesFitted)]
         if fits:
-            self._experiment.by = self._criteria(Times(StepTime.from_record(fits[-1]), {}))
+            self._experiment.by = self._criteria(Times(DataParallelStep.from_record(fits[-1]), {}))
         for life in earlier.trials.values():
             if rule := life.started.tags.get("lr_rule"):
                 self._experiment.rules[name_of(life.started.config)] = rule

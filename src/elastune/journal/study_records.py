@@ -248,7 +248,7 @@ class LinkFitted:
 
 @dataclass(frozen=True, config=_RULES)
 class TimesFitted:
-    """The step-time model of ``plan.step_time``, fitted here. ``errors``: predicted over measured, by what.
+    """The model of ``plan.steps.data_parallel``, fitted here. ``errors``: predicted over measured, by what.
 
     ``latency_s`` and ``seconds_per_byte`` are of the link within a host. Where there are several hosts, ``across`` is
     the link between them, and ``workers_per_host`` how many fit each.

@@ -2,7 +2,8 @@
 
 A ring all-reduce: 2(W-1) messages of latency and 2(W-1)/W of the bytes over its slowest link (Thakur, Rabenseifner,
 Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 2005). Ranks stand host by host, so that
-of a ring over several hosts one hop enters each and one leaves it: the slowest link is the one across.
+of a ring over several hosts one hop enters each and one leaves it: the slowest link is the one across. All that says
+how long a step takes has its sums from here.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,25 +21,28 @@ from elastune.journal.records import LinkFitted, LinkMeasured
 Some = float | NDArray[np.float64]
 
 
-def ring_s(hop_s: Some, seconds_per_byte: Some, size_bytes: Some, workers: Some) -> Some:
-    """Seconds of a ring all-reduce, or of many, as arrays: of every step-time model here. 0 for a lone worker."""
-    return 2 * (workers - 1) * (hop_s + size_bytes * seconds_per_byte / workers)
-
-
-@dataclass(frozen=True)
-class RingLink:
+class RingLink(NamedTuple):
     """Seconds of one message, however small, and of each byte."""
 
     latency_s: float = 0.0
     seconds_per_byte: float = 0.0
 
-    def ring_s(self, size_bytes: float, workers: int) -> float:
-        """Seconds of one ring all-reduce; 0 for a lone worker."""
-        return float(ring_s(self.latency_s, self.seconds_per_byte, size_bytes, workers))
-
     def to_record(self) -> LinkFitted:
         """The serialised form."""
         return LinkFitted(self.latency_s, self.seconds_per_byte)
+
+
+def ring_s(link: tuple[Some, Some], size_bytes: Some, workers: Some) -> Some:
+    """Seconds of a ring all-reduce, or of many, as arrays; 0 for a lone worker. ``link``: as in ``RingLink``."""
+    hop_s, seconds_per_byte = link
+    return 2 * (workers - 1) * (hop_s + size_bytes * seconds_per_byte / workers)
+
+
+def summed_s(
+    within: tuple[Some, Some], across: tuple[Some, Some], size_bytes: Some, workers: Some, hosts: Some
+) -> Some:
+    """The same where workers stand on so many ``hosts``: a ring ``within`` the fullest, then one ``across`` them."""
+    return ring_s(within, size_bytes, np.ceil(workers / hosts)) + ring_s(across, size_bytes, hosts)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from elastune.journal.entry import Entry
 from elastune.journal.reader import read
 from elastune.journal.records import TimesFitted
 from elastune.journal.trials import TrialLife, fold
-from elastune.plan.step_time import StepTime
+from elastune.plan.steps.data_parallel import DataParallelStep
 from elastune.search.space.space import from_json
 
 Scaling = Callable[[Config, int, int], float]
@@ -176,13 +176,13 @@ def parse_scaling(text: str, entries: Sequence[Entry] = ()) -> Scaling:
         return lambda config, measured, wanted: _amdahl(serial, wanted) / _amdahl(serial, measured)
     fits = [e.record for e in entries if isinstance(e.record, TimesFitted)]
     if text == "fitted" and fits:
-        return _fitted(StepTime.from_record(fits[-1]))
+        return _fitted(DataParallelStep.from_record(fits[-1]))
     if text == "fitted":
         raise UserError("fitted scaling needs the step times of a frontier", "none in this journal", fix)
     raise UserError("unknown scaling", text, fix)
 
 
-def _fitted(model: StepTime) -> Scaling:
+def _fitted(model: DataParallelStep) -> Scaling:
     def ratio(config: Config, measured: int, wanted: int) -> float:
         batch = config.get("batch_size")
         if isinstance(batch, bool) or not isinstance(batch, int):

@@ -10,10 +10,10 @@ from elastune.frontier.criteria import FrontierCriteria, Times
 from elastune.frontier.trainings import Training
 from elastune.frontier.ways import StepKind
 from elastune.journal.records import FrontierRow, Reported, RunFinished, TrialFinished
-from elastune.plan.step_time import StepTime
+from elastune.plan.steps.data_parallel import DataParallelStep
 from elastune.search.space.objective import Objective
 
-MODEL = StepTime(base_s=0.01, per_sample_s=0.001, latency_s=0.002, seconds_per_byte=0.0, grad_bytes=40)
+MODEL = DataParallelStep(base_s=0.01, per_sample_s=0.001, latency_s=0.002, seconds_per_byte=0.0, grad_bytes=40)
 ACCURACY = Objective("accuracy", "max", low=0.0, high=1.0)
 TARGETED = FrontierCriteria(
     ACCURACY,

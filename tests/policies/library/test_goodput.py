@@ -7,14 +7,15 @@ import pytest
 from elastune.core.errors import UserError
 from elastune.core.signals import Signal, Snapshot
 from elastune.plan.goodput import Noise, efficiency
-from elastune.plan.step_time import Observation, StepTime
+from elastune.plan.steps.data_parallel import DataParallelStep
+from elastune.plan.steps.timed_steps import Observation
 from elastune.policies.library.goodput import Goodput, Room, better, gradient_noise, learnt, observe
 from elastune.policies.run import Limits
 from elastune.testing.kits.policy import CALM, ByHand, PolicyKit
 from elastune.testing.kits.policy_world import PolicyWorld
 
 BASE_S, SAMPLE_S = 0.01, 0.0005
-TRUTH = StepTime.linear(BASE_S, SAMPLE_S, 0.02, 0.004, 1.6)
+TRUTH = DataParallelStep.linear(BASE_S, SAMPLE_S, 0.02, 0.004, 1.6)
 BASE = 32
 
 
@@ -70,11 +71,17 @@ def test_only_what_gains_enough_is_worth_a_change():
     assert go((1, 128), seen, Noise(1.0, 0.0), BASE, room, 0.05) == (1, 32), "no noise: small batches"
 
 
+def test_what_was_measured_counts_before_the_model():
+    step_s = learnt([measured(TRUTH, 1, 32), measured(TRUTH, 1, 64), replace(measured(TRUTH, 2, 64), step_s=7.0)])
+    assert step_s(64, 2) == 7.0
+    assert step_s(128, 1) == pytest.approx(TRUTH.step_s(128, 1))
+
+
 def test_it_explores_by_doubling():
-    seen = [measured(StepTime.linear(BASE_S, SAMPLE_S, 0.0, 0.0, 1.6), 1, 32)]
+    seen = [measured(DataParallelStep.linear(BASE_S, SAMPLE_S, 0.0, 0.0, 1.6), 1, 32)]
     workers, batch = go((1, 32), seen, Noise(1.0, 1e9), BASE, Room(1, 16, 32, 4096), 0.05)
     assert (workers, batch) == (1, 64), "fewer workers first, where both promise the same"
-    seen.append(measured(StepTime.linear(BASE_S, SAMPLE_S, 0.0, 0.0, 1.6), 1, 64))
+    seen.append(measured(DataParallelStep.linear(BASE_S, SAMPLE_S, 0.0, 0.0, 1.6), 1, 64))
     assert go((1, 64), seen, Noise(1.0, 1e9), BASE, Room(1, 16, 32, 4096), 0.05) == (2, 128)
 
 
@@ -87,8 +94,8 @@ def test_a_setting_that_disappointed_is_left():
 WORLDS = {
     "noisy gradients": (TRUTH, 3000.0, 1.0),
     "quiet gradients": (TRUTH, 60.0, 1.0),
-    "slow network": (StepTime.linear(BASE_S, SAMPLE_S, 0.3, 0.1, 1.6), 1000.0, 1.0),
-    "fast network": (StepTime.linear(BASE_S, SAMPLE_S, 0.001, 0.0001, 1.6), 1000.0, 1.0),
+    "slow network": (DataParallelStep.linear(BASE_S, SAMPLE_S, 0.3, 0.1, 1.6), 1000.0, 1.0),
+    "fast network": (DataParallelStep.linear(BASE_S, SAMPLE_S, 0.001, 0.0001, 1.6), 1000.0, 1.0),
     "costly start of a step": (replace(TRUTH, base_s=0.2), 500.0, 1.0),
 }
 

@@ -1,1 +1,1 @@
-"""One model of a step: seconds and bytes of many plans at once, as formulas over arrays."""
+"""One form of a step: seconds and bytes of many plans at once, and seconds of data parallelism alone."""

@@ -4,6 +4,8 @@ A block of one pass takes what its arithmetic, its memory traffic and its sums a
 the launching of its kernels; the passes of a step flow through the stages of a pipeline; then gradients are summed
 along ``data`` and ``shard``, and the optimizer writes. What is begun between nodes takes what it takes within one, and
 the link's latency. All constants are positive.
+
+For programs whose work is known (``work``). What is left of this for one that was only timed is ``data_parallel``.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from elastune.plan.links import ring_s
+from elastune.plan.links import summed_s
 from elastune.plan.steps.splits import StepSplits
 from elastune.plan.steps.work import Floats, StepWork
 
@@ -143,15 +145,14 @@ def _summing(
     """Of ``gradients``, bytes of a worker, in so many ``sums``: a ring within each node, then one among nodes, whose
     link they share. Where state is divided, everybody sends to everybody (``comm.owned``): nothing is summed within a
     node before it leaves, so that each of its workers sends as much over the link as one would of their sum."""
-    within = splits.parts / splits.nodes
-    near = ring_s(sums * c["gradient_hop_s"], c["gradient_byte_s"], gradients, within)
     neighbours = np.minimum(splits.inner, splits.per_node)
-    senders = neighbours * np.where(splits.shard * splits.inner > 1, within, 1.0)
-    begun = sums * (c["gradient_hop_s"] + c["across_hop_s"])
-    far = ring_s(begun, senders * c["across_byte_s"], gradients, splits.nodes)
+    senders = neighbours * np.where(splits.shard * splits.inner > 1, splits.parts / splits.nodes, 1.0)
+    near = sums * c["gradient_hop_s"], c["gradient_byte_s"]
+    far = sums * (c["gradient_hop_s"] + c["across_hop_s"]), senders * c["across_byte_s"]
+    summed = summed_s(near, far, gradients, splits.parts, splits.nodes)
     # Both edges of a pipeline's chain have one table, whose gradients they sum.
     tied = np.where(splits.pipeline > 1, work.edge_bytes / splits.tensor * c["gradient_byte_s"], 0.0)
-    return np.asarray(near + far + tied, dtype=np.float64)
+    return np.asarray(summed + tied, dtype=np.float64)
 
 
 def _longer(first: Floats, second: Floats) -> Floats:

@@ -15,14 +15,14 @@ the noise scale promises.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from elastune.core.errors import UserError
 from elastune.core.signals import Snapshot
 from elastune.plan.goodput import Noise, efficiency
-from elastune.plan.step_time import CalibratedTimes, Observation, StepTimeModel, fit_steps
+from elastune.plan.steps.timed_steps import Observation, fit_steps
 from elastune.policies.base import Hook, Policy
 from elastune.policies.lr_rules import check_rule
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 MOST_OBSERVED = 64  # settings whose newest times are kept
 LEAST_EVERY = 5  # steps; the monitor needs some to tell the new setting's times
 RETRY_LOOKS = 10  # how many looks later workers are asked for again that have not come
+StepSeconds = Callable[[int, int], float]
+"""(global batch, workers) -> seconds of a step."""
 
 
 @dataclass(frozen=True)
@@ -60,15 +62,21 @@ class Room:
             yield from ((workers, batch) for batch in sorted(batches) if batch >= workers)
 
 
-def learnt(observed: Sequence[Observation]) -> CalibratedTimes:
-    """Return a model of step times: as measured where measured, and elsewhere by the model fitted to them."""
-    return CalibratedTimes(fit_steps(observed), {(o.batch, o.workers): o.step_s for o in observed})
+def learnt(observed: Sequence[Observation]) -> StepSeconds:
+    """Return the seconds of steps: as measured where measured, and elsewhere by the model fitted to them."""
+    model, measured = fit_steps(observed), {(o.batch, o.workers): o.step_s for o in observed}
+
+    def step_s(batch: int, workers: int) -> float:
+        seconds = measured.get((batch, workers))
+        return model.step_s(batch, workers) if seconds is None else seconds
+
+    return step_s
 
 
 def better(
     now: tuple[int, int],
     observed: Sequence[Observation],
-    times: StepTimeModel,
+    step_s: StepSeconds,
     noise: Noise,
     base_batch: int,
     room: Room,
@@ -79,7 +87,7 @@ def better(
     Args:
         now: The present setting; one of ``observed``.
         observed: The measured settings.
-        times: The step times learnt from them.
+        step_s: The step times learnt from them.
         noise: The gradient's noise; its variance is at ``base_batch``.
         base_batch: The batch of the run's beginning, in samples.
         room: The bounds of settings.
@@ -91,7 +99,7 @@ def better(
 
     def goodput(setting: tuple[int, int]) -> float:
         workers, batch = setting
-        return batch / times.estimate(batch, workers).step_s * efficiency(noise, batch, base_batch)
+        return batch / step_s(batch, workers) * efficiency(noise, batch, base_batch)
 
     if max(map(goodput, room.settings())) <= (1 + gain) * goodput(now):
         return now

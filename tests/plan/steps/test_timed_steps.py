@@ -1,3 +1,5 @@
+"""What measured steps of a program tell of its others, against models whose truth is known."""
+
 import math
 from dataclasses import replace
 
@@ -9,54 +11,10 @@ from hypothesis import strategies as st
 from elastune.core.errors import UserError
 from elastune.journal.records import LinkMeasured, TimesFitted, decode, encode
 from elastune.plan.links import Hosts, RingLink
-from elastune.plan.step_time import (
-    CalibratedTimes,
-    Estimate,
-    Fit,
-    Observation,
-    ReductionObserved,
-    StepTime,
-    fit,
-    fit_gradient,
-    fit_steps,
-    overlapped,
-)
+from elastune.plan.steps.data_parallel import DataParallelStep
+from elastune.plan.steps.timed_steps import Fit, Observation, fit_gradient, fit_parts, fit_steps
 
-TRUTH = StepTime(base_s=2e-3, per_sample_s=1e-4, latency_s=3e-4, seconds_per_byte=1e-9, grad_bytes=4_000_000)
-
-
-def test_by_hand():
-    assert TRUTH.step_s(64, 1) == pytest.approx(2e-3 + 64e-4)
-    assert TRUTH.gradient_s(65, 4) == pytest.approx(2e-3 + 17e-4), "the largest share decides"
-    assert TRUTH.reduction_s(4) == pytest.approx(6 * 3e-4 + 1.5 * 4e-3)
-    assert TRUTH.step_s(64, 4) == pytest.approx(2e-3 + 16e-4 + 6 * 3e-4 + 6e-3)
-    assert TRUTH.epoch_s(130, 64, 1) == pytest.approx(3 * 2e-3 + 130e-4)
-    assert TRUTH.epoch_s(10, 64, 2) == pytest.approx(TRUTH.step_s(10, 2))
-
-
-def test_a_linear_reduction_is_polluxs():
-    model = StepTime.linear(0.01, 0.001, pair_s=0.05, per_worker_s=0.004)
-    assert [model.reduction_s(n) for n in (1, 2, 3, 8)] == pytest.approx([0.0, 0.05, 0.054, 0.074])
-    assert StepTime.linear(0.01, 0.001, 0.0, 0.0).step_s(64, 4) == pytest.approx(0.026)
-
-
-def test_what_was_measured_counts_before_the_model():
-    times = CalibratedTimes(TRUTH, {(64, 2): 7.0})
-    assert times.estimate(64, 2) == Estimate(7.0, measured=True)
-    assert times.estimate(2, 64) == TRUTH.estimate(2, 64) == Estimate(TRUTH.step_s(2, 64), measured=False)
-
-
-@given(st.floats(1e-9, 10), st.floats(0, 10), st.floats(1, 50))
-def test_overlap_lies_between_the_longer_and_the_sum(compute_s, reduce_s, overlap):
-    total = overlapped(compute_s, reduce_s, overlap)
-    assert max(compute_s, reduce_s) * (1 - 1e-12) <= total <= (compute_s + reduce_s) * (1 + 1e-12)
-    assert overlapped(compute_s, reduce_s, 1.0) == pytest.approx(compute_s + reduce_s)
-
-
-def test_overlap_hides_the_shorter_part():
-    hidden = StepTime(2e-3, 1e-4, 3e-4, 1e-9, 4_000_000, overlap=30.0)
-    assert hidden.step_s(64, 4) == pytest.approx(max(hidden.gradient_s(64, 4), hidden.reduction_s(4)), rel=1e-2)
-    assert hidden.step_s(64, 4) < TRUTH.step_s(64, 4)
+TRUTH = DataParallelStep(base_s=2e-3, per_sample_s=1e-4, latency_s=3e-4, seconds_per_byte=1e-9, grad_bytes=4_000_000)
 
 
 @given(
@@ -68,19 +26,15 @@ def test_overlap_hides_the_shorter_part():
 )
 @settings(deadline=None, max_examples=60)
 def test_fit_predicts_planted_models_under_noise(base, per_sample, latency, per_byte, seed):
-    truth = StepTime(base, per_sample, latency, per_byte, 1_000_000)
+    truth = DataParallelStep(base, per_sample, latency, per_byte, 1_000_000)
     noise = np.random.default_rng(seed)
 
     def measured(seconds):
         return float(seconds * noise.lognormal(0, 0.02))
 
     gradients = [(b, measured(truth.gradient_s(b, 1))) for b in (8, 32, 128, 512) for _ in range(5)]
-    reductions = [
-        ReductionObserved(size, 2, measured(StepTime(0, 0, latency, per_byte, size).reduction_s(2)))
-        for size in (1_000, 100_000, 1_000_000, 10_000_000)
-        for _ in range(5)
-    ]
-    found = fit(gradients, truth.grad_bytes, reductions).model
+    links = [LinkMeasured(2, measured(2 * latency), measured(per_byte)) for _ in range(5)]
+    found = fit_parts(gradients, truth.grad_bytes, links).model
     for batch, workers in [(16, 1), (256, 2), (256, 4), (2048, 8)]:
         assert found.step_s(batch, workers) == pytest.approx(truth.step_s(batch, workers), rel=0.06)
 
@@ -108,13 +62,6 @@ def test_a_single_share_promises_no_gain():
     assert fit_gradient([(50, 0.1), (50, 0.1)]) == (0.0, pytest.approx(0.002))
 
 
-def test_measured_reductions_go_before_links():
-    seen = [ReductionObserved(n, 2, 2 * 1e-4 + n * 2e-9) for n in (1_000, 1_000_000)]
-    lie = LinkMeasured(workers=2, latency_s=5.0, seconds_per_byte=5.0)
-    assert fit([(16, 0.1)], 4, seen, [lie]).model.link == RingLink(pytest.approx(1e-4), pytest.approx(2e-9))
-    assert fit([(16, 0.1)], 4, seen[:0]).model.link == RingLink()
-
-
 def test_errors_are_predicted_over_measured_on_steps_the_fit_never_saw():
     gradients = [(b, TRUTH.gradient_s(b, 1)) for b in (16, 64, 256)]
     links = [LinkMeasured(workers=2, latency_s=2 * TRUTH.latency_s, seconds_per_byte=TRUTH.seconds_per_byte)]
@@ -122,27 +69,28 @@ def test_errors_are_predicted_over_measured_on_steps_the_fit_never_saw():
         Observation(2, 64, TRUTH.step_s(64, 2)),
         Observation(2, 256, TRUTH.step_s(256, 2) / 1.25),
     ]
-    found = fit(gradients, TRUTH.grad_bytes, links=links, held_out=steps)
+    found = fit_parts(gradients, TRUTH.grad_bytes, links, steps)
     assert found.errors == {
         "batch 64 on 2 workers": pytest.approx(1.0),
         "batch 256 on 2 workers": pytest.approx(1.25),
     }
     assert found.measured_workers == (1, 2)
-    assert fit(gradients, TRUTH.grad_bytes, links=links).model == found.model
+    assert fit_parts(gradients, TRUTH.grad_bytes, links).model == found.model
+    assert fit_parts(gradients, TRUTH.grad_bytes).model.link == RingLink(), "without a link, reducing is free"
 
 
 def test_through_the_journal_and_back():
     record = Fit(TRUTH, (1, 2), {"batch 64 on 2 workers": 1.1}).to_record()
     back = decode(encode(record))
     assert isinstance(back, TimesFitted)
-    assert StepTime.from_record(back) == TRUTH
+    assert DataParallelStep.from_record(back) == TRUTH
     assert back.measured_workers == [1, 2]
     with pytest.raises(ValueError, match="overlap"):
-        Fit(StepTime(0, 0, 0, 0, 0, overlap=2.0), (1,), {}).to_record()
+        Fit(DataParallelStep(0, 0, 0, 0, 0, overlap=2.0), (1,), {}).to_record()
     with pytest.raises(ValueError, match="no fixed part"):
-        Fit(StepTime.linear(0, 0, 0.1, 0.0), (1,), {}).to_record()
+        Fit(DataParallelStep.linear(0, 0, 0.1, 0.0), (1,), {}).to_record()
     several = replace(TRUTH, hosts=Hosts(RingLink(1e-3, 8e-9), 2))
-    assert StepTime.from_record(decode(encode(Fit(several, (1, 2), {}).to_record()))) == several
+    assert DataParallelStep.from_record(decode(encode(Fit(several, (1, 2), {}).to_record()))) == several
     with pytest.raises(ValueError, match="workers_per_host: must be at least 1"):
         replace(Fit(several, (1, 2), {}).to_record(), workers_per_host=0)
 
@@ -156,14 +104,12 @@ def test_times_that_are_no_times_are_refused(seconds):
 def test_nothing_measured_is_told():
     with pytest.raises(UserError, match="measure one step"):
         fit_gradient([])
-    with pytest.raises(ValueError, match="batch >= 1"):
-        TRUTH.step_s(0, 1)
 
 
 # -- fitted to whole steps
 
 
-JOB = StepTime.linear(0.01, 0.0005, 0.02, 0.004, 1.6)
+JOB = DataParallelStep.linear(0.01, 0.0005, 0.02, 0.004, 1.6)
 
 
 def seen_of(workers, batch):
