@@ -43,6 +43,8 @@ PROGRAM = Path(__file__).parent / "programs" / "switching_train.py"
 BATCH, LEARNERS, EVERY = 256, 16, 10
 PASS = 50  # batches of a pass over the data: whole rounds
 BURST = "256k"
+COMING = 55  # steps
+PHASE_LIMIT_S = 900.0  # `averaging` sends all parameters after each step: 0.6 s of 16 workers
 APART = {
     "averaging": f"averaging:learners={LEARNERS},every={EVERY}",
     "local": f"local:learners={LEARNERS},every={EVERY},moments=fresh",
@@ -69,14 +71,14 @@ class Story:
 
     @property
     def steps(self) -> int:
-        """Of the whole run, in passes of ``PASS``: two thirds more than in the phases, since workers take a while to
-        come; the last phase has what is left."""
-        return math.ceil(5 / 3 * sum(steps for _, steps in self.phases) / PASS) * PASS
+        """Of the whole run, in passes of ``PASS``: those of the phases, and ``COMING`` a phase, since workers take a
+        while to come; the last phase has what is left."""
+        return math.ceil((sum(steps for _, steps in self.phases) + COMING * len(self.phases)) / PASS) * PASS
 
 
 def by_size(small: bool) -> Story:
     """Up to 16 workers and back."""
-    up = ((1, 5), (2, 10)) if small else ((1, 20), (2, 30), (4, 60), (8, 120), (16, 200))
+    up = ((1, 5), (2, 10)) if small else ((1, 10), (2, 20), (4, 40), (8, 80), (16, 120))
     phases = (*up, *up[-2::-1], (up[-1][0], 0))
     above, strategy = (1 if small else 4), "local"
     policy = f"sync_by_size:above={above},strategy={strategy},learners={LEARNERS},every={EVERY},moments=fresh"
@@ -135,32 +137,33 @@ def lived_through(story: Story, network: Network, ticks: Ticks, run: AgentRun) -
     are left. How long workers take to come is no part of it.
     """
     bounds = []
-    met(ticks, run, 0.0, None, 0)
+    stretch(ticks, run, 0.0, None, 0)
     for phase, (workers, steps) in enumerate(story.phases):
         asked = time.monotonic()
         if len({count for count, _ in story.phases}) > 1:
             run.resize(workers)
         if story.congested is not None and phase:
             network.hosts[-1].slow(story.slow_link if phase == story.congested else story.link, BURST)
-        began = met(ticks, run, asked, workers, 0)
-        if phase + 1 == len(story.phases):
-            return [*bounds, (began, float("inf"))]
-        bounds.append((began, met(ticks, run, began, workers, steps)))
-    raise AssertionError("a story has phases")
+        began, ended = stretch(ticks, run, asked, workers, steps)
+        last = phase + 1 == len(story.phases)
+        bounds.append((began, math.inf if last else ended))
+    return bounds
 
 
-def met(ticks: Ticks, run: AgentRun, since: float, workers: int | None, steps: int) -> float:
-    """When ``steps`` steps lay behind the first one of so many workers (or any) after ``since``; waits for it."""
-    found: list[float] = []
+def stretch(ticks: Ticks, run: AgentRun, since: float, workers: int | None, steps: int) -> tuple[float, float]:
+    """When so many workers (or any) did the first step of their newest unbroken line after ``since``, and when
+    ``steps`` later ones were done; waits for it. Unbroken: a run may grow for a moment as its hosts come."""
+    found: list[Tick] = []
 
     def there() -> bool:
         ticks.refresh()
-        line = [tick for tick in ticks.rank_zero() if tick.time_s > since and workers in (None, tick.world)]
-        found[:] = [tick.time_s for tick in line if tick.step >= line[0].step + steps][:1]
-        return bool(found)
+        line = [tick for tick in ticks.rank_zero() if tick.time_s > since]
+        others = [at for at, tick in enumerate(line) if workers not in (None, tick.world)]
+        found[:] = line[others[-1] + 1 if others else 0 :]
+        return bool(found) and found[-1].step >= found[0].step + steps
 
-    run.until(there)
-    return found[0]
+    run.until(there, PHASE_LIMIT_S)
+    return found[0].time_s, next(tick.time_s for tick in found if tick.step >= found[0].step + steps)
 
 
 def pace(line: list[Tick]) -> float:
