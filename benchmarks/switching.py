@@ -6,10 +6,10 @@
    Policy ``sync_by_link`` beside the fixed ones.
 
 Hosts are network namespaces of this machine with shaped links. Compute is emulated (a declared time a sample), since
-the workers share this machine's cores; what is sent and waited for is real. A phase is what a run did from its first
-step as so many workers (or with such a link) to its last: steps that workers come or go in belong to none, but are in
-the whole run's time. Every run takes the same steps of the same batches of Fashion-MNIST; accuracy is that of the test
-set.
+the workers share this machine's cores; what is sent and waited for is real. A phase is what a run did from its
+twentieth step or so as so many workers (or with such a link) to its last: steps that workers come or go in, or that a
+policy takes to answer, belong to none, but are in the whole run's time. Every run takes the same steps of the same
+batches of Fashion-MNIST; accuracy is that of the test set.
 
     python benchmarks/switching.py [--smoke] [--only size,link] [--seeds 3] [--out benchmarks/results/switching.json]
     python benchmarks/switching.py --out benchmarks/results/switching.json --minutes 9      # again and again
@@ -43,7 +43,8 @@ PROGRAM = Path(__file__).parent / "programs" / "switching_train.py"
 BATCH, LEARNERS, EVERY = 256, 16, 10
 PASS = 50  # batches of a pass over the data: whole rounds
 BURST = "256k"
-COMING = 55  # steps
+SETTLING = 2 * EVERY  # steps, in which a policy has answered
+COMING = 75  # steps, those of settling with them
 PHASE_LIMIT_S = 900.0  # `averaging` sends all parameters after each step: 0.6 s of 16 workers
 APART = {
     "averaging": f"averaging:learners={LEARNERS},every={EVERY}",
@@ -133,8 +134,8 @@ def told(story: Story, name: str, seed: int, smoke: bool) -> Row:
 def lived_through(story: Story, network: Network, ticks: Ticks, run: AgentRun) -> list[tuple[float, float]]:
     """Ask for the workers of each phase, and let the last host's link be slow in its one; when each began and ended.
 
-    A phase begins with the first step of so many workers, and has so many steps from there; the last one has all that
-    are left. How long workers take to come is no part of it.
+    A phase begins when so many workers have settled, and has so many steps from there; the last one has all that are
+    left. How long workers take to come is no part of it.
     """
     bounds = []
     stretch(ticks, run, 0.0, None, 0)
@@ -151,8 +152,12 @@ def lived_through(story: Story, network: Network, ticks: Ticks, run: AgentRun) -
 
 
 def stretch(ticks: Ticks, run: AgentRun, since: float, workers: int | None, steps: int) -> tuple[float, float]:
-    """When so many workers (or any) did the first step of their newest unbroken line after ``since``, and when
-    ``steps`` later ones were done; waits for it. Unbroken: a run may grow for a moment as its hosts come."""
+    """From when to when so many workers (or any) did ``steps`` steps of their newest unbroken line after ``since``,
+    behind its first ``SETTLING``; waits for it.
+
+    Unbroken: a run may grow for a moment as its hosts come. Settling: a worker notes the steps of a round when it
+    trains the last of its learners, all at once; so none is counted across a change from rounds to steps.
+    """
     found: list[Tick] = []
 
     def there() -> bool:
@@ -160,10 +165,13 @@ def stretch(ticks: Ticks, run: AgentRun, since: float, workers: int | None, step
         line = [tick for tick in ticks.rank_zero() if tick.time_s > since]
         others = [at for at, tick in enumerate(line) if workers not in (None, tick.world)]
         found[:] = line[others[-1] + 1 if others else 0 :]
-        return bool(found) and found[-1].step >= found[0].step + steps
+        return bool(found) and found[-1].step >= found[0].step + SETTLING + steps
+
+    def at(step: int) -> float:
+        return next(tick.time_s for tick in found if tick.step >= found[0].step + step)
 
     run.until(there, PHASE_LIMIT_S)
-    return found[0].time_s, next(tick.time_s for tick in found if tick.step >= found[0].step + steps)
+    return at(SETTLING), at(SETTLING + steps)
 
 
 def pace(line: list[Tick]) -> float:
