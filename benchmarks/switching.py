@@ -6,10 +6,10 @@
    Policy ``sync_by_link`` beside the fixed ones.
 
 Hosts are network namespaces of this machine with shaped links. Compute is emulated (a declared time a sample), since
-the workers share this machine's cores; what is sent and waited for is real. A phase is what a run did from its first
-step as so many workers (or with such a link) to its last: steps that workers come or go in belong to none, but are in
-the whole run's time. Every run takes the same steps of the same batches of Fashion-MNIST; accuracy is that of the test
-set.
+the workers share this machine's cores; what is sent and waited for is real. A phase is what a run did from its
+twentieth step or so as so many workers (or with such a link) to its last: steps that workers come or go in, or that a
+policy takes to answer, belong to none, but are in the whole run's time. Every run takes the same steps of the same
+batches of Fashion-MNIST; accuracy is that of the test set.
 
     python benchmarks/switching.py [--smoke] [--only size,link] [--seeds 3] [--out benchmarks/results/switching.json]
     python benchmarks/switching.py --out benchmarks/results/switching.json --minutes 9      # again and again
@@ -43,6 +43,9 @@ PROGRAM = Path(__file__).parent / "programs" / "switching_train.py"
 BATCH, LEARNERS, EVERY = 256, 16, 10
 PASS = 50  # batches of a pass over the data: whole rounds
 BURST = "256k"
+SETTLING = 2 * EVERY  # steps, in which a policy has answered
+COMING = 75  # steps, those of settling with them
+PHASE_LIMIT_S = 900.0  # `averaging` sends all parameters after each step: 0.6 s of 16 workers
 APART = {
     "averaging": f"averaging:learners={LEARNERS},every={EVERY}",
     "local": f"local:learners={LEARNERS},every={EVERY},moments=fresh",
@@ -69,14 +72,14 @@ class Story:
 
     @property
     def steps(self) -> int:
-        """Of the whole run, in passes of ``PASS``: two thirds more than in the phases, since workers take a while to
-        come; the last phase has what is left."""
-        return math.ceil(5 / 3 * sum(steps for _, steps in self.phases) / PASS) * PASS
+        """Of the whole run, in passes of ``PASS``: those of the phases, and ``COMING`` a phase, since workers take a
+        while to come; the last phase has what is left."""
+        return math.ceil((sum(steps for _, steps in self.phases) + COMING * len(self.phases)) / PASS) * PASS
 
 
 def by_size(small: bool) -> Story:
     """Up to 16 workers and back."""
-    up = ((1, 5), (2, 10)) if small else ((1, 20), (2, 30), (4, 60), (8, 120), (16, 200))
+    up = ((1, 5), (2, 10)) if small else ((1, 10), (2, 20), (4, 40), (8, 80), (16, 120))
     phases = (*up, *up[-2::-1], (up[-1][0], 0))
     above, strategy = (1 if small else 4), "local"
     policy = f"sync_by_size:above={above},strategy={strategy},learners={LEARNERS},every={EVERY},moments=fresh"
@@ -131,36 +134,44 @@ def told(story: Story, name: str, seed: int, smoke: bool) -> Row:
 def lived_through(story: Story, network: Network, ticks: Ticks, run: AgentRun) -> list[tuple[float, float]]:
     """Ask for the workers of each phase, and let the last host's link be slow in its one; when each began and ended.
 
-    A phase begins with the first step of so many workers, and has so many steps from there; the last one has all that
-    are left. How long workers take to come is no part of it.
+    A phase begins when so many workers have settled, and has so many steps from there; the last one has all that are
+    left. How long workers take to come is no part of it.
     """
     bounds = []
-    met(ticks, run, 0.0, None, 0)
+    stretch(ticks, run, 0.0, None, 0)
     for phase, (workers, steps) in enumerate(story.phases):
         asked = time.monotonic()
         if len({count for count, _ in story.phases}) > 1:
             run.resize(workers)
         if story.congested is not None and phase:
             network.hosts[-1].slow(story.slow_link if phase == story.congested else story.link, BURST)
-        began = met(ticks, run, asked, workers, 0)
-        if phase + 1 == len(story.phases):
-            return [*bounds, (began, float("inf"))]
-        bounds.append((began, met(ticks, run, began, workers, steps)))
-    raise AssertionError("a story has phases")
+        began, ended = stretch(ticks, run, asked, workers, steps)
+        last = phase + 1 == len(story.phases)
+        bounds.append((began, math.inf if last else ended))
+    return bounds
 
 
-def met(ticks: Ticks, run: AgentRun, since: float, workers: int | None, steps: int) -> float:
-    """When ``steps`` steps lay behind the first one of so many workers (or any) after ``since``; waits for it."""
-    found: list[float] = []
+def stretch(ticks: Ticks, run: AgentRun, since: float, workers: int | None, steps: int) -> tuple[float, float]:
+    """From when to when so many workers (or any) did ``steps`` steps of their newest unbroken line after ``since``,
+    behind its first ``SETTLING``; waits for it.
+
+    Unbroken: a run may grow for a moment as its hosts come. Settling: a worker notes the steps of a round when it
+    trains the last of its learners, all at once; so none is counted across a change from rounds to steps.
+    """
+    found: list[Tick] = []
 
     def there() -> bool:
         ticks.refresh()
-        line = [tick for tick in ticks.rank_zero() if tick.time_s > since and workers in (None, tick.world)]
-        found[:] = [tick.time_s for tick in line if tick.step >= line[0].step + steps][:1]
-        return bool(found)
+        line = [tick for tick in ticks.rank_zero() if tick.time_s > since]
+        others = [at for at, tick in enumerate(line) if workers not in (None, tick.world)]
+        found[:] = line[others[-1] + 1 if others else 0 :]
+        return bool(found) and found[-1].step >= found[0].step + SETTLING + steps
 
-    run.until(there)
-    return found[0]
+    def at(step: int) -> float:
+        return next(tick.time_s for tick in found if tick.step >= found[0].step + step)
+
+    run.until(there, PHASE_LIMIT_S)
+    return at(SETTLING), at(SETTLING + steps)
 
 
 def pace(line: list[Tick]) -> float:

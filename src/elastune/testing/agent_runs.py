@@ -87,9 +87,9 @@ class AgentRun:
         entries = read(journal) if journal.exists() else []
         return [(entry.at, entry.record) for entry in entries if isinstance(entry.record, kind)]
 
-    def until(self, true: Callable[[], object]) -> None:
+    def until(self, true: Callable[[], object], limit_s: float = LIMIT_S) -> None:
         """Wait for it. Raises ``AssertionError`` with what the controller says where it ends, or it takes too long."""
-        deadline = time.monotonic() + LIMIT_S
+        deadline = time.monotonic() + limit_s
         while not true():
             if time.monotonic() > deadline or self.controller.poll() is not None:
                 raise AssertionError(self.said)
