@@ -68,13 +68,13 @@ class _Guarded(nn.Parameter):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         _refuse_unless_here(self, "a copy of a model", "copy it before session.prepare")
-        copied = super().__deepcopy__(memo)
+        copied = super().__deepcopy__(memo)  # type: ignore[no-untyped-call]
         copied.__class__ = self.plain
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         _refuse_unless_here(self, "a file of a model", SAVED_ELSEWHERE)
-        return super().__reduce_ex__(protocol)
+        return super().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
 
 @cache
