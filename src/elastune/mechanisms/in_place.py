@@ -6,7 +6,7 @@ from typing import Any, NoReturn, Self
 
 from elastune.core.errors import UserError
 
-SAVED_ELSEWHERE = "save by session.save: elastune export has its weights then"
+SAVED_ELSEWHERE = "save by session.save and elastune export"
 """What to do in place of writing a model that lies in parts."""
 
 
