@@ -12,10 +12,12 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
+import elastune
 from elastune.mechanisms.tensor.plan import TrunkByData
 from elastune.recipes.datasets import digits, mnist
 
 config = {"epochs": 3, "batch_size": 32, "lr": 0.02, "momentum": 0.9, "data_set": "digits", "trunk": "whole"}
+choices = {"data_set": ("digits", "mnist"), "trunk": ("whole", "data")}
 
 
 def network():
@@ -52,6 +54,10 @@ def accuracy(session, model, data):
 
 def train(session):
     config = session.config
+    for name, known in choices.items():
+        if config[name] not in known:
+            rule, fix = f"{name} is {' or '.join(known)}", f"use --set {name}={known[0]}"
+            raise elastune.UserError(rule, repr(config[name]), fix)
     data = mnist() if config["data_set"] == "mnist" else digits()
     train_set, validation_set = images(data.train), images(data.validation)
     model = network()

@@ -147,8 +147,11 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"mesh": Mesh(shard=2), "copies": -1}, {}, "fewer --copies"),
     ({"schedule": "gpipe"}, {}, "a schedule is that of a pipeline"),
     ({"mechanism": "pipeline", "schedule": "waves"}, {}, "schedule must be known"),
-    ({"offload": True}, {}, "offloaded where it is divided"),
-    ({"mechanism": "tensor", "offload": True}, {}, "offloaded where it is divided"),
+    *(
+        ({"mechanism": name, "mode": "fast", "offload": True}, {}, "use --mechanism zero or sharded, or leave")
+        for name in ("replicated", "tensor", "pipeline", *FOREIGN)
+    ),
+    *(({"mechanism": name, "mode": "fast", "copies": 1}, {}, "leave --copies out: its engine") for name in FOREIGN),
     ({"mode": "fast", "mechanism": "zero", "compress": "int8"}, {}, "use --mechanism replicated"),
     ({"mechanism": "zero", "zero_stage": 2}, {}, "deepspeed and fairscale"),
     ({"mechanism": "deepspeed", "zero_stage": 4}, {}, "1, 2 or 3"),

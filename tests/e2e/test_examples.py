@@ -48,6 +48,17 @@ def test_the_large_layers_of_a_cnn_are_split_over_workers_with_the_same_bits(
     assert {one.sha256, two.sha256, trained(Mesh(tensor=2), "data").sha256} == {one.sha256}
 
 
+@pytest.mark.parametrize("setting", ["trunk=half", "data_set=letters"])
+def test_the_cnn_that_is_split_takes_the_settings_that_it_knows(
+    tmp_path: Path, command_here: Callable[..., Any], setting: str
+) -> None:
+    program = ROOT / "examples" / "split_cnn.py"
+    told = command_here("run", program, "--workers", 1, "--mechanism", "tensor", "--set", setting, "--out", tmp_path)
+    assert told.code == 2
+    name, value = setting.split("=")
+    assert f"(got '{value}'): use --set {name}=" in told.err
+
+
 def test_an_ensemble_tells_what_each_view_of_its_inputs_is_worth(
     tmp_path: Path, command_here: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

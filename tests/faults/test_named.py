@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from elastune.cluster.local import LocalCluster
+from elastune.core.mesh import Mesh
 from elastune.core.run import Program
 from elastune.testing.elastic_runs import Runs
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "named.py")
+LEFT = Program(Path(__file__).parent / "programs" / "left.py")
+SHARDED: dict[str, Any] = {"mechanism": "sharded"}
+TRUNK: dict[str, Any] = {"mechanism": "tensor", "mesh": Mesh(tensor=3)}
+LIMIT_S = 60.0
 
 
 def test_they_go_on_through_changes_and_a_death(runs: Runs) -> None:
@@ -17,3 +26,38 @@ def test_they_go_on_through_changes_and_a_death(runs: Runs) -> None:
     assert ran.lost == [1]
     assert ran.reports[-1]["most"] == 3
     assert ran.reports[-1]["fewest"] < 3, "the mean over workers"
+
+
+@pytest.fixture
+def left(cluster: LocalCluster, tmp_path: Path) -> Runs:
+    return Runs(cluster, tmp_path, LEFT)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("how", ["breaks", "holds", "asks"])
+@pytest.mark.parametrize("means", [SHARDED, TRUNK], ids=["sharded", "trunk"])
+def test_waited_for_behind_an_evaluation_that_was_left_early(left: Runs, means: dict[str, Any], how: str) -> None:
+    """Each worker leaves it at another batch: who waits takes part in the passes that the others still make."""
+    ran = left(3, means=means, how=how, limit_s=LIMIT_S)
+    assert ran.ledger.exact, ran.ledger
+    assert [(r["seen"], r["workers"]) for r in ran.reports] == [(1 + 2 + 3, 3)] * 2
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("means", [SHARDED, TRUNK], ids=["sharded", "trunk"])
+def test_waited_for_within_an_evaluation(left: Runs, means: dict[str, Any]) -> None:
+    ran = left(3, means=means, how="inside", limit_s=LIMIT_S)
+    assert ran.ledger.exact, ran.ledger
+    assert [(r["seen"], r["inside"]) for r in ran.reports] == [(12, 12)] * 2
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("means", [SHARDED, TRUNK], ids=["sharded", "trunk"])
+def test_a_worker_dies_while_others_wait_behind_an_evaluation(left: Runs, means: dict[str, Any]) -> None:
+    """Those that are left evaluate again."""
+    ran = left(3, means=means, how="holds", faults=["kill 2 3 evaluation"], limit_s=LIMIT_S)
+    assert ran.lost == [2]
+    assert ran.ledger.exact, ran.ledger
+    seen = [(r["seen"], r["workers"]) for r in ran.reports]
+    assert seen[0] == (1 + 2, 2)
+    assert seen[1:] in ([(1 + 2, 2)], [(1 + 2 + 3, 3)]), "another may have come in place of the one that died"

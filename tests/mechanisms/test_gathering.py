@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import io
+import pickle
 from collections.abc import Sequence
 
 import pytest
@@ -90,8 +92,33 @@ def test_values_are_here_only_while_they_are_used() -> None:
     plain(x).square().mean().backward()
     for i, p in enumerate(plain.parameters()):
         torch.testing.assert_close(got[i], p.grad)
-    with pytest.raises(UserError, match="a copy of a model"):
-        copy.deepcopy(model)
+
+
+def test_what_is_not_here_is_neither_copied_nor_saved() -> None:
+    """Where it is, in a pass, what is saved of it is a plain parameter."""
+    model, kept = Stack(), io.BytesIO()
+    weight = model.enter.weight.detach().clone()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    Owned("sharded", ("shard",), frees=True).attach(model, optimizer, replicated(Group()), Means())
+    for of in (model, model.head, model.head.weight):
+        with pytest.raises(UserError, match="a copy of a model needs all"):
+            copy.deepcopy(of)
+    for of in (model.head, model.head.weight):
+        with pytest.raises(UserError, match=r"a file of a model needs all .* save by session.save"):
+            torch.save(of, io.BytesIO())
+        with pytest.raises(UserError, match="a file of a model needs all"):
+            pickle.dumps(of)
+    for part in (model, model.layers[2]):
+        with pytest.raises(UserError, match="is not pickled"):
+            torch.save(part, io.BytesIO())
+        with pytest.raises(UserError, match="a state_dict needs all"):
+            part.state_dict()
+    hook = model.enter.register_forward_hook(lambda *_: torch.save([model.enter.weight], kept))
+    model(torch.randn(4, 6))
+    hook.remove()
+    (found,) = torch.load(io.BytesIO(kept.getvalue()), weights_only=True)
+    assert type(found) is nn.Parameter
+    assert torch.equal(found, weight)
 
 
 SLOTS, BATCH = 4, 12

@@ -38,10 +38,22 @@ def test_eight_shares(eight: LocalCluster, tmp_path: Path, mechanism: str) -> No
     assert trained(eight, tmp_path / "eight", mesh=Mesh(shard=8), mechanism=mechanism) == alone
 
 
+THREE_AXES = {
+    "tensor+zero": Mesh(data=2, shard=2, tensor=2),
+    "tensor+sharded": Mesh(data=2, shard=2, tensor=2),
+    "tensor+pipeline": Mesh(data=2, tensor=2, pipeline=2),
+    "tensor+pipeline+zero": Mesh(shard=2, tensor=2, pipeline=2),
+}
+
+
 def test_three_axes(eight: LocalCluster, tmp_path: Path) -> None:
     """With divided layers: what one worker computes in as many blocks."""
     alone = trained(eight, tmp_path / "alone", mechanism="tensor")
-    shares = {"mesh": Mesh(data=2, shard=2, tensor=2), "mechanism": "tensor+zero"}
-    stages = {"mesh": Mesh(data=2, tensor=2, pipeline=2), "mechanism": "tensor+pipeline"}
-    for name, means in (("shares", shares), ("stages", stages)):
-        assert trained(eight, tmp_path / name, **means) == alone, name
+    for mechanism, mesh in THREE_AXES.items():
+        assert trained(eight, tmp_path / mechanism, mesh=mesh, mechanism=mechanism) == alone, mechanism
+
+
+def test_stages_in_shares(eight: LocalCluster, tmp_path: Path) -> None:
+    alone = trained(eight, tmp_path / "alone", workers=1)
+    mesh = Mesh(data=2, shard=2, pipeline=2)
+    assert trained(eight, tmp_path / "eight", mesh=mesh, mechanism="pipeline+zero") == alone

@@ -139,6 +139,10 @@ def test_what_a_space_leaves_out_follows_from_what_it_sets(mechanisms: None) -> 
     assert chosen(piped, mechanism="zero", mesh="shard=4").schedule == "1f1b"
     assert chosen(Means(mechanism="zero", copies=2), mechanism="replicated").copies is None
     assert chosen(Means(), mechanism="deepspeed", zero_stage=3).zero_stage == 3
+    assert chosen(Means(mechanism="zero", offload=True), mechanism="sharded").offload
+    foreign = chosen(Means(mechanism="zero", copies=2, offload=True), mechanism="deepspeed", mode="fast")
+    assert (foreign.copies, foreign.offload) == (None, False)
+    assert chosen(Means(mechanism="deepspeed", zero_stage=1), mechanism="horovod").zero_stage is None
     assert chosen(Means(mesh=Mesh(data=4))).first_mesh == Mesh(data=4)
     assert chosen(Means(mesh=Mesh(data=4)), workers=2).first_mesh == Mesh(data=2)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -49,8 +49,13 @@ class One:
         self.worker, self.members, self.synchronised, self.attempt = number, members, True, 1
         self.group = Group(members.index(number), len(members))
         self.calls = NamedCollectives(
-            self, lambda: self.attempt, self.fail, lambda group: Mail(net, self.members, self.worker)
+            self, lambda: self.attempt, self.fail, lambda group: Mail(net, self.members, self.worker), self.stand_in
         )
+        self.passes: list[Callable[[], object]] = []  # that others make, and need this worker in
+
+    def stand_in(self, until: Callable[[], bool]) -> None:
+        while self.passes and not until():
+            self.passes.pop(0)()
 
     def fail(self, error: GroupBroken) -> None:
         raise error
@@ -105,6 +110,20 @@ def test_the_nth_call_belongs_with_the_nth(net: Net) -> None:
     mine = [a.begin("allreduce", "x", [float(i)]) for i in range(3)]
     theirs = [b.begin("allreduce", "x", [10.0 * i]) for i in range(3)]
     assert [values(each)[0] for each in mine] == [values(each)[0] for each in theirs] == [[[0.0]], [[11.0]], [[22.0]]]
+
+
+def test_who_waits_takes_part_in_what_keeps_another_from_its_call(net: Net) -> None:
+    a, b = crew(net, 2)
+    began: list[Begun[list[torch.Tensor]]] = []
+    mine = a.begin("allreduce", "x", [1.0])
+    a.passes = [lambda: None, lambda: began.append(b.begin("allreduce", "x", [2.0])), lambda: None]
+    assert not mine.done
+    assert len(a.passes) == 2, "asking runs one"
+    assert values(mine) == ([[3.0]], (0, 1), False)
+    assert len(a.passes) == 1, "until the result is here"
+    assert mine.done
+    assert len(a.passes) == 1
+    assert values(began[0]) == ([[3.0]], (0, 1), False)
 
 
 def test_survivors_complete_what_a_dead_worker_gave_nothing_to(net: Net) -> None:

@@ -107,9 +107,9 @@ def _check_mesh(means: Means, most: int) -> None:
     if means.schedule != Means.schedule and not parts.pipeline:
         fix = "use --mechanism pipeline, or leave --schedule out"
         raise UserError("a schedule is that of a pipeline", f"{means.schedule} with {parts}", fix)
-    if means.offload and not (parts.foreign == "deepspeed" or parts.state != "replicated"):
+    if means.offload and parts.state == "replicated":  # no engine of another package is told to offload
         fix = "use --mechanism zero or sharded, or leave --offload out"
-        raise UserError("optimizer state is offloaded where it is divided", parts, fix)
+        raise UserError("optimizer state is offloaded where zero or sharded divides it", parts, fix)
     if means.zero_stage is not None and parts.foreign not in STAGED:
         fix = "use --mechanism zero (2) or sharded (3), or leave the stage out"
         raise UserError(f"a ZeRO stage is chosen for {' and '.join(STAGED)}", f"{means.zero_stage}, {parts}", fix)
@@ -146,9 +146,10 @@ def _check_axes(means: Means, mesh: Mesh) -> None:
 def _check_copies(means: Means, most: int) -> None:
     if means.copies is None:
         return
-    if means.parts == MechanismName():
-        fix = "leave --copies out: every worker holds all of it"
-        raise UserError("copies are of state that is divided", f"--copies {means.copies}, {means.mechanism}", fix)
+    if means.parts == MechanismName() or means.parts.foreign:
+        why = "its engine decides" if means.parts.foreign else "every worker holds all of it"
+        rule, told = "copies are of state that elastune divides", f"--copies {means.copies}, {means.mechanism}"
+        raise UserError(rule, told, f"leave --copies out: {why}")
     if not 1 <= means.copies <= most:
         rule = "each piece of state has from 1 to as many copies as there are workers"
         raise UserError(rule, f"--copies {means.copies}, {most} workers", "use fewer --copies or more workers")

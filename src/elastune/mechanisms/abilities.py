@@ -20,7 +20,6 @@ class Abilities:
             run, and ``--resume`` goes on from its newest checkpoint.
         reshapes: The mesh may become another one while the run goes on.
         bf16: Forward passes may run under autocast.
-        offloads: Optimizer state may lie in the memory of the CPU.
         measures: Gradients' norms and the loss's curvature can be told, for monitors and policies.
         stages: The stages of ZeRO that ``Means.zero_stage`` may choose from; the first is the default.
         package: The module that must be installed, and ``install``, the command that does it.
@@ -29,7 +28,6 @@ class Abilities:
     elastic: bool = True
     reshapes: bool = True
     bf16: bool = True
-    offloads: bool = True
     measures: bool = True
     stages: tuple[int, ...] = ()
     package: str = ""
@@ -42,7 +40,7 @@ class Abilities:
 
 
 EVERYTHING = Abilities()
-ENGINE = Abilities(elastic=False, reshapes=False, bf16=False, offloads=False, measures=False)
+ENGINE = Abilities(elastic=False, reshapes=False, bf16=False, measures=False)
 """Of one that leaves a step to another engine."""
 
 

@@ -106,9 +106,10 @@ class Replica:
     def begin_evaluation(self) -> None:
         """The program evaluates: others may need this worker until it has come to ``stand_in``."""
 
-    def stand_in(self) -> None:
+    def stand_in(self, until: Callable[[], bool] | None = None) -> None:
         """An evaluation is over here, if there was one: take part in forward passes that others make, as many as they
-        come to; see ``equal_passes``, ``apart``.
+        come to; see ``equal_passes``, ``apart``. With ``until`` it may go on: this worker waits for something else in
+        it, or has left it, and takes part until that is so.
         """
 
     def among(self, mesh: Mesh, rank: int) -> tuple[int, int]:

@@ -17,6 +17,10 @@ from elastune.core.leaves import Split, whole_leaves
 from elastune.core.mesh import Mesh
 from elastune.core.run import Means
 from elastune.journal.records import LayersDivided, StagesCut
+from elastune.mechanisms.in_place import InPlace
+
+Until = Callable[[], bool]
+"""Whether what a worker waits for has come; asked between two passes."""
 
 
 def _raised(error: GroupBroken) -> NoReturn:
@@ -38,7 +42,7 @@ class Rescue:
     meet: Callable[[GroupBroken], None] = _raised
 
 
-class Division:
+class Division(InPlace):
     """One worker's way through a model. This one divides nothing; ``tensor`` and ``pipeline`` override it.
 
     What lies where is not its business (``owned.store.LeafStore``): the storage of the leaves that this worker computes
@@ -76,9 +80,6 @@ class Division:
         self.parameters = [p for _, p in named]
         self.module = self.model = module
         self.rescue = Rescue()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Division:
-        return self  # a copy of the model (an average of its weights, say) stands where the model stands
 
     def enter(self, comms: Comms) -> None:
         """Be worker ``comms.rank`` of ``comms.mesh`` from the next step on: at the beginning, and after every change of
@@ -126,8 +127,10 @@ class Division:
         """The program evaluates from here on."""
         self.evaluates = True
 
-    def stand_in(self) -> None:
-        """Where it ``evaluates``, that is over here: take part in forward passes that others make, until none does."""
+    def stand_in(self, until: Until | None = None) -> None:
+        """Where it ``evaluates``, that is over here: take part in forward passes that others make, until none does.
+        With ``until`` it is not over: this worker waits for something else, and takes part until that is so.
+        """
 
     def abandon(self) -> None:
         """Drop what is under way: passes in flight, and what they have kept."""

@@ -53,8 +53,6 @@ def _check_abilities(mechanism: Mechanism, means: Means) -> None:
     name, can = mechanism.name, mechanism.abilities
     if means.precision == "bf16" and not can.bf16:
         raise UserError(f"{name} trains in fp32 here", "bf16", "use --precision fp32, or another mechanism")
-    if means.offload and not can.offloads:
-        raise UserError(f"{name} keeps optimizer state on the device here", "--offload", "leave it out")
     if means.zero_stage is not None and can.stages and means.zero_stage not in can.stages:
         known = ", ".join(map(str, sorted(can.stages)))
         raise UserError(f"{name} has no such stage", means.zero_stage, f"use --zero-stage {known}")

@@ -10,7 +10,7 @@ from typing import Any
 
 from elastune.core.cost import Cost
 from elastune.core.errors import UserError
-from elastune.core.mechanism_name import MechanismName
+from elastune.core.mechanism_name import STAGED, MechanismName
 from elastune.core.mesh import AXES, Mesh
 from elastune.core.run import Adapt, Config, Means
 from elastune.core.sync_choice import SYNC_NAMES, in_full, strategy_settings
@@ -76,11 +76,11 @@ def system_defaults(means: Means, chosen: Mapping[str, Any] = MappingProxyType({
     parts, told = MechanismName.parse(mechanism), means.to_json()
     goes_with = {
         "mesh": "workers" not in chosen,
-        "copies": parts != MechanismName(),
+        "copies": parts != MechanismName() and not parts.foreign,
         "virtual_tensor": parts.tensor,
         "schedule": parts.pipeline,
-        "zero_stage": bool(parts.foreign),
-        "offload": parts.state != "replicated" or bool(parts.foreign),
+        "zero_stage": parts.foreign in STAGED,
+        "offload": parts.state != "replicated",
     }
     return {**found, **{name: told[name] for name in OF_MESHES if name in told and goes_with[name]}}
 

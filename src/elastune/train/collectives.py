@@ -9,29 +9,32 @@ the step is done again, and its calls with it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import prod
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
 from elastune.comm.group import Group, GroupBroken
 from elastune.comm.post import Letter
 from elastune.core.errors import UserError
+from elastune.train.call_letters import (
+    DONE,
+    DTYPES,
+    GIVEN,
+    RESULT,
+    Key,
+    Kind,
+    done_letter,
+    key_of,
+    letter_of,
+    tensors_in,
+)
 
-Kind = Literal["allreduce", "broadcast", "gather"]
-Key = tuple[str, int]  # a name, and how often it was called before
 T = TypeVar("T")
 LONGEST_NAME = 200
-GIVEN, RESULT, DONE = range(3)
-DTYPES = {
-    str(dtype): dtype
-    for dtype in (
-        *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool),
-        *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
-    )
-}
+REST_S = 0.001  # between two looks, where others' passes are to be seen to as well
 
 
 class CollectiveLost(Exception):
@@ -134,9 +137,8 @@ class Begun(Generic[T]):
 
     @property
     def done(self) -> bool:
-        """Whether ``wait`` would return at once."""
-        self._calls.look()
-        return self._call.settled
+        """Whether ``wait`` would return at once. In an evaluation where workers need each other, this runs one pass."""
+        return self._calls.came(self._call)
 
     def wait(self) -> Collected[T]:
         """Return the result, once it is here.
@@ -160,6 +162,8 @@ class NamedCollectives:
     """One worker's named collectives. ``counts``, equal on all workers between steps, is a part of the run's state.
 
     ``attempt``: a number that is another one for each step that is begun. ``recover``: see ``StepTransaction.recover``.
+    ``stand_in``: takes part in others' forward passes until something is so (``Replica.stand_in``): they may be what
+    keeps another worker from its call.
     """
 
     name = "collectives"
@@ -170,8 +174,10 @@ class NamedCollectives:
         attempt: Callable[[], int],
         recover: Callable[[GroupBroken], object],
         post: Callable[[Group], Letters],
+        stand_in: Callable[[Callable[[], bool]], None] = lambda until: None,
     ) -> None:
         self._workers, self._attempt, self._recover, self._post = workers, attempt, recover, post
+        self._stand_in = stand_in
         self._counts: dict[str, int] = {}
         self._marked: tuple[int, dict[str, int]] = (0, {})  # counts where the newest step's calls began
         self._calls: dict[Key, Call] = {}
@@ -236,10 +242,26 @@ class NamedCollectives:
         """Until ``call`` is settled, with whom there is by then."""
         while not call.settled:
             try:
-                self._take(wait=True)
+                self._stand_in(lambda: self._settles(call))
+                if not call.settled:
+                    self._take(wait=True)
             except GroupBroken as error:
                 self._recover(error)  # has ``regroup`` called
             self._tidy()
+
+    def came(self, call: Call) -> bool:
+        """Whether ``call`` is settled; one pass of the others at most is run for that."""
+        self.look()
+        asked = iter((call.settled,))
+        self._stand_in(lambda: next(asked, True))
+        self.look()
+        return call.settled
+
+    def _settles(self, call: Call) -> bool:
+        """Whether ``call`` is settled after a moment."""
+        time.sleep(REST_S)
+        self.look()
+        return call.settled
 
     def look(self) -> None:
         """Take what has come. Where the group is broken that is for others to find."""
@@ -288,10 +310,10 @@ class NamedCollectives:
     def _tell(self, call: Call) -> None:
         """To all others: what this worker gives, or the result where it has that."""
         if call.result is not None:
-            letter = _letter(RESULT, call, call.result.value, call.result.workers)
+            letter = letter_of(RESULT, call.key, call.kind, call.result.value, call.result.workers)
         else:  # of a broadcast all but the root give nothing
             gives = call.kind != "broadcast" or call.root == self._workers.worker
-            letter = _letter(GIVEN, call, [call.own] if gives else [], ())
+            letter = letter_of(GIVEN, call.key, call.kind, [call.own] if gives else [])
         self._post_all(letter)
 
     def _post_all(self, letter: Letter) -> None:
@@ -311,15 +333,14 @@ class NamedCollectives:
         if came is None:
             return False
         rank, letter = came
-        what, count, _ = letter.number
-        key = str(json.loads(letter.text)["name"]), count
+        what, key = letter.number[0], key_of(letter)
         call, sender = self._calls.get(key), self._ranks[rank]
         if call is not None:
             self._hear(call, sender, what, letter)
         elif what == DONE:
             pass
-        elif count < self._counts.get(key[0], 0):  # this worker is done with it, or joined later
-            self._mail.send(rank, _done(key))
+        elif key[1] < self._counts.get(key[0], 0):  # this worker is done with it, or joined later
+            self._mail.send(rank, done_letter(key))
         else:
             self._early.setdefault(key, []).append((sender, what, letter))
         return True
@@ -330,7 +351,7 @@ class NamedCollectives:
             call.done.add(sender)
             return
         before = call.settled
-        tensors = _tensors(told, letter.payload)
+        tensors = tensors_in(told, letter.payload)
         if told["kind"] != call.kind and not call.settled:
             rule = "workers that use one name call the same collective"
             value = f"{call.key[0]!r}: {call.kind} here, {told['kind']} on worker {sender}"
@@ -345,35 +366,4 @@ class NamedCollectives:
                 call.heard[sender] = call.own
             call.settle()
         if call.settled and not before and self._mail is not None:
-            self._post_all(_done(call.key))
-
-
-def _letter(what: int, call: Call, tensors: Sequence[torch.Tensor], workers: Sequence[int]) -> Letter:
-    told = {
-        "name": call.key[0],
-        "kind": call.kind,
-        "workers": list(workers),
-        "tensors": [[str(t.dtype), list(t.shape)] for t in tensors],
-    }
-    parts = [t.reshape(-1).view(torch.uint8) for t in tensors if t.numel()]
-    # One tensor is this worker's own copy, which nobody changes: not to be copied again.
-    payload = parts[0] if len(parts) == 1 else torch.cat([torch.empty(0, dtype=torch.uint8), *parts])
-    return Letter((what, call.key[1], 0), json.dumps(told), payload)
-
-
-def _done(key: Key) -> Letter:
-    return Letter((DONE, key[1], 0), json.dumps({"name": key[0]}), torch.empty(0, dtype=torch.uint8))
-
-
-def _tensors(told: Mapping[str, Any], payload: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors of a message. Raises ``ValueError`` where it does not hold what it says."""
-    found, at = [], 0
-    for name, shape in told["tensors"]:
-        dtype = DTYPES[name]
-        size = prod(shape) * dtype.itemsize
-        part = payload if (at, size) == (0, len(payload)) else payload[at : at + size].clone()  # aligned
-        if len(part) != size:
-            raise ValueError(f"a message of {len(payload)} bytes is too short for {told['tensors']}")
-        found.append(part.view(dtype).view(shape))
-        at += size
-    return found
+            self._post_all(done_letter(call.key))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -83,7 +84,7 @@ class Session(SessionModels):
         self._transaction = StepTransaction(workers, self._progress, self._log)
         transaction = self._transaction
         self._collectives = NamedCollectives(
-            workers, lambda: transaction.attempts, transaction.recover, lambda group: Post(group, CALLS_TAG)
+            workers, lambda: transaction.attempts, transaction.recover, partial(Post, tag=CALLS_TAG), self._stand_in
         )
         self._tracked = Tracked()
         parts = self._log, self._collectives, self._tracked

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from elastune.core.errors import UserError
-from elastune.train.collectives import Begun, Call, Kind, NamedCollectives
+from elastune.train.call_letters import Kind
+from elastune.train.collectives import Begun, Call, NamedCollectives
 from elastune.train.session_changes import SessionChanges
 
 
@@ -75,6 +78,11 @@ class SessionCollectives(SessionChanges):
             >>> handle = session.gather("hardest", losses.topk(3).values)
         """
         return Begun(self._collectives, self._begin("gather", name, tensor), list)
+
+    def _stand_in(self, until: Callable[[], bool]) -> None:
+        """While this worker waits for a collective: others may be in an evaluation, where they need it."""
+        if self.trained is not None:
+            self.trained.replica.stand_in(until)
 
     def _begin(self, kind: Kind, name: str, tensor: torch.Tensor, root: int = 0) -> Call:
         if self._transaction.more_to_come and self._workers.synchronised:

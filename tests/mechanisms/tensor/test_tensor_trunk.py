@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -296,12 +297,18 @@ def test_what_is_refused_in_a_pass() -> None:
         model(x).sum().backward()
 
 
-def test_a_copy_of_the_model_runs_by_itself() -> None:
-    """An average of its weights, say."""
-    model = called()
-    sync = alone(model)
+@pytest.mark.parametrize(("make", "layers"), [(called, None), (flat, {"3": COLUMNS, "5": ROWS})])
+def test_a_copy_of_the_model_runs_by_itself(make: Any, layers: Plan | None) -> None:
+    """An average of its weights, say. A file of it would need the other workers."""
+    model = make()
+    sync = alone(model, layers)
     x = torch.randn(4, 6)
     other = copy.deepcopy(model).eval()
+    assert [type(each) for each in other.modules()] == [type(each) for each in model.modules()]
+    assert {type(p) for p in other.parameters()} == {nn.Parameter}
+    for part in (model, model[2:], other):
+        with pytest.raises(UserError, match=r"is not pickled .* save by session.save"):
+            pickle.dumps(part)
     with torch.no_grad():
         for p in other.parameters():
             p.zero_()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -22,14 +23,16 @@ from elastune.comm.group import Group, GroupBroken, Work
 from elastune.core.batch_slices import BatchSlice
 from elastune.core.ownership import BucketPlan, Segment
 from elastune.mechanisms.base import Ready
-from elastune.mechanisms.division import Division
+from elastune.mechanisms.division import Division, Until
+from elastune.mechanisms.in_place import InPlace
 from elastune.mechanisms.owned.blocks import blocks_of
 from elastune.mechanisms.owned.replica import OwnedReplica, ProgramModel
 from elastune.mechanisms.owned.store import LeafStore, free, has_storage
 from elastune.mechanisms.tensor.blocked import Blocked
 
-_NONE, _PLAIN, _OPEN = 0.0, 1.0, 2.0
-"""A worker's next pass in an evaluation: none any more; one after which nothing stays here; one with gradients."""
+_NONE, _WAITS, _PLAIN, _OPEN = 0.0, 1.0, 2.0, 3.0
+"""A worker's next pass in an evaluation: none any more; none as long as it waits for something else; one after which
+nothing stays here; one with gradients."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +83,10 @@ class ShardedReplica(OwnedReplica):
                     self._collect(place, self.params[place])
         self.on_block(block)
 
-    def stand_in(self) -> None:
+    def stand_in(self, until: Until | None = None) -> None:
         evaluates, self.division.evaluates = self.division.evaluates, False
         if evaluates:
-            self.gathering.stand_in()
+            self.division.evaluates = self.gathering.stand_in(until)
 
     def abandon(self) -> None:
         super().abandon()
@@ -91,7 +94,7 @@ class ShardedReplica(OwnedReplica):
         self.gathering.learns = False
 
 
-class Gathering:
+class Gathering(InPlace):
     """Gathers the blocks of ``replica``'s model in its passes.
 
     The first block, the model's own, stays from the beginning of a pass to its end. Autograd runs in reverse what a
@@ -115,8 +118,8 @@ class Gathering:
         self.lost = self.learns = False
         self._comms = replica.comms
         for i, block in enumerate(self.blocks):
-            block.module.register_forward_pre_hook(lambda *_, i=i: self._enter(i))
-            block.module.register_forward_hook(lambda _, args, out, i=i: self._ran(i, out), always_call=True)
+            block.module.register_forward_pre_hook(partial(self._enter, i))
+            block.module.register_forward_hook(partial(self._ran, i), always_call=True)
 
     # -- a pass -------------------------------------------------------------------------------------------------------
 
@@ -154,22 +157,29 @@ class Gathering:
             if i not in self._left:
                 self._replica.leave(i)
 
-    def stand_in(self) -> None:
-        """Take part in forward passes that other workers make and this one does not, until nobody makes one."""
+    def stand_in(self, until: Until | None) -> bool:
+        """Take part in forward passes that other workers make and this one does not, until nobody makes one; or, where
+        this worker may come to others yet, ``until`` that is so. Whether the evaluation goes on.
+        """
         rescue = self._replica.division.rescue
         while not self.lost and not rescue.step_lost():
+            if until is not None and until():
+                return True
             try:
-                made = self._agreed(_NONE)
+                made = self._agreed(_NONE if until is None else _WAITS)
             except GroupBroken as error:
                 self.lost = True
                 rescue.meet(error)
-                return
+                return False
             if made == _NONE:
-                return
+                return until is not None  # else nothing travels
+            if made == _WAITS:
+                continue
             for i in (0, *self._expected):
                 self._enter(i)
             if made == _PLAIN:
                 self.end_pass()
+        return False
 
     def _agreed(self, own: float) -> float:
         """In an evaluation: what pass comes next, where this worker makes such a one as ``own``."""
@@ -193,7 +203,7 @@ class Gathering:
         else:
             self._stays = self._agreed(_OPEN if with_gradients else _PLAIN) == _OPEN
 
-    def _enter(self, i: int) -> None:
+    def _enter(self, i: int, *_: Any) -> None:
         """Block ``i`` is about to run forward."""
         rescue = self._replica.division.rescue
         self.lost = self.lost or rescue.step_lost()
@@ -231,7 +241,7 @@ class Gathering:
             self._free(other)
         self._need(i)
 
-    def _ran(self, i: int, out: Any) -> None:
+    def _ran(self, i: int, _: Any, given: Any, out: Any) -> None:
         """Block ``i`` has run forward."""
         differentiable = [t for t in _tensors(out) if t.requires_grad] if torch.is_grad_enabled() else []
         at = len(self._trail) - 1

@@ -70,6 +70,6 @@ class Owned(Mechanism):
         parts = division.split, division.parameters
         store = LeafStore(*parts, optimizer, program.tensor_of, frees=self._frees, offload=means.offload)
         if self._frees or self._divides:
-            refuse_copies(division.parameters)
+            refuse_copies(division.model, division.parameters)
         replica = ShardedReplica if self._frees else OwnedReplica
         return replica(division, store, program, comms, means.copies or 1)

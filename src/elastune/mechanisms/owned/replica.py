@@ -16,7 +16,7 @@ from elastune.core.errors import UserError
 from elastune.core.layout import Piece, Unrecoverable
 from elastune.core.ownership import BucketPlan, Segment, Ward, buckets, by_leaf, held, holders_inside, wards
 from elastune.mechanisms.base import Ready, Replica
-from elastune.mechanisms.division import Division
+from elastune.mechanisms.division import Division, Until
 from elastune.mechanisms.memory import storage_bytes
 from elastune.mechanisms.owned.guard import GradientGuard
 from elastune.mechanisms.owned.own_first import OwnFirst
@@ -125,9 +125,10 @@ class OwnedReplica(Replica):
     def begin_evaluation(self) -> None:
         self.division.begin_evaluation()
 
-    def stand_in(self) -> None:
-        self.division.stand_in()
-        self.division.evaluates = False
+    def stand_in(self, until: Until | None = None) -> None:
+        self.division.stand_in(until)
+        if until is None:
+            self.division.evaluates = False
 
     def begin_step(self, parts: Sequence[BatchSlice] = ()) -> None:
         super().begin_step(parts)

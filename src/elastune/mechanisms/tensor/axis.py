@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -18,6 +17,7 @@ from elastune.comm.group import Group, GroupBroken
 from elastune.core.errors import UserError
 from elastune.core.slots import Fold, cut, subtrees, tree_sum
 from elastune.mechanisms.division import Rescue
+from elastune.mechanisms.in_place import InPlace
 
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8)
 _HEAD = 11  # a dtype, a kind of call, the number of dimensions, and up to eight
@@ -31,7 +31,7 @@ class Form:
     shape: torch.Size
 
 
-class BlockAxis:
+class BlockAxis(InPlace):
     """This worker's place along the tensor axis, read anew by every pass.
 
     Args:
@@ -58,9 +58,6 @@ class BlockAxis:
         self._since: float | None = None
         self._back_since = 0.0
         self.enter(Group())
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> BlockAxis:
-        return self  # a copy of the model (an average of its weights, say) stands where the model stands
 
     def enter(self, group: Group) -> None:
         """From here on the blocks lie on the workers of ``group``, in order of rank."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import nn
 
 from elastune.core.errors import UserError
+from elastune.mechanisms.in_place import refuse_pickling
 from elastune.mechanisms.tensor.layers import Way
 
 Run = Callable[[torch.Tensor], Any]
@@ -49,7 +51,24 @@ class Tail:
         return partial(own.forward, self.module) if self.first is None else partial(_in_order, self.parts)
 
 
-class _Called(nn.Module):
+class _HandedOver(nn.Module):
+    """What both kinds share."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        kind, own = type(self), type(self).__bases__[1]
+        self.__class__ = own
+        try:
+            twin: nn.Module = copy.deepcopy(self, memo)
+        finally:
+            self.__class__ = kind
+        twin.__class__ = kind
+        return twin
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        refuse_pickling()
+
+
+class _Called(_HandedOver):
     """A module whose call is the tail."""
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
@@ -61,7 +80,7 @@ class _Called(nn.Module):
         return self.__dict__["_through"](super().forward, inputs[0])
 
 
-class _InOrder(nn.Sequential):
+class _InOrder(_HandedOver, nn.Sequential):
     """An ``nn.Sequential`` of which some children are the tail."""
 
     def forward(self, input: Any) -> Any:  # noqa: A002 - torch's own name

@@ -21,6 +21,7 @@ from elastune.comm.comms import Comms
 from elastune.comm.group import GroupBroken
 from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
+from elastune.mechanisms.division import Until
 from elastune.mechanisms.pipeline.streams import draw_from, drawn_state
 from elastune.mechanisms.tensor.axis import BlockAxis
 from elastune.mechanisms.tensor.blocked import as_whole
@@ -29,6 +30,8 @@ from elastune.mechanisms.tensor.layers import Way
 from elastune.mechanisms.tensor.tail import Run, Tail
 
 _Gradients = list[torch.Tensor | None]
+_Row = tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]
+_WAITS = 2  # added to a call's mode, 0 or 1
 
 
 @dataclass
@@ -111,7 +114,7 @@ class TrunkDivision(TensorDivision):
     def _together(self, run: Run, given: torch.Tensor, learns: bool) -> torch.Tensor:
         """The tail of all workers' passes, one after another."""
         rank = self.axis.group.rank
-        rows = self._gathered(given)
+        rows, _ = self._gathered(given)
         counters = [b.detach().clone() for b in self._counters]
         found: list[tuple[torch.Tensor, torch.Tensor]] = []
         state: Sequence[torch.Tensor] = ()
@@ -138,18 +141,17 @@ class TrunkDivision(TensorDivision):
         self._left -= 1
         return output.clone()  # the program may change it in place
 
-    def _gathered(
-        self, given: torch.Tensor | None
-    ) -> list[tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]] | None]:
-        """By rank: activations, random streams and buffers behind the trunk; None of a worker that only stands in.
+    def _gathered(self, given: torch.Tensor | None, *, waits: bool = False) -> tuple[list[_Row | None], bool]:
+        """By rank: activations, random streams and buffers behind the trunk; None of a worker that only stands in. And
+        whether any of them ``waits`` for something else, and may have a pass later.
 
         Raises ``UserError`` on all workers where they run the tail in different modes: each runs it for all.
         """
-        forms, modes = self.axis.forms(given, int(self._inner[0].training))
+        forms, kinds = self.axis.forms(given, int(self._inner[0].training) + _WAITS * waits)
         form = next((form for form in forms if form is not None), None)
         if form is None:
-            return [None] * len(forms)
-        if len(set(modes)) > 1:
+            return [None] * len(forms), any(kind >= _WAITS for kind in kinds)
+        if len({kind % _WAITS for kind in kinds}) > 1:
             fix = "call model.eval() before the loop over session.batches(train=False), model.train() behind it"
             raise UserError("workers of a TrunkByData run it in one mode at a time", "training and evaluation", fix)
         mine = torch.empty(0, dtype=form.dtype, device=self._device) if given is None else given
@@ -159,9 +161,10 @@ class TrunkDivision(TensorDivision):
         shapes = [[torch.Size([0]) if form is None else form.shape, *beside] for form in forms]
         rows = self.axis.swap(own, shapes)
         cut = 1 + len(drawn)
-        return [
+        found = [
             None if form is None else (row[0], row[1:cut], row[cut:]) for form, row in zip(forms, rows, strict=True)
         ]
+        return found, False
 
     def _tensor(self, output: Any) -> torch.Tensor:
         if isinstance(whole := as_whole(output), torch.Tensor):
@@ -180,15 +183,17 @@ class TrunkDivision(TensorDivision):
         super().begin_evaluation()
         self._modes = self._own_modes()
 
-    def stand_in(self) -> None:
-        if not self.evaluates:
+    def stand_in(self, until: Until | None = None) -> None:
+        if not self.evaluates or (until is not None and self.axis.group.size == 1):
             return
         modes = self._own_modes()  # of a program that has left its evaluation
         self._set_modes(self._modes)
         try:
             while self.evaluates and self.axis.failed is None and not self.rescue.step_lost():
+                if until is not None and until():
+                    break
                 self.evaluates = False
-                self.evaluates = self._look_on()
+                self.evaluates = self._look_on(waits=until is not None)
         except GroupBroken as error:
             self.rescue.meet(error)
         finally:
@@ -201,18 +206,21 @@ class TrunkDivision(TensorDivision):
         for each, training in zip(self._inner, modes, strict=True):
             each.training = training
 
-    def _look_on(self) -> bool:
-        """The tail of the others' passes, while this worker has none. False where nobody has: all are through."""
+    def _look_on(self, *, waits: bool) -> bool:
+        """The tail of the others' passes, while this worker has none. False where all are through: nobody has one, nor
+        ``waits``.
+        """
         state, buffers = drawn_state(), [b.detach().clone() for b in self.module.buffers()]
         with torch.no_grad(), self.passing():
-            rows = [row for row in self._gathered(None) if row is not None]
-            for door, drawn, moved in rows:
+            rows, waited = self._gathered(None, waits=waits)
+            made = [row for row in rows if row is not None]
+            for door, drawn, moved in made:
                 self._put_buffers(moved)
                 draw_from(drawn)
                 self._run(door)
         _put(list(self.module.buffers()), buffers)
         draw_from(state)
-        return bool(rows)
+        return waited or bool(made)
 
     # -- backwards ----------------------------------------------------------------------------------------------------
 

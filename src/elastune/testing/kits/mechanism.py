@@ -112,9 +112,9 @@ class Run:
         """Be a worker that has only just been started."""
         torch.manual_seed(1)
         self.sync = self._attached(self.replica.comms)
-        for tensor in self.replica.module.state_dict().values():
+        for tensor in (*self.replica.module.parameters(), *self.replica.module.buffers()):
             if has_storage(tensor):
-                tensor.zero_()
+                tensor.detach().zero_()
         for group in self.replica.optimizer.param_groups:
             for p in group["params"]:
                 p.detach().zero_()
