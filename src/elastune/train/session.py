@@ -9,18 +9,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import IterableDataset
 
 from elastune.comm.exactly import exact_mean, exact_sum
-from elastune.comm.group import CALLS_TAG, GroupBroken
+from elastune.comm.group import CALLS_TAG
 from elastune.comm.post import Post
 from elastune.core.clock import Clock, SystemClock
 from elastune.core.cost import MEASURED
 from elastune.core.errors import UserError
-from elastune.core.mesh import Mesh
 from elastune.core.run import Config, RunSpec
 from elastune.core.seeds import derive
-from elastune.elastic.worker.group import Rows, WorkerGroup
+from elastune.elastic.worker.group import WorkerGroup
 from elastune.elastic.worker.state_owner import Packed
 from elastune.journal.records import Record, Reported
 from elastune.policies.base import Policy
@@ -29,13 +27,12 @@ from elastune.train.checkpoints.home import OutFolder
 from elastune.train.checkpoints.run_state import RunState
 from elastune.train.collectives import NamedCollectives
 from elastune.train.data.asked import asked_of
-from elastune.train.data.loading import Loading, evaluation_indices, fetch, to_device
+from elastune.train.data.loading import Loading
 from elastune.train.data.sample_log import SampleLog
-from elastune.train.data.stream import evaluated
 from elastune.train.divergence import DivergenceWatch
+from elastune.train.evaluations import Evaluations
 from elastune.train.memory import StepMemory
 from elastune.train.metrics import Number, floats_of, sample_counts
-from elastune.train.predictions import EvaluatedSamples
 from elastune.train.progress import BY_PROGRAM, Progress
 from elastune.train.rng import seed_everything
 from elastune.train.scaling import is_scaled
@@ -106,8 +103,7 @@ class Session(SessionModels):
         )
         self._models: list[nn.Module] = []
         self._passes_in_epoch = 0
-        self._evaluated = ""  # since the last call in which all ranks meet
-        self._seen = EvaluatedSamples()
+        self._evaluations = Evaluations(workers, self.state, transaction, device, spec.seed)
         self._home = OutFolder.found(spec.out)
         self._planned = spec.epochs or 0
         self._train_set: Any = None
@@ -272,64 +268,11 @@ class Session(SessionModels):
         self._stepper.meet(repeatable=self._stepper.in_pass)
 
     def _evaluation_pass(self, dataset: Any, batch_size: int, loading: Loading) -> Iterator[Any]:
-        workers = self._workers
         if self.trained is not None and self.trained.sync.meets_after_step:
             self._refuse_inside("batches(train=False)")
-        self.state.evaluate()
-        self._transaction.unrepeatable |= workers.synchronised
-        mesh, tells = workers.comms.mesh, workers.synchronised
-        place = self._place(mesh, workers.comms.rank) if tells else (1, 0)
-        streams = isinstance(dataset, IterableDataset)
-        self._seen.begin(0 if streams else len(dataset))
-        what = " after the evaluation of {} samples in batches of " + str(batch_size)
-        if tells and not streams:
-            self._evaluated += what.format(len(dataset))
-        replica = None if self.trained is None or not tells else self.trained.replica
-        if replica is not None:
-            replica.begin_evaluation()
-        for samples, batch in self._evaluated_batches(dataset, batch_size, loading, place):
-            if workers.broken:
-                workers.recover(GroupBroken("the view is over"))
-            if replica is not None:  # others may have met in the program's lines
-                replica.begin_evaluation()
-            self._seen.batches.append(samples)
-            on_device = to_device(batch, self.device)
-            self.state.seed_batch(samples[0] if samples else -1)
-            yield on_device
-        self.state.seed_between("evaluation")
-        if tells and streams:  # how many there are is known by now
-            self._evaluated += what.format(self._seen.length)
-        if replica is not None:
-            replica.stand_in()
-
-    def _evaluated_batches(
-        self, dataset: Any, batch_size: int, loading: Loading, place: tuple[int, int]
-    ) -> Iterator[tuple[list[int], Any]]:
-        """This worker's batches, each with the places of its samples."""
-        if isinstance(dataset, IterableDataset):
-            yield from evaluated(dataset, batch_size, loading, self.seed, *place, self._seen.came_to)
-            return
-        indices, given = (evaluation_indices(len(dataset), batch_size, *place) for _ in range(2))
-        yield from zip(given, fetch(dataset, indices, loading, self.seed, -1), strict=True)
+        yield from self._evaluations.batches(dataset, batch_size, loading)
 
     # -- numbers over workers -----------------------------------------------------------------------------------------
-
-    def _meet(self, values: list[float], what: str) -> Rows:
-        """Every part of the samples' ``values``, by rank. All must have evaluated the same since they met last."""
-        what, self._evaluated = what + self._evaluated, ""
-        rows = self._workers.gather(values, what)
-        mesh = self._workers.gathered_on
-        if len(rows) < mesh.workers:  # this worker's alone
-            return rows
-        return [row for rank, row in enumerate(rows) if self._speaks(mesh, rank)]
-
-    def _place(self, mesh: Mesh, rank: int) -> tuple[int, int]:
-        """Which part of what is evaluated a worker has, of how many."""
-        trained = self.trained
-        return (mesh.batch, mesh.batch_rank(rank)) if trained is None else trained.replica.place(mesh, rank)
-
-    def _speaks(self, mesh: Mesh, rank: int) -> bool:
-        return mesh.speaks(rank) if self.trained is None else self.trained.replica.speaks(mesh, rank)
 
     def sum(self, values: Number | Iterable[Number]) -> float:
         """Return the sum, over all workers, of a number, a tensor or a list of them.
@@ -337,12 +280,12 @@ class Session(SessionModels):
         It is rounded once, so the number of workers does not show in it. Every worker must call this, between steps.
         """
         self._refuse_inside("sum")
-        return exact_sum(x for row in self._meet(floats_of(values), "session.sum") for x in row)
+        return exact_sum(x for row in self._evaluations.meet(floats_of(values), "session.sum") for x in row)
 
     def mean(self, values: Number | Iterable[Number]) -> float:
         """Return the mean over all values of all workers, rounded once. Every worker must call this, between steps."""
         self._refuse_inside("mean")
-        return exact_mean(x for row in self._meet(floats_of(values), "session.mean") for x in row)
+        return exact_mean(x for row in self._evaluations.meet(floats_of(values), "session.mean") for x in row)
 
     def report(self, *, evaluated_on: int | Mapping[str, int] | None = None, **metrics: Number) -> None:
         """Record metrics, each averaged over workers. A search optimises the last value of each.
@@ -363,7 +306,8 @@ class Session(SessionModels):
             raise UserError("report needs metrics other than seconds and cost", reserved or "none", "rename them")
         counts = sample_counts(evaluated_on, metrics)
         names = sorted(metrics)  # whatever their order was here
-        rows = self._meet([floats_of(metrics[name])[0] for name in names], f"session.report({', '.join(names)})")
+        values = [floats_of(metrics[name])[0] for name in names]
+        rows = self._evaluations.meet(values, f"session.report({', '.join(names)})")
         means = {name: exact_mean(row[names.index(name)] for row in rows) for name in metrics}
         progress, at = self._progress, self._progress.position
         progress.evaluated_on |= counts
@@ -381,7 +325,7 @@ class Session(SessionModels):
     def save(self) -> None:
         """Write a checkpoint now. Every worker must call this, between steps; a reduced step counts as completed."""
         self._refuse_inside("save")
-        self._meet([], "session.save")
+        self._evaluations.meet([], "session.save")
         self._stepper.commit()
         self._stepper.save()
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 from elastune.core.errors import UserError
-from elastune.elastic.worker.group import Rows
 from elastune.train.once import claim
 from elastune.train.progress import BY_PROGRAM
 from elastune.train.session_assets import SessionAssets
@@ -24,7 +22,6 @@ class SessionState(SessionAssets):
 
     _tracked: Tracked
     _stepper: Stepper
-    _meet: Callable[[list[float], str], Rows]
 
     @property
     def leader(self) -> bool:
@@ -131,7 +128,7 @@ class SessionState(SessionAssets):
             raise UserError("session.stop says why", repr(why)[:80], 'session.stop("the loss rises")')
         why = " ".join(why.split())[:LONGEST_WHY]
         self._refuse_inside("stop")
-        self._meet([], f"session.stop({why})")
+        self._evaluations.meet([], f"session.stop({why})")
         if self._workers.synchronised:  # else it is on the way back to where the run is, which knows
             self._progress.stopped, self._progress.stop_why = BY_PROGRAM, why
 
@@ -166,7 +163,7 @@ class SessionState(SessionAssets):
         if metric not in self.metrics or direction not in ("min", "max"):
             rule, fix = "the best is by a reported metric, min or max", 'session.save_best("accuracy", "max")'
             raise UserError(rule, f"{metric}, {direction}; reported: {', '.join(sorted(self.metrics)) or 'none'}", fix)
-        self._meet([], f"session.save_best({metric})")
+        self._evaluations.meet([], f"session.save_best({metric})")
         if not self._workers.synchronised:
             return False
         value, best = self.metrics[metric], self._progress.best.get(metric)
