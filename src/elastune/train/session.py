@@ -37,6 +37,7 @@ from elastune.train.progress import BY_PROGRAM, Progress
 from elastune.train.rng import seed_everything
 from elastune.train.scaling import is_scaled
 from elastune.train.session_models import SessionModels
+from elastune.train.step_exchange import StepExchange
 from elastune.train.stepper import Stepper
 from elastune.train.timing import StepTimes
 from elastune.train.tracked import Tracked
@@ -87,18 +88,28 @@ class Session(SessionModels):
         self.state = RunState(spec, config, workers, self._progress, transaction, self._adapter, send, parts=parts)
         self.state.collectives = self._collectives
         self._watch = DivergenceWatch(spec.divergence, self._progress)
-        self._stepper = Stepper(
-            spec,
+        self._exchange = StepExchange(
             workers,
             self._progress,
-            self._transaction,
-            self._log,
+            transaction,
             self.state,
             self._adapter,
             self._watch,
             device,
             send,
             stop_requested,
+        )
+        self._stepper = Stepper(
+            spec,
+            workers,
+            self._progress,
+            transaction,
+            self._log,
+            self.state,
+            self._adapter,
+            self._exchange,
+            device,
+            send,
             warm_up,
         )
         self._models: list[nn.Module] = []
@@ -135,7 +146,7 @@ class Session(SessionModels):
             with self._workers.told_if_left("session.epochs"):
                 yield epoch
             self._refuse_half_a_step()
-            self._stepper.commit()  # where workers meet after a step, and the program has left the loop at once
+            self._exchange.commit()  # where workers meet after a step, and the program has left the loop at once
             if self.stopped != "complete":
                 if self.stopped == BY_PROGRAM and self._spec.checkpoint_every_steps != 0:
                     self._stepper.save()  # a resumed run is to know
@@ -146,7 +157,7 @@ class Session(SessionModels):
             self._passes_in_epoch = 0
             pauses = until is not None and until <= progress.position.epoch < total
             if self._spec.checkpoint_every_steps != 0 and not pauses:  # a pause writes one
-                self._stepper.commit()
+                self._exchange.commit()
                 self._stepper.save()
 
     def batches(
@@ -210,15 +221,12 @@ class Session(SessionModels):
             raise UserError("a batch has a whole number of turns, at least 1", turns, "such as turns=2")
         if not train:
             return self._evaluation_pass(asked.to_evaluate(self.seed), asked.batch_size, asked.loading)
-        if self.trained is None:
-            raise UserError("session.prepare must come before training", "no model yet", "call session.prepare first")
+        sync = self.state.prepared.sync
         if self._passes_in_epoch:
             raise UserError("an epoch holds one training pass", "a second one", "use one more session.epochs")
         self._passes_in_epoch += 1
-        if turns > 1 and self.trained.sync.plan.in_rounds:
-            raise UserError(
-                "turns need workers that agree in each step", self.trained.sync.plan, "use --sync allreduce"
-            )
+        if turns > 1 and sync.plan.in_rounds:
+            raise UserError("turns need workers that agree in each step", sync.plan, "use --sync allreduce")
         self._train_set = asked.dataset
         asked = replace(asked, turns=turns)
         return self._stepper.training_pass(asked.source(self.seed), asked.batch_size, self._planned)
@@ -239,7 +247,7 @@ class Session(SessionModels):
         """
         scaler = self._tracked.scaler
         self.state.scale = None if scaler is None or not is_scaled(loss) else scaler.get_scale
-        self._stepper.backward(loss, self._trainable_of(model), more)
+        self._exchange.backward(loss, self._trainable_of(model), more)
         for each in self._unfreezing:
             each.hide(self.epoch)
 
@@ -265,7 +273,7 @@ class Session(SessionModels):
             why = "learners meet" if trained.sync.meets_after_step else "workers hold a part of the state each"
             rule = f"where {why}, session.{what} comes after optimizer.step()"
             raise UserError(rule, "a call between session.backward and optimizer.step()", "move it behind that")
-        self._stepper.meet(repeatable=self._stepper.in_pass)
+        self._exchange.meet(repeatable=self._stepper.in_pass)
 
     def _evaluation_pass(self, dataset: Any, batch_size: int, loading: Loading) -> Iterator[Any]:
         if self.trained is not None and self.trained.sync.meets_after_step:
@@ -326,14 +334,14 @@ class Session(SessionModels):
         """Write a checkpoint now. Every worker must call this, between steps; a reduced step counts as completed."""
         self._refuse_inside("save")
         self._evaluations.meet([], "session.save")
-        self._stepper.commit()
+        self._exchange.commit()
         self._stepper.save()
 
     def finish(self) -> None:
         """End the session: the training function has returned."""
         if self.trained is not None:  # it may have left an evaluation early
             self.trained.replica.stand_in()
-        self._stepper.commit()
+        self._exchange.commit()
         self._adapter.after_train(self.trained)
 
     def flush(self) -> None:

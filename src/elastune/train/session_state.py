@@ -9,6 +9,7 @@ from elastune.core.errors import UserError
 from elastune.train.once import claim
 from elastune.train.progress import BY_PROGRAM
 from elastune.train.session_assets import SessionAssets
+from elastune.train.step_exchange import StepExchange
 from elastune.train.stepper import Stepper
 from elastune.train.tracked import Tracked
 
@@ -21,6 +22,7 @@ class SessionState(SessionAssets):
     """The part of ``Session`` by which the program's own state, side effects and end are shared by all workers."""
 
     _tracked: Tracked
+    _exchange: StepExchange
     _stepper: Stepper
 
     @property
@@ -169,7 +171,7 @@ class SessionState(SessionAssets):
         value, best = self.metrics[metric], self._progress.best.get(metric)
         better = best is None or (value > best if direction == "max" else value < best)
         if better:
-            self._stepper.commit()
+            self._exchange.commit()
             self._progress.best[metric] = value
             self._stepper.save()
             if not self.state.keep_best(metric):  # no room, which the journal says
