@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from elastune.core.run import DEFAULT_SLOTS
 from elastune.study.request import StudyRequest
 
 NAMED = "NAME[:OPTION=VALUE,...]"
@@ -56,7 +57,7 @@ Slots = Annotated[
     int | None,
     typer.Option(
         help="Number of equal shares that each global batch is cut into. It shows in the result. "
-        "[default: 8, or more for more workers]"
+        f"[default: {DEFAULT_SLOTS}, or more for more workers]"
     ),
 ]
 MicroBatch = Annotated[int | None, typer.Option(help="Most samples in one forward pass. [default: no limit]")]
