@@ -79,30 +79,22 @@ class Session(SessionModels):
         self._adapter = Adapter(spec, workers, self._progress, send, policies)
         self._log = SampleLog(workers.worker, send if workers.elastic or workers.rank == 0 else lambda record: None)
         self._transaction = StepTransaction(workers, self._progress, self._log)
-        transaction = self._transaction
+        progress, transaction = self._progress, self._transaction
         self._collectives = NamedCollectives(
             workers, lambda: transaction.attempts, transaction.recover, lambda group: Post(group, CALLS_TAG)
         )
         self._tracked = Tracked()
         parts = self._log, self._collectives, self._tracked
-        self.state = RunState(spec, config, workers, self._progress, transaction, self._adapter, send, parts=parts)
+        self.state = RunState(spec, config, workers, progress, transaction, self._adapter, send, parts=parts)
         self.state.collectives = self._collectives
-        self._watch = DivergenceWatch(spec.divergence, self._progress)
+        self._watch = DivergenceWatch(spec.divergence, progress)
         self._exchange = StepExchange(
-            workers,
-            self._progress,
-            transaction,
-            self.state,
-            self._adapter,
-            self._watch,
-            device,
-            send,
-            stop_requested,
+            workers, progress, transaction, self.state, self._adapter, self._watch, device, send, stop_requested
         )
         self._stepper = Stepper(
             spec,
             workers,
-            self._progress,
+            progress,
             transaction,
             self._log,
             self.state,
