@@ -10,20 +10,21 @@ import typer
 
 from elastune.cli import options, parse
 from elastune.cli.setup import choose_device, choose_out, use_data
-from elastune.core.cost import ON_DEMAND, Prices, check_price
+from elastune.core.cost import ON_DEMAND, Prices
 from elastune.core.divergence import FACTOR, parse_divergence
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
 from elastune.core.mesh_choice import MeshChoice
-from elastune.core.run import DEFAULT_SLOTS, Adapt, Config, Means, Place, Program, RunSpec
+from elastune.core.run import DEFAULT_SLOTS, Adapt, Config, Elastic, Means, Place, Program, RunSpec
 from elastune.core.sync_choice import SyncChoice
+from elastune.core.sync_plan import SyncPlan
 from elastune.core.topology import Topology
+from elastune.study.request import FrontierRequest, StudyRequest
 
 if TYPE_CHECKING:
     from elastune.cli.chaos import Faults
     from elastune.cluster.notices import NoticeSource
     from elastune.study.metering import Request
-    from elastune.study.request import StudyRequest
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Training:
 
     set_: options.Set = None
     epochs: options.Epochs = None
-    seed: options.Seed = 0
+    seed: options.Seed = RunSpec.seed
     divergence: options.Divergence = f"{FACTOR:g}"
 
     @property
@@ -49,18 +50,18 @@ class Training:
 class WorkerExecution:
     """How each worker of a training works."""
 
-    mode: options.Mode = "exact"
+    mode: options.Mode = Means.mode
     micro_batch: options.MicroBatch = None
-    precision: options.Precision = "fp32"
-    threads: options.Threads = 1
+    precision: options.Precision = Means.precision
+    threads: options.Threads = Means.threads
     device: options.Device = "auto"
     mechanism: options.Mechanism = None
     virtual_tensor: options.VirtualTensor = None
-    schedule: options.Schedule = "1f1b"
+    schedule: options.Schedule = Means.schedule
     zero_stage: options.ZeroStage = None
-    offload: options.Offload = False
+    offload: options.Offload = Means.offload
     compress: options.Compress = None
-    collective_timeout: options.CollectiveTimeout = "30m"
+    collective_timeout: options.CollectiveTimeout = f"{Elastic.collective_timeout_s / 60:g}m"
 
     @property
     def collective_timeout_s(self) -> float:
@@ -99,7 +100,7 @@ class Execution(WorkerExecution):
     slots: options.Slots = None
     mesh: options.Mesh = None
     copies: options.Copies = None
-    topology: options.Topology = "native"
+    topology: options.Topology = Topology.shape
 
     @property
     def chosen_mesh(self) -> Mesh | None:
@@ -119,7 +120,7 @@ class Execution(WorkerExecution):
 class FastExecution(Execution):
     """The same, in ``fast`` mode unless told otherwise."""
 
-    mode: options.Mode = "fast"
+    mode: options.Mode = StudyRequest.means.mode
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ class Course:
 class Agreeing:
     """How workers agree."""
 
-    sync: options.Sync = "allreduce"
+    sync: options.Sync = SyncPlan.strategy
     sync_schedule: options.SyncSchedule = ""
 
     @property
@@ -246,21 +247,18 @@ class Search:
 
     objective: options.Objectives = None
     constraint: options.Constraints = None
-    sampler: options.Sampler = "auto"
-    trials: Annotated[
-        int | None,
-        typer.Option(help="Number of trials to run. A study needs --trials, --budget, --worker-hours or --patience."),
-    ] = None
+    sampler: options.Sampler = StudyRequest.sampler
+    trials: options.Trials = None
     budget: options.Budget = None
     worker_hours: options.WorkerHours = None
     until: options.Until = None
     patience: options.Patience = None
     target: options.Target = None
-    stopping: options.Stopping = "none"
+    stopping: options.Stopping = StudyRequest.stopping
     trial_workers: options.TrialWorkers = None
-    allocation: options.Allocation = "short_first"
-    price: options.Price = 1.0
-    trial_timeout: Annotated[str | None, typer.Option(metavar="TIME", help="Longest time of one trial: 30m.")] = None
+    allocation: options.Allocation = StudyRequest.allocation
+    price: options.Price = StudyRequest.price_per_worker_hour
+    trial_timeout: options.TrialTimeout = None
 
     @property
     def budget_s(self) -> float | None:
@@ -268,15 +266,13 @@ class Search:
 
     @property
     def bounds(self) -> tuple[int, int] | None:
-        """How few and how many workers a trial may have."""
-        return None if self.trial_workers is None else parse.worker_bounds(self.trial_workers, "--trial-workers")
+        return parse.trial_workers(self.trial_workers)
 
     def request(
         self, program: Program, out: Path, workers: int, means: Means, training: Training, *, resume: bool
     ) -> StudyRequest:
         """The study that these options ask for."""
         from elastune.search.space.objective import parse_objectives
-        from elastune.study.request import StudyRequest
 
         timeout = self.trial_timeout
         return StudyRequest(
@@ -300,7 +296,7 @@ class Search:
             epochs=training.epochs,
             seed=training.seed,
             divergence=training.factor,
-            price_per_worker_hour=check_price(self.price),
+            price_per_worker_hour=self.price,
             trial_timeout_s=None if timeout is None else parse.duration(timeout, "--trial-timeout"),
             resume=resume,
         )
@@ -329,7 +325,7 @@ class FrontierQuestion:
     ] = None
     seeds: Annotated[
         int, typer.Option(help="Number of trainings, each with its own seed, for a cell of the table; at least 2.")
-    ] = 3
+    ] = FrontierRequest.seeds
     policy: Annotated[
         list[str] | None,
         typer.Option(

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from elastune.core.run import DEFAULT_SLOTS
+from elastune.study.request import StudyRequest
+
+NAMED = "NAME[:OPTION=VALUE,...]"
+HELP = {knob.name: knob.metadata.get("told", "") for knob in fields(StudyRequest)}
+"""What each field of a study's request says of itself."""
 
 File = Annotated[Path, typer.Argument(help="The program: a Python file that defines train(session).")]
 Out = Annotated[
@@ -16,10 +24,7 @@ Out = Annotated[
         "[default: the next free elastune-out/NAME-COMMAND-N]",
     ),
 ]
-Resume = Annotated[
-    bool,
-    typer.Option("--resume", help="Continue what is in --out. With nothing there, start from the beginning."),
-]
+Resume = Annotated[bool, typer.Option("--resume", help=HELP["resume"])]
 FromDcp = Annotated[
     Path | None,
     typer.Option(
@@ -39,19 +44,9 @@ Set = Annotated[
     ),
 ]
 Data = Annotated[Path | None, typer.Option(help="Folder of the data sets, instead of $ELASTUNE_DATA.")]
-Epochs = Annotated[
-    int | None,
-    typer.Option(help="Number of epochs (passes over the data), instead of what the program passes to session.epochs."),
-]
-Seed = Annotated[int, typer.Option(help="Seed for everything that is random.")]
-Divergence = Annotated[
-    str,
-    typer.Option(
-        metavar="FACTOR|off",
-        help="End a training as failed when its loss stays above FACTOR times the loss at its start. A loss that is "
-        "not finite always fails; with off, nothing else does.",
-    ),
-]
+Epochs = Annotated[int | None, typer.Option(help=HELP["epochs"])]
+Seed = Annotated[int, typer.Option(help=HELP["seed"])]
+Divergence = Annotated[str, typer.Option(metavar="FACTOR|off", help=HELP["divergence"])]
 Mode = Annotated[
     str,
     typer.Option(
@@ -62,7 +57,7 @@ Slots = Annotated[
     int | None,
     typer.Option(
         help="Number of equal shares that each global batch is cut into. It shows in the result. "
-        "[default: 8, or more for more workers]"
+        f"[default: {DEFAULT_SLOTS}, or more for more workers]"
     ),
 ]
 MicroBatch = Annotated[int | None, typer.Option(help="Most samples in one forward pass. [default: no limit]")]
@@ -130,9 +125,7 @@ Compress = Annotated[
 ]
 Threads = Annotated[int, typer.Option(help="CPU threads of each worker.")]
 Device = Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda or cuda:N.")]
-Budget = Annotated[
-    str | None, typer.Option(metavar="TIME", help="Wall time that the search may take, such as 90s, 3m or 1.5h.")
-]
+Budget = Annotated[str | None, typer.Option(metavar="TIME", help=HELP["budget_s"] + ", such as 90s, 3m or 1.5h.")]
 Objectives = Annotated[
     list[str] | None,
     typer.Option(
@@ -143,88 +136,29 @@ Objectives = Annotated[
 ]
 Constraints = Annotated[
     list[str] | None,
-    typer.Option(
-        "--constraint",
-        metavar="TEXT",
-        help='A condition that settings or metrics must fulfil, such as "workers * micro_batch == 4096" or '
-        '"accuracy >= 0.9". May be repeated.',
-    ),
+    typer.Option("--constraint", metavar="TEXT", help=HELP["constraints"] + " May be repeated."),
 ]
-Sampler = Annotated[
-    str,
-    typer.Option(
-        help="What proposes the settings of the next trial: auto, random, grid, tpe, gp, nsga2, nsga3, genetic or "
-        "cmaes. See docs/spaces.md."
-    ),
+Sampler = Annotated[str, typer.Option(help=HELP["sampler"])]
+Stopping = Annotated[str, typer.Option(metavar=NAMED, help=HELP["stopping"])]
+Keep = Annotated[str, typer.Option(metavar="RULE", help=HELP["keep"])]
+KeepSize = Annotated[str | None, typer.Option(metavar="SIZE", help=HELP["keep_bytes"] + ", such as 500MB or 2GB.")]
+WarmStart = Annotated[list[Path] | None, typer.Option(help=HELP["warm_start"] + " May be repeated.")]
+TrialWorkers = Annotated[str | None, typer.Option(metavar="LOW:HIGH", help=HELP["trial_workers"])]
+Allocation = Annotated[str, typer.Option(metavar=NAMED, help=HELP["allocation"])]
+Trials = Annotated[
+    int | None,
+    typer.Option(help=HELP["trials"] + " A study needs --trials, --budget, --worker-hours or --patience."),
 ]
-Stopping = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME[:OPTION=VALUE,...]",
-        help="Early stopping: none, asha, hyperband or pbt (population-based training), such as "
-        "asha:eta=3,min_resource=1. See docs/studies.md.",
-    ),
-]
-Keep = Annotated[
-    str,
-    typer.Option(
-        metavar="RULE",
-        help="Trials whose weights and predictions are kept: none, all, front, best[:K] by each objective, "
-        "diverse[:K] (predictions that differ most), last:K. Join several with +, such as front+last:3.",
-    ),
-]
-KeepSize = Annotated[
-    str | None,
-    typer.Option(metavar="SIZE", help="Most disk space for what --keep keeps, such as 500MB or 2GB."),
-]
-WarmStart = Annotated[
-    list[Path] | None,
-    typer.Option(
-        help="Output folder of an earlier study. Its best settings are tried first, and the sampler learns from its "
-        "trials as far as they compare. May be repeated."
-    ),
-]
-TrialWorkers = Annotated[
-    str | None,
-    typer.Option(
-        metavar="LOW:HIGH",
-        help="Share the workers out among the trials that run. Each has LOW to HIGH workers, and their number changes "
-        "while it trains.",
-    ),
-]
-Allocation = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME[:OPTION=VALUE,...]",
-        help="How --trial-workers shares workers out: steepest (each worker goes where it adds most) or short_first "
-        "(the same, and the longest trials wait). See docs/studies.md.",
-    ),
-]
-WorkerHours = Annotated[
-    float | None, typer.Option(help="Worker-hours (workers x hours) that all trials together may use.")
-]
+TrialTimeout = Annotated[str | None, typer.Option(metavar="TIME", help=HELP["trial_timeout_s"] + ": 30m.")]
+PlanFolder = Annotated[Path | None, typer.Option("--plan", metavar="FOLDER", help=HELP["plan"])]
+StudyWorkers = Annotated[int, typer.Option("--workers", help=HELP["workers"])]
+WorkerHours = Annotated[float | None, typer.Option(help=HELP["worker_hours"])]
 Until = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="TEXT",
-        help='End once a trial has reached this, such as "accuracy >= 0.98". May be repeated: one trial must then '
-        "reach all of them.",
-    ),
+    typer.Option(metavar="TEXT", help=HELP["until"] + " May be repeated: one trial must then reach all of them."),
 ]
-Target = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TEXT",
-        help='Measure the seconds of training until a report reaches this, such as "accuracy >= 0.97", as the metric '
-        "seconds_to_target.",
-    ),
-]
-Patience = Annotated[
-    int | None,
-    typer.Option(
-        help="End after this many trials in a row without a better one. With --sampler genetic it counts generations."
-    ),
-]
+Target = Annotated[str | None, typer.Option(metavar="TEXT", help=HELP["target"])]
+Patience = Annotated[int | None, typer.Option(help=HELP["patience"])]
 Prices = Annotated[
     Path | None,
     typer.Option(
@@ -240,9 +174,7 @@ HostKind = Annotated[
         help="With --prices: the kind, such as spot, of hosts that do not tell theirs. This machine is one of these.",
     ),
 ]
-Price = Annotated[
-    float, typer.Option(help="Price of a worker-hour in dollars. At 1, a cost is the number of worker-hours.")
-]
+Price = Annotated[float, typer.Option(help=HELP["price_per_worker_hour"])]
 Workers = Annotated[
     str | None,
     typer.Option(
@@ -255,7 +187,7 @@ Policies = Annotated[
     list[str] | None,
     typer.Option(
         "--policy",
-        metavar="NAME[:OPTION=VALUE,...]",
+        metavar=NAMED,
         help='A policy that adapts the run while it trains, such as "gns:max_batch=2048". May be repeated. See '
         "docs/policies.md.",
     ),
@@ -264,7 +196,7 @@ Monitors = Annotated[
     list[str] | None,
     typer.Option(
         "--monitor",
-        metavar="NAME[:OPTION=VALUE,...]",
+        metavar=NAMED,
         help='Something to measure during training, such as "noise_scale:every=10". May be repeated.',
     ),
 ]
@@ -278,8 +210,7 @@ Grace = Annotated[
     str | None,
     typer.Option(
         metavar="TIME",
-        help="How long workers train on if this command dies, such as 60s. The same command with --resume takes them "
-        "over. [default: they do not]",
+        help=HELP["grace_s"] + ", such as 60s. The same command with --resume takes them over. [default: they do not]",
     ),
 ]
 Sync = Annotated[
@@ -298,12 +229,7 @@ SyncSchedule = Annotated[
         "'1000=local:learners=8,every=16; 5000=allreduce'."
     ),
 ]
-CollectiveTimeout = Annotated[
-    str,
-    typer.Option(
-        metavar="TIME", help="How long workers wait for a worker that is alive but does not take part in an exchange."
-    ),
-]
+CollectiveTimeout = Annotated[str, typer.Option(metavar="TIME", help=HELP["collective_timeout_s"])]
 Chaos = Annotated[
     str | None,
     typer.Option(

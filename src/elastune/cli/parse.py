@@ -37,6 +37,11 @@ def duration(text: str, option: str = "--budget") -> float:
     return seconds
 
 
+def grace(text: str | None) -> float:
+    """Seconds of ``--grace``; without it workers do not outlive the command."""
+    return 0.0 if text is None else duration(text, "--grace")
+
+
 def size(text: str, option: str) -> int:
     """Bytes of "500MB", "2GB" or "24GiB"."""
     found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(kB|MB|GB|TB|MiB|GiB|TiB)", text.strip())
@@ -79,6 +84,11 @@ def worker_bounds(text: str, option: str = "--workers") -> tuple[int, int]:
     if not 1 <= low <= high <= MOST_WORKERS:
         raise UserError(f"{option} must be from 1 to {MOST_WORKERS}, LOW first", repr(text), fix)
     return low, high
+
+
+def trial_workers(text: str | None) -> tuple[int, int] | None:
+    """How few and how many workers a trial may have, by ``--trial-workers``; None without it."""
+    return None if text is None else worker_bounds(text, "--trial-workers")
 
 
 def settings(pairs: Iterable[str]) -> Config:

@@ -61,9 +61,7 @@ class Varying:
                 vary,
                 each=self.each,
                 workers=self.workers,
-                trial_workers=None
-                if self.trial_workers is None
-                else parse.worker_bounds(self.trial_workers, "--trial-workers"),
+                trial_workers=parse.trial_workers(self.trial_workers),
                 cluster=where.request(),
                 observe=progress.observe,
             )

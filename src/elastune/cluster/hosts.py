@@ -105,7 +105,7 @@ class HostsCluster(ElasticCluster):
 
     @property
     def host_rooms(self) -> tuple[int, ...]:
-        return self.launcher.host_rooms
+        return self.launcher.room.by_host
 
     @property
     def rooms(self) -> Mapping[str, int]:
@@ -175,11 +175,11 @@ class HostsCluster(ElasticCluster):
 
     def _weigh(self, spot: SpotWatch) -> None:
         """Let the run have the on-demand workers that it needs, and no others."""
-        launcher = self.launcher
+        launcher, room = self.launcher, self.launcher.room
         for run in [run for run in self._runs.values() if not run.over]:
             known = [steps for steps in (run.said.planned_steps, run.spec.max_steps) if steps is not None]
             planned = min(known, default=None)
-            choice = spot.look(Seen(launcher.rooms, launcher.on_demand, len(run.members), run.step, planned))
+            choice = spot.look(Seen(room.by_kind, room.on_demand, len(run.members), run.step, planned))
             if choice is None:
                 continue
             if spot.spent >= spot.rules.budget and not self._spent:

@@ -18,11 +18,12 @@ from elastune.cluster.kinds.registry import request_of, say
 from elastune.cluster.static import from_environment
 from elastune.cluster.trace_files import prices_of
 from elastune.core.clock import SystemClock
-from elastune.core.cost import ON_DEMAND, Prices, check_price
+from elastune.core.cost import ON_DEMAND, Prices
 from elastune.core.divergence import FACTOR, Divergence, check_factor
 from elastune.core.errors import UserError
 from elastune.core.run import Adapt, Config, Elastic, Means, Program, RunSpec
 from elastune.core.sync_choice import SyncChoice
+from elastune.core.sync_plan import SyncPlan
 from elastune.core.topology import Topology
 from elastune.job.adoption import may_adopt
 from elastune.job.mirror import is_url, mirrored
@@ -65,10 +66,10 @@ def run(
     config: Config | None = None,
     *,
     workers: int | None = None,
-    seed: int = 0,
+    seed: int = RunSpec.seed,
     out: str | Path | None = None,
     means: Means | None = None,
-    sync: str = "allreduce",
+    sync: str = SyncPlan.strategy,
     sync_schedule: str = "",
     topology: str | None = None,
     epochs: int | None = None,
@@ -77,7 +78,7 @@ def run(
     divergence: float | None = FACTOR,
     resume: bool = False,
     cluster: Cluster | str | None = None,
-    grace_s: float = 0.0,
+    grace_s: float = Elastic.grace_s,
     price_per_worker_hour: float | None = None,
     prices: str | Path | None = None,
 ) -> RunResult:
@@ -169,7 +170,7 @@ def tune(
     space: Space,
     *,
     objectives: Mapping[str, str],
-    workers: int = 1,
+    workers: int = StudyRequest.workers,
     trial_workers: tuple[int, int] | None = None,
     allocation: str = StudyRequest.allocation,
     trials: int | None = None,
@@ -178,22 +179,22 @@ def tune(
     until: str | Sequence[str] = (),
     patience: int | None = None,
     target: str | None = None,
-    stopping: str = "none",
+    stopping: str = StudyRequest.stopping,
     warm_start: Sequence[str | Path] = (),
     constraints: Sequence[str] = (),
-    sampler: str = "auto",
+    sampler: str = StudyRequest.sampler,
     config: Config | None = None,
-    seed: int = 0,
-    divergence: float | None = FACTOR,
+    seed: int = StudyRequest.seed,
+    divergence: float | None = StudyRequest.divergence,
     out: str | Path | None = None,
-    price_per_worker_hour: float = 1.0,
+    price_per_worker_hour: float = StudyRequest.price_per_worker_hour,
     prices: str | Path | None = None,
     resume: bool = False,
     cluster: Cluster | str | None = None,
-    grace_s: float = 0.0,
-    sync: str = "allreduce",
+    grace_s: float = StudyRequest.grace_s,
+    sync: str = SyncPlan.strategy,
     sync_schedule: str = "",
-    keep: str = "none",
+    keep: str = StudyRequest.keep,
     keep_bytes: int | None = None,
     plan: str | Path | None = None,
 ) -> Study:
@@ -261,7 +262,6 @@ def tune(
         >>> study.pick(accuracy=0.98).command
     """
     program, asked, agreed = program_of(train), cluster_asked(cluster, grace_s), SyncChoice.parse(sync, sync_schedule)
-    means = StudyRequest(program, Path()).means
     request = StudyRequest(
         program=program,
         out=Path(),
@@ -279,12 +279,12 @@ def tune(
         workers=workers,
         trial_workers=trial_workers,
         allocation=allocation,
-        means=replace(means, num_slots=agreed.slots(means.num_slots)),
+        means=replace(StudyRequest.means, num_slots=agreed.slots(StudyRequest.means.num_slots)),
         sync=agreed,
         config=dict(config or {}),
         seed=seed,
         divergence=divergence,
-        price_per_worker_hour=check_price(price_per_worker_hour),
+        price_per_worker_hour=price_per_worker_hour,
         grace_s=grace_s,
         keep=keep,
         keep_bytes=keep_bytes,

@@ -12,9 +12,9 @@ from elastune.core.errors import UserError
 from elastune.job.meter import MoneyMeter
 from elastune.journal.entry import Entry
 from elastune.journal.trials import fold
-from elastune.study.request import FrontierRequest, StudyRequest
+from elastune.study.request import SearchRequest
 
-Request = TypeVar("Request", StudyRequest, FrontierRequest)
+Request = TypeVar("Request", bound=SearchRequest)
 
 
 def priced(request: Request, prices: Prices | None, clock: Clock) -> Request:
@@ -24,7 +24,7 @@ def priced(request: Request, prices: Prices | None, clock: Clock) -> Request:
     """
     if prices is None:
         return request
-    if request.price_per_worker_hour != 1.0:
+    if request.price_per_worker_hour != SearchRequest.price_per_worker_hour:
         raise UserError(ONE_PRICE, "both a price and a file of prices", "leave one of them out")
     first = prices.since(clock.wall()).at(UNTOLD, 0.0)
     if not first > 0:

@@ -1,95 +1,142 @@
-"""What a study or a frontier is asked to do: complete, checked once, and written into the journal as it is."""
+"""What a study or a frontier is asked to do: complete, checked once, and written into the journal as it is.
+
+A knob has its default, and what is told of it, in one place: here. Options of the command line take their help and
+their defaults from the fields, and ``elastune.tune`` its defaults.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from elastune.core.cost import Prices
-from elastune.core.divergence import FACTOR
+from elastune.core.cost import Prices, check_price
+from elastune.core.divergence import FACTOR, check_factor
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
 from elastune.core.run import Config, Elastic, Means, Program
 from elastune.core.start_from import StartFrom
 from elastune.core.sync_choice import SyncChoice
 
+T = TypeVar("T")
+EXACT, FAST = Means(), Means(mode="fast")
+
+
+def knob(default: T, told: str) -> T:
+    """A field that is ``default`` where nothing else is asked for; ``told``: what it is, as the command line says."""
+    return field(default=default, metadata={"told": told})
+
 
 @dataclass(frozen=True)
-class StudyRequest:
-    """A multi-objective search over the program's ``space``.
+class SearchRequest:
+    """What is asked of trainings whose settings the program's ``space`` chooses.
 
-    ``objectives`` (name -> "max" | "min") default to the program's own. ``config`` fixes values over the program's
-    defaults; what ``space`` returns goes over both. Of what ``space`` returns, the names of
-    ``study.trial_results.OF_MEANS`` are system parameters (they set ``means``), and so is ``policy`` ("none", the text
-    of a policy, or a list of texts: what adapts the trial while it runs); the rest is configuration.
-    ``workers`` is how many exist for all trials together. ``trial_workers`` (low, high): share them out among the
-    running trials, each within these bounds, and move them while the trials run, as ``allocation`` says
-    ("short_first", "steepest", see ``study.allocation.choice``). ``stopping``: which trials pause early
-    ("none", "asha", "hyperband", see ``search.stopping``). ``warm_start``: folders of earlier studies to learn from.
+    Raises ``UserError`` for a price or a factor that cannot be.
 
-    ``divergence``: a trial ends, infeasible, once its loss is so many times that of its start, see ``core.divergence``;
-    None: once it is not finite. ``simulated``: nothing is trained, so its folder never goes on with trials that were.
-
-    At least one of ``trials``, ``budget_s``, ``worker_hours`` (of all trials together) and ``patience`` (generations of
-    a genetic search, or trials of another one, without a better trial) bounds the study. ``until``: comparisons, such
-    as "accuracy >= 0.98"; it ends once one trial has ended with all of them. See ``study.loop.stop_rules``.
-
-    ``collective_timeout_s``: how long the workers of a trial wait for one that lives and does not come, see
-    ``core.run.Elastic``.
-
-    ``grace_s``: should the study's controller die, its trials go on for so long, and the next one takes them over.
-
-    ``prices``: what a worker-hour costs by kind of host and over time; a trial's ``cost`` is then all that was paid for
-    it (``job.meter``). Without them it is its training's worker-hours times ``price_per_worker_hour``, which else is
-    the price at the study's beginning, for tables.
-
-    ``start_from``: with whose weights every trial begins.
-
-    ``keep``: of which trials weights and predictions stay, see ``study.loop.retention``; ``keep_bytes``: in how much of
-    the disk at most.
-
-    ``plan``: the folder of a plan of the program (``elastune plan --out``): what it says of steps bounds
-    ``trial_workers`` and is what their allocation begins with, see ``study.allocation.predicted``.
-
-    ``target``: a comparison, too. Each trial is then told the metric ``seconds_to_target``, which may be an objective
-    or be constrained; one that never reaches it is infeasible. See ``study.time_to_target``.
+    Of what ``space`` returns, the names of ``study.trial_results.OF_MEANS`` are system parameters (they set ``means``),
+    and so is ``policy`` ("none", the text of a policy, or a list of texts: what adapts the trial while it runs). The
+    rest is configuration.
     """
 
     program: Program
     out: Path
+    _: KW_ONLY
+    config: Config = field(default_factory=dict)  # over the program's own; what ``space`` returns goes over both
+    means: Means = EXACT
+    constraints: tuple[str, ...] = knob(
+        (),
+        'A condition that settings or metrics must fulfil, such as "workers * micro_batch == 4096" or '
+        '"accuracy >= 0.9".',
+    )
+    sampler: str = knob(
+        "auto",
+        "What proposes the settings of the next trial: auto, random, grid, tpe, gp, nsga2, nsga3, genetic or cmaes. "
+        "See docs/spaces.md.",
+    )
+    stopping: str = knob(
+        "none",
+        "Early stopping: none, asha, hyperband or pbt (population-based training), such as asha:eta=3,min_resource=1. "
+        "See docs/studies.md.",
+    )
+    trial_workers: tuple[int, int] | None = knob(
+        None,
+        "Share the workers out among the trials that run. Each has LOW to HIGH workers, and their number changes while "
+        "it trains.",
+    )
+    epochs: int | None = knob(
+        None, "Number of epochs (passes over the data), instead of what the program passes to session.epochs."
+    )
+    seed: int = knob(0, "Seed for everything that is random.")
+    divergence: float | None = knob(
+        FACTOR,
+        "End a training as failed when its loss stays above FACTOR times the loss at its start. A loss that is not "
+        "finite always fails; with off, nothing else does.",
+    )
+    price_per_worker_hour: float = knob(
+        1.0, "Price of a worker-hour in dollars. At 1, a cost is the number of worker-hours."
+    )
+    prices: Prices | None = None  # a cost is then all that was paid, and the price, for tables, that of the beginning
+    collective_timeout_s: float = knob(
+        Elastic.collective_timeout_s,
+        "How long workers wait for a worker that is alive but does not take part in an exchange.",
+    )
+    grace_s: float = knob(Elastic.grace_s, "How long workers train on if this command dies")
+    resume: bool = knob(False, "Continue what is in --out. With nothing there, start from the beginning.")
+
+    def __post_init__(self) -> None:
+        check_price(self.price_per_worker_hour)
+        check_factor(self.divergence)
+
+
+@dataclass(frozen=True)
+class StudyRequest(SearchRequest):
+    """A multi-objective search. At least one of ``trials``, ``budget_s``, ``worker_hours`` and ``patience`` bounds it.
+
+    ``objectives`` (name -> "max" | "min") default to the program's own.
+    """
+
     objectives: dict[str, str] = field(default_factory=dict)
-    constraints: tuple[str, ...] = ()
-    sampler: str = "auto"
-    trials: int | None = None
-    budget_s: float | None = None
-    worker_hours: float | None = None
-    until: tuple[str, ...] = ()
-    target: str | None = None
-    patience: int | None = None
-    workers: int = 1
-    trial_workers: tuple[int, int] | None = None
-    allocation: str = "short_first"
-    stopping: str = "none"
-    warm_start: tuple[Path, ...] = ()
-    means: Means = field(default_factory=lambda: Means(mode="fast"))
-    sync: SyncChoice = field(default_factory=SyncChoice)
-    config: Config = field(default_factory=dict)
-    epochs: int | None = None
-    seed: int = 0
-    divergence: float | None = FACTOR
-    price_per_worker_hour: float = 1.0
-    trial_timeout_s: float | None = None
-    collective_timeout_s: float = Elastic.collective_timeout_s
-    grace_s: float = 0.0
-    prices: Prices | None = None
-    start_from: StartFrom | None = None
-    keep: str = "none"
-    keep_bytes: int | None = None
-    plan: Path | None = None
-    resume: bool = False
-    simulated: bool = False
+    _: KW_ONLY
+    means: Means = FAST
+    trials: int | None = knob(None, "Number of trials to run.")
+    budget_s: float | None = knob(None, "Wall time that the search may take")
+    worker_hours: float | None = knob(None, "Worker-hours (workers x hours) that all trials together may use.")
+    until: tuple[str, ...] = knob((), 'End once a trial has reached this, such as "accuracy >= 0.98".')
+    patience: int | None = knob(
+        None, "End after this many trials in a row without a better one. With --sampler genetic it counts generations."
+    )
+    target: str | None = knob(
+        None,
+        'Measure the seconds of training until a report reaches this, such as "accuracy >= 0.97", as the metric '
+        "seconds_to_target.",
+    )
+    workers: int = knob(1, "Number of worker processes for all trials together.")
+    allocation: str = knob(
+        "short_first",
+        "How --trial-workers shares workers out: steepest (each worker goes where it adds most) or short_first "
+        "(the same, and the longest trials wait). See docs/studies.md.",
+    )
+    warm_start: tuple[Path, ...] = knob(
+        (),
+        "Output folder of an earlier study. Its best settings are tried first, and the sampler learns from its trials "
+        "as far as they compare.",
+    )
+    sync: SyncChoice = field(default_factory=SyncChoice)  # where ``space`` does not say it
+    trial_timeout_s: float | None = knob(None, "Longest time of one trial")
+    start_from: StartFrom | None = None  # with whose weights every trial begins
+    keep: str = knob(
+        "none",
+        "Trials whose weights and predictions are kept: none, all, front, best[:K] by each objective, diverse[:K] "
+        "(predictions that differ most), last:K. Join several with +, such as front+last:3.",
+    )
+    keep_bytes: int | None = knob(None, "Most disk space for what --keep keeps")
+    plan: Path | None = knob(
+        None,
+        "The --out folder of elastune plan. With --trial-workers, no trial gets more workers than the plan says are of "
+        "use. Until steps are measured, the plan also decides how workers are shared out.",
+    )
+    simulated: bool = False  # nothing is trained, so its folder never goes on with trials that were
 
     @classmethod
     def of_settings(cls, told: Mapping[str, Any], out: Path) -> StudyRequest:
@@ -119,7 +166,7 @@ class StudyRequest:
 
 
 @dataclass(frozen=True)
-class FrontierRequest:
+class FrontierRequest(SearchRequest):
     """How far does this program scale before accuracy pays, and which settings buy it back?
 
     ``workers``: the worker counts asked about, ascending; counts beyond this machine's are modelled, and labelled so.
@@ -128,40 +175,24 @@ class FrontierRequest:
     The program's config must hold ``lr`` and ``batch_size``: the naive rule multiplies both by the worker count.
     ``margin``: by how much quality may be worse than the baseline's and still hold (None: a hundredth of the metric's
     range, or a fiftieth of the baseline's quality).
-    ``target`` and the front's quality axis speak of the program's first objective (or ``quality``). ``stopping`` and
-    ``trial_workers``: as in ``StudyRequest``, for the trainings of the search. ``divergence`` and
-    ``collective_timeout_s``: as there, for all. ``prices``: as there; the cost of a row is that of its workers for its
-    time, begun when the frontier does, on hosts that do not tell their kind.
-    ``grace_s``: as there, for trainings; they end before the next controller measures step times.
+    ``target`` and the front's quality axis speak of the program's first objective (or ``quality``).
     ``policies``: each is trained beside static settings, with the naive rule's for each worker count, and is a
     parameter of the search where the space has no ``policy``. ``throughput``: look for means that give the same bits
     sooner, see ``frontier.throughput``.
+    ``stopping`` and ``trial_workers`` are for the trainings of the search alone. The cost of a row is that of its
+    workers for its time, on hosts that do not tell their kind, begun when the frontier does. ``grace_s``: trainings
+    end before the next controller measures step times.
     ``means``: its ``workers`` and ``num_slots`` do not matter, since what is told of a worker count is trained with one
     slot for each part that its workers cut a batch into.
     """
 
-    program: Program
-    out: Path
     workers: tuple[int, ...]
     budget_s: float
+    _: KW_ONLY
     meshes: tuple[Mesh, ...] = ()
     target: float | None = None
     quality: str | None = None
     margin: float | None = None
     seeds: int = 3
-    means: Means = field(default_factory=Means)
     policies: tuple[str, ...] = ()
     throughput: bool = False
-    config: Config = field(default_factory=dict)
-    constraints: tuple[str, ...] = ()
-    sampler: str = "auto"
-    stopping: str = "none"
-    trial_workers: tuple[int, int] | None = None
-    epochs: int | None = None
-    seed: int = 0
-    divergence: float | None = FACTOR
-    price_per_worker_hour: float = 1.0
-    collective_timeout_s: float = Elastic.collective_timeout_s
-    grace_s: float = 0.0
-    prices: Prices | None = None
-    resume: bool = False

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from elastune.core.cost import MEASURED
-from elastune.core.divergence import check_factor
 from elastune.core.errors import UserError
 from elastune.core.run import Adapt, Config, Elastic, RunSpec
 from elastune.core.sync_choice import SyncChoice, chooses, in_full
@@ -84,7 +83,6 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
         raise UserError("epochs must be at least 1", request.epochs, "use --epochs 1 or more")
     if request.worker_hours is not None and not 0 < request.worker_hours < math.inf:
         raise UserError("a budget must be positive and finite", request.worker_hours, "for example --worker-hours 8")
-    check_factor(request.divergence)
     elastic = Elastic(collective_timeout_s=request.collective_timeout_s)
     spec = RunSpec(request.program, request.out, seed=request.seed, means=request.means, elastic=elastic)
     check_means(replace(spec, sync=request.sync.sync, sync_schedule=request.sync.schedule))

@@ -10,18 +10,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import IterableDataset
 
 from elastune.comm.exactly import exact_mean, exact_sum
-from elastune.comm.group import CALLS_TAG, GroupBroken
+from elastune.comm.group import CALLS_TAG
 from elastune.comm.post import Post
 from elastune.core.clock import Clock, SystemClock
 from elastune.core.cost import MEASURED
 from elastune.core.errors import UserError
-from elastune.core.mesh import Mesh
 from elastune.core.run import Config, RunSpec
 from elastune.core.seeds import derive
-from elastune.elastic.worker.group import Rows, WorkerGroup
+from elastune.elastic.worker.group import WorkerGroup
 from elastune.elastic.worker.state_owner import Packed
 from elastune.journal.records import Record, Reported
 from elastune.policies.base import Policy
@@ -30,17 +28,17 @@ from elastune.train.checkpoints.home import OutFolder
 from elastune.train.checkpoints.run_state import RunState
 from elastune.train.collectives import NamedCollectives
 from elastune.train.data.asked import asked_of
-from elastune.train.data.loading import Loading, evaluation_indices, fetch, to_device
+from elastune.train.data.loading import Loading
 from elastune.train.data.sample_log import SampleLog
-from elastune.train.data.stream import evaluated
 from elastune.train.divergence import DivergenceWatch
+from elastune.train.evaluations import Evaluations
 from elastune.train.memory import StepMemory
 from elastune.train.metrics import Number, floats_of, sample_counts
-from elastune.train.predictions import EvaluatedSamples
 from elastune.train.progress import BY_PROGRAM, Progress
 from elastune.train.rng import seed_everything
 from elastune.train.scaling import is_scaled
 from elastune.train.session_models import SessionModels
+from elastune.train.step_exchange import StepExchange
 from elastune.train.stepper import Stepper
 from elastune.train.timing import StepTimes
 from elastune.train.tracked import Tracked
@@ -82,33 +80,34 @@ class Session(SessionModels):
         self._adapter = Adapter(spec, workers, self._progress, send, policies)
         self._log = SampleLog(workers.worker, send if workers.elastic or workers.rank == 0 else lambda record: None)
         self._transaction = StepTransaction(workers, self._progress, self._log)
-        transaction = self._transaction
+        progress, transaction = self._progress, self._transaction
         self._collectives = NamedCollectives(
             workers, lambda: transaction.attempts, transaction.recover, partial(Post, tag=CALLS_TAG), self._stand_in
         )
         self._tracked = Tracked()
         parts = self._log, self._collectives, self._tracked
-        self.state = RunState(spec, config, workers, self._progress, transaction, self._adapter, send, parts=parts)
+        self.state = RunState(spec, config, workers, progress, transaction, self._adapter, send, parts=parts)
         self.state.collectives = self._collectives
-        self._watch = DivergenceWatch(spec.divergence, self._progress)
+        self._watch = DivergenceWatch(spec.divergence, progress)
+        self._exchange = StepExchange(
+            workers, progress, transaction, self.state, self._adapter, self._watch, device, send, stop_requested
+        )
         self._stepper = Stepper(
             spec,
             workers,
-            self._progress,
-            self._transaction,
+            progress,
+            transaction,
             self._log,
             self.state,
             self._adapter,
-            self._watch,
+            self._exchange,
             device,
             send,
-            stop_requested,
             warm_up,
         )
         self._models: list[nn.Module] = []
         self._passes_in_epoch = 0
-        self._evaluated = ""  # since the last call in which all ranks meet
-        self._seen = EvaluatedSamples()
+        self._evaluations = Evaluations(workers, self.state, transaction, device, spec.seed)
         self._home = OutFolder.found(spec.out)
         self._planned = spec.epochs or 0
         self._train_set: Any = None
@@ -140,7 +139,7 @@ class Session(SessionModels):
             with self._workers.told_if_left("session.epochs"):
                 yield epoch
             self._refuse_half_a_step()
-            self._stepper.commit()  # where workers meet after a step, and the program has left the loop at once
+            self._exchange.commit()  # where workers meet after a step, and the program has left the loop at once
             if self.stopped != "complete":
                 if self.stopped == BY_PROGRAM and self._spec.checkpoint_every_steps != 0:
                     self._stepper.save()  # a resumed run is to know
@@ -151,7 +150,7 @@ class Session(SessionModels):
             self._passes_in_epoch = 0
             pauses = until is not None and until <= progress.position.epoch < total
             if self._spec.checkpoint_every_steps != 0 and not pauses:  # a pause writes one
-                self._stepper.commit()
+                self._exchange.commit()
                 self._stepper.save()
 
     def batches(
@@ -215,15 +214,12 @@ class Session(SessionModels):
             raise UserError("a batch has a whole number of turns, at least 1", turns, "such as turns=2")
         if not train:
             return self._evaluation_pass(asked.to_evaluate(self.seed), asked.batch_size, asked.loading)
-        if self.trained is None:
-            raise UserError("session.prepare must come before training", "no model yet", "call session.prepare first")
+        sync = self.state.prepared.sync
         if self._passes_in_epoch:
             raise UserError("an epoch holds one training pass", "a second one", "use one more session.epochs")
         self._passes_in_epoch += 1
-        if turns > 1 and self.trained.sync.plan.in_rounds:
-            raise UserError(
-                "turns need workers that agree in each step", self.trained.sync.plan, "use --sync allreduce"
-            )
+        if turns > 1 and sync.plan.in_rounds:
+            raise UserError("turns need workers that agree in each step", sync.plan, "use --sync allreduce")
         self._train_set = asked.dataset
         asked = replace(asked, turns=turns)
         return self._stepper.training_pass(asked.source(self.seed), asked.batch_size, self._planned)
@@ -244,7 +240,7 @@ class Session(SessionModels):
         """
         scaler = self._tracked.scaler
         self.state.scale = None if scaler is None or not is_scaled(loss) else scaler.get_scale
-        self._stepper.backward(loss, self._trainable_of(model), more)
+        self._exchange.backward(loss, self._trainable_of(model), more)
         for each in self._unfreezing:
             each.hide(self.epoch)
 
@@ -270,67 +266,14 @@ class Session(SessionModels):
             why = "learners meet" if trained.sync.meets_after_step else "workers hold a part of the state each"
             rule = f"where {why}, session.{what} comes after optimizer.step()"
             raise UserError(rule, "a call between session.backward and optimizer.step()", "move it behind that")
-        self._stepper.meet(repeatable=self._stepper.in_pass)
+        self._exchange.meet(repeatable=self._stepper.in_pass)
 
     def _evaluation_pass(self, dataset: Any, batch_size: int, loading: Loading) -> Iterator[Any]:
-        workers = self._workers
         if self.trained is not None and self.trained.sync.meets_after_step:
             self._refuse_inside("batches(train=False)")
-        self.state.evaluate()
-        self._transaction.unrepeatable |= workers.synchronised
-        mesh, tells = workers.comms.mesh, workers.synchronised
-        place = self._place(mesh, workers.comms.rank) if tells else (1, 0)
-        streams = isinstance(dataset, IterableDataset)
-        self._seen.begin(0 if streams else len(dataset))
-        what = " after the evaluation of {} samples in batches of " + str(batch_size)
-        if tells and not streams:
-            self._evaluated += what.format(len(dataset))
-        replica = None if self.trained is None or not tells else self.trained.replica
-        if replica is not None:
-            replica.begin_evaluation()
-        for samples, batch in self._evaluated_batches(dataset, batch_size, loading, place):
-            if workers.broken:
-                workers.recover(GroupBroken("the view is over"))
-            if replica is not None:  # others may have met in the program's lines
-                replica.begin_evaluation()
-            self._seen.batches.append(samples)
-            on_device = to_device(batch, self.device)
-            self.state.seed_batch(samples[0] if samples else -1)
-            yield on_device
-        self.state.seed_between("evaluation")
-        if tells and streams:  # how many there are is known by now
-            self._evaluated += what.format(self._seen.length)
-        if replica is not None:
-            replica.stand_in()
-
-    def _evaluated_batches(
-        self, dataset: Any, batch_size: int, loading: Loading, place: tuple[int, int]
-    ) -> Iterator[tuple[list[int], Any]]:
-        """This worker's batches, each with the places of its samples."""
-        if isinstance(dataset, IterableDataset):
-            yield from evaluated(dataset, batch_size, loading, self.seed, *place, self._seen.came_to)
-            return
-        indices, given = (evaluation_indices(len(dataset), batch_size, *place) for _ in range(2))
-        yield from zip(given, fetch(dataset, indices, loading, self.seed, -1), strict=True)
+        yield from self._evaluations.batches(dataset, batch_size, loading)
 
     # -- numbers over workers -----------------------------------------------------------------------------------------
-
-    def _meet(self, values: list[float], what: str) -> Rows:
-        """Every part of the samples' ``values``, by rank. All must have evaluated the same since they met last."""
-        what, self._evaluated = what + self._evaluated, ""
-        rows = self._workers.gather(values, what)
-        mesh = self._workers.gathered_on
-        if len(rows) < mesh.workers:  # this worker's alone
-            return rows
-        return [row for rank, row in enumerate(rows) if self._speaks(mesh, rank)]
-
-    def _place(self, mesh: Mesh, rank: int) -> tuple[int, int]:
-        """Which part of what is evaluated a worker has, of how many."""
-        trained = self.trained
-        return (mesh.batch, mesh.batch_rank(rank)) if trained is None else trained.replica.place(mesh, rank)
-
-    def _speaks(self, mesh: Mesh, rank: int) -> bool:
-        return mesh.speaks(rank) if self.trained is None else self.trained.replica.speaks(mesh, rank)
 
     def sum(self, values: Number | Iterable[Number]) -> float:
         """Return the sum, over all workers, of a number, a tensor or a list of them.
@@ -338,12 +281,12 @@ class Session(SessionModels):
         It is rounded once, so the number of workers does not show in it. Every worker must call this, between steps.
         """
         self._refuse_inside("sum")
-        return exact_sum(x for row in self._meet(floats_of(values), "session.sum") for x in row)
+        return exact_sum(x for row in self._evaluations.meet(floats_of(values), "session.sum") for x in row)
 
     def mean(self, values: Number | Iterable[Number]) -> float:
         """Return the mean over all values of all workers, rounded once. Every worker must call this, between steps."""
         self._refuse_inside("mean")
-        return exact_mean(x for row in self._meet(floats_of(values), "session.mean") for x in row)
+        return exact_mean(x for row in self._evaluations.meet(floats_of(values), "session.mean") for x in row)
 
     def report(self, *, evaluated_on: int | Mapping[str, int] | None = None, **metrics: Number) -> None:
         """Record metrics, each averaged over workers. A search optimises the last value of each.
@@ -364,7 +307,8 @@ class Session(SessionModels):
             raise UserError("report needs metrics other than seconds and cost", reserved or "none", "rename them")
         counts = sample_counts(evaluated_on, metrics)
         names = sorted(metrics)  # whatever their order was here
-        rows = self._meet([floats_of(metrics[name])[0] for name in names], f"session.report({', '.join(names)})")
+        values = [floats_of(metrics[name])[0] for name in names]
+        rows = self._evaluations.meet(values, f"session.report({', '.join(names)})")
         means = {name: exact_mean(row[names.index(name)] for row in rows) for name in metrics}
         progress, at = self._progress, self._progress.position
         progress.evaluated_on |= counts
@@ -382,15 +326,15 @@ class Session(SessionModels):
     def save(self) -> None:
         """Write a checkpoint now. Every worker must call this, between steps; a reduced step counts as completed."""
         self._refuse_inside("save")
-        self._meet([], "session.save")
-        self._stepper.commit()
+        self._evaluations.meet([], "session.save")
+        self._exchange.commit()
         self._stepper.save()
 
     def finish(self) -> None:
         """End the session: the training function has returned."""
         if self.trained is not None:  # it may have left an evaluation early
             self.trained.replica.stand_in()
-        self._stepper.commit()
+        self._exchange.commit()
         self._adapter.after_train(self.trained)
 
     def flush(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -22,7 +21,8 @@ from elastune.train.checkpoints.home import OutFolder
 from elastune.train.checkpoints.start_from import start_from
 from elastune.train.checkpoints.tree import fingerprint
 from elastune.train.compiling import plain
-from elastune.train.predictions import EvaluatedSamples, check_name, meet_and_keep, own_part
+from elastune.train.evaluations import Evaluations
+from elastune.train.predictions import check_name, meet_and_keep, own_part
 from elastune.train.progress import Progress, begun_of
 from elastune.train.session_collectives import SessionCollectives
 from elastune.train.unfreezing import Unfreezing, unfreezing
@@ -31,9 +31,8 @@ from elastune.train.unfreezing import Unfreezing, unfreezing
 class SessionAssets(SessionCollectives):
     """The part of ``Session`` for weights and predictions that outlive a run."""
 
-    _seen: EvaluatedSamples
     _home: OutFolder
-    _evaluated: str
+    _evaluations: Evaluations
     _snapshot: Packed | None
     _send: Callable[[Record], None]
     _refuse_inside: Callable[[str], None]
@@ -183,15 +182,12 @@ class SessionAssets(SessionCollectives):
         if spec.spool is not None:
             rule, fix = "predictions lie in a folder that all workers share", "use a cluster without folder=local"
             raise UserError(rule, "a folder of each host's own", fix)
-        what, self._evaluated = f"session.predictions({name}){self._evaluated}", ""
-        rows = workers.gather_bytes(own_part(self._seen, outputs, targets), what)
+        seen = self._evaluations.seen
+        parts = self._evaluations.meet_bytes(own_part(seen, outputs, targets), f"session.predictions({name})")
         if not workers.synchronised:  # on the way back to where the run is: what was kept there stands
             return
-        mesh = workers.gathered_on
-        speaks = mesh.speaks if self.trained is None else partial(self.trained.replica.speaks, mesh)
-        spoken = [row for rank, row in enumerate(rows) if speaks(rank)]
         place = spec.out, self._home, name, self.step
-        if (kept := meet_and_keep(workers, spoken, self._seen.length, *place)) is not None:
+        if (kept := meet_and_keep(workers, parts, seen.length, *place)) is not None:
             self._send(kept)
 
 

@@ -73,7 +73,7 @@ class SessionModels(SessionState):
         self._begin_with(model)
         self.state.spread(model, optimizer)
         self._adapter.routing.lay(workers.comms)
-        control = len(self._stepper.control(ControlVector()).to_list())
+        control = len(self._exchange.control(ControlVector()).to_list())
         with self.model_context():  # a division makes parameters of its own
             how = {"control": control, "seed": self._spec.seed}
             sync = prepare_sync(model, optimizer, means, workers.comms, sync_plan, elastic=elastic, **how)
@@ -136,6 +136,4 @@ class SessionModels(SessionState):
         """
         if not max_norm > 0:
             raise UserError("the norm of a gradient is bounded by a positive number", max_norm, "such as 1.0")
-        if self.trained is None:
-            raise UserError("session.prepare must come before training", "no model yet", "call session.prepare first")
-        return self.trained.replica.clip(float(max_norm))
+        return self.state.prepared.replica.clip(float(max_norm))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 from elastune.core.errors import UserError
-from elastune.elastic.worker.group import Rows
 from elastune.train.once import claim
 from elastune.train.progress import BY_PROGRAM
 from elastune.train.session_assets import SessionAssets
+from elastune.train.step_exchange import StepExchange
 from elastune.train.stepper import Stepper
 from elastune.train.tracked import Tracked
 
@@ -23,8 +22,8 @@ class SessionState(SessionAssets):
     """The part of ``Session`` by which the program's own state, side effects and end are shared by all workers."""
 
     _tracked: Tracked
+    _exchange: StepExchange
     _stepper: Stepper
-    _meet: Callable[[list[float], str], Rows]
 
     @property
     def leader(self) -> bool:
@@ -131,7 +130,7 @@ class SessionState(SessionAssets):
             raise UserError("session.stop says why", repr(why)[:80], 'session.stop("the loss rises")')
         why = " ".join(why.split())[:LONGEST_WHY]
         self._refuse_inside("stop")
-        self._meet([], f"session.stop({why})")
+        self._evaluations.meet([], f"session.stop({why})")
         if self._workers.synchronised:  # else it is on the way back to where the run is, which knows
             self._progress.stopped, self._progress.stop_why = BY_PROGRAM, why
 
@@ -166,13 +165,13 @@ class SessionState(SessionAssets):
         if metric not in self.metrics or direction not in ("min", "max"):
             rule, fix = "the best is by a reported metric, min or max", 'session.save_best("accuracy", "max")'
             raise UserError(rule, f"{metric}, {direction}; reported: {', '.join(sorted(self.metrics)) or 'none'}", fix)
-        self._meet([], f"session.save_best({metric})")
+        self._evaluations.meet([], f"session.save_best({metric})")
         if not self._workers.synchronised:
             return False
         value, best = self.metrics[metric], self._progress.best.get(metric)
         better = best is None or (value > best if direction == "max" else value < best)
         if better:
-            self._stepper.commit()
+            self._exchange.commit()
             self._progress.best[metric] = value
             self._stepper.save()
             if not self.state.keep_best(metric):  # no room, which the journal says

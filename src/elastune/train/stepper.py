@@ -2,43 +2,35 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import chain, tee
 from typing import Any, Literal, NoReturn
 
 import torch
 
 from elastune.comm.group import GroupBroken
-from elastune.core.errors import Diverged, UserError
 from elastune.core.run import Means, RunSpec
 from elastune.core.seeds import derive
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.journal.records import Compiled, Record, SyncChanged
-from elastune.monitors.base import WorkerTimes
 from elastune.train.adapt.adapter import Adapter
 from elastune.train.checkpoints.run_state import RunState
 from elastune.train.compiling import COMPILED
-from elastune.train.control import PRIME, ControlVector
+from elastune.train.control import ControlVector
 from elastune.train.data.content import READS, content
 from elastune.train.data.loading import to_device
 from elastune.train.data.planned import PlannedSteps, ignore
 from elastune.train.data.sample_log import SampleLog, shorten_epoch
 from elastune.train.data.source import StepPlan, StepSource, plan_rounds, plan_steps
-from elastune.train.divergence import DivergenceWatch
 from elastune.train.progress import Progress
-from elastune.train.regrouping import regrouped
 from elastune.train.rng import seed_everything
 from elastune.train.schedules import learning_rates
-from elastune.train.step_check import StepCheck
-from elastune.train.step_facts import alike
+from elastune.train.step_exchange import StepExchange
 from elastune.train.training_state import TrainingState
-from elastune.train.transaction import Phase, StepTransaction, check_samples
+from elastune.train.transaction import Phase, StepTransaction
 from elastune.train.warm_up import warm_up
 
-CHECK_LOSS_EVERY = 50  # on a GPU, where looking at the loss waits for the device
 Outcome = Literal["over", "stopped", "again"]
 
 
@@ -58,10 +50,9 @@ class Stepper:
         log: SampleLog,
         state: RunState,
         adapter: Adapter,
-        watch: DivergenceWatch,
+        exchange: StepExchange,
         device: torch.device,
         send: Callable[[Record], None],
-        stop_requested: Callable[[], bool],
         warming_up: bool,
     ) -> None:
         self._spec = spec
@@ -71,36 +62,29 @@ class Stepper:
         self._log = log
         self._state = state
         self._adapter = adapter
-        self._watch = watch
+        self._exchange = exchange
         self._device = device
         self._send = send
         self._planned = PlannedSteps(ignore if warming_up else send)
-        self._stop_requested = stop_requested
         self._warming_up = warming_up
-        self._size, self._stop_votes, self._stop_agreed = 0, 0.0, False  # agreed: by policies
-        self._times = WorkerTimes()  # of the step before, as long as the view is the same
         self._saved = 0  # the step of the newest checkpoint that was due by its number
         self.in_pass = False  # the program is in the loop over a pass's batches
-        self._alike = StepCheck(workers, progress)
-        self._tells: Callable[[], ControlVector] = ControlVector  # for the step that was begun last
-        self._looks = True  # whether its loss is judged
-        self._gradient_bytes = 0
 
     # -- a pass -------------------------------------------------------------------------------------------------------
 
     def training_pass(self, open_source: Callable[[int], StepSource], batch_size: int, epochs: int) -> Iterator[Any]:
         """The batches of the rest of an epoch, of ``epochs``; ``open_source(epoch)`` is what the epoch goes through."""
-        progress, trained = self._progress, self._trained()
+        progress, trained, exchange = self._progress, self._state.prepared, self._exchange
         self.join()
         source = open_source(progress.position.epoch)
-        self._alike.begin_pass(source)
+        exchange.alike.begin_pass(source)
         self._adapter.begin_pass(trained, source.length(0, 1), batch_size)
         outcome: Outcome = "again"
         self.in_pass = True
         try:
             while outcome == "again":
-                self._size = batch_size if progress.batch_size is None else progress.batch_size
-                self._planned.tell(source, progress.position, self._size, epochs, trained.sync.plan)
+                exchange.batch_size = batch_size if progress.batch_size is None else progress.batch_size
+                self._planned.tell(source, progress.position, exchange.batch_size, epochs, trained.sync.plan)
                 outcome = yield from self._under_one_view(source, trained)
         finally:
             self.in_pass = False
@@ -109,28 +93,27 @@ class Stepper:
             self._log.flush()
             self._state.average_buffers()
             self._state.seed_between("pass")
-            self._adapter.after_epoch(trained, progress.batch_size or self._size)
+            self._adapter.after_epoch(trained, progress.batch_size or exchange.batch_size)
 
     def _under_one_view(self, source: StepSource, trained: TrainingState) -> Generator[Any, None, Outcome]:
         """Steps for as long as all stays as it is that they are planned by: view, batch size and micro-batch."""
-        workers, progress, means, size = self._workers, self._progress, self._means(), self._size
-        agreed = trained.sync
+        workers, progress, means, exchange = self._workers, self._progress, self._means(), self._exchange
+        agreed, size = trained.sync, exchange.batch_size
         mesh, everyone = workers.comms.mesh, workers.size if trained.sync.all_contribute else None
         place = mesh.batch, mesh.batch_rank(workers.comms.rank)
         if self._warming_up:
             place, everyone = (min(means.num_slots, means.first_mesh.batch), 0), None
         view, start = workers.view, progress.position
         progress.memory.begin_view(view)
-        self._gradient_bytes = trained.gradient_bytes
+        exchange.gradient_bytes = trained.gradient_bytes
         plans, ahead = tee(self._plans(source, size, place, everyone, trained))
         parts = (part for plan in ahead for part in plan.own_parts)
         probe = source.probe()
-        probes = self._alike.probes and not self._warming_up and len(probe) > 0
+        probes = exchange.alike.probes and not self._warming_up and len(probe) > 0
         data = source.fetch(chain([probe] * READS, parts) if probes else parts)
         if self._warming_up:
-            yield from warm_up(
-                next(plans, None), data, self._transaction, trained.sync, self.control(ControlVector()), self._device
-            )
+            control = exchange.control(ControlVector())
+            yield from warm_up(next(plans, None), data, self._transaction, trained.sync, control, self._device)
         for plan in plans:
             if not self._go_on(trained):
                 return "stopped"
@@ -140,7 +123,7 @@ class Stepper:
             if self._may_be_last(plan, source):
                 self._state.remember()
             if probes:
-                self._alike.content, probes = content([next(data) for _ in range(READS)]), False
+                exchange.alike.content, probes = content([next(data) for _ in range(READS)]), False
             schedulers = trained.remember_schedulers() if plan.steps > 1 else None
             completed = yield from self._one_step(plan, source, data, trained)
             if not completed:
@@ -149,7 +132,7 @@ class Stepper:
                 self._adapter.step_lost()
                 return "again"
             self._adapter.exchange()
-            self.commit()
+            exchange.commit()
         if progress.position == start:  # a batch that has grown is more than what is left of the epoch
             length = source.length(start.offset, size)
             self._log.shorten_epoch(length)
@@ -206,7 +189,7 @@ class Stepper:
             batch = to_device(next(data), self._device)
             data_s += times.now - fetching
             if part is plan.slices[0]:
-                self._begin(plan, source, trained)
+                self._exchange.begin(plan, source, trained)
             # Data are fetched before seeding: augmentation in this process must not show in the slot's own stream.
             seed_everything(derive(self._spec.seed, "slot", number, part.slot, part.samples.start))
             last = part.ends_step or part.ends_local_step
@@ -220,120 +203,18 @@ class Stepper:
                 if transaction.phase in (Phase.OPEN, Phase.LOST):
                     transaction.leave()
                 if transaction.phase is not Phase.APART:  # nothing may be raised here: workers meet in the next call
-                    self.commit()
+                    self._exchange.commit()
                 raise
             transaction.check_body(rates_changed=not last and learning_rates(trained.optimizer) != rates)
         trained.replica.stand_in()  # the program may have left an evaluation early
-        self.meet()
+        self._exchange.meet()
         if transaction.phase is Phase.LOST:
             return False
-        self._times = times.end_step(data_s, trained.sync.wait_s, plan.steps)
+        self._exchange.times = times.end_step(data_s, trained.sync.wait_s, plan.steps)
         self._progress.memory.end_step()
         if (compiled_s := COMPILED.untold()) and (workers.elastic or workers.rank == 0):
             self._send(Compiled(number + plan.steps, workers.worker, compiled_s))
         return True
-
-    def _begin(self, plan: StepPlan, source: StepSource, trained: TrainingState) -> None:
-        self._workers.left = ""
-        due = self._device.type == "cpu" or self._progress.position.step % CHECK_LOSS_EVERY == 0
-        self._looks = due and not self._adapter.survives_divergence
-        if monitoring := self._adapter.monitoring:
-            monitoring.prepare(trained.sync, self._progress.position.step + 1)
-        trained.sync.wants_statistics = bool(monitoring) or self._looks or self._progress.loss_wanted
-        if self._transaction.evaluates_again:
-            trained.sync.measure(False)
-        self._tells = partial(self._told, plan, source, trained)
-        self._transaction.begin(plan, trained.sync, self._tells())
-
-    def _told(self, plan: StepPlan, source: StepSource, trained: TrainingState) -> ControlVector:
-        """What this worker adds to the exchange of ``plan``, as it stands now."""
-        speaks = trained.replica.speaks(self._workers.comms.mesh, self._workers.comms.rank)
-        own = [places for part, places in zip(plan.slices, plan.own_parts, strict=True) if part.weight and speaks]
-        own_part = ControlVector(
-            stop=float(self._stop_requested()),
-            heard=self._workers.begin_step(),
-            samples=sum(len(places) for places in own),
-            checksum=plan.checksum if [*map(len, own)] == [plan.size] else sum(map(source.checksum, own)) % PRIME,
-            sent=self._adapter.exchanged.since(trained.sync.sent_bytes),
-            marks=self._alike.marks(plan, trained),
-        )
-        return self.control(own_part)
-
-    def backward(self, loss: torch.Tensor, only: list[torch.nn.Parameter] | None = None, more: bool = False) -> None:
-        """See ``Session.backward``; ``only`` these parameters."""
-        transaction, workers, step = self._transaction, self._workers, self._progress.position.step
-        if transaction.phase is Phase.LOST:
-            return
-        part, sync = transaction.due(), self._trained().sync
-        sync.replica.only = only
-        if loss.numel() != 1:
-            raise UserError("a loss must be one number", f"shape {tuple(loss.shape)}", "take its mean over the batch")
-        speaks = self._looks and sync.replica.speaks(workers.comms.mesh, workers.comms.rank)  # others have a stand-in
-        if speaks and not math.isfinite(value := loss.item()):
-            raise Diverged(f"loss is {value} at step {step + 1}")
-        if more:
-            self._adapter.monitoring.refuse_more()
-            transaction.add(loss)
-            return
-        if not sync.meets_after_step:
-            self._adapter.monitoring.bend(sync, loss, part, step + 1)
-        if part.ends_step and not sync.meets_after_step:
-            workers.say("reducing", step, self._gradient_bytes, f"the reduction of step {step + 1}")
-        found = transaction.reduce(loss, self._adapter.votes)
-        if found is not None:
-            self._reduced(found)
-
-    def meet(self, *, repeatable: bool = True) -> None:
-        """Where workers meet after the optimizer's step, and have not: they do now. See ``StepTransaction.meet``."""
-        transaction, workers, step = self._transaction, self._workers, self._progress.position.step
-        took_s = self._progress.times.step_s
-        while transaction.phase is Phase.APART:  # again, where the round goes on without some who were lost here
-            plan, sync = transaction.plan, self._trained().sync.plan
-            workers.say("reducing", step, self._trained().state_bytes, f"the exchange after step {step + plan.steps}")
-            if sync.spares:
-                transaction.tell(self._tells())
-                workers.took_round(step, len({part.learner for part in plan.slices}), sync, took_s)
-            if (found := transaction.meet(self._adapter.votes, repeatable=repeatable)) is not None:
-                self._reduced(found)
-
-    def _reduced(self, found: ControlVector) -> None:
-        """The workers' sums are here."""
-        transaction, workers, step = self._transaction, self._workers, self._progress.position.step
-        sync = self._trained().sync
-        workers.say("computing", step + 1)
-        if not alike(found.marks):
-            if (differs := self._alike.difference(transaction.plan, self._trained())) is not None:
-                transaction.reject()
-                raise differs
-            check_samples(transaction.plan, found)
-        self._stop_votes = found.stop
-        self._state.reduced(sync)
-        self._adapter.step_reduced(found, transaction.plan, sync.statistics)
-        if self._looks:
-            self._watch.loss(sync.statistics.parts["loss"], step + 1, transaction.plan.turn)
-        self._tell_of_regrouping(self._progress.times.now)
-
-    def commit(self) -> None:
-        """If the user's lines have just applied a step, it counts; what was agreed on in it is done."""
-        self.meet(repeatable=False)
-        if self._transaction.phase is Phase.REDUCED:
-            self._transaction.commit()
-            self._trained().in_use.committed()
-            self._stop_agreed = self._adapter.after_step(self._trained(), self._size)
-
-    def control(self, own: ControlVector) -> ControlVector:
-        """This worker's part of the next step's control vector; always of the same length."""
-        return self._adapter.contribute(own, self._times)
-
-    def _tell_of_regrouping(self, now: float) -> None:
-        """Report the pause when the first step of a new view completes."""
-        workers, interruption = self._workers, self._workers.interruption
-        pause_s, discarded = interruption.step_completed(workers.view, now), interruption.discarded
-        if pause_s is None:
-            return
-        self._times, interruption.discarded = WorkerTimes(), 0
-        if workers.rank == 0:
-            self._send(regrouped(workers, self._progress, pause_s, discarded, self._transaction.plan.steps))
 
     # -- between steps ------------------------------------------------------------------------------------------------
 
@@ -347,8 +228,8 @@ class Stepper:
         workers, progress = self._workers, self._progress
         self._transaction.arrive()
         done, every = progress.position.step, self._spec.checkpoint_every_steps
-        if self._stop_agreed or self._stop_votes > 0:
-            self.stop("policy" if self._stop_agreed else "requested")
+        if why := self._exchange.stop_wanted:
+            self.stop(why)
         if self._spec.max_steps is not None and done >= self._spec.max_steps and not progress.stop_why:
             progress.stopped = "max_steps"
         if progress.stopped != "complete":  # or by the program
@@ -360,7 +241,7 @@ class Stepper:
         workers.boundary()
         if workers.view != view:
             return True  # come here once more, as a member of the new view
-        if self._adapter.before_step(trained, self._size):
+        if self._adapter.before_step(trained, self._exchange.batch_size):
             self.stop("policy")
         due = every and done // every > (done - progress.newest_steps) // every  # joiners find the same
         if workers.view == view and due and self._saved != done:
@@ -380,7 +261,7 @@ class Stepper:
 
     def stop_if_asked(self) -> None:
         """Where no reduction carried the workers' votes, ask for them."""
-        if any(vote > 0 for (vote,) in self._workers.gather([float(self._stop_requested())], "the end of an epoch")):
+        if self._exchange.any_asked_to_stop():
             self.stop()
 
     def stop(self, why: str = "requested") -> NoReturn:
@@ -393,8 +274,3 @@ class Stepper:
         """Write a checkpoint; its steps are told before it."""
         self._log.flush()
         self._state.save()
-
-    def _trained(self) -> TrainingState:
-        if self._state.trained is None:
-            raise UserError("session.prepare must come before training", "no model yet", "call session.prepare first")
-        return self._state.trained

@@ -66,10 +66,10 @@ def host_of(launcher: AgentLauncher, worker: Bootstrap) -> str:
 
 def test_spot_hosts_are_filled_first() -> None:
     with agents(on_demand=3, spot=2) as launcher:
-        assert launcher.rooms == {"spot": 2, "on-demand": 3}
+        assert launcher.room.by_kind == {"spot": 2, "on-demand": 3}
         workers = started(launcher, 4)
         assert [host_of(launcher, worker) for worker in workers] == ["spot", "spot", "on-demand", "on-demand"]
-        assert (launcher.free, launcher.on_demand) == (1, 2)
+        assert (launcher.free, launcher.room.on_demand) == (1, 2)
 
 
 def test_on_demand_hosts_have_no_more_workers_than_they_may() -> None:
@@ -90,7 +90,7 @@ def test_those_beyond_the_bound_are_told_to_leave_once_the_newest_first() -> Non
             launcher.bound_on_demand(1, "the deadline can be met without it")
         noticed = [event for event in launcher.poll() if isinstance(event, ProcessNoticed)]
         assert [event.bootstrap for event in noticed] == workers[1:]
-        assert (launcher.on_demand, launcher.free) == (1, 0)
+        assert (launcher.room.on_demand, launcher.free) == (1, 0)
 
 
 def test_an_agent_is_of_a_known_kind() -> None:

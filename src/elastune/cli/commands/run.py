@@ -60,7 +60,7 @@ def run(
     beginning: Beginning,
     workers: options.Workers = None,
     tensorboard: options.TensorBoard = False,
-    heartbeat: options.Heartbeat = "5s",
+    heartbeat: options.Heartbeat = f"{Elastic.heartbeat_s:g}s",
     grace: options.Grace = None,
 ) -> int:
     """Train a program once, on one or more workers.
@@ -104,7 +104,7 @@ def run(
         rule = "workers of torchrun, srun or mpirun are where those started them"
         raise UserError(rule, f"--cluster {where.cluster}", "leave it out, or start the command by itself")
     begin, elastic = choose_workers(workers, heartbeat, execution.collective_timeout_s, execution.chosen_mesh)
-    elastic = replace(elastic, grace_s=0.0 if grace is None else parse.duration(grace, "--grace"))
+    elastic = replace(elastic, grace_s=parse.grace(grace))
     if place is not None:
         begin = _static_workers(workers, place, folders.out)
         elastic = Elastic(collective_timeout_s=elastic.collective_timeout_s)

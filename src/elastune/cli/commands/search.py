@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from elastune.cli import options, parse
 from elastune.cli.clusters import ClusterOptions
@@ -23,8 +20,8 @@ from elastune.cli.groups import (
 )
 from elastune.cli.output import INTERRUPTED, OK, print_error, print_result
 from elastune.cli.start import Beginning
-from elastune.core.cost import check_price
 from elastune.core.errors import UserError
+from elastune.study.request import FrontierRequest, StudyRequest
 
 
 @flatten
@@ -38,19 +35,12 @@ def tune(
     where: ClusterOptions,
     money: HostPrices,
     beginning: Beginning,
-    workers: Annotated[int, typer.Option(help="Number of worker processes for all trials together.")] = 1,
+    workers: options.StudyWorkers = StudyRequest.workers,
     warm_start: options.WarmStart = None,
     grace: options.Grace = None,
-    keep: options.Keep = "none",
+    keep: options.Keep = StudyRequest.keep,
     keep_size: options.KeepSize = None,
-    plan: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="The --out folder of elastune plan. With --trial-workers, no trial gets more workers than the plan "
-            "says are of use. Until steps are measured, the plan also decides how workers are shared out.",
-        ),
-    ] = None,
+    plan: options.PlanFolder = None,
 ) -> int:
     """Search a program's settings for the best trade-offs.
 
@@ -81,7 +71,7 @@ def tune(
         warm_start=tuple(warm_start or ()),
         sync=agreeing.choice,
         collective_timeout_s=execution.collective_timeout_s,
-        grace_s=0.0 if grace is None else parse.duration(grace, "--grace"),
+        grace_s=parse.grace(grace),
         start_from=beginning.choose(),
         keep=keep,
         keep_bytes=None if keep_size is None else parse.size(keep_size, "--keep-size"),
@@ -105,10 +95,10 @@ def frontier(
     money: HostPrices,
     budget: options.Budget = "3m",
     constraint: options.Constraints = None,
-    sampler: options.Sampler = "auto",
-    stopping: options.Stopping = "none",
+    sampler: options.Sampler = FrontierRequest.sampler,
+    stopping: options.Stopping = FrontierRequest.stopping,
     trial_workers: options.TrialWorkers = None,
-    price: options.Price = 1.0,
+    price: options.Price = FrontierRequest.price_per_worker_hour,
     grace: options.Grace = None,
 ) -> int:
     """Find how far training scales before accuracy suffers.
@@ -143,10 +133,8 @@ def frontier(
     from elastune.cli.progress import Progress, StudyTracker, told_before
     from elastune.frontier.crews import COUNTS
     from elastune.frontier.phases import frontier as find_frontier
-    from elastune.study.request import FrontierRequest
 
     cluster = where.request()
-    bounds = None if trial_workers is None else parse.worker_bounds(trial_workers, "--trial-workers")
     request = FrontierRequest(
         program=folders.program(file),
         out=folders.choose(file, "frontier"),
@@ -164,13 +152,13 @@ def frontier(
         constraints=tuple(constraint or ()),
         sampler=sampler,
         stopping=stopping,
-        trial_workers=bounds,
+        trial_workers=parse.trial_workers(trial_workers),
         epochs=training.epochs,
         seed=training.seed,
         divergence=training.factor,
-        price_per_worker_hour=check_price(price),
+        price_per_worker_hour=price,
         collective_timeout_s=execution.collective_timeout_s,
-        grace_s=0.0 if grace is None else parse.duration(grace, "--grace"),
+        grace_s=parse.grace(grace),
         resume=folders.resume,
     )
     request = money.of_study(request, local=where.local)

@@ -54,7 +54,7 @@ def tree(
     from elastune.reuse.tree_study import train_tree
 
     found, cluster = parse_tree(groups), where.request()
-    bounds = None if trial_workers is None else parse.worker_bounds(trial_workers, "--trial-workers")
+    bounds = parse.trial_workers(trial_workers)
     low, high = bounds or (None, None)
     out: Path = folders.choose(file, "tree")
     check_out(out, folders.resume)

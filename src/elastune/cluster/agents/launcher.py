@@ -35,7 +35,7 @@ from elastune.cluster.agents.messages import (
     WorkerSeen,
     WorkerStarted,
 )
-from elastune.cluster.agents.packing import pack, spread
+from elastune.cluster.agents.room import AgentRoom
 from elastune.cluster.launcher import (
     Bootstrap,
     Launcher,
@@ -45,7 +45,6 @@ from elastune.cluster.launcher import (
     ProcessNoticed,
     ProcessStarted,
 )
-from elastune.core.cost import KINDS, ON_DEMAND, SPOT
 from elastune.core.errors import UserError
 from elastune.elastic.coordinator.connection import Closed, Connection, Greeted, Heard
 from elastune.elastic.coordinator.connections import ConnectionServer
@@ -116,72 +115,28 @@ class AgentLauncher(Launcher):
         self._events: list[ProcessEvent] = []
         self._refused: list[HostReport] = []
         self._numbers = self._keys = 0
-        self._free_now: int | None = None  # until something of it changes
         self._next_beat = 0.0
         self._closed = False
-        self._most_on_demand: int | None = None
-        self._going: set[Bootstrap] = set()  # on-demand workers that were asked to leave
+        self.room = AgentRoom(self._agents)
         self._lookout = Lookout(self._agents, self._tell, tell)
         self.runs: Callable[[], Mapping[Path, Contact]] = dict  # by their folders: those that may be asked about
 
     @property
     def capacity(self) -> int:
-        return sum(self.rooms.values())
+        return sum(self.room.by_kind.values())
 
     @property
     def free(self) -> int:
-        if self._free_now is None:
-            self._free_now = sum(self._free().values())
-        return self._free_now
+        return self.room.free
 
     @property
     def pause_s(self) -> float:
         return min(LONGEST_PAUSE_S, PAUSE_S * len(self._agents))
 
-    @property
-    def rooms(self) -> dict[str, int]:
-        """Room for so many workers, used or not, by kind of host; without hosts that will go."""
-        staying = [agent for agent in self._agents.values() if agent.usable]
-        return {kind: sum(agent.room for agent in staying if agent.kind == kind) for kind in KINDS}
-
-    @property
-    def host_rooms(self) -> tuple[int, ...]:
-        """Room for so many workers on each host that stays, used or not, the largest first."""
-        rooms: dict[str, int] = {}
-        for agent in self._agents.values():
-            if agent.usable:
-                rooms[agent.host] = rooms.get(agent.host, 0) + agent.room
-        return tuple(sorted(rooms.values(), reverse=True))
-
-    @property
-    def on_demand(self) -> int:
-        """Workers on on-demand hosts that are to stay."""
-        return len(self._on_demand())
-
     def bound_on_demand(self, most: int | None, why: str) -> None:
         """Have at most so many workers on on-demand hosts; None: as many as there is room for. Those beyond leave."""
-        self._most_on_demand, self._free_now = most, None
-        surplus = [] if most is None else self._on_demand()[most:]
-        self._going.update(surplus)
+        surplus = self.room.bound_on_demand(most)
         self._events += [ProcessNoticed(worker, LEAVE_S, why) for worker in surplus]
-
-    def _on_demand(self) -> list[Bootstrap]:
-        """The oldest first."""
-        hosts = (agent for agent in self._agents.values() if agent.kind == ON_DEMAND)
-        keyed = dict(pair for agent in hosts for pair in agent.workers.items())
-        return [keyed[key] for key in sorted(keyed) if keyed[key] not in self._going]
-
-    def _free(self, kinds: Sequence[str] = KINDS) -> dict[int, int]:
-        """The room of each agent that may be used now."""
-        found = {n: agent.free for n, agent in self._agents.items() if agent.kind in kinds}
-        if self._most_on_demand is None:
-            return found
-        left = max(0, self._most_on_demand - self.on_demand)
-        for number in found:
-            if self._agents[number].kind == ON_DEMAND:
-                found[number] = min(found[number], left)
-                left -= found[number]
-        return found
 
     @property
     def hosts(self) -> list[str]:
@@ -204,7 +159,7 @@ class AgentLauncher(Launcher):
     def look_for(self, path: str = "", text: str = "") -> None:
         """From now on an agent gets workers only once it has told that it sees the file ``path`` ("": none) with
         ``text``, and that its workers reach others by the kind of address that the others' do."""
-        self._free_now = None
+        self.room.changed()
         self._lookout.begin(path, text)
 
     def take_files(self, port: int) -> None:
@@ -234,7 +189,8 @@ class AgentLauncher(Launcher):
         """Let an agent without workers go; one with workers stays."""
         agent = self._agents.get(number)
         if agent is not None and not (agent.workers or agent.unnamed) and agent.notice is None:
-            agent.notice, self._free_now = HostNoticed(0.0, "there is no use for it"), None
+            agent.notice = HostNoticed(0.0, "there is no use for it")
+            self.room.changed()
             self._tell(number, AgentBye())
 
     def fileno(self) -> int | None:
@@ -245,15 +201,8 @@ class AgentLauncher(Launcher):
             raise UserError("a worker must find room at an agent", f"{self.free} free", "start more agents")
         if any(worker.token != derived(self._token, worker.token[:SALT_DIGITS]) for worker in workers):
             raise ValueError("agents know tokens of new_token, and no other ones")
-        self._free_now = None
-        runs = {worker.coordinator for worker in workers}
-        own = {n: sum(b.coordinator in runs for b in a.workers.values()) for n, a in self._agents.items()}
-        spot = self._free([SPOT])
-        cheap = min(len(workers), sum(spot.values()))
-        places = pack(spot, cheap, own) + pack(self._free([ON_DEMAND]), len(workers) - cheap, own)
-        if needs.spread:
-            places = spread(self._free(), len(workers))
-        for worker, number in zip(workers, places, strict=True):
+        self.room.changed()
+        for worker, number in zip(workers, self.room.places(workers, apart=needs.spread), strict=True):
             self._keys += 1
             self._place[worker] = number, self._keys
             self._agents[number].workers[self._keys] = worker
@@ -339,7 +288,7 @@ class AgentLauncher(Launcher):
             return
         self._numbers += 1
         self._agents[self._numbers] = AgentHost.greeted(hello, connection, time.monotonic())
-        self._free_now = None
+        self.room.changed()
         self._number_of[connection] = self._numbers
         self._tell(self._numbers, AgentWelcome(BEAT_S, self._silence_s, self._grace_s, self._files_port))
         self._lookout.greet(self._numbers)
@@ -350,7 +299,7 @@ class AgentLauncher(Launcher):
         agent = self._agents[number]
         agent.heard_at = time.monotonic()
         if not isinstance(message, AgentBeat):
-            self._free_now = None
+            self.room.changed()
         match message:
             case WorkerStarted(key=key, pid=pid) if key in agent.workers:
                 self._events.append(ProcessStarted(agent.workers[key], pid))
@@ -379,12 +328,13 @@ class AgentLauncher(Launcher):
     def _finish(self, agent: AgentHost, key: int, code: int | None, log: str, why: str) -> None:
         worker = agent.workers.pop(key)
         agent.sights.pop(key, None)
-        self._going.discard(worker)
+        self.room.ended(worker)
         del self._place[worker]
         self._events.append(ProcessEnded(worker, code, log, why))
 
     def _lose(self, number: int, why: str) -> None:
-        agent, self._free_now = self._agents.pop(number), None
+        agent = self._agents.pop(number)
+        self.room.changed()
         del self._number_of[agent.connection]
         for key in list(agent.workers):
             self._finish(agent, key, None, "", f"host {agent.host} was lost: {why}")

@@ -12,6 +12,7 @@ from torch import nn
 
 from elastune.comm.comms import Comms
 from elastune.comm.group import Group, GroupBroken
+from elastune.core.errors import UserError
 from elastune.core.layout import Unrecoverable
 from elastune.core.run import Config, RunSpec
 from elastune.core.seeds import derive
@@ -78,6 +79,13 @@ class RunState:
     def parts(self) -> tuple[Part, ...]:
         """All that the run goes on from, in the order in which it is loaded; without a model before there is one."""
         return (*(() if self.trained is None else self.trained.parts), *self._before_model)
+
+    @property
+    def prepared(self) -> TrainingState:
+        """What training needs. Raises ``UserError`` before there is a model."""
+        if self.trained is None:
+            raise UserError("session.prepare must come before training", "no model yet", "call session.prepare first")
+        return self.trained
 
     # -- as the group's owner ------------------------------------------------------------------------------------------
 
