@@ -32,7 +32,7 @@ suite: $(VENV)/.installed-dev
 
 soak: $(VENV)/.installed-dev
 	$(BIN)/pytest -q -n $(TEST_PROCESSES) -m soak
-	$(MAKE) --no-print-directory -j$(SMOKES_AT_ONCE) --output-sync $(LONG_SMOKES:%=smoke-%)
+	$(RUN_SMOKES) $(LONG_SMOKES) "hashes $(HASHES)"
 
 # So many times the examples that make test tries, other ones each time.
 FUZZ ?= 100
@@ -60,18 +60,17 @@ TRACES := $(and $(LCBENCH),$(wildcard $(ELASTUNE_DATA)/pollux_traces))
 SPOT := $(wildcard $(ELASTUNE_DATA)/spot_traces)
 LAYOUTS := $(wildcard $(ELASTUNE_DATA)/layout_times)
 SMOKES += $(if $(LCBENCH),sampler multi_fidelity search_model) $(if $(TRACES),elastic_search) $(if $(SPOT),spot) $(if $(LAYOUTS),layout_prediction)
-smoke-chaos: OPTIONS := $(if $(wildcard $(ELASTUNE_DATA)/mnist),,--data-set digits)
-smoke-hashes: OPTIONS := --check benchmarks/results/hashes.json
+OPTIONS_chaos := $(if $(wildcard $(ELASTUNE_DATA)/mnist),,--data-set digits)
+HASHES := --check benchmarks/results/hashes.json
+# A pair that is compared on every machine; most others have nothing to be compared with but results of one machine.
+OPTIONS_hashes := $(HASHES) --only 'policy of the program'
+RUN_SMOKES := $(BIN)/python tests/smokes.py $(SMOKES_AT_ONCE)
 
 bench-smoke: $(VENV)/.installed-dev
 	@$(if $(LCBENCH),,echo "no hpo/lcbench in ELASTUNE_DATA: without the benchmarks of sampler and stopping")
 	@$(if $(SPOT),,echo "no spot_traces in ELASTUNE_DATA: without the benchmark of spot machines")
 	@$(if $(TRACES),,echo "no hpo/lcbench or pollux_traces in ELASTUNE_DATA: without the benchmark of the broker")
-	$(MAKE) --no-print-directory -j$(SMOKES_AT_ONCE) --output-sync $(SMOKES:%=smoke-%)
-
-.PHONY: $(SMOKES:%=smoke-%) $(LONG_SMOKES:%=smoke-%)
-$(SMOKES:%=smoke-%) $(LONG_SMOKES:%=smoke-%): smoke-%:
-	$(BIN)/python benchmarks/$*.py --smoke $(OPTIONS)
+	$(RUN_SMOKES) $(foreach name,$(SMOKES),"$(name) $(OPTIONS_$(name))")
 
 clean:
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -10,13 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.fabric.plugins import MixedPrecision
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from tests.soaked import soaked
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from elastune.adapters.fabric import Fabric
 from elastune.cluster.local import WARM, LocalCluster
 from elastune.core.errors import UserError
 from elastune.core.run import Means, Program
@@ -29,7 +26,6 @@ from elastune.train.program.current import in_session
 PROGRAMS = Path(__file__).parent / "programs"
 SEED = 3  # of Runs
 NAMES = ("fabricated", "lightened")
-GROWING = GradientAccumulationScheduler({0: 1, 1: 2})
 
 
 @pytest.fixture(scope="module")
@@ -172,12 +168,15 @@ def test_a_manual_optimization_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         in_session(lambda session: lightened.main())(lone_session(tmp_path))
 
 
-@pytest.mark.parametrize("options", [{"limit_train_batches": 2}, {"fast_dev_run": True}, {"callbacks": [GROWING]}])
+@pytest.mark.parametrize("options", [{"limit_train_batches": 2}, {"fast_dev_run": True}, {"accumulates": {0: 1, 1: 2}}])
 def test_what_the_trainer_would_do_otherwise_is_refused(
     tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import lightened
+    from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
+    if "accumulates" in options:
+        options = {"callbacks": [GradientAccumulationScheduler(options["accumulates"])]}
     monkeypatch.setitem(lightened.config, "options", options)
     with pytest.raises(UserError, match="one step of one optimizer"):
         in_session(lambda session: lightened.main())(lone_session(tmp_path))
@@ -216,9 +215,16 @@ def _programs_importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(PROGRAMS))
 
 
+def ours(**options: Any) -> Any:
+    """Our Fabric, imported where a test needs it: every process that runs tests would wait for Lightning."""
+    from elastune.adapters.fabric import Fabric
+
+    return Fabric(**options)
+
+
 def test_what_fabric_does_otherwise_is_refused(tmp_path: Path) -> None:
     def tried(session: Any) -> None:
-        fabric, model = Fabric(), nn.Linear(2, 1)
+        fabric, model = ours(), nn.Linear(2, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         with pytest.raises(UserError, match="in one call"):
             fabric.setup_optimizers(optimizer)
@@ -247,8 +253,10 @@ def test_what_fabric_does_otherwise_is_refused(tmp_path: Path) -> None:
 
 
 def test_gradients_are_clipped_without_their_scale(tmp_path: Path) -> None:
+    from lightning.fabric.plugins import MixedPrecision
+
     def tried(session: Any) -> None:
-        fabric = Fabric(plugins=MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=1024.0)))
+        fabric = ours(plugins=MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=1024.0)))
         model = nn.Linear(2, 1, bias=False)
         nn.init.ones_(model.weight)
         model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -265,7 +273,7 @@ def test_gradients_are_clipped_without_their_scale(tmp_path: Path) -> None:
 
 def test_batches_that_a_script_adds_up_are_refused(tmp_path: Path) -> None:
     def tried(session: Any) -> None:  # as if the parts of a batch were batches
-        fabric, model = Fabric(), nn.Linear(2, 1)
+        fabric, model = ours(), nn.Linear(2, 1)
         model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
         loader = fabric.setup_dataloaders(DataLoader(TensorDataset(torch.randn(8, 2)), batch_size=4))
         for number, (x,) in enumerate(loader):
@@ -281,7 +289,7 @@ def test_batches_that_a_script_adds_up_are_refused(tmp_path: Path) -> None:
 
 def test_two_losses_of_a_batch_are_told_from_batches_that_are_added_up(tmp_path: Path) -> None:
     def tried(session: Any) -> None:
-        fabric, model = Fabric(), nn.Linear(2, 1)
+        fabric, model = ours(), nn.Linear(2, 1)
         model, _ = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
         for (x,) in fabric.setup_dataloaders(DataLoader(TensorDataset(torch.randn(8, 2)), batch_size=4)):
             fabric.backward(model(x).square().mean())
@@ -296,7 +304,7 @@ def test_an_optimizer_may_evaluate_a_batch_several_times(tmp_path: Path) -> None
     losses: list[float] = []
 
     def tried(session: Any) -> None:
-        fabric, model = Fabric(), nn.Linear(2, 1)
+        fabric, model = ours(), nn.Linear(2, 1)
         model, optimizer = fabric.setup(model, torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3))
         for (x,) in fabric.setup_dataloaders(DataLoader(TensorDataset(torch.randn(8, 2)), batch_size=4)):
 
@@ -317,4 +325,4 @@ def test_an_optimizer_may_evaluate_a_batch_several_times(tmp_path: Path) -> None
 
 def test_outside_of_a_run_it_says_so() -> None:
     with pytest.raises(UserError, match="belongs into a run"):
-        Fabric()
+        ours()

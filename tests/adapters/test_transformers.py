@@ -8,13 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
-from tests.adapters.programs import hugging
 from torch.utils.data import SequentialSampler
-from transformers import EarlyStoppingCallback, TrainerState, TrainingArguments
 
-from elastune.adapters.trainer_parts import TrackedState
-from elastune.adapters.transformers import Trainer
 from elastune.cluster.local import WARM, LocalCluster
 from elastune.core.errors import UserError
 from elastune.core.run import Program
@@ -62,6 +57,10 @@ def in_order(kind: Any) -> Any:
 @pytest.mark.parametrize("accumulated", [1, 2])
 def test_it_trains_as_transformers_does(tmp_path: Path, accumulated: int) -> None:
     """The loop of Hugging Face's own: losses, rates, evaluations on the way, and weights."""
+    import transformers
+
+    from elastune.adapters.transformers import Trainer
+
     how = {"logging_steps": 2, "eval_strategy": "steps", "eval_steps": 3, "num_train_epochs": 2, "learning_rate": 3e-2}
     how |= {"per_device_train_batch_size": 8 // accumulated, "gradient_accumulation_steps": accumulated}
     how |= {"warmup_steps": 2, "weight_decay": 0.1, "max_grad_norm": 0.3}
@@ -86,14 +85,20 @@ def test_it_trains_as_transformers_does(tmp_path: Path, accumulated: int) -> Non
         assert torch.allclose(mine, other, atol=1e-4)  # of AdamW, which magnifies rounding
 
 
-def trainer(folder: Path, kind: Any = Trainer, callbacks: Any = (), **options: Any) -> Any:
+def trainer(folder: Path, kind: Any = None, callbacks: Any = (), **options: Any) -> Any:
+    """Ours, or of that ``kind``. Imported where a test needs it: every process that runs tests would wait for it."""
+    import transformers
+    from tests.adapters.programs import hugging
+
+    from elastune.adapters.transformers import Trainer
+
     settings = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "save_strategy": "no"}
     network = transformers.GPT2Config(vocab_size=24, n_positions=12, n_embd=8, n_layer=1, n_head=1, bos_token_id=0,
                                       resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)  # fmt: skip
     transformers.set_seed(1)
-    return kind(
+    return (kind or Trainer)(
         model=transformers.GPT2LMHeadModel(network),
-        args=TrainingArguments(str(folder), **{**settings, **options}),
+        args=transformers.TrainingArguments(str(folder), **{**settings, **options}),
         train_dataset=hugging.Text(24, 1),
         eval_dataset=hugging.Text(10, 2),
         compute_metrics=hugging.accuracy,
@@ -102,6 +107,8 @@ def trainer(folder: Path, kind: Any = Trainer, callbacks: Any = (), **options: A
 
 
 def test_it_evaluates_as_transformers_does(tmp_path: Path) -> None:
+    import transformers
+
     reports: list[dict[str, float]] = []
 
     def evaluate(session: Any) -> None:
@@ -117,6 +124,8 @@ def test_it_evaluates_as_transformers_does(tmp_path: Path) -> None:
 
 
 def test_steps_callbacks_and_models_are_as_asked(tmp_path: Path) -> None:
+    import transformers
+
     def train(session: Any) -> None:
         made = trainer(tmp_path, max_steps=4, eval_strategy="steps", eval_steps=2, logging_steps=2)
         found = made.train()
@@ -126,7 +135,7 @@ def test_steps_callbacks_and_models_are_as_asked(tmp_path: Path) -> None:
         assert (tmp_path / "model" / "model.safetensors").exists()
 
     def stop(session: Any) -> None:
-        stopping = EarlyStoppingCallback(1, early_stopping_threshold=100)
+        stopping = transformers.EarlyStoppingCallback(1, early_stopping_threshold=100)
         how = {"metric_for_best_model": "accuracy", "num_train_epochs": 9, "eval_strategy": "epoch"}
         made = trainer(tmp_path, callbacks=[stopping], **how)
         made.train()
@@ -138,6 +147,10 @@ def test_steps_callbacks_and_models_are_as_asked(tmp_path: Path) -> None:
 
 
 def test_what_callbacks_remember_is_state() -> None:
+    from transformers import EarlyStoppingCallback, TrainerState
+
+    from elastune.adapters.trainer_parts import TrackedState
+
     one, other = (EarlyStoppingCallback(1), EarlyStoppingCallback(1))
     one.early_stopping_patience_counter = 3
     state = TrainerState(global_step=7, best_metric=0.5)

@@ -22,9 +22,10 @@ from elastune.comm.gloo import GlooFactory
 from elastune.comm.group import Group
 
 LIMIT_S = 60.0
+KITS = ("elastune.testing.kits.sync", "elastune.testing.kits.engine")
 _CONTEXT = multiprocessing.get_context("forkserver")
-# The first optimizer imports torch._dynamo, for seconds.
-_CONTEXT.set_forkserver_preload(["torch._dynamo", "elastune.comm.gloo", "elastune.train.work"])
+# The first optimizer imports torch._dynamo, for seconds; the kits, whose functions many workers run, import pytest.
+_CONTEXT.set_forkserver_preload(["torch._dynamo", "elastune.train.work", "elastune.job.run", *KITS])
 
 
 @dataclass
