@@ -12,8 +12,9 @@ from torch import nn
 from torch.utils.data import IterableDataset
 
 from elastune.comm.exactly import exact_mean, exact_sum
-from elastune.comm.group import CALLS_TAG, GroupBroken
+from elastune.comm.group import GroupBroken
 from elastune.comm.post import Post
+from elastune.comm.tags import CALLS_TAG
 from elastune.core.clock import Clock, SystemClock
 from elastune.core.cost import MEASURED
 from elastune.core.errors import UserError
