@@ -21,6 +21,7 @@ from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
 from elastune.core.run import Config, RunSpec
 from elastune.core.seeds import derive
+from elastune.core.sync_check import refuse_turns
 from elastune.elastic.worker.group import Rows, WorkerGroup
 from elastune.elastic.worker.state_owner import Packed
 from elastune.journal.records import Record, Reported
@@ -220,10 +221,8 @@ class Session(SessionModels):
         if self._passes_in_epoch:
             raise UserError("an epoch holds one training pass", "a second one", "use one more session.epochs")
         self._passes_in_epoch += 1
-        if turns > 1 and self.trained.sync.plan.in_rounds:
-            raise UserError(
-                "turns need workers that agree in each step", self.trained.sync.plan, "use --sync allreduce"
-            )
+        if turns > 1:
+            self._forbid(refuse_turns)
         self._train_set = asked.dataset
         asked = replace(asked, turns=turns)
         return self._stepper.training_pass(asked.source(self.seed), asked.batch_size, self._planned)
