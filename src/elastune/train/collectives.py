@@ -193,8 +193,9 @@ class NamedCollectives:
         workers = self._workers
         own = self._checked(name, tensor)
         everyone = workers.members if workers.synchronised else (workers.worker,)
-        if kind == "broadcast" and workers.synchronised and not 0 <= root < len(everyone):
-            raise UserError("a root must be the rank of a worker", root, f"from 0 to {len(everyone) - 1}")
+        whole = isinstance(root, int) and not isinstance(root, bool)
+        if kind == "broadcast" and not (whole and (0 <= root < len(everyone) or not workers.synchronised)):
+            raise UserError("a root must be the rank of a worker", repr(root)[:40], f"from 0 to {len(everyone) - 1}")
         if not workers.synchronised or len(everyone) == 1:
             lost = not workers.synchronised
             call = Call(kind, (name, -1), workers.worker, own, {workers.worker}, 0)
@@ -331,9 +332,10 @@ class NamedCollectives:
             return
         before = call.settled
         tensors = _tensors(told, letter.payload)
-        if told["kind"] != call.kind and not call.settled:
+        here, there = _asked(call.kind, call.root), _asked(told["kind"], told["root"])
+        if here != there and not call.settled:
             rule = "workers that use one name call the same collective"
-            value = f"{call.key[0]!r}: {call.kind} here, {told['kind']} on worker {sender}"
+            value = f"{call.key[0]!r}: {here} here, {there} on worker {sender}"
             call.error = UserError(rule, value, "use other names")
         elif what == RESULT:
             call.done.add(sender)
@@ -352,6 +354,7 @@ def _letter(what: int, call: Call, tensors: Sequence[torch.Tensor], workers: Seq
     told = {
         "name": call.key[0],
         "kind": call.kind,
+        "root": call.root,
         "workers": list(workers),
         "tensors": [[str(t.dtype), list(t.shape)] for t in tensors],
     }
@@ -359,6 +362,10 @@ def _letter(what: int, call: Call, tensors: Sequence[torch.Tensor], workers: Seq
     # One tensor is this worker's own copy, which nobody changes: not to be copied again.
     payload = parts[0] if len(parts) == 1 else torch.cat([torch.empty(0, dtype=torch.uint8), *parts])
     return Letter((what, call.key[1], 0), json.dumps(told), payload)
+
+
+def _asked(kind: str, root: int) -> str:
+    return f"{kind} from worker {root}" if kind == "broadcast" else kind
 
 
 def _done(key: Key) -> Letter:
