@@ -21,7 +21,7 @@ from elastune.monitors.base import WorkerTimes
 from elastune.train.adapt.adapter import Adapter
 from elastune.train.checkpoints.run_state import RunState
 from elastune.train.compiling import COMPILED
-from elastune.train.control import PRIME, ControlVector
+from elastune.train.control import COUNTED, PRIME, ControlVector
 from elastune.train.data.content import READS, content
 from elastune.train.data.loading import to_device
 from elastune.train.data.planned import PlannedSteps, ignore
@@ -252,7 +252,7 @@ class Stepper:
         own_part = ControlVector(
             stop=float(self._stop_requested()),
             heard=self._workers.begin_step(),
-            samples=sum(len(places) for places in own),
+            samples=sum(len(places) for places in own) % COUNTED,
             checksum=plan.checksum if [*map(len, own)] == [plan.size] else sum(map(source.checksum, own)) % PRIME,
             sent=self._adapter.exchanged.since(trained.sync.sent_bytes),
             marks=self._alike.marks(plan, trained),
