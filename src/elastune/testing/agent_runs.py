@@ -20,6 +20,11 @@ ELASTUNE = [sys.executable, "-m", "elastune"]
 PORT = 7070
 LIMIT_S = 120.0
 LOOK_S = 0.05
+WRONG = 2  # the exit code of a command whose user can mend what was wrong
+
+
+class CommandRefused(AssertionError):
+    """The command has ended with exit code 2. Its text is the line that was told, which says what is to be mended."""
 
 
 class AgentRun:
@@ -88,9 +93,13 @@ class AgentRun:
         return [(entry.at, entry.record) for entry in entries if isinstance(entry.record, kind)]
 
     def until(self, true: Callable[[], object]) -> None:
-        """Wait for it. Raises ``AssertionError`` with what the controller says where it ends, or it takes too long."""
+        """Wait for it. Raises ``AssertionError`` with what the controller says where it ends, or it takes too long;
+        ``CommandRefused`` where it refuses.
+        """
         deadline = time.monotonic() + LIMIT_S
         while not true():
+            if self.controller.poll() == WRONG:
+                raise CommandRefused(self.said.strip().rpartition("\n")[2])
             if time.monotonic() > deadline or self.controller.poll() is not None:
                 raise AssertionError(self.said)
             time.sleep(LOOK_S)
