@@ -13,7 +13,7 @@ from elastune.comm.interfaces import interface_with
 from elastune.elastic.protocol.client import ask
 from elastune.elastic.protocol.messages import ResizeAsked
 from elastune.journal.reader import read
-from elastune.journal.records import Regrouped
+from elastune.journal.records import Regrouped, RunFailed
 from elastune.testing.hosts import Network
 
 ELASTUNE = [sys.executable, "-m", "elastune"]
@@ -99,7 +99,8 @@ class AgentRun:
         deadline = time.monotonic() + LIMIT_S
         while not true():
             if self.controller.poll() == WRONG:
-                raise CommandRefused(self.said.strip().rpartition("\n")[2])
+                failed = self.records(RunFailed)  # of the training itself; behind that hosts' ends are told
+                raise CommandRefused(failed[-1].detail if failed else self.said.strip().rpartition("\n")[2])
             if time.monotonic() > deadline or self.controller.poll() is not None:
                 raise AssertionError(self.said)
             time.sleep(LOOK_S)
