@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from elastune.core.errors import UserError
 from elastune.job.machine import machine_context
 from elastune.journal.atomic import atomic_write
+from elastune.testing.agent_runs import CommandRefused
 
 Row = dict[str, Any]
 Cells = dict[str, Row]
@@ -137,10 +138,12 @@ def _row(measure: Callable[[Any], Row], each: Keyed) -> tuple[str, Row]:
 
 
 def ended(run: Callable[[], int]) -> int:
-    """The exit code of ``run``. What the user can mend, and that it was cut, is one line."""
+    """The exit code of ``run``. What the user can mend, here or in a command that it runs, is one line; so is that it
+    was cut.
+    """
     try:
         return run()
-    except UserError as problem:
+    except (UserError, CommandRefused) as problem:
         print(problem, file=sys.stderr)
         return 2
     except OutOfTime as cut:

@@ -31,8 +31,9 @@ from torch.distributed import TCPStore
 
 from elastune.comm.exact import ExactReducer
 from elastune.comm.gloo import GlooFactory
-from elastune.comm.group import CALLS_TAG, Group, GroupBroken
+from elastune.comm.group import Group, GroupBroken
 from elastune.comm.post import Post
+from elastune.comm.tags import CALLS_TAG
 from elastune.core.fragments import fragments_of, sendings
 from elastune.core.sync_plan import SyncPlan
 from elastune.job.machine import machine_context

@@ -11,7 +11,7 @@ Links: the same training on four hosts, network namespaces of this machine whose
 steps, bytes as the collectives count them, and as they come in by the host's interface. Time to the target is then the
 steps of the accuracy runs times the measured time of a step. "whole": runs to the target, measured from end to end.
 
-    python benchmarks/strategies.py --only accuracy [--minutes 30]    # build/strategies.jsonl keeps trainings
+    python benchmarks/strategies.py --only accuracy [--minutes 30]    # build/strategies.json keeps trainings
     python benchmarks/strategies.py --only accuracy --rows cnn:parameter_server:8    # others stay as they are
     python benchmarks/strategies.py --only links,whole                # takes root and a quiet machine
     python benchmarks/strategies.py --smoke                           # seconds, digits, writes nothing
@@ -24,8 +24,8 @@ import json
 import os
 import statistics
 import sys
-import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,10 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
-from strategies_hosts import HOSTS, Row, on_hosts, paces
+from kept import OutOfTime, Row, Rows, ended
+from strategies_hosts import HOSTS, on_hosts, paces
 from strategies_task import CNN, CNN_LONG, GRU, GRU_LONG, SMOKE, TASKS, Task, text_sha256
-from strategies_trial import Cache, Tuned, mean_of, tuned
+from strategies_trial import Tuned, mean_of, tuned
 
 from elastune.core.errors import UserError
 from elastune.core.sync_plan import SyncPlan
@@ -99,14 +100,16 @@ class Baseline:
 Cells = tuple[tuple[Task, int, tuple[str, ...]], ...]
 
 
-def accuracies(cache: Cache, cells: Cells, kept: Sequence[Row] = ()) -> list[Row]:
+def accuracies(trainings: Rows, cells: Cells, kept: Sequence[Row] = ()) -> list[Row]:
     """A row for each task, strategy and number of learners that is complete, beside ``kept`` ones of ``allreduce``."""
     rows: list[Row] = []
     known = [row for row in kept if row["strategy"] == "allreduce" and not row["lost"]]
     baselines = {row["task"]: Baseline.of(row) for row in known}
     for task, learners, strategies in cells:
         for strategy in strategies:
-            found = tuned(cache, task, plan_of(strategy, learners, task.every), SEEDS)
+            found = None
+            with suppress(OutOfTime):
+                found = tuned(trainings, task, plan_of(strategy, learners, task.every), SEEDS)
             if found is None:
                 print(f"{task.name} {strategy} {learners}: not complete", flush=True)
                 continue
@@ -292,7 +295,7 @@ def context() -> Row:
 
 def smoke() -> None:
     """Every strategy once on embedded digits, and some steps on four hosts where that is allowed."""
-    rows = accuracies(Cache(None), ((SMOKE, 4, STRATEGIES),))
+    rows = accuracies(Rows(None), ((SMOKE, 4, STRATEGIES),))
     assert len(rows) == len(STRATEGIES), "a strategy came to nothing"
     if os.geteuid() == 0:
         links(SMOKE, LINKS[-1], rounds=2, steps=4)
@@ -306,7 +309,7 @@ def main() -> int:
     parser.add_argument(
         "--only", nargs="+", choices=PARTS, default=PARTS, help="others stay in the results as they are"
     )
-    parser.add_argument("--minutes", type=float, default=60.0, help="after so many no further training is begun")
+    parser.add_argument("--minutes", type=float, default=60.0, help="begin no training that would end later")
     parser.add_argument(
         "--rows", nargs="+", type=cell_of, default=(), metavar="TASK:STRATEGY:LEARNERS", help="of accuracy"
     )
@@ -316,7 +319,7 @@ def main() -> int:
     parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=("allreduce", "diloco"), help="of them")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=36, help="of allreduce on hosts")
-    parser.add_argument("--cache", type=Path, default=Path("build") / "strategies.jsonl")
+    parser.add_argument("--cache", type=Path, default=Path("build") / "strategies.json")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     if min(args.rounds, args.steps) < 2:
@@ -334,7 +337,7 @@ def main() -> int:
             )
         cells = tuple((TASKS[task], learners, (name,)) for task, name, learners in args.rows) or CELLS
         kept = before.get("rows", [])
-        rows = merged(kept, accuracies(Cache(args.cache, time.monotonic() + 60 * args.minutes), cells, kept), load)
+        rows = merged(kept, accuracies(Rows(args.cache, limit_s=60 * args.minutes), cells, kept), load)
         whence = f"of the commands that rows name, or of the one here; trainings are kept in {args.cache.name}"
         facts = {"trainings": whence, "text_sha256": text_sha256(), "tasks": sizes(), "rows": rows}
         told["accuracy"] = {**load, **before, **facts}
@@ -376,8 +379,4 @@ def sizes() -> Row:
 
 
 if __name__ == "__main__":
-    try:
-        raise SystemExit(main())
-    except UserError as error:
-        print(error, file=sys.stderr)
-        raise SystemExit(2) from None
+    sys.exit(ended(main))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import json
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
 
+from kept import Row, Rows
 from strategies_task import Task, accuracy, train
 from torch import nn
 
@@ -39,44 +38,26 @@ class Course:
     failed: str
     cpu_s: float
 
+    @classmethod
+    def of(cls, row: Row) -> Course:
+        """What was kept."""
+        looks = tuple((step, value) for step, value in row["looks"])
+        return cls(**{each.name: row[each.name] for each in fields(cls)} | {"looks": looks})
+
     @property
     def score(self) -> float:
         """By which learning rates are compared: the last look, on validation data."""
         return -1.0 if self.failed else self.looks[-1][1]
 
 
-class Cache:
-    """Trainings that were done before, one JSON line each; a line that a death cut off is left out."""
+def trained(rows: Rows, task: Task, plan: SyncPlan, lr: float, seed: int) -> Course:
+    """The training, run now if ``rows`` has not got it. Raises ``OutOfTime``."""
+    return Course.of(rows.of(key_of(task, plan, lr, seed), lambda: asdict(run(task, plan, lr, seed))))
 
-    def __init__(self, path: Path | None, ends_at: float = float("inf")) -> None:
-        """``ends_at`` (``time.monotonic``): from then on nothing that is not there is begun."""
-        self._path, self._ends_at = path, ends_at
-        self._found: dict[tuple[Any, ...], Course] = {}
-        for line in path.read_text().splitlines() if path is not None and path.exists() else []:
-            try:
-                found = json.loads(line)
-            except json.JSONDecodeError:
-                print(f"{path}: a line was cut off; that training is done again", flush=True)
-                continue
-            looks = tuple((step, value) for step, value in found.pop("looks"))
-            self._keep(Course(**found, looks=looks))
 
-    def _keep(self, course: Course) -> None:
-        self._found[course.task, course.sync, course.lr, course.seed] = course
-
-    def get(self, task: Task, plan: SyncPlan, lr: float, seed: int) -> Course | None:
-        """The training, run now if it never was; None where the time is up."""
-        key = (repr(task), str(plan), lr, seed)
-        if key not in self._found:
-            if time.monotonic() > self._ends_at:
-                return None
-            course = run(task, plan, lr, seed)
-            self._keep(course)
-            if self._path is not None:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                with self._path.open("a") as file:
-                    file.write(json.dumps(asdict(course)) + "\n")
-        return self._found[key]
+def key_of(task: Task, plan: SyncPlan, lr: float, seed: int) -> str:
+    """What a training depends on."""
+    return f"{task!r} {plan} lr={lr:g} seed={seed}"
 
 
 def run(task: Task, plan: SyncPlan, lr: float, seed: int) -> Course:
@@ -151,15 +132,11 @@ def mean_of(values: Sequence[float]) -> tuple[float | None, float | None]:
     return mean_ci(list(values)) if values else (None, None)
 
 
-def tuned(cache: Cache, task: Task, plan: SyncPlan, seeds: Sequence[int]) -> Tuned | None:
-    """None where the time is up before all is done, or no learning rate comes to anything."""
-    trials = [cache.get(task, plan, lr, TUNING_SEED) for lr in task.lrs]
-    done = [course for course in trials if course is not None]
-    if len(done) < len(trials) or all(course.failed for course in done):
+def tuned(rows: Rows, task: Task, plan: SyncPlan, seeds: Sequence[int]) -> Tuned | None:
+    """None where no learning rate comes to anything. Raises ``OutOfTime``."""
+    trials = [trained(rows, task, plan, lr, TUNING_SEED) for lr in task.lrs]
+    if all(course.failed for course in trials):
         return None
-    best = max(done, key=lambda course: course.score)
-    courses = [cache.get(task, plan, best.lr, seed) for seed in seeds]
-    complete = tuple(course for course in courses if course is not None)
-    if len(complete) < len(courses):
-        return None
-    return Tuned(task, plan, tuple((course.lr, course.score) for course in done), best.lr, complete)
+    best = max(trials, key=lambda course: course.score)
+    courses = tuple(trained(rows, task, plan, best.lr, seed) for seed in seeds)
+    return Tuned(task, plan, tuple((course.lr, course.score) for course in trials), best.lr, courses)

@@ -18,6 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from kept import OutOfTime, Rows, begun, ended
 
+from elastune.testing.agent_runs import AgentRun
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 STUDIES = [SimpleNamespace(key=f"a by me {seed}") for seed in range(4)]
 
@@ -152,3 +154,20 @@ def test_several_processes_lose_nothing_by_ctrl_c(tmp_path: Path) -> None:
     after = json.loads(out.read_text())["cells"]
     assert sorted(after) == ["a me 0", "a me 1", "a me 2", "a me 3"]
     assert before.items() <= after.items()
+
+
+def test_what_a_command_that_it_runs_refuses_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As where a training wants data that this machine has not got."""
+    network: Any = SimpleNamespace(address="127.0.0.1", hosts=[])
+
+    def measured() -> int:
+        run = AgentRun(network, tmp_path, "run", str(tmp_path / "no_such_program.py"))
+        try:
+            run.until(lambda: False)
+        finally:
+            run.close()
+        return 0
+
+    assert ended(measured) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "no_such_program.py" in line

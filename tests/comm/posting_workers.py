@@ -8,6 +8,7 @@ import torch
 
 from elastune.comm.group import GroupBroken
 from elastune.comm.post import Letter, Post
+from elastune.comm.tags import CALLS_TAG
 from elastune.testing.worker_processes import Worker
 
 COUNT = 50
@@ -54,4 +55,21 @@ def wait_for_mail(worker: Worker) -> None:
             post.send((worker.rank + 1) % worker.size, Letter((0, 0, 0), "", torch.empty(0, dtype=torch.uint8)))
         except GroupBroken:
             worker.say("refused")
+    worker.hear()
+
+
+def beside_an_exchange(worker: Worker) -> None:
+    """Messages of named collectives, and bytes of state that moves, at one time between the same two."""
+    group = worker.form("post")
+    post, other = Post(group, CALLS_TAG), 1 - worker.rank
+    given, room = torch.full((1000,), worker.rank, dtype=torch.uint8), torch.zeros(1000, dtype=torch.uint8)
+    for i in range(COUNT):
+        post.send(other, Letter((worker.rank, 0, i), "call", torch.full((i,), i, dtype=torch.uint8)))
+        group.exchange([(given, other)], [(room, other)]).wait()
+        assert room.unique().tolist() == [other]
+        room.zero_()
+        found = post.next()
+        assert found is not None
+        assert (found[0], found[1].number, len(found[1].payload)) == (other, (other, 0, i), i)
+    worker.say("exchanged")
     worker.hear()

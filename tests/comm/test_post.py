@@ -26,6 +26,16 @@ def test_messages_come_in_order_and_whole() -> None:
             them.tell(rank, "end")
 
 
+def test_state_that_moves_at_the_same_time_is_not_taken_for_a_message() -> None:
+    import posting_workers
+
+    with processes(2, posting_workers.beside_an_exchange) as them:
+        for rank in range(2):
+            assert them.hear(rank)[0] == "exchanged"
+        for rank in range(2):
+            them.tell(rank, "end")
+
+
 def test_the_end_of_the_group_wakes_who_waits() -> None:
     """By a death, which the neighbours see, or because it is given up here."""
     import posting_workers

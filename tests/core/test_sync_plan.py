@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,6 +30,14 @@ from elastune.core.sync_plan import SyncPlan
 def test_what_is_said_is_what_is_read(text: str) -> None:
     assert str(SyncPlan.parse(text)) == text
     assert SyncPlan.parse(f" {text.replace(',', ', ')} ") == SyncPlan.parse(text)
+
+
+@pytest.mark.parametrize("number", [1, np.float64(1.0), 1.0])
+def test_numbers_of_any_kind_are_said_alike(number: float) -> None:
+    """As a search may draw them."""
+    plan = SyncPlan("averaging", 8, 16, pull=number)
+    assert str(plan) == "averaging:learners=8,every=16,pull=1.0"
+    assert SyncPlan.parse(str(plan)) == plan
 
 
 @pytest.mark.parametrize(

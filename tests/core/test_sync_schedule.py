@@ -38,3 +38,11 @@ def test_what_is_due() -> None:
 def test_anything_else_is_refused(text: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         SyncSchedule.parse(text)
+
+
+@pytest.mark.parametrize("value", [3, None, ["7=allreduce"]])
+def test_what_is_no_text_is_refused(value: object) -> None:
+    with pytest.raises(UserError, match="is a text"):
+        SyncSchedule.parse(value)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="is a text"):
+        SyncPlan.parse(value)  # type: ignore[arg-type]

@@ -57,6 +57,12 @@ def test_values_of_a_program_are_checked_too() -> None:
     for parents in ([0, 0.0], [False, 0], ["0", "0"], [0, 1]):
         with pytest.raises(UserError):
             Topology.of_parents(parents)  # type: ignore[arg-type]
+    for parents in (3, None, "0,0"):
+        with pytest.raises(UserError, match="parents are a list of ranks"):
+            Topology.of_parents(parents)  # type: ignore[arg-type]
+    for text in (3, None, ["tree"]):
+        with pytest.raises(UserError, match="a topology is a text"):
+            Topology.parse(text)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="parents belong"):
         Topology("tree", (0, 0))
     with pytest.raises(UserError, match="parents belong"):

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastune.core.signals import Decision
+from elastune.core.sync_plan import SyncPlan
 from elastune.core.votes import MOST_VOTERS, VOTE, outcome, vote
 
 COUNTS = st.none() | st.integers(0, 2**32 - 3)
@@ -51,6 +52,17 @@ def test_different_decisions_are_found_out(one: Decision, other: Decision, ones:
 def test_one_that_says_nothing_disagrees_with_one_that_says_something(decision: Decision) -> None:
     if not decision.empty:
         assert outcome(summed([decision, Decision()]), 2) is None
+
+
+def test_the_longest_strategy_has_room() -> None:
+    """All settings, with as many digits as numbers that are drawn have."""
+    numbers = dict.fromkeys(("outer_lr", "outer_momentum", "blend"), 1.2345678901234568e-05)
+    whole = {"learners": 1_024, "every": 1_000_000, "fragments": 64, "cycles": 1_000, "delay": 14}
+    plan = str(SyncPlan("diloco", moments="fresh", **whole, **numbers))  # type: ignore[arg-type]
+    assert len(plan) > 160
+    assert SyncPlan.parse(plan).blend == numbers["blend"]
+    decision = Decision(sync=plan, topology="parents=[0,0,1]")
+    assert outcome(summed([decision] * 3), 3) == decision
 
 
 def test_a_lost_vote_is_no_agreement() -> None:

@@ -211,6 +211,7 @@ def test_the_last_worker_has_its_own(net: Net) -> None:
         (("allreduce", "x", [1.0]), ("allreduce", "x", [1.0, 2.0]), "one shape"),
         (("allreduce", "x", [1.0]), ("allreduce", "x", [1]), "one shape"),
         (("allreduce", "x", [1.0]), ("gather", "x", [1.0]), "the same collective"),
+        (("broadcast", "x", [1.0], 0), ("broadcast", "x", [1.0], 1), "broadcast from worker [01] here, .* from worker"),
     ],
 )
 def test_what_does_not_fit_is_told_to_all(net: Net, one: Any, other: Any, words: str) -> None:
@@ -230,8 +231,9 @@ def test_what_cannot_be_sent_is_refused(net: Net) -> None:
     ):
         with pytest.raises(UserError):
             a.calls.start("gather", *wrong)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="from 0 to 1"):
-        a.begin("broadcast", "x", [1.0], root=2)
+    for root in (2, -1, 0.0, True, "0", None):
+        with pytest.raises(UserError, match="from 0 to 1"):
+            a.begin("broadcast", "x", [1.0], root=root)  # type: ignore[arg-type]
     assert not a.calls.state_dict()["counts"]
 
 

@@ -17,7 +17,7 @@ from elastune.core.run import Position
 from elastune.core.sync_plan import SyncPlan
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.journal.records import StepsCompleted
-from elastune.train.control import PRIME, ControlVector
+from elastune.train.control import COUNTED, PRIME, ControlVector
 from elastune.train.data.sample_log import SampleLog
 from elastune.train.data.source import StepPlan
 from elastune.train.progress import Progress
@@ -294,6 +294,17 @@ def test_what_cannot_be_repeated_is_forgotten_at_a_boundary() -> None:
 def test_the_gate_refuses_other_samples(found: ControlVector) -> None:
     with pytest.raises(RuntimeError, match="workers disagree about the data"):
         check_samples(PLAN, found)
+
+
+def test_the_gate_counts_the_samples_of_the_longest_rounds() -> None:
+    """Of more samples than single precision tells apart, as two workers' control vectors add them up."""
+    halves = 2**24 + 1, 2**24 + 2
+    plan = replace(PLAN, size=sum(halves))
+    vectors = [torch.tensor(ControlVector(samples=half % COUNTED, checksum=6.0).to_list()) for half in halves]
+    found = ControlVector.of((vectors[0] + vectors[1]).tolist(), 0)
+    check_samples(plan, found)
+    with pytest.raises(RuntimeError, match="modulo 65,536"):
+        check_samples(replace(plan, size=plan.size + 1), found)
 
 
 def test_the_gate_lets_the_samples_of_all_workers_through() -> None:

@@ -9,7 +9,7 @@ the same sums are made on other ways. Buckets leave while the backward pass stil
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -209,3 +209,11 @@ class ExactReducer(Reducer[_Bucket]):
         first = lane * len(like)
         buckets = [_Bucket(members, like, num_slots, group, deal, hold=hold, first=first) for members in plan(like)]
         super().__init__(buckets, group, gradients)
+
+    def begin_with(self, slots: Mapping[int, Sequence[torch.Tensor]]) -> None:
+        """Start a step, and put all that this worker has, by slot."""
+        self.begin()
+        for slot, values in sorted(slots.items()):
+            self.begin_slot(slot, last=slot == max(slots))
+            for place, value in enumerate(values):
+                self.put(place, value)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-EXCHANGE_TAG = 3
+from elastune.comm.tags import EXCHANGE_TAG
 
 Addressed = tuple[torch.Tensor, int]
 """A tensor, and the rank that it is sent to, or comes from."""

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from elastune.comm.exchange import Addressed, Buffered, Transfers, straight
+from elastune.comm.tags import POINT_TO_POINT_TAG, POST_TAG
 from elastune.core.routes import Route
 from elastune.core.topology import DEFAULT_CHUNK_KIB
 
@@ -19,9 +20,6 @@ DRAIN_S = 10.0
 IDLE_S = 0.5  # for gloo to close connections on which nothing is under way any more
 STUCK_S = 0.02  # after its connections are closed, what does not end within this never will
 LOOK = timedelta(milliseconds=10)  # each costs 0.1 ms
-POINT_TO_POINT_TAG = 1  # one for all, so that what is sent in order is received in order
-POST_TAG = 2
-CALLS_TAG = 3  # of named collectives (train.collectives), which may be beside
 
 
 class Lifeline(Protocol):

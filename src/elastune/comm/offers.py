@@ -8,8 +8,8 @@ import torch
 
 from elastune.comm.group import Group
 from elastune.comm.post import Letter, Post
+from elastune.comm.tags import OFFERS_TAG
 
-OFFERS_TAG = 4
 _NOTHING = torch.empty(0, dtype=torch.uint8)
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from elastune.comm.group import LOOK, POST_TAG, Group, GroupBroken
+from elastune.comm.group import LOOK, Group, GroupBroken
+from elastune.comm.tags import POST_TAG
 
 HEAD = 6
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import torch
 
 from elastune.comm.group import LOOK, Group, GroupBroken, Parcel
+from elastune.comm.tags import FIRST_ROUTE_TAG
 from elastune.core.routes import MOST_CHUNKS, Hop, PortCall, Route, chunks_of, itinerary
 from elastune.core.slots import cut, node_sum, subtrees
 
-FIRST_TAG = 16  # those below are the group's own
 ENDS_S = 0.05  # after its group was given up, a thread that has not ended within this may never
 Nodes = tuple[range, ...]
 AnyOrder: Nodes = (range(1),)
@@ -205,4 +205,4 @@ class _Act:
         return self._total[edge.start : edge.stop]
 
     def _tag(self, hop: Hop) -> int:
-        return FIRST_TAG + 2 * (self._number * MOST_CHUNKS + hop.chunk) + hop.up
+        return FIRST_ROUTE_TAG + 2 * (self._number * MOST_CHUNKS + hop.chunk) + hop.up

@@ -22,3 +22,9 @@ def check_strategy(plan: SyncPlan, spec: RunSpec) -> None:
     if plan.in_rounds and means.compress is not None:
         fix = "use --sync allreduce, or leave --compress out"
         raise UserError("learners exchange parameters, not gradients", f"--compress {means.compress} with {plan}", fix)
+
+
+def refuse_turns(plan: SyncPlan) -> None:
+    """Raise ``UserError`` where a program takes several steps with each batch, and learners would not."""
+    if plan.in_rounds:
+        raise UserError("turns need workers that agree in each step", plan, "use --sync allreduce")

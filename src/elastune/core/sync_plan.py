@@ -163,6 +163,9 @@ class SyncPlan:
         Raises:
             UserError: For a text that is no plan.
         """
+        is_text = isinstance(text, str)
+        if not is_text:
+            raise UserError("a synchronisation strategy is a text", repr(text)[:100], _EXAMPLE)
         strategy, _, settings = text.strip().partition(":")
         kinds: dict[str, type] = {each.name: type(each.default) for each in fields(cls)[1:]}
         found: dict[str, int | float | str] = {}
@@ -182,7 +185,7 @@ class SyncPlan:
 
     def _told(self, name: str) -> str:
         value = getattr(self, name)
-        return f"{name}={value!r}" if isinstance(value, float) else f"{name}={value}"
+        return f"{name}={float(value)!r}" if name in REAL else f"{name}={value}"
 
     @property
     def in_rounds(self) -> bool:

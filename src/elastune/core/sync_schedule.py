@@ -39,6 +39,9 @@ class SyncSchedule:
     @classmethod
     def parse(cls, text: str) -> SyncSchedule:
         """What ``str`` gives, or a user writes. Raises ``UserError``."""
+        is_text = isinstance(text, str)
+        if not is_text:
+            raise UserError("a schedule of strategies is a text", repr(text)[:100], _EXAMPLE)
         found = []
         for entry in filter(None, (part.strip() for part in text.split(";"))):
             step, equals, plan = entry.partition("=")

@@ -62,11 +62,17 @@ class Topology:
     @classmethod
     def of_parents(cls, parents: Sequence[int]) -> Topology:
         """Return the tree in which rank r sends its sums to ``parents[r]``. Raises ``UserError`` for what is none."""
+        is_list = isinstance(parents, Sequence) and not isinstance(parents, str)
+        if not is_list:
+            raise UserError("parents are a list of ranks", repr(parents)[:100], "such as [0, 0, 1, 0]")
         return cls("parents", tuple(parents))
 
     @classmethod
     def parse(cls, text: str) -> Topology:
         """Return the topology that ``text`` names, in the words of ``str`` or of a user. Raises ``UserError``."""
+        is_text = isinstance(text, str)
+        if not is_text:
+            raise UserError("a topology is a text", repr(text)[:100], _EXAMPLE)
         shape, _, setting = (part.strip() for part in text.strip().partition(":"))
         kib = DEFAULT_CHUNK_KIB
         if setting or ":" in text:

@@ -23,8 +23,7 @@ _FLAGS = ("correct_momentum", "remember", "restore", "stop")
 _COUNTS = ("workers", "replace_rank", "batch_size", "micro_batch", "ramp_steps")  # whole numbers, nothing as 0
 _REALS = ("lr", "lr_factor")
 _MESHES = ("mesh",)
-_TEXTS = ("sync", "topology")
-_LONGEST_TEXT = 128  # bytes
+_TEXTS = {"sync": 192, "topology": 128}  # bytes: no strategy with all its settings is longer, lists of parents can be
 _NOTHING = Decision()
 assert {*_FLAGS, *_COUNTS, *_REALS, *_MESHES, *_TEXTS} == {f.name for f in fields(Decision)}
 
@@ -38,8 +37,8 @@ def vote(decision: Decision) -> list[float]:
 
 def voted(topology: Topology) -> str:
     """``topology`` as a decision has it. Raises ``UserError`` where a vote has no room for it."""
-    if len(str(topology).encode()) > _LONGEST_TEXT:
-        rule = f"a list of parents that workers vote on has at most {_LONGEST_TEXT} characters"
+    if len(str(topology).encode()) > _TEXTS["topology"]:
+        rule = f"a list of parents that workers vote on has at most {_TEXTS['topology']} characters"
         raise UserError(rule, f"{len(topology.parents)} parents", "use a shape by its name, or --topology")
     return str(topology)
 
@@ -71,11 +70,11 @@ def _digits(decision: Decision) -> list[int]:
     for name in _MESHES:
         value = getattr(decision, name)
         digits += [0] * len(AXES) if value is None else [Mesh.parse(value).size(axis) for axis in AXES]
-    for name in _TEXTS:
+    for name, longest in _TEXTS.items():
         text = (getattr(decision, name) or "").encode()
-        if len(text) > _LONGEST_TEXT:
-            raise ValueError(f"{name} is longer than {_LONGEST_TEXT} bytes")
-        digits += struct.unpack(f"<{_LONGEST_TEXT // 2}H", text.ljust(_LONGEST_TEXT, b"\0"))
+        if len(text) > longest:
+            raise ValueError(f"{name} is longer than {longest} bytes")
+        digits += struct.unpack(f"<{longest // 2}H", text.ljust(longest, b"\0"))
     return digits
 
 
@@ -92,8 +91,8 @@ def _decision(digits: list[int]) -> Decision:
     for name in _MESHES:
         sizes = dict(zip(AXES, (next(read) for _ in AXES), strict=True))
         found[name] = str(Mesh(**sizes)) if all(sizes.values()) else None
-    for name in _TEXTS:
-        packed = struct.pack(f"<{_LONGEST_TEXT // 2}H", *(next(read) for _ in range(_LONGEST_TEXT // 2)))
+    for name, longest in _TEXTS.items():
+        packed = struct.pack(f"<{longest // 2}H", *(next(read) for _ in range(longest // 2)))
         found[name] = packed.rstrip(b"\0").decode(errors="replace") or None
     return Decision(**found)  # type: ignore[arg-type]
 

@@ -22,13 +22,8 @@ class Averaging(Local):
         self._reducer = ExactReducer([value.detach() for value in like], plan.learners, group)
 
     def mix(self, learners: Mapping[int, Values], turn: int) -> None:
-        reducer, last = self._reducer, max(learners)
-        reducer.begin()
-        for learner, values in sorted(learners.items()):
-            reducer.begin_slot(learner, last=learner == last)
-            for place, value in enumerate(values):
-                reducer.put(place, value)
-        means = [total / self.plan.learners for total in reducer.finish()]
+        self._reducer.begin_with(learners)
+        means = [total / self.plan.learners for total in self._reducer.finish()]
         for values in learners.values():
             for value, mean in zip(values, means, strict=True):
                 value.lerp_(mean, self.plan.pull)

@@ -19,7 +19,7 @@ class SyncInUse:
     Args:
         sync: What a run begins with.
         make: The strategy of another plan over the same replica.
-        check: Raises ``UserError`` for a plan that cannot be.
+        check: Raises ``UserError`` for a plan that cannot be; see ``forbid``.
 
     Attributes:
         sync: The strategy in use.
@@ -33,9 +33,20 @@ class SyncInUse:
         self.sync = sync
         self.wanted: tuple[SyncPlan, str] | None = None
         self.scheduled = 0
-        self.check = check
+        self._rules = [check]
         self._make = make
         self._before: tuple[int, Sync] | None = None
+
+    def check(self, plan: SyncPlan) -> None:
+        """Raise ``UserError`` where ``plan`` cannot be."""
+        for rule in self._rules:
+            rule(plan)
+
+    def forbid(self, rule: Callable[[SyncPlan], object]) -> None:
+        """Have no plan, now or later, for which ``rule`` raises ``UserError``; the one in use is asked at once."""
+        rule(self.sync.plan)
+        if rule not in self._rules:
+            self._rules.append(rule)
 
     def want(self, plan: SyncPlan, why: str) -> None:
         """Have ``plan`` from the next boundary on. Raises ``UserError`` where it cannot be."""
@@ -67,6 +78,9 @@ class SyncInUse:
 
     def _become(self, plan: SyncPlan) -> None:
         before = self.sync
+        if not (plan.in_rounds or before.plan.in_rounds):  # one by two names: what it keeps is not lost
+            before.plan = plan
+            return
         before.close()
         self.sync = self._make(plan)
         self.sync.count_on_from(before)

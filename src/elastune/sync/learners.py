@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from elastune.core.errors import UserError
 from elastune.mechanisms.base import Replica
+from elastune.sync.moments import StateEntry, completed, entries_of, numbers_of, united
 
 Values = Sequence[torch.Tensor]
 
@@ -52,7 +52,8 @@ class Learners:
         self._held, self._current = {}, None
         self._origin = self._live().copied()
         groups = self._replica.optimizer.param_groups
-        self._options = [{name: value for name, value in group.items() if name != "params"} for group in groups]
+        options = ({name: value for name, value in group.items() if name != "params"} for group in groups)
+        self._options = [copy.deepcopy(own) for own in options]  # a learning rate may be a tensor, changed in place
         return self._origin.values
 
     @property
@@ -78,17 +79,25 @@ class Learners:
         self._put_away()
         return {learner: self._held[learner].values for learner in carried}
 
-    def states(self, carried: Sequence[int]) -> Iterator[tuple[int, list[torch.Tensor]]]:
-        """Each learner's floating-point numbers at the end of its round, in one order, single numbers as tensors.
+    def entries(self, carried: Sequence[int]) -> list[StateEntry]:
+        """What the optimizer has of any of these learners. Raises ``UserError`` where it keeps what has no mean."""
+        self._put_away()
+        return united(entries_of(self._held[learner].moments, self._replica.params) for learner in carried)
 
-        Raises:
-            UserError: Where an optimizer keeps what has no mean.
-        """
+    def complete(self, carried: Sequence[int], entries: Sequence[StateEntry]) -> None:
+        """Let each of these learners have all of ``entries``: zeros where its optimizer has nothing yet."""
+        self._put_away()
+        for learner in carried:
+            held = self._held[learner]
+            held.moments = completed(held.moments, entries, self._replica.params)
+
+    def states(self, carried: Sequence[int]) -> Iterator[tuple[int, list[torch.Tensor]]]:
+        """Each learner's floating-point numbers at the end of its round, in one order, single numbers as tensors."""
         self._put_away()
         for learner in carried:
             held = self._held[learner]
             buffers = [buffer for buffer in held.buffers if buffer.is_floating_point()]
-            moments = [_number(*entry) for entry in _entries(held.moments)] if self._keeps_moments else []
+            moments = numbers_of(held.moments) if self._keeps_moments else []
             yield learner, [*held.values, *buffers, *moments]
 
     def settle(self, means: Sequence[torch.Tensor], end: Callable[[Values, Values], Values]) -> None:
@@ -151,20 +160,3 @@ class Learners:
                 state.pop(p, None)
         for buffer, value in zip(self._buffers, learner.buffers, strict=True):
             buffer.data = value
-
-
-def _entries(moments: Sequence[dict[str, Any]]) -> Iterator[tuple[str, Any]]:
-    for state in moments:
-        for name, value in state.items():
-            if value is not None:
-                yield name, value
-
-
-def _number(name: str, value: Any) -> torch.Tensor:
-    if isinstance(value, torch.Tensor) and value.is_floating_point():
-        return value
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return torch.tensor([float(value)], dtype=torch.float64)
-    what = f"{value.dtype} tensors" if isinstance(value, torch.Tensor) else type(value).__name__
-    rule = "learners become their mean, so an optimizer's state must be of numbers"
-    raise UserError(rule, f"{name!r}: {what}", "use another optimizer, or --sync allreduce")

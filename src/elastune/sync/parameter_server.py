@@ -38,15 +38,11 @@ class ParameterServer(Local):
         self._start, self._before, self._under_way = values, {}, []
 
     def mix(self, learners: Mapping[int, Values], turn: int) -> None:
-        reducer = self._reducers[turn % len(self._reducers)]
-        last, now = max(learners), dict[int, list[torch.Tensor]]()
-        reducer.begin()
-        for learner, values in sorted(learners.items()):
-            before = self._before.get(learner, self._start)
-            now[learner] = list(torch._foreach_sub(list(values), list(before)))
-            reducer.begin_slot(learner, last=learner == last)
-            for place, step in enumerate(now[learner]):
-                reducer.put(place, step)
+        now = {
+            learner: list(torch._foreach_sub(list(values), list(self._before.get(learner, self._start))))
+            for learner, values in learners.items()
+        }
+        self._reducers[turn % len(self._reducers)].begin_with(now)
         self._under_way.append(now)
         if len(self._under_way) > self.plan.staleness:
             oldest = self._reducers[(turn - self.plan.staleness) % len(self._reducers)]

@@ -100,6 +100,12 @@ def sync_of(
     """The strategy of ``plan`` that ``means`` ask for, over ``replica``; see ``prepare``."""
     if plan is not None and plan.in_rounds:
         return RoundSync(replica, comms, plan, means.num_slots, control, mode=means.mode, elastic=elastic, seed=seed)
+    sync = _every_step(replica, comms, means, control, elastic=elastic)
+    sync.plan = plan or SyncPlan()  # which may be a parameter server without staleness
+    return sync
+
+
+def _every_step(replica: Replica, comms: Comms, means: Means, control: int, *, elastic: bool) -> Sync:
     if isinstance(replica, SlotEngine):
         return OrderedEngineReduce(replica, comms, means.num_slots, control)
     if isinstance(replica, EngineReplica):

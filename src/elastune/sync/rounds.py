@@ -20,6 +20,7 @@ from elastune.sync.allreduce import AllReduce, ExactAllReduce, FastAllReduce
 from elastune.sync.base import Sync
 from elastune.sync.distance import distance, squared_way
 from elastune.sync.learners import Learners
+from elastune.sync.moments import StateEntry, agreed
 from elastune.sync.statistics import STATISTICS, step_statistics
 from elastune.sync.strategies import strategy_of
 
@@ -69,6 +70,7 @@ class RoundSync(Sync):
         self._strategy = strategy_of(plan, replica.params, self.group, mode)
         self._strategy.seed = seed
         self._reducer: ExactReducer | None = None
+        self._entries: list[StateEntry] = []  # of the optimizer's state, that it sums beside parameters and buffers
         self._sums = [0.0] * len(STATISTICS)
         self._starts = True
         self._local_steps = 0  # of this round, that all learners here have taken
@@ -130,6 +132,7 @@ class RoundSync(Sync):
         self._due = False
         started = time.perf_counter()
         self._strategy.finish()
+        self._complete()
         self._mixing_s += time.perf_counter() - started
         parts, slots = self._contributions(self._carried), self._carried
         if self.plan.spares:
@@ -147,6 +150,18 @@ class RoundSync(Sync):
         sums = self._reducer.finish()
         self.wait_s = self._mixing_s + self._reducer.wait_s
         self._adopt_sums(sums)
+
+    def _complete(self) -> None:
+        """All learners have the same numbers from here on: an optimizer may have met a parameter with one of them only.
+
+        Raises ``GroupBroken``.
+        """
+        if self.plan.moments == "fresh":
+            return
+        entries = agreed(self._learners.entries(self._carried), self.group)
+        self._learners.complete(self._carried, entries)
+        if entries != self._entries:
+            self._entries, self._reducer = entries, None
 
     def _contributions(self, carried: Sequence[int]) -> Iterator[tuple[int, list[torch.Tensor]]]:
         """What each learner of this worker adds to the sums; the last one tells what the worker tells, too."""

@@ -49,12 +49,8 @@ class StreamingDiLoCo(DiLoCo):
             self._under_way = self._leaves[steps], steps
 
     def _send(self, fragment: int, learners: Mapping[int, Values]) -> None:
-        reducer, last = self._reducers[fragment], max(learners)
-        reducer.begin()
-        for learner, values in sorted(learners.items()):
-            reducer.begin_slot(learner, last=learner == last)
-            for index, place in enumerate(self._fragments[fragment]):
-                reducer.put(index, values[place])
+        reducer, places = self._reducers[fragment], self._fragments[fragment]
+        reducer.begin_with({learner: [values[place] for place in places] for learner, values in learners.items()})
         reducer.advance()
 
     def _adopt(self, fragment: int, learners: Mapping[int, Values]) -> None:

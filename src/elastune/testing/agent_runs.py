@@ -13,13 +13,18 @@ from elastune.comm.interfaces import interface_with
 from elastune.elastic.protocol.client import ask
 from elastune.elastic.protocol.messages import ResizeAsked
 from elastune.journal.reader import read
-from elastune.journal.records import Regrouped
+from elastune.journal.records import Regrouped, RunFailed
 from elastune.testing.hosts import Network
 
 ELASTUNE = [sys.executable, "-m", "elastune"]
 PORT = 7070
 LIMIT_S = 120.0
 LOOK_S = 0.05
+WRONG = 2  # the exit code of a command whose user can mend what was wrong
+
+
+class CommandRefused(AssertionError):
+    """The command has ended with exit code 2. Its text is the line that was told, which says what is to be mended."""
 
 
 class AgentRun:
@@ -88,9 +93,14 @@ class AgentRun:
         return [(entry.at, entry.record) for entry in entries if isinstance(entry.record, kind)]
 
     def until(self, true: Callable[[], object], limit_s: float = LIMIT_S) -> None:
-        """Wait for it. Raises ``AssertionError`` with what the controller says where it ends, or it takes too long."""
+        """Wait for it. Raises ``AssertionError`` with what the controller says where it ends, or it takes too long;
+        ``CommandRefused`` where it refuses.
+        """
         deadline = time.monotonic() + limit_s
         while not true():
+            if self.controller.poll() == WRONG:
+                failed = self.records(RunFailed)  # of the training itself; behind that hosts' ends are told
+                raise CommandRefused(failed[-1].detail if failed else self.said.strip().rpartition("\n")[2])
             if time.monotonic() > deadline or self.controller.poll() is not None:
                 raise AssertionError(self.said)
             time.sleep(LOOK_S)

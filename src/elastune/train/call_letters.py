@@ -25,11 +25,14 @@ DTYPES = {
 }
 
 
-def letter_of(what: int, key: Key, kind: Kind, tensors: Sequence[torch.Tensor], workers: Sequence[int] = ()) -> Letter:
+def letter_of(
+    what: int, key: Key, kind: Kind, root: int, tensors: Sequence[torch.Tensor], workers: Sequence[int] = ()
+) -> Letter:
     """A letter with ``tensors``; of a result with the ``workers`` that took part in it."""
     told = {
         "name": key[0],
         "kind": kind,
+        "root": root,
         "workers": list(workers),
         "tensors": [[str(t.dtype), list(t.shape)] for t in tensors],
     }

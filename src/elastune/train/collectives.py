@@ -199,8 +199,9 @@ class NamedCollectives:
         workers = self._workers
         own = self._checked(name, tensor)
         everyone = workers.members if workers.synchronised else (workers.worker,)
-        if kind == "broadcast" and workers.synchronised and not 0 <= root < len(everyone):
-            raise UserError("a root must be the rank of a worker", root, f"from 0 to {len(everyone) - 1}")
+        whole = isinstance(root, int) and not isinstance(root, bool)
+        if kind == "broadcast" and not (whole and (0 <= root < len(everyone) or not workers.synchronised)):
+            raise UserError("a root must be the rank of a worker", repr(root)[:40], f"from 0 to {len(everyone) - 1}")
         if not workers.synchronised or len(everyone) == 1:
             lost = not workers.synchronised
             call = Call(kind, (name, -1), workers.worker, own, {workers.worker}, 0)
@@ -310,10 +311,10 @@ class NamedCollectives:
     def _tell(self, call: Call) -> None:
         """To all others: what this worker gives, or the result where it has that."""
         if call.result is not None:
-            letter = letter_of(RESULT, call.key, call.kind, call.result.value, call.result.workers)
+            letter = letter_of(RESULT, call.key, call.kind, call.root, call.result.value, call.result.workers)
         else:  # of a broadcast all but the root give nothing
             gives = call.kind != "broadcast" or call.root == self._workers.worker
-            letter = letter_of(GIVEN, call.key, call.kind, [call.own] if gives else [])
+            letter = letter_of(GIVEN, call.key, call.kind, call.root, [call.own] if gives else [])
         self._post_all(letter)
 
     def _post_all(self, letter: Letter) -> None:
@@ -352,9 +353,10 @@ class NamedCollectives:
             return
         before = call.settled
         tensors = tensors_in(told, letter.payload)
-        if told["kind"] != call.kind and not call.settled:
+        here, there = _asked(call.kind, call.root), _asked(told["kind"], told["root"])
+        if here != there and not call.settled:
             rule = "workers that use one name call the same collective"
-            value = f"{call.key[0]!r}: {call.kind} here, {told['kind']} on worker {sender}"
+            value = f"{call.key[0]!r}: {here} here, {there} on worker {sender}"
             call.error = UserError(rule, value, "use other names")
         elif what == RESULT:
             call.done.add(sender)
@@ -367,3 +369,7 @@ class NamedCollectives:
             call.settle()
         if call.settled and not before and self._mail is not None:
             self._post_all(done_letter(call.key))
+
+
+def _asked(kind: str, root: int) -> str:
+    return f"{kind} from worker {root}" if kind == "broadcast" else kind

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from elastune.train.step_facts import NO_MARKS
 
 PRIME = 4093  # sums of up to 4096 workers' checksums are exact in single precision
+COUNTED = 1 << 16  # numbers of samples are told modulo this: sums of 256 workers are exact, however long a round is
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class ControlVector:
     Attributes:
         stop: 1 where this worker was asked to stop.
         heard: 1 where this worker has heard of the next membership view.
-        samples: How many samples this worker used in the step.
+        samples: How many samples this worker used in the step, modulo ``COUNTED``.
         checksum: Their ``checksum``.
         waiting: 1 where policies of this worker wait for what other workers' policies give.
         seconds: Seconds of training by rank 0's clock; 0 on other ranks.

@@ -12,13 +12,14 @@ import torch
 from torch import nn
 
 from elastune.comm.exactly import exact_mean, exact_sum
-from elastune.comm.group import CALLS_TAG
 from elastune.comm.post import Post
+from elastune.comm.tags import CALLS_TAG
 from elastune.core.clock import Clock, SystemClock
 from elastune.core.cost import MEASURED
 from elastune.core.errors import UserError
 from elastune.core.run import Config, RunSpec
 from elastune.core.seeds import derive
+from elastune.core.sync_check import refuse_turns
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.elastic.worker.state_owner import Packed
 from elastune.journal.records import Record, Reported
@@ -214,12 +215,12 @@ class Session(SessionModels):
             raise UserError("a batch has a whole number of turns, at least 1", turns, "such as turns=2")
         if not train:
             return self._evaluation_pass(asked.to_evaluate(self.seed), asked.batch_size, asked.loading)
-        sync = self.state.prepared.sync
+        _ = self.state.prepared  # which refuses where there is no model yet
         if self._passes_in_epoch:
             raise UserError("an epoch holds one training pass", "a second one", "use one more session.epochs")
         self._passes_in_epoch += 1
-        if turns > 1 and sync.plan.in_rounds:
-            raise UserError("turns need workers that agree in each step", sync.plan, "use --sync allreduce")
+        if turns > 1:
+            self._forbid(refuse_turns)
         self._train_set = asked.dataset
         asked = replace(asked, turns=turns)
         return self._stepper.training_pass(asked.source(self.seed), asked.batch_size, self._planned)

@@ -80,6 +80,8 @@ class SessionModels(SessionState):
         self.state.watch(sync.replica)
         in_use = sync_in_use(sync, self._spec, control, elastic=elastic)
         self.state.trained = TrainingState(in_use, schedulers, tuple(learning_rates(optimizer)))
+        for _, later in self._spec.sync_schedule.changes:
+            in_use.check(later)
         if means.precision == "bf16":
             self._autocasts = [Autocast(each, self.device) for each in given.models]
         goes_on = self._snapshot is not None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable
+from typing import Literal, TypeVar
 
 from elastune.core.errors import UserError
+from elastune.core.sync_plan import SyncPlan
 from elastune.train.once import claim
 from elastune.train.progress import BY_PROGRAM
 from elastune.train.session_assets import SessionAssets
@@ -97,16 +99,15 @@ class SessionState(SessionAssets):
             rule, fix = "what is tracked is equal on all workers", "use --mechanism replicated"
             raise UserError(rule, f"{name} where workers hold a part of the state each", fix)
         self._tracked.add(name, obj, lambda: self.ends_step)
-        check = trained.in_use.check
-
-        def also(plan: Any) -> None:
-            check(plan)
-            self._tracked.refuse(plan)
-
-        trained.in_use.check = also
-        for plan in (trained.sync.plan, *(plan for _, plan in self._spec.sync_schedule.changes)):
-            self._tracked.refuse(plan)
+        self._forbid(self._tracked.refuse)
         return obj
+
+    def _forbid(self, rule: Callable[[SyncPlan], object]) -> None:
+        """No strategy for which ``rule`` raises ``UserError``: neither now, nor by schedule, nor asked for later."""
+        assert self.trained is not None
+        self.trained.in_use.forbid(rule)
+        for _, plan in self._spec.sync_schedule.changes:
+            rule(plan)
 
     def stop(self, why: str) -> None:
         """End training here, as if all epochs were done.

@@ -14,7 +14,7 @@ from elastune.journal.records import Record
 from elastune.monitors.base import WorkerTimes
 from elastune.train.adapt.adapter import Adapter
 from elastune.train.checkpoints.run_state import RunState
-from elastune.train.control import PRIME, ControlVector
+from elastune.train.control import COUNTED, PRIME, ControlVector
 from elastune.train.data.source import StepPlan, StepSource
 from elastune.train.divergence import DivergenceWatch
 from elastune.train.progress import Progress
@@ -88,7 +88,7 @@ class StepExchange:
         own_part = ControlVector(
             stop=float(self._stop_requested()),
             heard=self._workers.begin_step(),
-            samples=sum(len(places) for places in own),
+            samples=sum(len(places) for places in own) % COUNTED,
             checksum=plan.checksum if [*map(len, own)] == [plan.size] else sum(map(source.checksum, own)) % PRIME,
             sent=self._adapter.exchanged.since(trained.sync.sent_bytes),
             marks=self.alike.marks(plan, trained),

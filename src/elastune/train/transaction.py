@@ -19,7 +19,7 @@ from elastune.core.run import Means, Position
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.elastic.worker.open_round import NO_ROUND, OpenRound
 from elastune.sync.base import Sync
-from elastune.train.control import PRIME, ControlVector
+from elastune.train.control import COUNTED, PRIME, ControlVector
 from elastune.train.data.sample_log import SampleLog, add_left_out, add_steps
 from elastune.train.data.source import StepPlan
 from elastune.train.progress import Progress
@@ -303,10 +303,12 @@ class StepTransaction:
 
 def check_samples(plan: StepPlan, found: ControlVector) -> None:
     """The commit gate: the workers' samples together must be those of ``plan``. Raises ``RuntimeError``."""
-    used, (samples, checksum) = (found.samples, int(found.checksum) % PRIME), plan.used
-    if used != (samples, checksum):
+    samples, checksum = plan.used
+    used = int(found.samples) % COUNTED, int(found.checksum) % PRIME
+    if used != (samples % COUNTED, checksum):
+        modulo = f" modulo {COUNTED:,}" if samples >= COUNTED else ""
         raise RuntimeError(
-            f"a step of {samples} samples (checksum {checksum}) summed up {found.samples:g} "
+            f"a step of {samples} samples (checksum {checksum}) summed up {found.samples:g}{modulo} "
             f"(checksum {used[1]}): workers disagree about the data; does it depend on the rank?"
         )
 

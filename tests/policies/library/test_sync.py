@@ -49,9 +49,13 @@ def test_a_dear_network_keeps_learners_apart() -> None:
     assert policy.decide("before_step", step=10, signals=signals(0.05)).empty, "exchanges are cheap"
     assert policy.decide("before_step", step=11, signals=signals(0.75, noise=7), batch_size=64).empty, "no noise"
     assert policy.decide("before_step", step=12, signals=signals(0.75), batch_size=64) == Decision(sync=apart)
-    assert policy.decide("before_step", step=60, signals=signals(0.75), sync=apart).empty
-    assert policy.decide("before_step", step=112, signals=signals(0.75), sync=apart) == Decision(sync="allreduce")
-    assert policy.decide("before_step", step=115, signals=signals(0.75)).empty, "it looks anew"
+    assert policy.decide("before_step", step=13, signals=signals(0.75), sync=apart).empty
+    assert policy.decide("before_step", step=112, signals=signals(0.75), sync=apart).empty
+    assert policy.decide("before_step", step=113, signals=signals(0.75), sync=apart) == Decision(sync="allreduce")
+    assert policy.decide("before_step", step=121, signals=signals(0.75)).empty, "it looks anew, from the round's end on"
+    assert policy.decide("before_step", step=130, signals=signals(0.75)).empty
+    assert policy.decide("before_step", step=131, signals=signals(0.05)).empty, "exchanges are cheap now"
+    assert policy.decide("before_step", step=132, signals=signals(0.75), batch_size=64) == Decision(sync=apart)
 
 
 def test_nothing_is_known_yet() -> None:
@@ -62,6 +66,10 @@ def test_nothing_is_known_yet() -> None:
 @pytest.mark.parametrize(("exchange_s", "expected"), [(0.0, 0), (math.nan, 0), (0.1, 1), (0.3, 4), (0.4, 4), (9.0, 16)])
 def test_as_few_steps_apart_as_it_takes(exchange_s: float, expected: int) -> None:
     assert steps_apart(exchange_s, 0.1, 0.5, 16) == expected
+
+
+def test_rounds_are_a_power_of_two_whatever_is_the_most() -> None:
+    assert [steps_apart(9.0, 0.1, 0.5, most) for most in (1, 3, 48, 64)] == [1, 2, 32, 64]
 
 
 def test_what_says_no_strategy_is_refused() -> None:

@@ -67,6 +67,14 @@ class SyncBySize(Policy):
 
 
 @dataclass(frozen=True)
+class _InUse:
+    """The strategy in use, and the step from which on it is."""
+
+    sync: str = "allreduce"
+    since: int = 0
+
+
+@dataclass(frozen=True)
 class SyncByLink(Policy):
     """``sync_by_link``: learners take local steps where exchanges take more than ``share`` of all-reduce steps.
 
@@ -101,17 +109,20 @@ class SyncByLink(Policy):
     def __post_init__(self) -> None:
         check("sync_by_link", self)
 
-    def init(self) -> int:
-        """Return the step at which the strategy in use was chosen."""
-        return 0
+    def init(self) -> _InUse:
+        """Return what a run begins with, before anything is known of it."""
+        return _InUse()
 
-    def decide(self, hook: Hook, state: int, run: Run) -> int:
+    def decide(self, hook: Hook, state: _InUse, run: Run) -> _InUse:
         """Choose by what the exchanges of all-reduce take now."""
-        apart = SyncPlan.parse(run.sync()).in_rounds
-        if apart and run.step - state >= self.again:
-            run.set_sync("allreduce")
-            return run.step
-        if apart or run.step - state < self.looks:
+        if state.sync != run.sync():  # a change that was asked for in a round comes with its end
+            state = _InUse(run.sync(), run.step)
+        steps = run.step - state.since
+        if SyncPlan.parse(state.sync).in_rounds:
+            if steps >= self.again:
+                run.set_sync("allreduce")
+            return state
+        if steps < self.looks:
             return state
         exchange_s, busy_s = run.signal("reduce_s"), run.signal("compute_s") + run.signal("data_s")
         every = steps_apart(exchange_s, busy_s, self.share, self.most)
@@ -119,7 +130,7 @@ class SyncByLink(Policy):
         if every < 2 or run.signal("noise_scale") < self.noise * run.batch_size() / learners:
             return state
         run.set_sync(str(SyncPlan(self.strategy, learners, every, self.moments)))
-        return run.step
+        return state
 
     def strategies(self, num_slots: int, most_workers: int) -> Sequence[str]:
         """Return the strategy with the shortest rounds that it may choose.
@@ -146,9 +157,10 @@ def fitting_learners(num_slots: int | None, most_workers: int) -> int:
 def steps_apart(exchange_s: float, busy_s: float, share: float, most: int) -> int:
     """Return the fewest local steps of which one exchange takes at most ``share`` of the time; 0: nothing is known.
 
-    The result is a power of two, at most ``most``. e / (e + k b) <= share holds from k = e (1 - share) / (share b) on.
+    The result is a power of two, at most ``most``; where more would be needed, the largest of these.
+    e / (e + k b) <= share holds from k = e (1 - share) / (share b) on.
     """
     if not (exchange_s > 0 and busy_s > 0):  # NaN before the first measurement
         return 0
     least = exchange_s * (1 - share) / (share * busy_s)
-    return min(most, 1 << max(0, math.ceil(math.log2(least)))) if least > 1 else 1
+    return 1 << min(most.bit_length() - 1, math.ceil(math.log2(least))) if least > 1 else 1

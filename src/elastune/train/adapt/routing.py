@@ -51,10 +51,11 @@ class Routing:
         changed = self._progress.topology
         return self._means.topology if changed is None else Topology.parse(changed)
 
-    def lay(self, comms: Comms, auto: Topology = NATIVE) -> None:
+    def lay(self, comms: Comms, auto: Topology = NATIVE, measured: str = "") -> None:
         """Let the sums of ``comms`` travel as the run asks; before they begin, or between two steps.
 
-        ``auto``: what that is to mean where links were measured; whoever comes anew knows no more than the default.
+        ``auto``: what that is to mean where links were ``measured``, which says how; whoever comes anew knows no more
+        than the default.
         """
         group, asked = comms.group("data"), self.asked
         self._auto = auto
@@ -65,7 +66,8 @@ class Routing:
             return
         self._laid = str(used)
         if comms.rank == 0:
-            cause = f"{self._cause}: {asked}; {why}" if why else self._cause
+            why = why or ("links are not measured yet" if asked.shape == "auto" else "")
+            cause = measured or (f"{self._cause}: {asked}; {why}" if why else self._cause)
             step, seconds = self._progress.position.step, self._progress.times.seconds
             self._send(TopologyLaid(step, str(used), group.size, cause, seconds))
 
@@ -144,11 +146,11 @@ class Routing:
             return
         slowest = min(names, key=lambda name: min(links.rates(name)))
         now_s, native_s = seconds[str(chosen)], seconds[str(NATIVE)]
-        self._cause = (
+        measured = (
             f"links measured: the slowest is that of {slowest}, {min(links.rates(slowest)) / 1e6:.3g} MB/s; "
             f"modelled: {1e3 * now_s:.3g} ms, native {1e3 * native_s:.3g} ms"
         )
-        self.lay(comms, chosen)
+        self.lay(comms, chosen, measured)
         trained.sync.regroup(comms)
 
     @staticmethod
