@@ -13,6 +13,7 @@ PAGES = {
     "train.checkpoints.dcp": "docs/after-the-search.md#taking-it-elsewhere",
     "train.checkpoints.export": "docs/after-the-search.md#taking-it-elsewhere",
     "train.checkpoints.inherit": "docs/studies.md#which-trials-go-on---stopping",
+    "train.checkpoints.run_state": PROGRAMS,
     "train.checkpoints.start_from": "docs/transfer.md",
     "train.collectives": "docs/collectives.md",
     "train.compiling": f"{PROGRAMS}#compiled-models",
