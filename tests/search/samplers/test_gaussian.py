@@ -9,6 +9,7 @@ import numpy as np
 import optuna
 import pytest
 import torch
+from optuna._gp.acqf import BaseAcquisitionFunc
 from optuna._gp.gp import GPRegressor, fit_kernel_params
 from optuna._gp.prior import DEFAULT_MINIMUM_NOISE_VAR, default_log_prior
 from optuna.samplers import GPSampler
@@ -130,6 +131,26 @@ def test_it_searches_as_well_as_optunas_own() -> None:
             study.optimize(lambda t: (math.log10(space(t)["lr"]) + 2) ** 2 + (t.params["width"] / 64 - 0.5) ** 2, 24)
         best.append(study.best_value)
     assert best[0] < 0.02, best
+
+
+def test_cores_do_not_show_in_a_proposal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it is computed by one thread: sums that several share may round by their number."""
+    threads = set()
+    evaluated = BaseAcquisitionFunc.eval_acqf_no_grad
+
+    def seen(acqf: Any, *arguments: Any) -> Any:
+        threads.add(torch.get_num_threads())
+        return evaluated(acqf, *arguments)
+
+    monkeypatch.setattr(BaseAcquisitionFunc, "eval_acqf_no_grad", seen)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        ask(search(12))
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert threads == {1}
 
 
 def test_without_optunas_hook_its_own_fit_is_made(monkeypatch: pytest.MonkeyPatch) -> None:

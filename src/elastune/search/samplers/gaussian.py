@@ -60,11 +60,11 @@ class GaussianSampler(GPSampler):
         signs = [-1.0 if direction == StudyDirection.MINIMIZE else 1.0 for direction in study.directions]
         values = np.array([trial.values for trial in completed_trials]) * signs
         broken = np.array([list(trial.constraints.values()) for trial in completed_trials])
-        with limit_threads_in_optimization():
+        with limit_threads_in_optimization():  # all of it: sums over threads round by their number
             self._gprs_cache_list = self._fitted(space, points, values)
             if broken.size:
                 self._constraints_gprs_cache_list = self._fitted(space, points, -broken)
-        found: dict[str, Any] = super()._sample_relative_impl(study, completed_trials, running_trials, search_space)
+            found: dict[str, Any] = super()._sample_relative_impl(study, completed_trials, running_trials, search_space)
         return found
 
     def _fitted(self, space: SearchSpace, points: Floats, columns: Floats) -> list[Any] | None:
@@ -87,8 +87,7 @@ class GaussianSampler(GPSampler):
         drawn = acqf.search_space.sample_normalized_params(CANDIDATES, rng=rng)
         worth = acqf.eval_acqf_no_grad(drawn)
         starts = drawn[_roulette(worth, self._n_local_search - (0 if best_params is None else len(best_params)), rng)]
-        with limit_threads_in_optimization():
-            return climb(acqf, starts if best_params is None else np.vstack([starts, best_params]))
+        return climb(acqf, starts if best_params is None else np.vstack([starts, best_params]))
 
 
 def _roulette(worth: Floats, k: int, rng: np.random.RandomState) -> list[int]:
