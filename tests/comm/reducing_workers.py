@@ -127,7 +127,7 @@ def climb(worker: Worker, hosts: str) -> None:
     worker.hear()
 
 
-ROWS: list[list[float]] = [[math.nan, math.inf, 1.5], [], [-math.inf, 0.1, -2.0, 1e308, 5e-324]]
+ROWS: list[list[float]] = [[math.nan, math.inf, -0.0, 1.5], [], [-math.inf, 0.1, -2.0, 1e308, 5e-324]]
 
 
 def same(a: Any, b: Any) -> bool:

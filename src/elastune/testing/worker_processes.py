@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -64,6 +65,8 @@ class Worker:
 
 def _live(act: Callable[..., None], rank: int, size: int, port: int, pipe: Connection, args: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
+    # As the server that forks a run's workers does; else a full collection goes through all that torch has made.
+    gc.freeze()
     code = 1
     try:
         act(Worker(rank, size, TCPStore("127.0.0.1", port, is_master=False), pipe, port), *args)

@@ -326,11 +326,9 @@ def _carry_out(
     Over gloo tensors of the CPU go from where they lie to where they are to lie, without a copy between, so all at
     once; else there are copies, and rounds that bound them: while one travels, the next is put together.
     """
-    turns = rounds(hop, sizes)
-    if group.backend == "gloo" and goal.on_cpu:
-        turns = [[transfer for moving in turns for transfer in moving]]
+    straight = group.backend == "gloo" and goal.on_cpu
     finish: Callable[[], None] | None = None
-    for moving in turns:
+    for moving in [hop] if straight else rounds(hop, sizes):
         begun = _begun(group, moving, own, goal)
         if finish is not None:
             finish()
