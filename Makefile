@@ -32,7 +32,7 @@ suite: $(VENV)/.installed-dev
 
 soak: $(VENV)/.installed-dev
 	$(BIN)/pytest -q -n $(TEST_PROCESSES) -m soak
-	$(RUN_SMOKES) $(LONG_SMOKES) "hashes $(HASHES)"
+	$(RUN_SMOKES) $(LONG_SMOKES)
 
 # So many times the examples that make test tries, other ones each time.
 FUZZ ?= 100
@@ -61,9 +61,7 @@ SPOT := $(wildcard $(ELASTUNE_DATA)/spot_traces)
 LAYOUTS := $(wildcard $(ELASTUNE_DATA)/layout_times)
 SMOKES += $(if $(LCBENCH),sampler multi_fidelity search_model) $(if $(TRACES),elastic_search) $(if $(SPOT),spot) $(if $(LAYOUTS),layout_prediction)
 OPTIONS_chaos := $(if $(wildcard $(ELASTUNE_DATA)/mnist),,--data-set digits)
-HASHES := --check benchmarks/results/hashes.json
-# A pair that is compared on every machine; most others have nothing to be compared with but results of one machine.
-OPTIONS_hashes := $(HASHES) --only 'policy of the program'
+OPTIONS_hashes := --check benchmarks/results/hashes.json
 RUN_SMOKES := $(BIN)/python tests/smokes.py $(SMOKES_AT_ONCE)
 
 bench-smoke: $(VENV)/.installed-dev
