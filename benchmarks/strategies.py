@@ -11,7 +11,7 @@ Links: the same training on four hosts, network namespaces of this machine whose
 steps, bytes as the collectives count them, and as they come in by the host's interface. Time to the target is then the
 steps of the accuracy runs times the measured time of a step. "whole": runs to the target, measured from end to end.
 
-    python benchmarks/strategies.py --only accuracy [--minutes 30]    # build/strategies.json keeps trainings
+    python benchmarks/strategies.py --only accuracy [--minutes 30]    # build/strategies_trainings.json keeps them
     python benchmarks/strategies.py --only accuracy --rows cnn:parameter_server:8    # others stay as they are
     python benchmarks/strategies.py --only links,whole                # takes root and a quiet machine
     python benchmarks/strategies.py --smoke                           # seconds, digits, writes nothing
@@ -25,8 +25,7 @@ import os
 import statistics
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ import torch
 from kept import OutOfTime, Row, Rows, ended
 from strategies_hosts import HOSTS, on_hosts, paces
 from strategies_task import CNN, CNN_LONG, GRU, GRU_LONG, SMOKE, TASKS, Task, text_sha256
-from strategies_trial import Tuned, mean_of, tuned
+from strategies_trial import Course, Tuned, mean_of, tuned
 
 from elastune.core.errors import UserError
 from elastune.core.sync_plan import SyncPlan
@@ -108,8 +107,10 @@ def accuracies(trainings: Rows, cells: Cells, kept: Sequence[Row] = ()) -> list[
     for task, learners, strategies in cells:
         for strategy in strategies:
             found = None
-            with suppress(OutOfTime):
+            try:
                 found = tuned(trainings, task, plan_of(strategy, learners, task.every), SEEDS)
+            except OutOfTime as cut:
+                print(cut, flush=True)
             if found is None:
                 print(f"{task.name} {strategy} {learners}: not complete", flush=True)
                 continue
@@ -119,6 +120,11 @@ def accuracies(trainings: Rows, cells: Cells, kept: Sequence[Row] = ()) -> list[
                 rows.append(accuracy_row(found, baselines[task.name]))
                 print(accuracy_line(rows[-1]), flush=True)
     return rows
+
+
+def known_trainings(cache: Path, minutes: float) -> Rows:
+    """Those that were run before, of this version's form, and so many minutes for others."""
+    return Rows(cache, {"course": [each.name for each in fields(Course)]}, 60 * minutes)
 
 
 def baseline_of(found: Tuned) -> Baseline:
@@ -319,11 +325,13 @@ def main() -> int:
     parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=("allreduce", "diloco"), help="of them")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=36, help="of allreduce on hosts")
-    parser.add_argument("--cache", type=Path, default=Path("build") / "strategies.json")
+    parser.add_argument("--cache", type=Path, default=Path("build") / "strategies_trainings.json")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     if min(args.rounds, args.steps) < 2:
         raise UserError("a pace is that between meetings, of at least two", min(args.rounds, args.steps), "--rounds 5")
+    if args.cache.resolve() == args.out.resolve():
+        raise UserError("trainings are kept beside the results", f"--cache and --out {args.out}", "use two files")
     torch.set_num_threads(1)
     if args.smoke:
         smoke()
@@ -337,7 +345,7 @@ def main() -> int:
             )
         cells = tuple((TASKS[task], learners, (name,)) for task, name, learners in args.rows) or CELLS
         kept = before.get("rows", [])
-        rows = merged(kept, accuracies(Rows(args.cache, limit_s=60 * args.minutes), cells, kept), load)
+        rows = merged(kept, accuracies(known_trainings(args.cache, args.minutes), cells, kept), load)
         whence = f"of the commands that rows name, or of the one here; trainings are kept in {args.cache.name}"
         facts = {"trainings": whence, "text_sha256": text_sha256(), "tasks": sizes(), "rows": rows}
         told["accuracy"] = {**load, **before, **facts}

@@ -3,16 +3,19 @@
     python tests/smokes.py AT_ONCE "NAME [OPTION...]"...
 
 Imports would take most of them longer than what they do. Each sees its own arguments, folder and exit code, as if it
-had been started by ``python benchmarks/NAME.py --smoke``. What one says is printed once it has ended. After one that
-failed no other begins; the exit code is then 1.
+had been started by ``python benchmarks/NAME.py --smoke``. What one says is printed once it has ended; one that takes
+longer than ``LIMIT_S`` says where it stood, and ends as one that failed. After such a one no other begins; the exit
+code is then 1.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import os
 import runpy
 import shlex
+import signal
 import sys
 import tempfile
 import time
@@ -20,6 +23,7 @@ from pathlib import Path
 from typing import IO
 
 BENCHMARKS = Path("benchmarks")
+LIMIT_S = 1200
 IMPORTED = ("torch._dynamo", "elastune.train.work", "elastune.study.run", "elastune.frontier.phases", "optuna", "scipy")
 
 
@@ -42,6 +46,7 @@ def main(at_once: int, smokes: list[str]) -> int:
         seconds = f"{time.monotonic() - begun:.1f} s, {used.ru_utime + used.ru_stime:.1f} s of CPU"
         print(f"benchmarks/{name}: code {code} after {seconds}", flush=True)
         sys.stdout.buffer.write(said.read())
+        sys.stdout.buffer.flush()
         if code:
             failed.append(name)
     if failed:
@@ -53,6 +58,8 @@ def smoke(words: str, said: IO[bytes]) -> int:
     """Be ``python benchmarks/NAME.py --smoke [OPTION...]``. Raises what it raises, ``SystemExit`` included."""
     for output in (1, 2):
         os.dup2(said.fileno(), output)
+    faulthandler.register(signal.SIGALRM, file=said, chain=True)
+    signal.alarm(LIMIT_S)
     name, *options = shlex.split(words)
     file = BENCHMARKS / f"{name}.py"
     sys.argv = [str(file), "--smoke", *options]
@@ -62,6 +69,8 @@ def smoke(words: str, said: IO[bytes]) -> int:
 
 
 if __name__ == "__main__":
+    for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):  # or NumPy starts some as it is imported
+        os.environ[threads] = "1"
     for module in IMPORTED:
         importlib.import_module(module)
     assert len(os.listdir("/proc/self/task")) == 1, "no process of several threads can be forked"

@@ -1,4 +1,4 @@
-"""A knob of a study has one name, type, default and meaning: on the command line, in Python, and in what is asked."""
+"""A knob of a study has one type, one default and one meaning: on the command line, in Python, and in what is asked."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
     out = tmp_path_factory.mktemp("frontier") / "out"
     counts = ",".join(map(str, COUNTS))
     return out, elastune(
-        *("frontier", "examples/digits.py", "--workers", counts, "--target", "0.85", "--budget", "4s"),
+        *("frontier", "examples/digits.py", "--workers", counts, "--target", "0.85", "--budget", "10s"),
         *("--epochs", "4", "--sampler", "tpe", "--out", str(out)),
     )
 

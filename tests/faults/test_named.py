@@ -45,6 +45,15 @@ def test_waited_for_behind_an_evaluation_that_was_left_early(left: Runs, means: 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("means", [SHARDED, TRUNK], ids=["sharded", "trunk"])
+def test_waited_for_by_one_that_left_early_while_others_go_to_the_end(left: Runs, means: dict[str, Any]) -> None:
+    """They make the call that it waits for behind their loops, so a loop's end waits for nobody that only waits."""
+    ran = left(3, means=means, how="first", limit_s=LIMIT_S)
+    assert ran.ledger.exact, ran.ledger
+    assert [(r["seen"], r["workers"]) for r in ran.reports] == [(1 + 4 + 4, 3)] * 2
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("means", [SHARDED, TRUNK], ids=["sharded", "trunk"])
 def test_waited_for_within_an_evaluation(left: Runs, means: dict[str, Any]) -> None:
     ran = left(3, means=means, how="inside", limit_s=LIMIT_S)
     assert ran.ledger.exact, ran.ledger

@@ -198,6 +198,20 @@ def test_a_broadcast_without_its_root(net: Net) -> None:
             each.wait()
 
 
+def test_a_broadcast_whose_root_is_another_worker_by_the_second_call(net: Net) -> None:
+    """Worker 0 is gone between the calls, so ranks are other workers'. Nobody may take its own value for the root's:
+    rank 1, who has called, is followed; of rank 0, who has not, all are told.
+    """
+    _, b, c = crew(net, 3)
+    has, lacks = (b.begin("broadcast", name, [1.0], root=root) for name, root in (("x", 1), ("y", 0)))
+    regroup(net, [b, c])
+    follows, starts = (c.begin("broadcast", name, [2.0], root=root) for name, root in (("x", 1), ("y", 0)))
+    assert values(has) == values(follows) == ([[1.0]], (1,), False)
+    for each in (lacks, starts):
+        with pytest.raises(CollectiveLost, match="'y'"):
+            each.wait()
+
+
 def test_the_last_worker_has_its_own(net: Net) -> None:
     a, _ = crew(net, 2)
     x = a.begin("allreduce", "x", [3.0])
@@ -211,7 +225,7 @@ def test_the_last_worker_has_its_own(net: Net) -> None:
         (("allreduce", "x", [1.0]), ("allreduce", "x", [1.0, 2.0]), "one shape"),
         (("allreduce", "x", [1.0]), ("allreduce", "x", [1]), "one shape"),
         (("allreduce", "x", [1.0]), ("gather", "x", [1.0]), "the same collective"),
-        (("broadcast", "x", [1.0], 0), ("broadcast", "x", [1.0], 1), "broadcast from worker [01] here, .* from worker"),
+        (("broadcast", "x", [1.0], 0), ("broadcast", "x", [1.0], 1), "broadcast from rank [01] here, .* from rank"),
     ],
 )
 def test_what_does_not_fit_is_told_to_all(net: Net, one: Any, other: Any, words: str) -> None:

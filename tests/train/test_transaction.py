@@ -303,7 +303,7 @@ def test_the_gate_counts_the_samples_of_the_longest_rounds() -> None:
     vectors = [torch.tensor(ControlVector(samples=half % COUNTED, checksum=6.0).to_list()) for half in halves]
     found = ControlVector.of((vectors[0] + vectors[1]).tolist(), 0)
     check_samples(plan, found)
-    with pytest.raises(RuntimeError, match="modulo 65,536"):
+    with pytest.raises(RuntimeError, match="modulo 4,096"):
         check_samples(replace(plan, size=plan.size + 1), found)
 
 

@@ -12,7 +12,7 @@ from elastune.core.run import DEFAULT_SLOTS
 from elastune.study.request import StudyRequest
 
 NAMED = "NAME[:OPTION=VALUE,...]"
-HELP = {knob.name: knob.metadata.get("told", "") for knob in fields(StudyRequest)}
+HELP = {knob.name: knob.metadata["told"] for knob in fields(StudyRequest) if "told" in knob.metadata}
 """What each field of a study's request says of itself."""
 
 File = Annotated[Path, typer.Argument(help="The program: a Python file that defines train(session).")]

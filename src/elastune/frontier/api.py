@@ -8,8 +8,6 @@ from pathlib import Path
 
 from elastune.cluster.base import Cluster
 from elastune.core.clock import SystemClock
-from elastune.core.cost import check_price
-from elastune.core.divergence import FACTOR
 from elastune.core.mesh import Mesh
 from elastune.core.run import Config, Means
 from elastune.frontier.crews import COUNTS
@@ -29,24 +27,24 @@ def find_frontier(
     target: float | None = None,
     quality: str | None = None,
     margin: float | None = None,
-    seeds: int = 3,
+    seeds: int = FrontierRequest.seeds,
     config: Config | None = None,
     means: Means | None = None,
     policies: Sequence[str] = (),
     throughput: bool = False,
     constraints: Sequence[str] = (),
-    sampler: str = "auto",
-    stopping: str = "none",
+    sampler: str = FrontierRequest.sampler,
+    stopping: str = FrontierRequest.stopping,
     trial_workers: tuple[int, int] | None = None,
     epochs: int | None = None,
-    seed: int = 0,
-    divergence: float | None = FACTOR,
+    seed: int = FrontierRequest.seed,
+    divergence: float | None = FrontierRequest.divergence,
     out: str | Path | None = None,
-    price_per_worker_hour: float = 1.0,
+    price_per_worker_hour: float = FrontierRequest.price_per_worker_hour,
     prices: str | Path | None = None,
     resume: bool = False,
     cluster: Cluster | str | None = None,
-    grace_s: float = 0.0,
+    grace_s: float = FrontierRequest.grace_s,
 ) -> FrontierFound:
     """Find how far ``train`` scales before accuracy pays, and which settings buy it back.
 
@@ -109,7 +107,7 @@ def find_frontier(
         epochs=epochs,
         seed=seed,
         divergence=divergence,
-        price_per_worker_hour=check_price(price_per_worker_hour),
+        price_per_worker_hour=price_per_worker_hour,
         grace_s=grace_s,
         resume=resume,
     )

@@ -234,8 +234,6 @@ def check(request: FrontierRequest, timeable: int | None = None) -> FrontierPlan
         raise UserError("worker counts must ascend from at least 1", counts, "for example --workers 1,2,4,8")
     if not request.budget_s > 0:
         raise UserError("a budget must be positive", request.budget_s, "for example --budget 3m")
-    if not request.price_per_worker_hour > 0:
-        raise UserError("a price must be positive", request.price_per_worker_hour, "for example --price 2.5")
     if request.seeds < 2:
         raise UserError("confidence intervals need at least 2 seeds", request.seeds, "use --seeds 3")
     if request.margin is not None and not 0 < request.margin < math.inf:

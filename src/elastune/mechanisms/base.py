@@ -106,10 +106,13 @@ class Replica:
     def begin_evaluation(self) -> None:
         """The program evaluates: others may need this worker until it has come to ``stand_in``."""
 
-    def stand_in(self, until: Callable[[], bool] | None = None) -> None:
+    def stand_in(self, until: Callable[[], bool] | None = None, *, ends: bool = False) -> None:
         """An evaluation is over here, if there was one: take part in forward passes that others make, as many as they
-        come to; see ``equal_passes``, ``apart``. With ``until`` it may go on: this worker waits for something else in
-        it, or has left it, and takes part until that is so.
+        come to; see ``equal_passes``, ``apart``.
+
+        ``until``: it may go on. This worker waits for something else, asks for it between two passes, and takes part
+        until it is so. ``ends``: only the loop has ended. If others have left theirs and wait, they may wait for what
+        comes behind it: the evaluation goes on without this worker until it waits too, or workers meet.
         """
 
     def among(self, mesh: Mesh, rank: int) -> tuple[int, int]:

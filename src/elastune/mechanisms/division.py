@@ -127,9 +127,9 @@ class Division(InPlace):
         """The program evaluates from here on."""
         self.evaluates = True
 
-    def stand_in(self, until: Until | None = None) -> None:
-        """Where it ``evaluates``, that is over here: take part in forward passes that others make, until none does.
-        With ``until`` it is not over: this worker waits for something else, and takes part until that is so.
+    def stand_in(self, until: Until | None = None, *, ends: bool = False) -> None:
+        """Where it ``evaluates``, that is over here: take part in forward passes that others make, until none does. See
+        ``Replica.stand_in``, also for ``until`` and ``ends``, with which it may go on.
         """
 
     def abandon(self) -> None:

@@ -1,7 +1,7 @@
 """What a study or a frontier is asked to do: complete, checked once, and written into the journal as it is.
 
 A knob has its default, and what is told of it, in one place: here. Options of the command line take their help and
-their defaults from the fields, and ``elastune.tune`` its defaults.
+their defaults from the fields, and ``elastune.tune`` and ``elastune.find_frontier`` their defaults.
 """
 
 from __future__ import annotations

@@ -131,7 +131,11 @@ class Learners:
             return
         self._install(self._origin)
         for group, options in zip(self._replica.optimizer.param_groups, self._options, strict=True):
-            group.update(options)
+            for name, value in options.items():
+                if isinstance(value, torch.Tensor) and isinstance(group[name], torch.Tensor):
+                    group[name].copy_(value)  # the program may hold it, to change it
+                else:
+                    group[name] = value
         self._held, self._current, self._origin = {}, None, None
 
     # -- whose memory is in place -------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 An optimizer has no state of a parameter before its first step with a gradient of it. So one learner may lack what
 another has: that of a layer which only some samples reach, or which is left out at random. What it lacks counts as
-zeros, with which torch's optimizers begin.
+zeros, with which SGD, Adam and RMSprop begin. (NAdam, ASGD and Rprop begin some numbers elsewhere: their first means
+are too small.)
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class AgentRun:
 
     def begin(self, *more: str) -> subprocess.Popen[bytes]:
         """Start a controller, with these options too; the one before it has ended."""
-        self._begun += 1
+        self._begun, self._since = self._begun + 1, time.time()
         with self._file("said").open("wb") as said, self._file("result").open("wb") as result:
             self.controller = subprocess.Popen([*self._command, *more], stdout=result, stderr=said)
         return self.controller
@@ -99,8 +99,9 @@ class AgentRun:
         deadline = time.monotonic() + limit_s
         while not true():
             if self.controller.poll() == WRONG:
-                failed = self.records(RunFailed)  # of the training itself; behind that hosts' ends are told
-                raise CommandRefused(failed[-1].detail if failed else self.said.strip().rpartition("\n")[2])
+                failed = [record for at, record in self.entries(RunFailed) if at >= self._since]  # of the training
+                why = failed[-1].detail if failed else self.said.strip().rpartition("\n")[2]
+                raise CommandRefused(why) from AssertionError(self.said)
             if time.monotonic() > deadline or self.controller.poll() is not None:
                 raise AssertionError(self.said)
             time.sleep(LOOK_S)

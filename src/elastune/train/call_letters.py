@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
 
@@ -25,14 +26,22 @@ DTYPES = {
 }
 
 
+@dataclass(frozen=True)
+class Root:
+    """Of a broadcast: the ``rank`` that the program named, and which ``worker`` that was then."""
+
+    rank: int
+    worker: int
+
+
 def letter_of(
-    what: int, key: Key, kind: Kind, root: int, tensors: Sequence[torch.Tensor], workers: Sequence[int] = ()
+    what: int, key: Key, kind: Kind, root: Root, tensors: Sequence[torch.Tensor], workers: Sequence[int] = ()
 ) -> Letter:
     """A letter with ``tensors``; of a result with the ``workers`` that took part in it."""
     told = {
         "name": key[0],
         "kind": kind,
-        "root": root,
+        "root": [root.rank, root.worker],
         "workers": list(workers),
         "tensors": [[str(t.dtype), list(t.shape)] for t in tensors],
     }

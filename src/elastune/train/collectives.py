@@ -26,6 +26,7 @@ from elastune.train.call_letters import (
     RESULT,
     Key,
     Kind,
+    Root,
     done_letter,
     key_of,
     letter_of,
@@ -83,7 +84,7 @@ class Letters(Protocol):
 class Call:
     kind: Kind
     key: Key
-    root: int
+    root: Root
     own: torch.Tensor
     expected: set[int]
     step: int  # the attempt at a step that it belongs to
@@ -100,8 +101,8 @@ class Call:
         """Where all is here that it takes, come to the result."""
         if self.settled:
             return
-        if self.kind == "broadcast" and self.root in self.heard:
-            self.result = Collected([self.heard[self.root]], (self.root,))
+        if self.kind == "broadcast" and self.root.worker in self.heard:
+            self.result = Collected([self.heard[self.root.worker]], (self.root.worker,))
         elif self.expected <= self.heard.keys():
             workers = tuple(sorted(self.expected))
             try:
@@ -111,7 +112,7 @@ class Call:
 
     def _of_all(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         if self.kind == "broadcast":
-            raise CollectiveLost(f"worker {self.root}, which was to broadcast {self.key[0]!r}, is gone")
+            raise CollectiveLost(f"worker {self.root.worker}, which was to broadcast {self.key[0]!r}, is gone")
         if self.kind == "gather":
             return tensors
         kinds = {(tuple(t.shape), t.dtype) for t in tensors}
@@ -137,7 +138,10 @@ class Begun(Generic[T]):
 
     @property
     def done(self) -> bool:
-        """Whether ``wait`` would return at once. In an evaluation where workers need each other, this runs one pass."""
+        """Whether ``wait`` would return at once.
+
+        In an evaluation where workers need each other this waits for the others' next pass, and takes part in it.
+        """
         return self._calls.came(self._call)
 
     def wait(self) -> Collected[T]:
@@ -146,7 +150,8 @@ class Begun(Generic[T]):
         No other worker may need what this one does only after it.
 
         Raises:
-            CollectiveLost: Where the root of a broadcast has gone, and no worker has what it sent.
+            CollectiveLost: Where the root of a broadcast has gone and no worker has what it sent, or workers changed
+                between their calls and the root's rank is another worker's now.
             UserError: Where workers gave tensors that cannot be added up, or called different collectives by one name.
         """
         self._calls.wait(self._call)
@@ -199,12 +204,13 @@ class NamedCollectives:
         workers = self._workers
         own = self._checked(name, tensor)
         everyone = workers.members if workers.synchronised else (workers.worker,)
-        whole = isinstance(root, int) and not isinstance(root, bool)
+        whole = hasattr(type(root), "__index__") and not isinstance(root, bool)  # NumPy's integers, too
         if kind == "broadcast" and not (whole and (0 <= root < len(everyone) or not workers.synchronised)):
             raise UserError("a root must be the rank of a worker", repr(root)[:40], f"from 0 to {len(everyone) - 1}")
+        root = int(root)
         if not workers.synchronised or len(everyone) == 1:
             lost = not workers.synchronised
-            call = Call(kind, (name, -1), workers.worker, own, {workers.worker}, 0)
+            call = Call(kind, (name, -1), Root(root, workers.worker), own, {workers.worker}, 0)
             call.result = Collected([own], (workers.worker,), lost)
             if not lost:
                 self._mark()
@@ -215,7 +221,7 @@ class NamedCollectives:
         self._mark()
         key = name, self._counts.get(name, 0)
         self._counts[name] = key[1] + 1
-        call = self._calls[key] = Call(kind, key, everyone[root], own, set(everyone), self._attempt())
+        call = self._calls[key] = Call(kind, key, Root(root, everyone[root]), own, set(everyone), self._attempt())
         call.heard[workers.worker] = own
         self._tell(call)
         for sender, what, letter in self._early.pop(key, []):
@@ -260,9 +266,11 @@ class NamedCollectives:
 
     def _settles(self, call: Call) -> bool:
         """Whether ``call`` is settled after a moment."""
-        time.sleep(REST_S)
         self.look()
-        return call.settled
+        if not call.settled:
+            time.sleep(REST_S)
+            self.look()
+        return call.settled or self._workers.group.broken  # which ``wait`` then finds
 
     def look(self) -> None:
         """Take what has come. Where the group is broken that is for others to find."""
@@ -313,7 +321,7 @@ class NamedCollectives:
         if call.result is not None:
             letter = letter_of(RESULT, call.key, call.kind, call.root, call.result.value, call.result.workers)
         else:  # of a broadcast all but the root give nothing
-            gives = call.kind != "broadcast" or call.root == self._workers.worker
+            gives = call.kind != "broadcast" or call.root.worker == self._workers.worker
             letter = letter_of(GIVEN, call.key, call.kind, call.root, [call.own] if gives else [])
         self._post_all(letter)
 
@@ -353,7 +361,8 @@ class NamedCollectives:
             return
         before = call.settled
         tensors = tensors_in(told, letter.payload)
-        here, there = _asked(call.kind, call.root), _asked(told["kind"], told["root"])
+        root = Root(*told["root"])
+        here, there = _asked(call.kind, call.root), _asked(told["kind"], root)
         if here != there and not call.settled:
             rule = "workers that use one name call the same collective"
             value = f"{call.key[0]!r}: {here} here, {there} on worker {sender}"
@@ -361,6 +370,9 @@ class NamedCollectives:
         elif what == RESULT:
             call.done.add(sender)
             call.result = call.result or Collected(tensors, tuple(told["workers"]))
+        elif call.kind == "broadcast" and root != call.root and not call.settled:
+            why = f"workers changed between the calls of {call.key[0]!r}: rank {root.rank} is not one worker in both"
+            call.error = CollectiveLost(why)
         else:
             if tensors:
                 call.heard[sender] = tensors[0]
@@ -371,5 +383,5 @@ class NamedCollectives:
             self._post_all(done_letter(call.key))
 
 
-def _asked(kind: str, root: int) -> str:
-    return f"{kind} from worker {root}" if kind == "broadcast" else kind
+def _asked(kind: str, root: Root) -> str:
+    return f"{kind} from rank {root.rank}" if kind == "broadcast" else kind

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from elastune.train.step_facts import NO_MARKS
 
 PRIME = 4093  # sums of up to 4096 workers' checksums are exact in single precision
-COUNTED = 1 << 16  # numbers of samples are told modulo this: sums of 256 workers are exact, however long a round is
+COUNTED = 1 << 12  # of samples, modulo this: sums of up to 4096 workers are exact, however long a round is
 
 
 @dataclass(frozen=True)

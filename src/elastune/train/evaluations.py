@@ -21,7 +21,10 @@ T = TypeVar("T")
 
 
 class Evaluations:
-    """Those of this worker. ``seen``: the samples that the newest one has given to the program."""
+    """This worker's evaluation passes, and what workers gather behind them.
+
+    ``seen``: the samples that the newest pass has given to the program.
+    """
 
     def __init__(
         self, workers: WorkerGroup, state: RunState, transaction: StepTransaction, device: torch.device, seed: int
@@ -59,7 +62,7 @@ class Evaluations:
         if tells and streams:  # how many there are is known by now
             self._since_met += what.format(self.seen.length)
         if replica is not None:
-            replica.stand_in()
+            replica.stand_in(ends=True)
 
     def _numbered(
         self, dataset: Any, batch_size: int, loading: Loading, place: tuple[int, int]

@@ -215,7 +215,7 @@ class Session(SessionModels):
             raise UserError("a batch has a whole number of turns, at least 1", turns, "such as turns=2")
         if not train:
             return self._evaluation_pass(asked.to_evaluate(self.seed), asked.batch_size, asked.loading)
-        _ = self.state.prepared  # which refuses where there is no model yet
+        _ = self.state.prepared  # raises where there is no model yet
         if self._passes_in_epoch:
             raise UserError("an epoch holds one training pass", "a second one", "use one more session.epochs")
         self._passes_in_epoch += 1

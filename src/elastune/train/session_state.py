@@ -104,10 +104,11 @@ class SessionState(SessionAssets):
 
     def _forbid(self, rule: Callable[[SyncPlan], object]) -> None:
         """No strategy for which ``rule`` raises ``UserError``: neither now, nor by schedule, nor asked for later."""
-        assert self.trained is not None
-        self.trained.in_use.forbid(rule)
-        for _, plan in self._spec.sync_schedule.changes:
-            rule(plan)
+        in_use = self.state.prepared.in_use
+        in_use.forbid(rule)
+        for step, plan in self._spec.sync_schedule.changes:
+            if step > in_use.scheduled:
+                rule(plan)
 
     def stop(self, why: str) -> None:
         """End training here, as if all epochs were done.

@@ -28,13 +28,14 @@ CHECK_LOSS_EVERY = 50  # on a GPU, where looking at the loss waits for the devic
 
 
 class StepExchange:
-    """One after another, of the steps that ``transaction`` counts.
+    """One exchange after another: one for each step that ``transaction`` begins. ``Stepper`` sets ``batch_size``,
+    ``gradient_bytes`` and ``times``.
 
     Attributes:
         batch_size: What the steps of this pass are cut by.
         gradient_bytes: What a worker sends of them, of the model as it stands in this view.
         times: Of the step before, as long as the view is the same.
-        alike: Whether all workers take the same step.
+        alike: Finds out whether all workers take the same step.
     """
 
     def __init__(

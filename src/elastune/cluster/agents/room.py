@@ -11,7 +11,7 @@ from elastune.core.cost import KINDS, ON_DEMAND, SPOT
 
 
 class AgentRoom:
-    """That of ``agents``, by their numbers. Whoever changes something of them says so by ``changed``."""
+    """The room of ``agents``, by their numbers. Whoever changes an agent or its workers says so by ``changed``."""
 
     def __init__(self, agents: Mapping[int, AgentHost]) -> None:
         self._agents = agents

@@ -32,7 +32,7 @@ from elastune.mechanisms.tensor.blocked import Blocked
 
 _NONE, _WAITS, _PLAIN, _OPEN = 0.0, 1.0, 2.0, 3.0
 """A worker's next pass in an evaluation: none any more; none as long as it waits for something else; one after which
-nothing stays here; one with gradients."""
+nothing stays here; one with gradients. The largest of all workers decides."""
 
 
 @dataclass(frozen=True)
@@ -83,10 +83,10 @@ class ShardedReplica(OwnedReplica):
                     self._collect(place, self.params[place])
         self.on_block(block)
 
-    def stand_in(self, until: Until | None = None) -> None:
+    def stand_in(self, until: Until | None = None, *, ends: bool = False) -> None:
         evaluates, self.division.evaluates = self.division.evaluates, False
         if evaluates:
-            self.division.evaluates = self.gathering.stand_in(until)
+            self.division.evaluates = self.gathering.stand_in(until, ends=ends)
 
     def abandon(self) -> None:
         super().abandon()
@@ -157,9 +157,10 @@ class Gathering(InPlace):
             if i not in self._left:
                 self._replica.leave(i)
 
-    def stand_in(self, until: Until | None) -> bool:
+    def stand_in(self, until: Until | None, *, ends: bool) -> bool:
         """Take part in forward passes that other workers make and this one does not, until nobody makes one; or, where
-        this worker may come to others yet, ``until`` that is so. Whether the evaluation goes on.
+        this worker may come to others yet, ``until`` that is so. Whether the evaluation goes on; where a loop ``ends``,
+        it does as soon as nobody makes a pass and some wait.
         """
         rescue = self._replica.division.rescue
         while not self.lost and not rescue.step_lost():
@@ -174,6 +175,8 @@ class Gathering(InPlace):
             if made == _NONE:
                 return until is not None  # else nothing travels
             if made == _WAITS:
+                if ends:
+                    return True
                 continue
             for i in (0, *self._expected):
                 self._enter(i)

@@ -125,9 +125,9 @@ class OwnedReplica(Replica):
     def begin_evaluation(self) -> None:
         self.division.begin_evaluation()
 
-    def stand_in(self, until: Until | None = None) -> None:
-        self.division.stand_in(until)
-        if until is None:
+    def stand_in(self, until: Until | None = None, *, ends: bool = False) -> None:
+        self.division.stand_in(until, ends=ends)
+        if until is None and not ends:
             self.division.evaluates = False
 
     def begin_step(self, parts: Sequence[BatchSlice] = ()) -> None:

@@ -183,7 +183,7 @@ class TrunkDivision(TensorDivision):
         super().begin_evaluation()
         self._modes = self._own_modes()
 
-    def stand_in(self, until: Until | None = None) -> None:
+    def stand_in(self, until: Until | None = None, *, ends: bool = False) -> None:
         if not self.evaluates or (until is not None and self.axis.group.size == 1):
             return
         modes = self._own_modes()  # of a program that has left its evaluation
@@ -193,7 +193,10 @@ class TrunkDivision(TensorDivision):
                 if until is not None and until():
                     break
                 self.evaluates = False
-                self.evaluates = self._look_on(waits=until is not None)
+                made, waited = self._look_on(waits=until is not None)
+                self.evaluates = made or waited
+                if ends and waited and not made:
+                    break
         except GroupBroken as error:
             self.rescue.meet(error)
         finally:
@@ -206,8 +209,8 @@ class TrunkDivision(TensorDivision):
         for each, training in zip(self._inner, modes, strict=True):
             each.training = training
 
-    def _look_on(self, *, waits: bool) -> bool:
-        """The tail of the others' passes, while this worker has none. False where all are through: nobody has one, nor
+    def _look_on(self, *, waits: bool) -> tuple[bool, bool]:
+        """The tail of the others' passes, while this worker has none. Whether anybody had one, and whether anybody
         ``waits``.
         """
         state, buffers = drawn_state(), [b.detach().clone() for b in self.module.buffers()]
@@ -220,7 +223,7 @@ class TrunkDivision(TensorDivision):
                 self._run(door)
         _put(list(self.module.buffers()), buffers)
         draw_from(state)
-        return waited or bool(made)
+        return bool(made), waited
 
     # -- backwards ----------------------------------------------------------------------------------------------------
 

@@ -146,7 +146,7 @@ def _summing(
     link they share. Where state is divided, everybody sends to everybody (``comm.owned``): nothing is summed within a
     node before it leaves, so that each of its workers sends as much over the link as one would of their sum."""
     neighbours = np.minimum(splits.inner, splits.per_node)
-    senders = neighbours * np.where(splits.shard * splits.inner > 1, splits.parts / splits.nodes, 1.0)
+    senders = neighbours * np.where(splits.shard * splits.inner > 1, np.ceil(splits.parts / splits.nodes), 1.0)
     near = sums * c["gradient_hop_s"], c["gradient_byte_s"]
     far = sums * (c["gradient_hop_s"] + c["across_hop_s"]), senders * c["across_byte_s"]
     summed = summed_s(near, far, gradients, splits.parts, splits.nodes)
