@@ -62,7 +62,7 @@ def test_only_rows_that_go_so_far_are_compared() -> None:
     assert [goes_to(100, row) for row in cells.values()] == [False, True, True]
 
 
-@pytest.mark.parametrize("name", ["sampler", "sampler_ten", "multi_fidelity"])
+@pytest.mark.parametrize("name", ["sampler", "sampler_ten", "multi_fidelity", "multi_fidelity_ten"])
 def test_committed_verdicts_are_what_their_rows_say(name: str) -> None:
     told = json.loads((RESULTS / f"{name}.json").read_text())
     found = judged(reached_at(told["cells"], 50), told["judged_at_50"]["of"])
