@@ -40,6 +40,14 @@ def test_a_result_that_is_no_step_leaves_the_step_as_it_is() -> None:
     assert reconcile([CALM, gathered]) == replace(NOTHING, result_source=0, lagging=(1,))
 
 
+def test_who_has_loaded_a_checkpoint_behind_a_gather_waits_for_who_lacks_its_result() -> None:
+    loaded = replace(CALM, completed=2, step=5, round_steps=5)
+    not_yet = replace(CALM, completed=1, step=0)
+    assert reconcile([not_yet, loaded]) == replace(NOTHING, result_source=1, lagging=(0,))
+    with pytest.raises(ProtocolViolation, match="different steps"):
+        reconcile([not_yet, replace(loaded, round_steps=0)])
+
+
 def test_joiners_are_spread_over_those_with_state() -> None:
     rows = [CALM, CALM, JOINER, JOINER, JOINER]
     assert reconcile(rows) == replace(NOTHING, state_source={2: 0, 3: 1, 4: 0})

@@ -18,7 +18,8 @@ _ROWS = b"rows"  # what is sent is a gather's result
 
 
 class CommitLog:
-    """``completed`` operations, the newest of them a gather with the result ``rows``, or (None) a step.
+    """``completed`` operations, the newest of them a gather with the result ``rows``, completed after ``gathered_at``
+    steps, or (None) a step.
 
     ``lost``: since the last reconciliation a member went without
     leaving, or what broke cannot be done again. ``served``: the newest exchange brought this worker a result.
@@ -28,6 +29,7 @@ class CommitLog:
         self.completed = 0
         self.rewinds = 0
         self.rows: list[torch.Tensor] | None = None
+        self.gathered_at = 0
         self.lost = False
         self.served = False
         self.all_done = False  # there is no operation after the newest one
@@ -36,9 +38,11 @@ class CommitLog:
         """Nothing is completed: training begins, or begins again from a snapshot."""
         self.completed, self.rows, self.all_done = 0, None, False
 
-    def gathered(self, rows: list[torch.Tensor]) -> None:
-        """A gather is completed here."""
-        self.completed, self.rows = self.completed + 1, rows
+    def gathered(self, rows: list[torch.Tensor], step: int) -> None:
+        """A gather is completed here, after so many steps. Behind it this worker may load a checkpoint of another one,
+        and be asked how far it is before others have the gather's result.
+        """
+        self.completed, self.rows, self.gathered_at = self.completed + 1, rows, step
 
     def stepped(self) -> None:
         """A step is completed here."""
@@ -58,7 +62,7 @@ class CommitLog:
             rewinds=self.rewinds,
             joins=joins,
             done=self.all_done,
-            round_steps=owner.round_steps,
+            round_steps=owner.round_steps if self.rows is None else owner.step - self.gathered_at,
         )
         told = [float(x) for x in (*astuple(status)[:-1], *astuple(owner.open_round))]
         rows = [_status(row) for row in group.gather_row(told)]
@@ -107,7 +111,7 @@ class CommitLog:
             owner.adopt_result(result)
             self.stepped()
         else:
-            self.gathered(state_transfer.receive_packed(group, source)[1])
+            self.gathered(state_transfer.receive_packed(group, source)[1], owner.step)
         self.served = True
 
 

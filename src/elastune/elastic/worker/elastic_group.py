@@ -145,7 +145,7 @@ class ElasticWorkerGroup(WorkerGroup):
             self.gathered_on = self.comms.mesh  # where others complete it they do so as they stand now
             try:
                 rows = self._gather_alike(mine, what)
-                self._log.gathered(rows)
+                self._log.gathered(rows, self.owner.step)
             except GroupBroken as error:
                 if not self.recover(error):
                     continue  # unless this is inside of a step, which is lost now: then this worker is out of step

@@ -167,7 +167,7 @@ class WorkerGroup:
         except GroupBroken:
             self.failed = self.beat()
             raise
-        self._log.gathered(rows)
+        self._log.gathered(rows, self._step)
         self.say("computing", self._step)
         return rows
 

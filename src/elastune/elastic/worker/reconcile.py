@@ -21,7 +21,7 @@ class MemberStatus:
     rewinds: int  # how often it was rewound
     joins: bool  # it holds no state
     done: bool = False  # it has completed the last operation that there is
-    round_steps: int = 1  # steps in the newest round that it has completed
+    round_steps: int = 1  # steps since before its newest operation: of a step, a round, what was loaded behind a gather
     open: OpenRound = NO_ROUND  # what it has begun and not completed
 
 

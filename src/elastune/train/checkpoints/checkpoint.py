@@ -23,6 +23,7 @@ from safetensors import SafetensorError
 
 from elastune.core.errors import UserError
 from elastune.core.run import Position
+from elastune.elastic.coordinator.membership import ProtocolViolation
 from elastune.mechanisms.scattered import whole
 from elastune.train.checkpoints.files import NoRoom, Shelf, Written, file_name, is_full, merged, sync, write
 from elastune.train.checkpoints.parts import States, from_trees, to_trees
@@ -276,8 +277,7 @@ def step_of(path: Path) -> int:
 
 def seal_of(path: Path) -> str:
     """The SHA-256 of what holds the digests of all files of the checkpoint at ``path``; "" where there is none."""
-    state = path / STATE
-    return digest_of(state) if state.is_file() else ""
+    return digest_of(state) if (state := path / STATE).is_file() else ""
 
 
 def load(path: Path, fix: str = DELETE, check: Check | None = None, whole_parts: bool = True) -> Checkpoint:
@@ -352,9 +352,7 @@ def _tree(path: Path, fix: str = "") -> dict[str, Any]:
 
 
 def faults(path: Path, files: Mapping[str, str], part: slice = slice(None)) -> str:
-    """What is wrong with ``files`` (digests by name) of the checkpoint at ``path``, or with a part of them; "" if
-    nothing.
-    """
+    """What is wrong with ``files`` (digests by name) at ``path``, or with a part of them; "" if nothing."""
     for name in sorted(files)[part]:
         if digest_of(_regular(path / name)) != files[name]:
             return f"the bytes of {name} do not have the digest that they were written with"
@@ -381,6 +379,8 @@ class _Whole(Mapping[str, torch.Tensor]):
 def _refusing(path: Path, fix: str) -> Iterator[None]:
     try:
         yield
+    except ProtocolViolation:  # of workers that were to tell each other what they read: not the checkpoint's fault
+        raise
     except PermissionError as error:
         raise UserError("a checkpoint must be readable", error, "run as the user who wrote it") from None
     except _UNREADABLE as error:
