@@ -83,6 +83,18 @@ def nothing_finite_once(worker: Worker, text: str) -> None:
     worker.hear()
 
 
+def nothing_in_a_bucket(worker: Worker, text: str) -> None:
+    """The second bucket has nothing but a tensor without numbers; says the sums of two steps."""
+    reducers.FIRST_BUCKET_BYTES, reducers.BUCKET_BYTES = 8, 8
+    compression = Compression.parse(text)
+    assert compression is not None
+    like = [torch.empty(8, 4), torch.empty(0, 3), torch.empty(1)]
+    reducer = CompressedReducer(like, worker.form("first"), 2, compression, hold=True)
+    assert [bucket.members for bucket in reducer._buckets] == [[0], [1], [2]]
+    worker.say("ended", [step(reducer, [torch.full_like(each, 1.0 + at) for each in like]) for at in range(2)])
+    worker.hear()
+
+
 def one_leaves(worker: Worker, text: str) -> None:
     """Of three workers two leave, one after the other; says what is owed, together, before and after each."""
     torch.manual_seed(0)

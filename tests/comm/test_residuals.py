@@ -39,6 +39,19 @@ def test_what_is_not_finite_goes_through_once(kind: str) -> None:
             assert them.hear(rank)[1] == [True, False, True, True]
 
 
+@pytest.mark.parametrize("kind", ["topk:ratio=1", "powersgd:rank=1", "int8", "bf16"])
+def test_a_bucket_may_have_no_numbers(kind: str) -> None:
+    """As that of a parameter without elements has, behind one that has filled its bucket."""
+    import owing_workers
+
+    with processes(2, owing_workers.nothing_in_a_bucket, kind) as them:
+        for rank in range(2):
+            for at, (full, empty, beside) in enumerate(them.hear(rank)[1]):
+                torch.testing.assert_close(full, torch.full((8, 4), 2.0 + 2 * at), atol=0.01, rtol=0.01)
+                assert empty.shape == (0, 3)
+                assert beside.item() == 2.0 + 2 * at
+
+
 @pytest.mark.parametrize("kind", ["powersgd:rank=1", "topk:ratio=0.05"])
 def test_what_a_leaver_owes_another_one_owes(kind: str) -> None:
     """The last worker, which sends nothing, has it in its next gradient, once."""

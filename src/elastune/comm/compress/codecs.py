@@ -58,7 +58,7 @@ class Blocks(Codec):
 
     def decode(self, data: torch.Tensor) -> torch.Tensor:
         count = data.shape[1] // (BLOCK + 4)
-        scales = data[:, : 4 * count].contiguous().view(torch.float32)
+        scales = data[:, : 4 * count].flatten().view(torch.float32).view(len(data), count)
         blocks = data[:, 4 * count :].contiguous().view(torch.int8).float().unflatten(1, (count, BLOCK))
         found: torch.Tensor = blocks * torch.where(scales.isfinite(), scales, torch.nan).unsqueeze(2)
         return found.flatten(1)

@@ -10,8 +10,6 @@ import torch
 from elastune.comm.compress.residual import ResidualBucket
 from elastune.comm.group import Group
 
-PLACE_BYTES = 4
-
 
 class TopKBucket(ResidualBucket):
     """Each worker sends its largest numbers and their places to all, which add them up in the order of ranks.
@@ -24,7 +22,7 @@ class TopKBucket(ResidualBucket):
         self, members: list[int], like: Sequence[torch.Tensor], group: Group, ratio: float, *, hold: bool
     ) -> None:
         super().__init__(members, like, group, hold=hold)
-        self._count = max(1, min(self._numel, ceil(ratio * self._numel)))
+        self._count = min(self._numel, ceil(ratio * self._numel))  # 0 of a bucket whose tensors are all empty
         self._received = torch.empty(0, dtype=torch.uint8)
 
     def launch(self) -> None:
@@ -41,7 +39,6 @@ class TopKBucket(ResidualBucket):
     def wait(self) -> None:
         super().wait()
         sums = torch.zeros(self._numel, dtype=torch.float32, device=self._received.device)
-        for row in self._received.view(self._group.size, -1):
-            places, values = row.split(PLACE_BYTES * self._count)
-            sums[places.view(torch.int32).long()] += values.view(torch.float32)  # no place twice in one row
+        for places, values in self._received.view(torch.int32).view(self._group.size, 2, self._count):
+            sums[places.long()] += values.view(torch.float32)  # no place twice in one row
         self._sets[self._turn][: self._numel].copy_(sums)
