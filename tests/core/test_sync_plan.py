@@ -19,7 +19,8 @@ from elastune.core.sync_plan import SyncPlan
         "diloco:learners=4,every=50,outer_lr=0.4,outer_momentum=0.95",
         "diloco:learners=4,every=60,fragments=4,cycles=3,delay=1,blend=0.5",
         "averaging:learners=8,every=16,mix=2,pull=0.25",
-        "gossip:learners=3,every=1",
+        "gossip:learners=3,every=2",
+        "parameter_server:learners=4,every=3,staleness=1",
         "parameter_server",
         "parameter_server:learners=4,every=50,staleness=3",
         "pair_averaging:learners=8,every=64,moments=fresh,mix=4",
@@ -30,6 +31,13 @@ from elastune.core.sync_plan import SyncPlan
 def test_what_is_said_is_what_is_read(text: str) -> None:
     assert str(SyncPlan.parse(text)) == text
     assert SyncPlan.parse(f" {text.replace(',', ', ')} ") == SyncPlan.parse(text)
+
+
+def test_rounds_are_long_enough_to_meet_in_where_nobody_says_how_long() -> None:
+    for text in ("averaging:learners=8", "gossip:learners=8,mix=4", "parameter_server:learners=8,staleness=2"):
+        assert SyncPlan.parse(text).every == 16
+    assert [SyncPlan.parse(text).every for text in ("local:learners=8", "diloco", "parameter_server")] == [1, 1, 1]
+    assert SyncPlan.parse("gossip:learners=8", every=4).every == 4
 
 
 @pytest.mark.parametrize("number", [1, np.float64(1.0), 1.0])
@@ -67,6 +75,10 @@ def test_numbers_of_any_kind_are_said_alike(number: float) -> None:
         ("diloco:every=20,fragments=2,cycles=5", "use delay=1"),
         ("diloco:every=20,fragments=4,cycles=5", "use every=60"),
         ("diloco:every=20,fragments=4,blend=nan", "blend=nan"),
+        ("gossip:learners=4,every=1", "gossip, every=1, mix=1.*use every=2 or more, or local:learners=4,every=1"),
+        ("averaging:every=8,mix=8", "averaging, every=8, mix=8.*use every=9"),
+        ("pair_averaging:every=8,mix=20", "use every=21"),
+        ("parameter_server:learners=4,every=2,staleness=1", "every=2, staleness=1.*use every=3"),
         ("local:learners=4,quorum=5", "use quorum=4 or less"),
         ("gossip:learners=4,quorum=3", "gossip has no setting quorum"),
         ("local:learners=4,grace=2", "give quorum=3, too"),

@@ -187,7 +187,11 @@ def test_whatever_is_suggested_can_be_written_and_read(tiny: Program, tmp_path: 
 
     plan, seen = check(asked(tiny, tmp_path / "out", constraints=("learners * every <= 64",)), space), set()
     for sample in probe(plan.space, 60, 0):
-        found = SyncChoice.of(sample.values).sync
+        try:
+            found = SyncChoice.of(sample.values).sync
+        except UserError as refused:
+            assert "before their round ends" in str(refused), "which is told of such a trial alone"
+            continue
         seen.add(found.strategy)
         assert SyncPlan.parse(str(found)) == found
         assert set(sample.params) - {"sync"} <= set(SETTINGS[found.strategy])
@@ -196,6 +200,22 @@ def test_whatever_is_suggested_can_be_written_and_read(tiny: Program, tmp_path: 
     for wrong in ({"strategies": ("locl",)}, {"learners": (0,)}, {"pull": (0.0, 2.0)}, {"every": (0, 4)}):
         with pytest.raises(UserError):
             elastune.suggest_sync(FixedTrial({}), **wrong)
+
+
+def test_rounds_without_a_mix_are_infeasible(tiny: Program, tmp_path: Path) -> None:
+    """A trial of them; a study of nothing else is refused."""
+
+    def space_of(*mixes: int) -> Any:
+        return lambda trial: {
+            "sync": "gossip",
+            "learners": 2,
+            "every": 4,
+            "mix": trial.suggest_categorical("mix", mixes),
+        }
+
+    check(asked(tiny, tmp_path / "out"), space_of(3, 4))
+    with pytest.raises(UserError, match="every=4, mix=4"):
+        check(asked(tiny, tmp_path / "out"), space_of(4))
 
 
 def test_fragments_are_suggested() -> None:

@@ -31,6 +31,8 @@ REAL = {
 _EXAMPLE = 'such as "local:learners=8,every=16"'
 _ROUNDS = ("learners", "every", "moments")
 _QUORUM = ("quorum", "grace")
+MIXING_EVERY = 16
+"""What ``every`` is where a text does not say it and learners meet within a round."""
 SETTINGS: dict[str, tuple[str, ...]] = {
     "allreduce": (),
     "local": (*_ROUNDS, *_QUORUM),
@@ -70,13 +72,15 @@ class SyncPlan:
     Args:
         strategy: One of these.
         learners: The number of learners that the slots of a global batch are divided into.
-        every: Global batches of a round: each learner's own steps.
+        every: Global batches of a round: each learner's own steps. A text that does not name it means 1, or 16 where
+            learners meet within a round, too.
         moments: What becomes of the optimizer's state where a round ends. "mean": that of all learners, as of
             parameters. "fresh": every round begins without a state, and none is sent.
-        mix: Global batches between two mixes within a round.
+        mix: Global batches between two mixes within a round; fewer than ``every``.
         pull: How far a learner goes towards the mean in a mix: 0 to 1.
         outer_lr, outer_momentum: Learning rate and momentum of the outer step.
-        staleness: Global batches after which a learner's step reaches the others, while they go on.
+        staleness: Global batches after which a learner's step reaches the others, while they go on; at most
+            ``every`` - 2, so that one does before the round ends.
         fragments, cycles: The number of parts of nearly equal bytes that the model is cut into, and how often in a
             round each of them is exchanged, its end included.
         delay: Global batches from the sending of a fragment until its outer step is adopted.
@@ -143,6 +147,7 @@ class SyncPlan:
                 else f"use every={(self.delay + 1) * self.cycles * self.fragments} or more"
             )
             raise UserError(rule, told, fix)
+        self._check_mixing()
         if self.quorum > self.learners:
             told = f"quorum={self.quorum}, learners={self.learners}"
             raise UserError("a quorum is of a run's learners", told, f"use quorum={self.learners} or less")
@@ -151,6 +156,16 @@ class SyncPlan:
             raise UserError(rule, f"quorum={self.quorum}, fragments={self.fragments}", "leave one of them out")
         if "grace" in changed and not self.quorum:
             raise UserError("grace is how long a quorum waits for the rest", self._told("grace"), "give quorum=3, too")
+
+    def _check_mixing(self) -> None:
+        """Refuse rounds that are over before learners have met within them: those would be ``local`` by another name."""
+        least = self.mix + 1 if "mix" in SETTINGS[self.strategy] else self.staleness + 2 if self.staleness else 1
+        if self.every >= least:
+            return
+        setting = "staleness" if self.staleness else "mix"
+        told = f"{self.strategy}, every={self.every}, {setting}={getattr(self, setting)}"
+        fix = f"use every={least} or more, or local:learners={self.learners},every={self.every}, which does the same"
+        raise UserError("learners must hear of each other before their round ends", told, fix)
 
     @classmethod
     def parse(cls, text: str, **own: Any) -> SyncPlan:
@@ -175,6 +190,9 @@ class SyncPlan:
                 rule = f"a strategy's settings are {', '.join(kinds)}, each once"
                 raise UserError(rule, setting, _EXAMPLE)
             found[name] = kinds[name](value)
+        told = {**found, **own}
+        if "every" not in told and ("mix" in SETTINGS.get(strategy, ()) or told.get("staleness", 0)):
+            found["every"] = MIXING_EVERY
         return cls(strategy, **{**found, **own})  # type: ignore[arg-type]  # checked there
 
     def __str__(self) -> str:

@@ -36,10 +36,12 @@ def suggest_sync(
         learners: Numbers of learners that a global batch may be divided into.
         every: Global batches of a round, drawn on a log scale.
         moments: "mean", "fresh" or both: what becomes of the optimizer's state where a round ends.
-        mix: Global batches between two mixes of ``averaging``, ``gossip`` and ``pair_averaging``, on a log scale.
+        mix: Global batches between two mixes of ``averaging``, ``gossip`` and ``pair_averaging``, on a log scale. A
+            trial with as many as ``every``, or more, is infeasible.
         pull: For ``averaging``.
         outer_lr, outer_momentum: For ``diloco``.
-        staleness: For ``parameter_server``, in global batches, from 1 on.
+        staleness: For ``parameter_server``, in global batches, from 1 on; a trial with more than ``every`` - 2 is
+            infeasible.
         fragments, cycles: For ``diloco``; a trial of fewer than three global batches for each exchange is infeasible.
 
     Returns:

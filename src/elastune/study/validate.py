@@ -11,7 +11,7 @@ from typing import Any
 from elastune.core.cost import MEASURED
 from elastune.core.errors import UserError
 from elastune.core.run import Adapt, Config, Elastic, RunSpec
-from elastune.core.sync_choice import SyncChoice, chooses, in_full
+from elastune.core.sync_choice import SyncChoice, chooses, in_full, strategy_settings
 from elastune.job.spot import spot_of
 from elastune.job.validate_adapt import check_adapt, policies_of
 from elastune.job.validate_means import check_means, check_values, why_impossible
@@ -170,7 +170,13 @@ def _check_trials(
             continue
         _, means, _ = trial_settings(sample.values, config, request.means, request.workers)
         means = means if request.trial_workers is None else means.on(request.trial_workers[0])
-        agreed = SyncChoice.of(sample.values, config)
+        try:
+            agreed = SyncChoice.of(sample.values, config)
+        except UserError as why:
+            if not strategy_settings(sample.values, config):
+                raise  # a text by itself: no other parameters make it one
+            impossible = impossible or why
+            continue
         if request.simulated and agreed != SyncChoice():
             rule = "what a strategy changes about a training is not simulated"
             raise UserError(rule, str(agreed.sync), "leave sync and sync_schedule out of space(trial)")
@@ -179,8 +185,8 @@ def _check_trials(
             means = replace(means, num_slots=agreed.slots(means.num_slots))
             spec = RunSpec(request.program, request.out, means=means, sync=agreed.sync, sync_schedule=agreed.schedule)
             check_values(spec)
-            why = why_impossible(spec)  # one that is possible with other parameters only is told as infeasible
-            possible, impossible = possible or why is None, impossible or why
+            why_not = why_impossible(spec)  # one that is possible with other parameters only is told as infeasible
+            possible, impossible = possible or why_not is None, impossible or why_not
     if impossible is not None and not possible:
         raise impossible
 
