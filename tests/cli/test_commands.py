@@ -291,6 +291,12 @@ def test_a_policy_switches_in_a_run_of_up_to_sixteen_workers(
             ["--sync", "local:learners=4,every=9", "--max-steps", "8"],
             "longer than the run (got local:learners=4,every=9",
         ),
+        (
+            ["--sync-schedule", "7=local:learners=4,every=2; 8=allreduce", "--max-steps", "8"],
+            "must end before the run does (got 8=allreduce, 8 steps)",
+        ),
+        (["--sync", "gossip:learners=4,every=4,mix=4"], "before their round ends (got gossip, every=4, mix=4)"),
+        (["--policy", "sync_by_size:every=1"], "use every=2 or more"),
         (["--policy", "sync_by_size:learners=8", "--workers", "1:16"], "a learner for every worker"),
     ],
 )

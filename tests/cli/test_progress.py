@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from elastune.cli.progress import Progress, RunTracker, StudyTracker, eta_s
 from elastune.journal.records import (
+    ChangesUnreached,
     Decided,
     Measured,
     PolicyFailed,
@@ -69,6 +70,8 @@ def test_a_run_that_adapts_tells_what_it_measured_and_every_decision() -> None:
     assert tracker.state().startswith("epoch 1/4, step 8")
     line = "rounds of local:every=64 end after 47 steps, as each pass over the data does"
     assert tracker.hear(RoundsCut("local:every=64", 47)) == (line, True)
+    line = "the schedule's 9=allreduce never comes: the run has 8 steps"
+    assert tracker.hear(ChangesUnreached("9=allreduce", 8)) == (line, True)
     decided = Decided("gns", 11, {"batch_size": 128, "lr_factor": 2**0.5}, seen, "applied")
     line = "step 11: gns: batch 64 -> 128, lr 0.05 -> 0.0707 (noise scale 412 ± 30, loss 0.312)"
     assert tracker.hear(decided) == (line, True)

@@ -23,6 +23,13 @@ def test_what_is_due() -> None:
     assert schedule.learners(SyncPlan("local", learners=5)) == 120
 
 
+def test_what_a_run_does_not_come_to() -> None:
+    schedule = SyncSchedule.parse(TEXT)
+    assert schedule.beyond(901) == SyncSchedule()
+    assert str(schedule.beyond(900)) == "900=gossip:learners=6,every=4", "after its last step nothing changes"
+    assert schedule.beyond(100) == schedule
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

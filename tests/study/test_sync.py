@@ -189,8 +189,8 @@ def test_whatever_is_suggested_can_be_written_and_read(tiny: Program, tmp_path: 
     for sample in probe(plan.space, 60, 0):
         try:
             found = SyncChoice.of(sample.values).sync
-        except UserError as refused:
-            assert "before their round ends" in str(refused), "which is told of such a trial alone"
+        except UserError:  # a mix that comes too late: such a trial is infeasible
+            assert sample.values["every"] <= (sample.values["mix"] or sample.values["staleness"] + 1)
             continue
         seen.add(found.strategy)
         assert SyncPlan.parse(str(found)) == found

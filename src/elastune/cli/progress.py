@@ -22,6 +22,7 @@ from elastune.journal.entry import Entry
 from elastune.journal.reader import read
 from elastune.journal.records import (
     Adopted,
+    ChangesUnreached,
     CheckpointFailed,
     Decided,
     FaultInjected,
@@ -65,6 +66,7 @@ from elastune.report.tables.decision_text import (
     since_line,
     stages_line,
     unmeasured_line,
+    unreached_line,
 )
 from elastune.search.space.objective import valued
 
@@ -146,6 +148,8 @@ class RunTracker:
                 return since_line(record), True
             case RoundsCut():
                 return cut_line(record), True
+            case ChangesUnreached():
+                return unreached_line(record), True
             case StagesCut():
                 return stages_line(record), True
             case CheckpointFailed():

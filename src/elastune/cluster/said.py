@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from elastune.journal.records import (
+    ChangesUnreached,
     Decided,
     LearnerLeftOut,
     NotMeasured,
@@ -50,6 +51,8 @@ class Said:
                 return _first(self._decided, (step, "", sync))
             case RoundsCut(sync=sync, steps=steps):
                 return _first(self._decided, (0, f"a pass of {steps}", sync))
+            case ChangesUnreached(changes=changes, steps=steps):
+                return _first(self._decided, (0, f"after {steps} steps", changes))
             case LearnerLeftOut(last_step=step, learner=learner, version=version):
                 return _first(self._decided, (step, f"without learner {learner}", str(version)))
             case NotMeasured(monitor=monitor):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from elastune.core.errors import UserError
 from elastune.core.run import RunSpec
 from elastune.core.sync_plan import SyncPlan
+from elastune.core.sync_schedule import MOST_STEP
 
 
 def check_strategy(plan: SyncPlan, spec: RunSpec) -> None:
@@ -22,6 +23,14 @@ def check_strategy(plan: SyncPlan, spec: RunSpec) -> None:
     if plan.in_rounds and means.compress is not None:
         fix = "use --sync allreduce, or leave --compress out"
         raise UserError("learners exchange parameters, not gradients", f"--compress {means.compress} with {plan}", fix)
+
+
+def check_schedule(spec: RunSpec) -> None:
+    """Raise ``UserError`` for changes of strategy that come when the run is over, where its end is known."""
+    late = spec.sync_schedule.beyond(MOST_STEP + 1 if spec.max_steps is None else spec.max_steps)
+    if late.changes:
+        rule, told = "a schedule of strategies must end before the run does", f"{late}, {spec.max_steps} steps"
+        raise UserError(rule, told, "use an earlier step, or more --max-steps, or leave it out")
 
 
 def refuse_turns(plan: SyncPlan) -> None:

@@ -158,7 +158,7 @@ class SyncPlan:
             raise UserError("grace is how long a quorum waits for the rest", self._told("grace"), "give quorum=3, too")
 
     def _check_mixing(self) -> None:
-        """Refuse rounds that are over before learners have met within them: those would be ``local`` by another name."""
+        """Refuse rounds that are over before learners have met within them: ``local`` by another name."""
         least = self.mix + 1 if "mix" in SETTINGS[self.strategy] else self.staleness + 2 if self.staleness else 1
         if self.every >= least:
             return

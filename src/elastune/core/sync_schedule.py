@@ -61,6 +61,10 @@ class SyncSchedule:
         """The step of the next change, which a round must not pass."""
         return next((at for at, _ in self.changes if at > step), None)
 
+    def beyond(self, steps: int) -> SyncSchedule:
+        """Its changes that a run of so many ``steps`` does not come to: nothing changes after its last step."""
+        return SyncSchedule(tuple(change for change in self.changes if change[0] >= steps))
+
     def learners(self, first: SyncPlan) -> int:
         """Of what the slots must be a multiple, beginning with ``first``."""
         return math.lcm(first.learners, *(plan.learners for _, plan in self.changes))

@@ -9,7 +9,7 @@ from elastune.core.mechanism_name import STAGED, MechanismName
 from elastune.core.mesh import AXES, Mesh
 from elastune.core.mesh_choice import MeshChoice
 from elastune.core.run import Means, RunSpec, Schedule
-from elastune.core.sync_check import check_strategy
+from elastune.core.sync_check import check_schedule, check_strategy
 from elastune.mechanisms.registry import check_workers
 
 SHORTEST_HEARTBEAT_S = 0.1
@@ -40,6 +40,7 @@ def why_impossible(spec: RunSpec) -> UserError | None:
         check_workers(spec)
         for plan in (spec.sync, *(plan for _, plan in spec.sync_schedule.changes)):
             check_strategy(plan, spec)
+        check_schedule(spec)
         _check_compression(spec)
         means.topology.check(means.workers, means.mechanism)
     except UserError as error:

@@ -78,7 +78,7 @@ from elastune.journal.study_records import (
     TrialStarted,
     WarmStarted,
 )
-from elastune.journal.sync_records import LearnerLeftOut, RoundsCut, SyncChanged
+from elastune.journal.sync_records import ChangesUnreached, LearnerLeftOut, RoundsCut, SyncChanged
 
 __all__ = [
     "LONGEST_DETAIL",
@@ -88,6 +88,7 @@ __all__ = [
     "AssetMade",
     "AssetMember",
     "AssetPart",
+    "ChangesUnreached",
     "CheckpointFailed",
     "Checkpointed",
     "Compiled",
@@ -185,6 +186,7 @@ Record = Annotated[
     | Restarted
     | SyncChanged
     | RoundsCut
+    | ChangesUnreached
     | LearnerLeftOut
     | StateLost
     | MembershipEvent

@@ -36,6 +36,17 @@ class RoundsCut:
 
 
 @dataclass(frozen=True, config=_RULES)
+class ChangesUnreached:
+    """The run's schedule has ``changes`` of strategy, written as ``--sync-schedule``, that come when it is over: it is
+    planned to have ``steps`` steps, or had them.
+    """
+
+    changes: str
+    steps: Count
+    kind: Literal["changes_unreached"] = "changes_unreached"
+
+
+@dataclass(frozen=True, config=_RULES)
 class LearnerLeftOut:
     """The round of the steps ``first_step`` to ``last_step`` (counted from 1) ended without ``learner``, whose
     ``worker`` was lost in it or came too late (its ``WorkerGone`` says why; -1: nobody knows which it was), under

@@ -336,6 +336,7 @@ class Session(SessionModels):
         if self.trained is not None:  # it may have left an evaluation early
             self.trained.replica.stand_in()
         self._exchange.commit()
+        self._stepper.finish()
         self._adapter.after_train(self.trained)
 
     def flush(self) -> None:

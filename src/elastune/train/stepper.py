@@ -23,7 +23,7 @@ from elastune.train.data.loading import to_device
 from elastune.train.data.planned import PlannedSteps, ignore
 from elastune.train.data.sample_log import SampleLog, shorten_epoch
 from elastune.train.data.source import StepPlan, StepSource, plan_rounds, plan_steps
-from elastune.train.progress import Progress
+from elastune.train.progress import BY_PROGRAM, Progress
 from elastune.train.rng import seed_everything
 from elastune.train.schedules import learning_rates
 from elastune.train.step_exchange import StepExchange
@@ -65,7 +65,7 @@ class Stepper:
         self._exchange = exchange
         self._device = device
         self._send = send
-        self._planned = PlannedSteps(ignore if warming_up else send)
+        self._planned = PlannedSteps(ignore if warming_up else send, spec.sync_schedule)
         self._warming_up = warming_up
         self._saved = 0  # the step of the newest checkpoint that was due by its number
         self.in_pass = False  # the program is in the loop over a pass's batches
@@ -269,6 +269,11 @@ class Stepper:
         self._progress.stopped = why
         self.save()
         raise StopTraining
+
+    def finish(self) -> None:
+        """The training function has returned. One that goes on later, as it is asked to, is not at the run's end."""
+        if self._progress.stopped in ("complete", "policy", BY_PROGRAM):
+            self._planned.over(self._progress.position.step)
 
     def save(self) -> None:
         """Write a checkpoint; its steps are told before it."""

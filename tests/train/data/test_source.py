@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ from torch.utils.data import TensorDataset
 from elastune.core.errors import UserError
 from elastune.core.run import Means, Position
 from elastune.core.sync_plan import SyncPlan
-from elastune.journal.records import RoundsCut, StepsCompleted, StepsPlanned
+from elastune.core.sync_schedule import SyncSchedule
+from elastune.journal.records import ChangesUnreached, RoundsCut, StepsCompleted, StepsPlanned
 from elastune.testing.sessions import lone_session
 from elastune.train.control import PRIME
 from elastune.train.data.loading import Loading
 from elastune.train.data.planned import PlannedSteps, steps_planned
 from elastune.train.data.source import MapStyleSource, StepSource, plan_steps
+from elastune.train.stepper import StopTraining
 
 
 class Stream:
@@ -135,6 +138,62 @@ def test_rounds_that_are_longer_than_a_pass_are_told_and_those_longer_than_train
     assert tell(99, epochs=0) == [RoundsCut("local:learners=4,every=99", 5)], "nobody knows how many epochs"
     assert tell(99, source=Stream()) == []
     planned.tell(map_style(50), begin, 12, 1, SyncPlan())
+
+
+def test_changes_of_strategy_that_never_come_are_told_once(tmp_path: Path) -> None:
+    """As soon as the number of steps is known, and where the run ends before them after all."""
+    sent: list[Any] = []
+    schedule = SyncSchedule.parse("3=local:learners=8,every=2; 10=allreduce; 40=allreduce")
+    planned = PlannedSteps(sent.append, schedule)
+
+    def told() -> list[Any]:
+        found = [record for record in sent if isinstance(record, ChangesUnreached)]
+        sent.clear()
+        return found
+
+    planned.tell(map_style(50), Position(), 12, 2, SyncPlan())
+    assert told() == [ChangesUnreached("10=allreduce; 40=allreduce", 10)]
+    planned.tell(map_style(50), Position(1, 0, 5), 12, 2, SyncPlan())
+    assert told() == []
+    planned.tell(map_style(50), Position(1, 0, 5), 6, 2, SyncPlan())
+    assert told() == [ChangesUnreached("40=allreduce", 14)], "a smaller batch takes more steps"
+    planned.over(14)
+    assert told() == []
+    planned.over(9)
+    assert told() == [ChangesUnreached("10=allreduce; 40=allreduce", 9)], "it was ended early"
+    PlannedSteps(sent.append, schedule).over(50)
+    assert told() == []
+    stream = PlannedSteps(sent.append, schedule)
+    stream.tell(Stream(), Position(), 12, 2, SyncPlan())
+    assert told() == [], "nobody knows its length"
+    stream.over(12)
+    assert told() == [ChangesUnreached("40=allreduce", 12)]
+
+
+@pytest.mark.parametrize("end", ["complete", "requested", "program"])
+def test_changes_that_never_came_are_told_where_a_run_ends_for_good(tmp_path: Path, end: str) -> None:
+    sent: list[Any] = []
+    session = lone_session(
+        tmp_path,
+        send=sent.append,
+        stop_requested=lambda: end == "requested" and session.step == 2,
+        sync_schedule=SyncSchedule.parse("7=parameter_server"),
+    )
+    model = nn.Linear(6, 1)
+    model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    data = TensorDataset(torch.zeros(24, 6), torch.zeros(24, 1))
+    with suppress(StopTraining):
+        for _ in session.epochs(4):
+            for x, y in session.batches(data, batch_size=12):
+                session.backward(F.mse_loss(model(x), y))
+                optimizer.step()
+                optimizer.zero_grad()
+            if end == "program":
+                session.stop("enough")
+    session.finish()
+    told = [record for record in sent if isinstance(record, ChangesUnreached)]
+    assert told == ([ChangesUnreached("7=parameter_server", 2)] if end == "program" else [])
+    assert session.step == {"complete": 8, "program": 2, "requested": 3}[end]
 
 
 def test_a_stream_trains_stops_and_goes_on(tmp_path: Path) -> None:

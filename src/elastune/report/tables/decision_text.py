@@ -8,6 +8,7 @@ from typing import Any
 
 from elastune.core.text import count, duration, number, plain
 from elastune.journal.records import (
+    ChangesUnreached,
     Decided,
     LearnerLeftOut,
     Measured,
@@ -122,6 +123,11 @@ def _is_number(value: object) -> bool:
 def cut_line(told: RoundsCut) -> str:
     """``rounds of local:learners=8,every=64 end after 47 steps, as each pass over the data does``."""
     return f"rounds of {plain(told.sync, 120)} end after {count(told.steps, 'step')}, as each pass over the data does"
+
+
+def unreached_line(told: ChangesUnreached) -> str:
+    """``the schedule's 9000=allreduce never comes: the run has 4690 steps``."""
+    return f"the schedule's {plain(told.changes, 200)} never comes: the run has {count(told.steps, 'step')}"
 
 
 def stages_line(cut: StagesCut) -> str:

@@ -1,6 +1,7 @@
 """How many steps a run is to take: told whenever that has changed, for controllers that have a deadline to meet.
 
-What asks for more steps than there are is told here, too: rounds of learners that are longer than a pass.
+What asks for more steps than there are is told here, too: rounds of learners that are longer than a pass, and changes
+of strategy that the schedule has after the last step.
 """
 
 from __future__ import annotations
@@ -10,15 +11,20 @@ from collections.abc import Callable
 from elastune.core.errors import UserError
 from elastune.core.run import Position
 from elastune.core.sync_plan import SyncPlan
-from elastune.journal.records import Record, RoundsCut, StepsPlanned
+from elastune.core.sync_schedule import SyncSchedule
+from elastune.journal.records import ChangesUnreached, Record, RoundsCut, StepsPlanned
 from elastune.train.data.source import StepSource
+
+NO_CHANGES = SyncSchedule()
 
 
 class PlannedSteps:
-    """What was told of it last; ``send`` takes records for the journal."""
+    """What was told of it last; ``send`` takes records for the journal. ``schedule``: the run's, of strategies."""
 
-    def __init__(self, send: Callable[[Record], None]) -> None:
+    def __init__(self, send: Callable[[Record], None], schedule: SyncSchedule = NO_CHANGES) -> None:
         self._send = send
+        self._schedule = schedule
+        self._unreached = NO_CHANGES
         self._told: int | None = None
         self._cut: RoundsCut | None = None
 
@@ -32,6 +38,7 @@ class PlannedSteps:
         if steps is not None and steps != self._told:
             self._told = steps
             self._send(StepsPlanned(steps))
+            self._tell_unreached(steps)
         whole = source.length(0, size)
         a_pass = -(-whole // size)
         if not sync.in_rounds or not whole or sync.every <= a_pass:
@@ -43,6 +50,17 @@ class PlannedSteps:
         if cut != self._cut:
             self._cut = cut
             self._send(cut)
+
+    def over(self, steps: int) -> None:
+        """The run has come to its own end after so many."""
+        self._tell_unreached(steps)
+
+    def _tell_unreached(self, steps: int) -> None:
+        late = self._schedule.beyond(steps)
+        if late != self._unreached:
+            self._unreached = late
+            if late.changes:
+                self._send(ChangesUnreached(str(late), steps))
 
 
 def ignore(record: Record) -> None:
