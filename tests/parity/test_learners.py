@@ -163,6 +163,14 @@ class Crowd:
         self._sent: tuple[int, list[int], list[torch.Tensor]] = (0, [], [])
         self.adopted: list[list[int]] = []
 
+    def keep(self, before: Crowd) -> Crowd:
+        """Go on from what ``before`` kept from round to round, with other settings of its strategy."""
+        if self.plan.strategy == before.plan.strategy:
+            self.rounds = before.rounds
+            for own, other in zip(self._centre, before._centre, strict=True):
+                self._outer.state[own] = before._outer.state[other]
+        return self
+
     def round(self, batches: list[torch.Tensor], begun: int, data: tuple[torch.Tensor, torch.Tensor]) -> None:
         """Over ``batches``, the first of which is step ``begun``."""
         plan, each, offset, (images, labels) = self.plan, SLOTS // self.plan.learners, 0, data
@@ -228,13 +236,13 @@ def reference(optimizer: str, samples: str, plan: SyncPlan, changes: Sequence[tu
         batches = list(order.split(BATCH))[: STEPS - step]
         while batches:
             if left and left[0][0] == step:
-                crowd = Crowd(left.pop(0)[1], crowd.learners[0])
+                crowd = Crowd(left.pop(0)[1], crowd.learners[0]).keep(crowd)
             now = min(crowd.plan.every, left[0][0] - step if left else STEPS)
             crowd.round(batches[:now], step, (images, labels))
             step += len(batches[:now])
             batches = batches[now:]
         epoch += 1
-    assert bool(crowd.adopted) == crowd.plan.streams
+    assert bool(crowd.adopted) == crowd.plan.streams or changes
     one = crowd.learners[0]
     return fingerprint({"model": one.model.state_dict(), "optimizer": one.optimizer.state_dict()})
 
@@ -302,7 +310,7 @@ def test_strategies_take_each_others_place(cluster: LocalCluster, tmp_path: Path
     """Many become one and one many; a round ends where the next strategy begins, at step 8."""
     begin, text = (
         "allreduce",
-        "3=local:learners=4,every=2; 6=diloco:learners=8,every=5; 8=allreduce; 9=gossip:learners=4",
+        "3=local:learners=4,every=2; 6=diloco:learners=8,every=5; 8=allreduce; 9=gossip:learners=4,every=3",
     )
     schedule = SyncSchedule.parse(text)
     config = {"optimizer": "adamw", "schedule": "step", "samples": samples}
@@ -317,6 +325,32 @@ def test_strategies_take_each_others_place(cluster: LocalCluster, tmp_path: Path
     signals = [record.signals for record in records if isinstance(record, Measured)]
     assert 0 < signals[-1]["learners_distance"][0] < 1
     assert (max(each["sent_bytes"][0] for each in signals if "sent_bytes" in each) > 0) == (workers > 1)
+
+
+@pytest.mark.parametrize(
+    ("begin", "text"),
+    [
+        (
+            "diloco:learners=4,every=3",
+            "3=diloco:learners=8,every=2,outer_lr=0.4,outer_momentum=0.7; "
+            "6=diloco:learners=2,every=4,fragments=2,delay=1",
+        ),
+        *soaked(
+            ("pair_averaging:learners=4,every=3", "3=pair_averaging:learners=8,every=4,mix=2"),
+            ("averaging:learners=4,every=3,pull=0.3", "3=averaging:learners=8,every=4,pull=0.6,moments=fresh"),
+        ),
+    ],
+)
+def test_a_strategy_whose_settings_change_keeps_what_it_has(
+    cluster: LocalCluster, tmp_path: Path, samples: str, begin: str, text: str
+) -> None:
+    """The outer momentum, and how many rounds there were, by which pairs are drawn."""
+    schedule = SyncSchedule.parse(text)
+    config = {"optimizer": "adamw", "schedule": "step", "samples": samples}
+    asked = replace(spec(tmp_path / "run", 2, begin, **config), sync_schedule=schedule)
+    assert run_job(asked, cluster=cluster).sha256 == reference(
+        "adamw", samples, SyncPlan.parse(begin), schedule.changes
+    )
 
 
 def test_a_run_is_cut_between_rounds_and_goes_on_with_other_workers(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,14 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from elastune.core.errors import UserError
-from elastune.core.run import Means
-from elastune.core.sync_plan import SyncPlan
+from elastune.core.run import Adapt, Means
+from elastune.core.sync_plan import SETTINGS, SyncPlan
 from elastune.core.sync_schedule import SyncSchedule
+from elastune.journal.records import SyncChanged
+from elastune.policies.base import Policy
+from elastune.policies.run import Run
 from elastune.testing.sessions import lone_session
+from elastune.train.checkpoints.tree import fingerprint
 from elastune.train.session import Session
 
 LOCAL = "local:learners=4,every=2"
@@ -76,3 +81,68 @@ def test_a_parameter_server_without_staleness_is_all_reduce_by_another_name(tmp_
     in_use.want(SyncPlan.parse(LOCAL), "a test")
     in_use.switch(0)
     assert in_use.sync is not before
+
+
+OTHERS = {"learners": 2, "every": 8, "moments": "fresh", "mix": 3, "pull": 0.5, "outer_lr": 0.4, "outer_momentum": 0.5}
+OTHERS |= {"staleness": 2, "fragments": 2, "cycles": 2}
+ALONE = ("delay", "blend", "quorum", "grace")  # go with others only
+CHANGES = [(name, setting) for name, settings in SETTINGS.items() for setting in settings if setting not in ALONE]
+
+
+def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return fingerprint(one) == fingerprint(other)
+
+
+@pytest.mark.parametrize("how", ["session.set_sync", "policy Asks"])
+@pytest.mark.parametrize(("strategy", "setting"), CHANGES)
+def test_any_setting_changes_while_training_goes_on(tmp_path: Path, strategy: str, setting: str, how: str) -> None:
+    """Where the next round ends, journaled with its cause; what the strategy keeps from round to round stays."""
+    begin = SyncPlan(strategy, learners=4, every=6, staleness=int(strategy == "parameter_server"))  # type: ignore[arg-type]
+    plan, program = replace(begin, **{setting: OTHERS[setting]}), how.startswith("session")
+
+    class Asks(Policy):
+        def after_step(self, run: Run) -> None:
+            if run.step == 6:
+                run.set_sync(str(plan))
+
+    sent: list[Any] = []
+    asks = {} if program else {"adapt": Adapt(policies=("Asks",)), "policies": {"Asks": Asks}}
+    session = lone_session(tmp_path, send=sent.append, means=Means(num_slots=4), sync=begin, seed=1, **asks)
+    model = nn.Linear(6, 3)
+    model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    assert session.trained is not None
+    in_use = session.trained.in_use
+    for _ in session.epochs(2):
+        for x, y in session.batches(samples(), batch_size=4):
+            session.backward(F.mse_loss(model(x), y))
+            if program and session.ends_step and session.step == 0:
+                session.set_sync(str(plan))
+            optimizer.step()
+            optimizer.zero_grad()
+    assert session.step == 16
+    changes = [record for record in sent if isinstance(record, SyncChanged)]
+    assert [(each.step, each.sync, each.why) for each in changes] == [(8, str(plan), how)], "the round ends with a pass"
+    assert in_use.sync.plan == plan
+    kept = in_use.state_dict()["kept"]
+    assert kept["rounds"] == (3 if setting == "every" else 4)
+    in_use.want(begin, "a test")
+    in_use.switch(16)
+    assert equal(in_use.sync.state_dict(), kept)
+    assert strategy != "diloco" or any(bool(each.any()) for each in kept["momentum"])
+    in_use.want(SyncPlan("local", 4, 2) if strategy != "local" else SyncPlan("diloco", 4, 2), "another strategy")
+    in_use.switch(16)
+    assert in_use.sync.state_dict()["rounds"] == 0, "it begins with nothing of the one before"
+
+
+def test_a_setting_that_cannot_be_is_refused_where_it_is_asked_for(tmp_path: Path) -> None:
+    session = lone_session(tmp_path, means=Means(num_slots=4, mode="fast"), sync=SyncPlan("gossip", 4, 6))
+    model = nn.Linear(6, 3)
+    session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for text, said in (
+        ("gossip:learners=4,every=6,mix=6", "before their round ends"),
+        ("gossip:learners=4,pull=0.5", "gossip has no setting pull"),
+        ("gossip:learners=3", "as many slots"),
+        ("local:learners=4,quorum=3", "no round can end without it"),
+    ):
+        with pytest.raises(UserError, match=said):
+            session.set_sync(text)

@@ -84,6 +84,8 @@ class SyncInUse:
         before.close()
         self.sync = self._make(plan)
         self.sync.count_on_from(before)
+        if before.plan.strategy == plan.strategy and before.plan.in_rounds and plan.in_rounds:
+            self.sync.load_state_dict(before.state_dict())  # copied: who lacks the last round's result has it served
 
     def state_dict(self) -> dict[str, Any]:
         """All that another worker, or a checkpoint, needs to go on alike."""

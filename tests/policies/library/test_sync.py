@@ -72,6 +72,45 @@ def test_rounds_are_a_power_of_two_whatever_is_the_most() -> None:
     assert [steps_apart(9.0, 0.1, 0.5, most) for most in (1, 3, 48, 64)] == [1, 2, 32, 64]
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("strategy=averaging,mix=4,pull=0.25", "averaging:learners=8,every=16,mix=4,pull=0.25"),
+        ("strategy=gossip,mix=3", "gossip:learners=8,every=16,mix=3"),
+        ("strategy=diloco,outer_lr=0.5,outer_momentum=0", "diloco:learners=8,every=16,outer_lr=0.5,outer_momentum=0.0"),
+    ],
+)
+def test_a_strategys_own_settings_are_the_policys_too(options: str, expected: str) -> None:
+    policy = build(f"sync_by_size:above=1,{options}")
+    assert ByHand(policy).decide("before_step", workers=2) == Decision(sync=expected)
+    assert policy.policy.strategies(8, 4) == (expected,)
+
+
+def test_learners_apart_by_the_link_have_their_strategys_settings() -> None:
+    policy = build("sync_by_link:share=0.5,strategy=diloco,outer_lr=0.5")
+    expected = "diloco:learners=8,every=8,outer_lr=0.5"
+    assert ByHand(policy).decide("before_step", step=12, signals=signals(0.75), batch_size=64).sync == expected
+    assert policy.policy.strategies(8, 4) == (expected.replace("every=8", "every=2"),)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("sync_by_size:strategy=local,pull=0.5", "local has no setting pull"),
+        ("sync_by_size:strategy=averaging,outer_lr=0.5", "averaging has no setting outer_lr"),
+        ("sync_by_size:every=1", "use every=2 or more"),
+        ("sync_by_size:every=4,mix=4", "use every=5 or more"),
+        ("sync_by_size:pull=2", "pull"),
+        ("sync_by_size:strategy=diloco,outer_momentum=1", "outer_momentum"),
+        ("sync_by_link:strategy=diloco,pull=0.5", "diloco has no setting pull"),
+        ("sync_by_link:mix=2", "mix"),
+    ],
+)
+def test_settings_that_the_strategy_has_not_are_refused_at_once(text: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        build(text)
+
+
 def test_what_says_no_strategy_is_refused() -> None:
     with pytest.raises(UserError, match="strategy"):
         build("sync_by_size:strategy=nothing")

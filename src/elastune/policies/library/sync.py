@@ -37,6 +37,7 @@ class SyncBySize(Policy):
         learners: Number of learners; None: as ``fitting_learners`` chooses.
         every: Global batches of a round.
         moments: What becomes of the optimizer's state where a round ends (docs/sync.md).
+        mix, pull, outer_lr, outer_momentum: Settings of a strategy that has them; None: its default.
     """
 
     hooks: ClassVar[tuple[Hook, ...]] = ("before_step",)
@@ -47,9 +48,14 @@ class SyncBySize(Policy):
     learners: Annotated[int | None, Range(1)] = None
     every: Annotated[int, Range(1)] = 16
     moments: Moments = "mean"
+    mix: Annotated[int | None, Range(1)] = None
+    pull: Annotated[float | None, Range(0, 1)] = None
+    outer_lr: Annotated[float | None, Range(0)] = None
+    outer_momentum: Annotated[float | None, Range(0, 1, open_high=True)] = None
 
     def __post_init__(self) -> None:
         check("sync_by_size", self)
+        self._apart(None, 1)  # whether the strategy has these settings
 
     def decide(self, hook: Hook, state: dict[str, Any], run: Run) -> dict[str, Any]:
         """Choose by the present number of workers."""
@@ -63,7 +69,7 @@ class SyncBySize(Policy):
 
     def _apart(self, num_slots: int | None, most_workers: int) -> SyncPlan:
         learners = self.learners or fitting_learners(num_slots, most_workers)
-        return SyncPlan(self.strategy, learners, self.every, self.moments)
+        return _plan(self, learners, self.every, ("mix", "pull", "outer_lr", "outer_momentum"))
 
 
 @dataclass(frozen=True)
@@ -92,6 +98,8 @@ class SyncByLink(Policy):
         looks: Steps under all-reduce to measure before it chooses.
         again: Steps until it looks again.
         moments: What becomes of the optimizer's state where a round ends (docs/sync.md).
+        pull, outer_lr, outer_momentum: Settings of a strategy that has them; None: its default. What mixes within a
+            round does so after every step, since a round may have two.
     """
 
     hooks: ClassVar[tuple[Hook, ...]] = ("before_step",)
@@ -105,9 +113,13 @@ class SyncByLink(Policy):
     looks: Annotated[int, Range(1)] = 10
     again: Annotated[int, Range(1)] = 500
     moments: Moments = "mean"
+    pull: Annotated[float | None, Range(0, 1)] = None
+    outer_lr: Annotated[float | None, Range(0)] = None
+    outer_momentum: Annotated[float | None, Range(0, 1, open_high=True)] = None
 
     def __post_init__(self) -> None:
         check("sync_by_link", self)
+        self._apart(USUAL_LEARNERS, 2)  # whether the strategy has these settings
 
     def init(self) -> _InUse:
         """Return what a run begins with, before anything is known of it."""
@@ -129,7 +141,7 @@ class SyncByLink(Policy):
         learners = self.learners or fitting_learners(run.limits.num_slots, run.limits.high)
         if every < 2 or run.signal("noise_scale") < self.noise * run.batch_size() / learners:
             return state
-        run.set_sync(str(SyncPlan(self.strategy, learners, every, self.moments)))
+        run.set_sync(str(self._apart(learners, every)))
         return state
 
     def strategies(self, num_slots: int, most_workers: int) -> Sequence[str]:
@@ -138,7 +150,16 @@ class SyncByLink(Policy):
         Which one it does choose is known only when it has measured.
         """
         learners = self.learners or fitting_learners(num_slots, most_workers)
-        return (str(SyncPlan(self.strategy, learners, 2, self.moments)),) if self.most > 1 else ()
+        return (str(self._apart(learners, 2)),) if self.most > 1 else ()
+
+    def _apart(self, learners: int, every: int) -> SyncPlan:
+        return _plan(self, learners, every, ("pull", "outer_lr", "outer_momentum"))
+
+
+def _plan(policy: SyncBySize | SyncByLink, learners: int, every: int, settings: Sequence[str]) -> SyncPlan:
+    """What ``policy`` asks for; raises ``UserError`` for one of its ``settings`` that its strategy has not."""
+    told = {name: value for name in settings if (value := getattr(policy, name)) is not None}
+    return SyncPlan(policy.strategy, learners, every, policy.moments, **told)
 
 
 def fitting_learners(num_slots: int | None, most_workers: int) -> int:
