@@ -18,6 +18,7 @@ PAGES = {
     "train.collectives": "docs/collectives.md",
     "train.compiling": f"{PROGRAMS}#compiled-models",
     "train.data": f"{PROGRAMS}#data",
+    "train.data.planned": "docs/sync.md",
     "train.data.stream": f"{PROGRAMS}#streams",
     "train.data.tars": f"{PROGRAMS}#streams",
     "train.device": "docs/gpu.md",
