@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from tests.soaked import soaked
 
 from elastune.core.run import Adapt, Elastic, Program
 from elastune.core.sync_plan import SyncPlan
-from elastune.journal.records import Decided, PolicyFailed, TopologyLaid
+from elastune.journal.records import Decided, PolicyFailed, RunFailed, TopologyLaid
 from elastune.testing.elastic_runs import Ran, Runs
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "routed.py")
@@ -43,6 +44,20 @@ def test_another_topology_after_every_step_with_deaths_and_resizes(runs: Runs, u
     assert len({topology for _, topology, _, _ in told}) > 12
     assert {workers for *_, workers, _ in told} >= {2, 3, 4}
     assert not [r for r in ran.records if isinstance(r, PolicyFailed)]
+
+
+def test_a_worker_with_stale_parents_ends_the_run_before_anything_is_summed(cluster: Any, tmp_path: Path) -> None:
+    """And says who knows other routes than who."""
+    program = Program(PROGRAM.path.with_name("stale.py"))
+    how: dict[str, Any] = {"means": {"topology": "parents=[0,0,1]"}}
+    stale = Runs(cluster, tmp_path, program)(3, change=["4 tree 1,1,1"], **how)
+    assert isinstance(stale.outcome, RunFailed)
+    assert re.search(
+        r"same routes \(after step 6, view 1, parents=\[1,1,1\]\): ranks 0, 2 of 3 with routes [0-9a-f]{12}; "
+        r"rank 1 of 3 with routes [0-9a-f]{12}",
+        stale.outcome.detail,
+    )
+    assert [topology for _, topology, *_ in laid(stale)] == ["parents=[0,0,1]", "parents=[1,1,1]"]
 
 
 def test_in_fast_mode_sums_are_equal_up_to_rounding(runs: Runs) -> None:

@@ -76,7 +76,7 @@ class Relay:
     def __init__(
         self, group: Group, like: torch.Tensor, number: int, runs: Sequence[range] = (), num_slots: int = 0
     ) -> None:
-        self._group, self._number = group, number
+        self._group, self._number, self._routes = group, number, group.routes
         chunks = chunks_of(like.numel(), like.element_size(), len(group.routes), group.chunk_kib)
         self._stops = itinerary(group.routes, chunks, group.rank)
         used = group.routes[: min(chunks, len(group.routes))]
@@ -107,6 +107,8 @@ class Relay:
 
         All are on the CPU, and this relay's until ``wait`` is over; parts are changed.
         """
+        if self._routes is not self._group.routes and self._routes != self._group.routes:
+            raise RuntimeError("a sum would go by routes that are laid no more: regroup what sums")
         self._group.count_sent(self._sent_bytes)
         self._under_way, self._why, self._ended = True, "", threading.Event()
         act = _Act(self._group, self._number, self._ways, self._edges, self._room, parts, total)

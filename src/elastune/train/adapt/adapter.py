@@ -114,6 +114,7 @@ class Adapter:
         if self._at.resync_due:
             self._resync()
         self.routing.measure(trained)
+        self.routing.check_laid()
         self.exchange()
         at, position = self._at, self._progress.position
         if not self._adapts:

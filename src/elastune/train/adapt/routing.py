@@ -1,21 +1,25 @@
 """By which routes a run's sums travel among the workers that it has just now, and what the journal is told of it.
 
-Under ``auto`` the links between hosts are measured when a view begins, and again when reductions take otherwise than
-they did; a model fitted to that (``plan.route_times``) chooses. All workers choose alike, from what all have heard.
+Where routes or the workers on them change, all workers compare what they know of them, and sum a few numbers along
+them, before the next step does. Under ``auto`` the links between hosts are measured when a view begins, and again when
+reductions take otherwise than they did; a model fitted to that (``plan.route_times``) chooses. All workers choose
+alike, from what all have heard.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from elastune.comm.comms import Comms
 from elastune.comm.group import GroupBroken
 from elastune.comm.probe import probe_links
 from elastune.comm.reducer import BUCKET_BYTES
+from elastune.comm.route_check import KNOWN, RoutesDiffer, adds_up, known, unlike
 from elastune.core.errors import UserError
 from elastune.core.routes import routes_of
 from elastune.core.run import RunSpec
 from elastune.core.topology import Topology
+from elastune.elastic.protocol.difference import told_by_rank
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.journal.records import Record, TopologyLaid
 from elastune.plan.route_times import HostLinks, Sums, best
@@ -44,6 +48,7 @@ class Routing:
         self._auto = NATIVE  # what auto has come to
         self._probed = -1  # the view whose links were measured
         self._watch = LinkWatch()
+        self._unchecked = True  # what was laid last
 
     @property
     def asked(self) -> Topology:
@@ -62,6 +67,7 @@ class Routing:
         why = self._why_not(asked, comms)
         used = NATIVE if why else auto if asked.shape == "auto" else asked
         group.routes, group.chunk_kib = routes_of(used, group.size, comms.hosts), used.chunk_kib
+        self._unchecked = True
         if group.size < 2 or str(used) == self._laid or {str(used), self._laid} == {"auto", "native"}:
             return
         self._laid = str(used)
@@ -93,6 +99,45 @@ class Routing:
             self._cause = "the checkpoint"
             self.lay(self._workers.comms)
             trained.sync.regroup(self._workers.comms)
+
+    # -- checked on every change --------------------------------------------------------------------------------------
+
+    def check_laid(self) -> None:
+        """Between two steps, with all workers: see that what was laid last is the same for all, and adds up.
+
+        In two gathers, with a sum between them, that end alike after a loss, as in ``measure``: who has the rows of a
+        view that is over goes on as those did whom they came from, and all come here again. Raises ``RoutesDiffer``.
+        """
+        workers, told = self._workers, list[float]()
+        while self._unchecked and self._in_use and workers.synchronised:
+            group = workers.comms.group("data")
+            rows = workers.gather([float(workers.view), *known(group), *told], "what workers know of their routes")
+            told = []
+            if len({(row[0], len(row)) for row in rows}) == 1 and len(rows[0]) > KNOWN + 1:
+                self._refuse(unlike([row[1 : KNOWN + 1] for row in rows]))
+                wrong = [rank for rank, row in enumerate(rows) if not row[-1]]
+                self._refuse(dict.fromkeys(wrong, "has another sum than the numbers of all have"))
+                self._unchecked = rows[0][0] != workers.view
+                return
+            if all(row[0] == workers.view for row in rows):
+                self._refuse(unlike([row[1 : KNOWN + 1] for row in rows]))
+                try:
+                    told = [float(not group.routes or adds_up(group))]
+                except GroupBroken:  # those who are left have routes of their own
+                    told = []
+
+    @property
+    def _in_use(self) -> bool:
+        """Whether there are routes, or were any: equal on all workers, those that have just come included."""
+        comms = self._workers.comms
+        if comms.everyone.size < 2 or comms.everyone.backend != "gloo" or comms.mesh.replica > 1:
+            return False
+        return self._means.topology.routed or self._progress.topology is not None or self._auto.routed
+
+    def _refuse(self, told: Mapping[int, str]) -> None:
+        if told:
+            where = f"after step {self._progress.position.step}, view {self._workers.view}, {self._laid}"
+            raise RoutesDiffer(f"workers must sum along the same routes ({where}): {told_by_rank(told)}")
 
     # -- auto ---------------------------------------------------------------------------------------------------------
 
