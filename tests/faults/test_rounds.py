@@ -171,6 +171,21 @@ def test_the_program_and_a_policy_change_how_workers_agree(runs: Runs) -> None:
     same(grown, runs(1, spec={"sync_schedule": SyncSchedule.parse(f"{change.step}={sync}")}))
 
 
+def test_other_settings_of_a_strategy_outlive_a_death(runs: Runs) -> None:
+    """The momentum of the outer step goes on from what it was, for a worker that comes just then, too."""
+    begin = {"sync": SyncPlan.parse("diloco:learners=4,every=3,outer_momentum=0.8")}
+    agree = ["6 diloco:learners=4,every=4,outer_lr=0.4,outer_momentum=0.7"]
+    more: dict[str, Any] = {"faults": ["kill 1 16 before"], "resize": ["9 4"], "pause_s": 0.1}
+    ran = runs(3, spec=begin, agree=agree, elastic=Elastic(low=1, high=4), **more)
+    undisturbed = runs(1, spec=begin, agree=agree)
+    same(ran, undisturbed)
+    assert ran.lost == [1]
+    (change,) = [record for record in ran.records if isinstance(record, SyncChanged)]
+    assert (change.sync, change.why) == (agree[0].removeprefix("6 "), "session.set_sync")
+    anew = runs(1, spec={**begin, "sync_schedule": SyncSchedule.parse(f"{change.step}={change.sync}")})
+    assert anew.sha256 == undisturbed.sha256, "whoever asks for it"
+
+
 def test_rounds_that_a_pass_cuts_short_are_told_once(runs: Runs) -> None:
     """Passes have 16 steps."""
     ran = runs(2, spec={"sync": SyncPlan("local", learners=4, every=20)})
