@@ -168,6 +168,9 @@ def test_changes_of_strategy_that_never_come_are_told_once(tmp_path: Path) -> No
     assert told() == [], "nobody knows its length"
     stream.over(12)
     assert told() == [ChangesUnreached("40=allreduce", 12)]
+    longer = PlannedSteps(sent.append, SyncSchedule.parse("3=local:learners=8,every=11; 40=local:every=99"))
+    with pytest.raises(UserError, match="longer than training .*every=11, 10 steps"):
+        longer.tell(map_style(50), Position(), 12, 2, SyncPlan())
 
 
 @pytest.mark.parametrize("end", ["complete", "requested", "program"])

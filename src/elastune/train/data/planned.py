@@ -32,20 +32,19 @@ class PlannedSteps:
         """Of the run that goes on so; see ``steps_planned``. ``sync``: how its workers agree from here on.
 
         Raises:
-            UserError: Before the first step, where a round would be longer than all of training.
+            UserError: Before the first step, where a round, now or by the schedule, would be longer than training.
         """
         steps = steps_planned(source, at, size, epochs)
         if steps is not None and steps != self._told:
             self._told = steps
             self._send(StepsPlanned(steps))
             self._tell_unreached(steps)
-        whole = source.length(0, size)
-        a_pass = -(-whole // size)
-        if not sync.in_rounds or not whole or sync.every <= a_pass:
+        a_pass = -(-source.length(0, size) // size)
+        if at.step == 0 and steps is not None:
+            for plan in (sync, *(later for begins, later in self._schedule.changes if begins < steps)):
+                _refuse_longer(plan, steps, a_pass)
+        if not sync.in_rounds or not a_pass or sync.every <= a_pass:
             return
-        if at.step == 0 and steps is not None and sync.every > steps:
-            fix = f"use every={a_pass} or less: a round ends with a pass over the data, of {a_pass} steps"
-            raise UserError("a round must not be longer than training", f"{sync}, {steps} steps", fix)
         cut = RoundsCut(str(sync), a_pass)
         if cut != self._cut:
             self._cut = cut
@@ -61,6 +60,12 @@ class PlannedSteps:
             self._unreached = late
             if late.changes:
                 self._send(ChangesUnreached(str(late), steps))
+
+
+def _refuse_longer(plan: SyncPlan, steps: int, a_pass: int) -> None:
+    if plan.in_rounds and plan.every > steps:
+        fix = f"use every={a_pass} or less: a round ends with a pass over the data, of {a_pass} steps"
+        raise UserError("a round must not be longer than training", f"{plan}, {steps} steps", fix)
 
 
 def ignore(record: Record) -> None:
