@@ -18,6 +18,7 @@ Without a GPU it says so and runs small models on the CPU, where nothing is said
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import subprocess
@@ -63,11 +64,13 @@ def machine(gpu: bool) -> dict[str, Any]:
 
 
 def tests() -> dict[str, Any]:
-    """All tests marked ``gpu``, in one process."""
+    """All tests marked ``gpu``, in six processes where pytest-xdist is there."""
     files = [str(path) for path in sorted(TESTS.rglob("test_*.py")) if "mark.gpu" in path.read_text()]
     with tempfile.TemporaryDirectory() as folder:
         report = f"{folder}/tests.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", f"--junitxml={report}", "-p", "no:cacheprovider"]
+        if importlib.util.find_spec("xdist"):
+            command += ["-n", "6", "--dist", "load"]  # most of a test is the start of CUDA in its workers
         done = subprocess.run([*command, "--durations=5", *files], cwd=HERE.parent, check=False)
         cases = [*ElementTree.parse(report).iter("testcase")]
     names = {kind: [c.get("name") for c in cases if c.find(kind) is not None] for kind in ("failure", "error")}

@@ -1,0 +1,100 @@
+"""Strategies, routes, compression and monitors on one GPU that workers share: one hash, whoever computes it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from elastune.cluster.local import LocalCluster
+from elastune.core.run import Adapt, Means, Program, RunSpec
+from elastune.core.sync_plan import SyncPlan
+from elastune.core.sync_schedule import SyncSchedule
+from elastune.core.topology import Topology
+from elastune.job.fault_injection import Injector, parse_chaos
+from elastune.job.run import run_job
+from elastune.journal.records import FaultInjected, Record
+
+PROGRAMS = Path(__file__).parent / "programs"
+CNN, STILL, TRANSFORMER = PROGRAMS / "lenet.py", PROGRAMS / "still.py", PROGRAMS / "transformer.py"
+SEED, STEPS, DEVICE = 3, 8, "cuda"
+STRATEGIES = (
+    "local:learners=4,every=3",
+    "averaging:learners=4,every=4,mix=2",
+    "diloco:learners=4,every=3",
+    "gossip:learners=4",
+    "pair_averaging:learners=4",
+    "parameter_server:learners=4,staleness=1",
+)
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def spec(out: Path, workers: int, sync: str = "allreduce", config: Any = None, **means: Any) -> RunSpec:
+    return RunSpec(
+        Program(CNN),
+        out,
+        {"optimizer": "adamw", "schedule": "step", **(config or {})},
+        seed=SEED,
+        means=Means(workers=workers, device=DEVICE, **means),
+        sync=SyncPlan.parse(sync),
+        max_steps=STEPS,
+    )
+
+
+@pytest.mark.parametrize("sync", STRATEGIES)
+def test_strategies_do_not_show_workers(cluster: LocalCluster, tmp_path: Path, sync: str) -> None:
+    found = {n: run_job(spec(tmp_path / str(n), n, sync), cluster=cluster).sha256 for n in (1, 2, 3)}
+    assert len(set(found.values())) == 1, found
+
+
+def test_nor_a_death_within_a_round(cluster: LocalCluster, tmp_path: Path) -> None:
+    """A program that rests gives the injector time to kill."""
+    base = replace(spec(tmp_path / "whole", 1, "diloco:learners=4,every=4"), program=Program(TRANSFORMER), config={})
+    whole = run_job(base, cluster=cluster)
+    hit = replace(base, out=tmp_path / "hit", config={"pace_s": 0.2}, means=replace(base.means, workers=3, mesh=None))
+    heard: list[Record] = []
+    chaos = Injector(parse_chaos("kill@step:2"), seed=1)
+    assert run_job(hit, cluster=cluster, injector=chaos, observe=heard.append).sha256 == whole.sha256
+    assert sum(isinstance(record, FaultInjected) for record in heard) == 1
+
+
+def test_nor_do_switches_of_strategies(cluster: LocalCluster, tmp_path: Path) -> None:
+    schedule = SyncSchedule.parse("2=local:learners=4,every=2; 5=diloco:learners=4,every=2; 7=allreduce")
+    found = {
+        n: run_job(replace(spec(tmp_path / str(n), n), sync_schedule=schedule), cluster=cluster).sha256 for n in (1, 2)
+    }
+    assert len(set(found.values())) == 1, found
+
+
+def test_nor_do_routes(cluster: LocalCluster, tmp_path: Path) -> None:
+    routes = ("native", "ring", "tree", "binary_tree:chunk_kib=64", "star")
+    found = {
+        route: run_job(spec(tmp_path / str(i), 3, topology=Topology.parse(route)), cluster=cluster).sha256
+        for i, route in enumerate(routes)
+    }
+    assert len(set(found.values())) == 1, found
+
+
+@pytest.mark.parametrize("compress", ["bf16", "fp16", "int8", "powersgd:rank=2", "topk:ratio=0.1"])
+def test_compressed_runs_end(cluster: LocalCluster, tmp_path: Path, compress: str) -> None:
+    asked = spec(tmp_path / "out", 2, mode="fast", compress=compress, config={"plain": True})
+    ran = run_job(asked, cluster=cluster)
+    assert ran.steps == STEPS
+
+
+def test_monitors_do_not_show_workers(cluster: LocalCluster, tmp_path: Path) -> None:
+    found = []
+    for n in (1, 2):
+        asked = replace(
+            spec(tmp_path / str(n), n), program=Program(STILL), config={}, adapt=Adapt(monitors=("noise_scale",))
+        )
+        found.append(run_job(asked, cluster=cluster).signals)
+    for name in ("noise_scale", "gradient_variance"):
+        assert found[0][name] == found[1][name], (name, found)
