@@ -58,6 +58,45 @@ def test_a_dear_network_keeps_learners_apart() -> None:
     assert policy.decide("before_step", step=132, signals=signals(0.75), batch_size=64) == Decision(sync=apart)
 
 
+def in_rounds(exchange_s: float, every: int = 8) -> dict[str, Signal]:
+    """As the monitor tells them of rounds: for all steps of one."""
+    told = {"reduce_s": exchange_s, "compute_s": every * 0.08, "data_s": every * 0.02}
+    return {name: Signal(value) for name, value in told.items()}
+
+
+def apart_since_step_ten() -> tuple[ByHand, str]:
+    policy, apart = ByHand(SyncByLink(share=0.5, again=500)), "local:learners=8,every=8"
+    assert policy.decide("before_step", step=10, signals=signals(0.75), batch_size=64) == Decision(sync=apart)
+    assert policy.decide("before_step", step=11, signals=signals(0.75), sync=apart).empty
+    return policy, apart
+
+
+def test_rounds_tell_when_the_network_is_well_again() -> None:
+    policy, apart = apart_since_step_ten()
+    # A round takes twice as long as a step did, since the optimizer's state goes with it.
+    assert policy.decide("before_step", step=35, signals=in_rounds(1.5), sync=apart).empty
+    assert policy.decide("before_step", step=43, signals=in_rounds(0.15), sync=apart) == Decision(sync="allreduce")
+    assert policy.decide("before_step", step=44, signals=in_rounds(0.15), sync="allreduce").empty, "it looks anew"
+
+
+def test_a_network_at_the_limit_does_not_send_it_to_and_fro() -> None:
+    policy, apart = apart_since_step_ten()
+    assert policy.decide("before_step", step=35, signals=in_rounds(1.5), sync=apart).empty
+    assert policy.decide("before_step", step=43, signals=in_rounds(0.19), sync=apart).empty, "0.095 s of 0.1 s"
+    assert policy.decide("before_step", step=51, signals=in_rounds(0.15), sync=apart) == Decision(sync="allreduce")
+
+
+def test_the_first_rounds_tell_nothing_yet() -> None:
+    """Medians are still those of all-reduce steps, or the network has changed meanwhile: bounded then."""
+    policy, apart = apart_since_step_ten()
+    assert policy.decide("before_step", step=34, signals=in_rounds(0.01), sync=apart).empty, "of steps still"
+    assert policy.decide("before_step", step=35, signals=in_rounds(75.0), sync=apart).empty
+    assert policy.state.over == 4.0
+    policy, apart = apart_since_step_ten()
+    assert policy.decide("before_step", step=35, signals=in_rounds(0.7), sync=apart).empty
+    assert policy.state.over == 1.0, "a round exchanges at least what a step does"
+
+
 def test_nothing_is_known_yet() -> None:
     nothing = {"signals": {}, "step": 50}
     assert ByHand(SyncByLink()).decide("before_step", **nothing).empty

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from elastune.core.options import Range, check
@@ -66,12 +66,33 @@ class SyncBySize(Policy):
         return SyncPlan(self.strategy, learners, self.every, self.moments)
 
 
+SETTLED_ROUNDS = 3
+"""After so many the medians of times are those of rounds, no longer of all-reduce steps."""
+MOST_OVER = 4.0
+"""What a round exchanges over what an all-reduce step does, at most: each parameter and three numbers of its state."""
+SURELY = 0.8
+"""The part of the bearable time that an all-reduce step's exchange may take for the policy to go back to it: at the
+limit itself noise would send it to and fro."""
+
+
 @dataclass(frozen=True)
 class _InUse:
-    """The strategy in use, and the step from which on it is."""
+    """The strategy in use, and the step from which on it is.
+
+    ``step_exchange_s``: what an all-reduce step exchanged in, when the policy left it. ``over``: how many times as long
+    a round takes to exchange, measured in the first rounds after that; 0: not known yet.
+    """
 
     sync: str = "allreduce"
     since: int = 0
+    step_exchange_s: float = 0.0
+    over: float = 0.0
+
+    def compared(self, round_exchange_s: float) -> _InUse:
+        """With how much longer a round takes to exchange than a step did, if that is not known yet."""
+        if self.over or not (self.step_exchange_s > 0 and round_exchange_s > 0):
+            return self
+        return replace(self, over=min(max(round_exchange_s / self.step_exchange_s, 1.0), MOST_OVER))
 
 
 @dataclass(frozen=True)
@@ -79,6 +100,10 @@ class SyncByLink(Policy):
     """``sync_by_link``: learners take local steps where exchanges take more than ``share`` of all-reduce steps.
 
     The number of local steps is as small (a power of two, at most ``most``) as brings that share down to ``share``.
+    With learners apart the exchanges of rounds tell how the network is: a round's takes a fixed multiple of an
+    all-reduce step's, which is measured in the first rounds. Once an all-reduce step would clearly be cheap enough,
+    the policy goes back to it.
+
     Where the noise scale is known to be below ``noise`` times a learner's batch, learners would pull apart: the policy
     then stays with (or goes back to) all-reduce. With learners apart no noise scale is measured. So the policy looks
     again after ``again`` steps: it then trains synchronously until it knows.
@@ -116,21 +141,29 @@ class SyncByLink(Policy):
     def decide(self, hook: Hook, state: _InUse, run: Run) -> _InUse:
         """Choose by what the exchanges of all-reduce take now."""
         if state.sync != run.sync():  # a change that was asked for in a round comes with its end
-            state = _InUse(run.sync(), run.step)
-        steps = run.step - state.since
-        if SyncPlan.parse(state.sync).in_rounds:
-            if steps >= self.again:
+            state = _InUse(run.sync(), run.step, state.step_exchange_s)
+        plan, steps = SyncPlan.parse(state.sync), run.step - state.since
+        exchange_s, busy_s = run.signal("reduce_s"), run.signal("compute_s") + run.signal("data_s")
+        if plan.in_rounds:
+            if steps >= SETTLED_ROUNDS * plan.every:
+                state = state.compared(exchange_s)
+            if steps >= self.again or self._cheap(state, exchange_s, busy_s / plan.every):
                 run.set_sync("allreduce")
             return state
         if steps < self.looks:
             return state
-        exchange_s, busy_s = run.signal("reduce_s"), run.signal("compute_s") + run.signal("data_s")
         every = steps_apart(exchange_s, busy_s, self.share, self.most)
         learners = self.learners or fitting_learners(run.limits.num_slots, run.limits.high)
         if every < 2 or run.signal("noise_scale") < self.noise * run.batch_size() / learners:
             return state
         run.set_sync(str(SyncPlan(self.strategy, learners, every, self.moments)))
-        return state
+        return replace(state, step_exchange_s=exchange_s)
+
+    def _cheap(self, state: _InUse, round_exchange_s: float, busy_s: float) -> bool:
+        """Whether all-reduce steps would surely bear their exchange, by that of the last rounds."""
+        if not state.over:
+            return False
+        return steps_apart(round_exchange_s / state.over / SURELY, busy_s, self.share, self.most) == 1
 
     def strategies(self, num_slots: int, most_workers: int) -> Sequence[str]:
         """Return the strategy with the shortest rounds that it may choose.
