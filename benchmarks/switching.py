@@ -48,8 +48,8 @@ COMING = 75  # steps, those of settling with them
 PHASE_LIMIT_S = 900.0  # `averaging` sends all parameters after each step: 0.6 s of 16 workers
 APART = {
     "averaging": f"averaging:learners={LEARNERS},every={EVERY}",
-    "local": f"local:learners={LEARNERS},every={EVERY},moments=fresh",
-    "diloco": f"diloco:learners={LEARNERS},every={EVERY},moments=fresh,outer_momentum=0.5",
+    "local": f"local:learners={LEARNERS},every={EVERY}",
+    "diloco": f"diloco:learners={LEARNERS},every={EVERY},outer_lr=1,outer_momentum=0.3",
 }
 
 
@@ -82,7 +82,7 @@ def by_size(small: bool) -> Story:
     up = ((1, 5), (2, 10)) if small else ((1, 10), (2, 20), (4, 40), (8, 80), (16, 120))
     phases = (*up, *up[-2::-1], (up[-1][0], 0))
     above, strategy = (1 if small else 4), "local"
-    policy = f"sync_by_size:above={above},strategy={strategy},learners={LEARNERS},every={EVERY},moments=fresh"
+    policy = f"sync_by_size:above={above},strategy={strategy},learners={LEARNERS},every={EVERY}"
     words = {"sync_by_size": ("--policy", policy), "allreduce": ()}
     words |= {name: ("--sync", sync) for name, sync in APART.items() if not small}
     hosts, each = (2, 1) if small else (4, 4)
@@ -91,7 +91,7 @@ def by_size(small: bool) -> Story:
 
 def by_link() -> Story:
     """Four workers, of which one has little of its link for a while."""
-    policy = f"sync_by_link:share=0.3,learners={LEARNERS},strategy=local,moments=fresh,noise=0.01,looks=10,again=60"
+    policy = f"sync_by_link:learners={LEARNERS},noise=0.01"
     words = {"sync_by_link": ("--policy", policy), "sync_by_link, auto": ("--policy", policy, "--topology", "auto")}
     words |= {"allreduce": ()} | {name: ("--sync", APART[name]) for name in ("averaging", "local")}
     return Story("link", 4, 1, "1gbit", 0.001, ((4, 120), (4, 160), (4, 0)), words, 1, "30mbit")

@@ -45,17 +45,93 @@ def signals(reduce_s: float, noise: float = 1e4) -> dict[str, Signal]:
 
 def test_a_dear_network_keeps_learners_apart() -> None:
     policy, apart = ByHand(SyncByLink(share=0.5, again=100)), "local:learners=8,every=8"
-    assert policy.decide("before_step", step=5, signals=signals(0.75)).empty, "it has not looked for long enough"
-    assert policy.decide("before_step", step=10, signals=signals(0.05)).empty, "exchanges are cheap"
-    assert policy.decide("before_step", step=11, signals=signals(0.75, noise=7), batch_size=64).empty, "no noise"
-    assert policy.decide("before_step", step=12, signals=signals(0.75), batch_size=64) == Decision(sync=apart)
-    assert policy.decide("before_step", step=13, signals=signals(0.75), sync=apart).empty
-    assert policy.decide("before_step", step=112, signals=signals(0.75), sync=apart).empty
-    assert policy.decide("before_step", step=113, signals=signals(0.75), sync=apart) == Decision(sync="allreduce")
-    assert policy.decide("before_step", step=121, signals=signals(0.75)).empty, "it looks anew, from the round's end on"
-    assert policy.decide("before_step", step=130, signals=signals(0.75)).empty
-    assert policy.decide("before_step", step=131, signals=signals(0.05)).empty, "exchanges are cheap now"
-    assert policy.decide("before_step", step=132, signals=signals(0.75), batch_size=64) == Decision(sync=apart)
+    dear, cheap, calm = signals(0.75), signals(0.05), signals(0.75, noise=7)
+    asked = [policy.decide("before_step", step=step, signals=dear, batch_size=64) for step in range(1, 11)]
+    assert [each.empty for each in asked] == [True] * 9 + [False], "it looks for ten steps"
+    assert asked[-1] == Decision(sync=apart)
+    assert policy.decide("before_step", step=11, signals=dear, sync=apart).empty
+    assert policy.decide("before_step", step=111, signals=in_rounds(1.5), sync=apart) == Decision(sync="allreduce")
+    looks = [policy.decide("before_step", step=step, signals=dear, batch_size=64) for step in range(112, 123)]
+    assert [each.empty for each in looks] == [True] * 10 + [False], "it looks anew, from the round's end on"
+    policy = ByHand(SyncByLink(share=0.5))
+    assert all(policy.decide("before_step", step=step, signals=cheap).empty for step in range(1, 30))
+    assert all(policy.decide("before_step", step=step, signals=calm, batch_size=64).empty for step in range(30, 60))
+
+
+def test_it_waits_until_a_median_has_changed_for_good() -> None:
+    policy = ByHand(SyncByLink(share=0.5))
+    for step in range(1, 30):
+        assert policy.decide("before_step", step=step, signals=signals(0.05)).empty
+    half = [policy.decide("before_step", step=step, signals=signals(0.4)) for step in (30, 31)]
+    whole = [policy.decide("before_step", step=step, signals=signals(0.75)) for step in (32, 33, 34)]
+    assert [each.empty for each in (*half, *whole)] == [True] * 4 + [False]
+    assert whole[-1] == Decision(sync="local:learners=8,every=8")
+    policy = ByHand(SyncByLink(share=0.5))
+    told = [policy.decide("before_step", step=20 + i, signals=signals((0.75, 0.05)[i % 3 == 2])) for i in range(30)]
+    assert all(each.empty for each in told), "never in a row"
+
+
+def in_rounds(exchange_s: float, every: int = 8) -> dict[str, Signal]:
+    """As the monitor tells them of rounds: for all steps of one."""
+    told = {"reduce_s": exchange_s, "compute_s": every * 0.08, "data_s": every * 0.02}
+    return {name: Signal(value) for name, value in told.items()}
+
+
+APART = "local:learners=8,every=8"
+
+
+def apart_since_step_eleven() -> ByHand:
+    policy = ByHand(SyncByLink(share=0.5, again=500))
+    asked = [policy.decide("before_step", step=step, signals=signals(0.75), batch_size=64) for step in range(6, 11)]
+    assert asked[-1] == Decision(sync=APART)
+    assert policy.decide("before_step", step=11, signals=signals(0.75), sync=APART).empty
+    return policy
+
+
+def test_rounds_tell_when_the_network_is_well_again() -> None:
+    policy = apart_since_step_eleven()
+    # A round takes as long as a step did: its optimizer has no state.
+    assert policy.decide("before_step", step=35, signals=in_rounds(0.75), sync=APART).empty
+    assert policy.decide("before_step", step=43, signals=in_rounds(0.07), sync=APART) == Decision(sync="allreduce")
+    assert policy.decide("before_step", step=44, signals=in_rounds(0.07), sync="allreduce").empty, "it looks anew"
+
+
+def test_a_network_at_the_limit_does_not_send_it_to_and_fro() -> None:
+    policy = apart_since_step_eleven()
+    assert policy.decide("before_step", step=35, signals=in_rounds(0.75), sync=APART).empty
+    assert policy.decide("before_step", step=43, signals=in_rounds(0.095), sync=APART).empty, "0.1 s would do"
+    assert policy.decide("before_step", step=51, signals=in_rounds(0.075), sync=APART) == Decision(sync="allreduce")
+
+
+def test_rounds_grow_and_shrink_with_what_they_exchange() -> None:
+    """With the optimizer's state a round exchanges more than a step did."""
+    policy, longer = apart_since_step_eleven(), "local:learners=8,every=16"
+    assert policy.decide("before_step", step=34, signals=in_rounds(1.5), sync=APART).empty, "three rounds first"
+    assert policy.decide("before_step", step=35, signals=in_rounds(1.5), sync=APART) == Decision(sync=longer)
+    assert policy.decide("before_step", step=43, signals=in_rounds(1.5), sync=longer).empty
+    assert policy.decide("before_step", step=91, signals=in_rounds(1.5, 16), sync=longer).empty
+    assert policy.decide("before_step", step=92, signals=in_rounds(0.5, 16), sync=longer).empty, "half would do"
+    shorter = Decision(sync="local:learners=8,every=4")
+    assert policy.decide("before_step", step=93, signals=in_rounds(0.4, 16), sync=longer) == shorter
+
+
+def test_rounds_with_exchanges_in_them_stay_as_long_as_they_are() -> None:
+    policy, apart = ByHand(SyncByLink(share=0.5, strategy="averaging")), "averaging:learners=8,every=8"
+    asked = [policy.decide("before_step", step=step, signals=signals(0.75)) for step in range(6, 11)]
+    assert asked[-1] == Decision(sync=apart)
+    assert policy.decide("before_step", step=11, signals=signals(0.75), sync=apart).empty
+    assert policy.decide("before_step", step=35, signals=in_rounds(6.0), sync=apart).empty
+
+
+def test_the_first_rounds_tell_nothing_yet() -> None:
+    """Medians are still those of all-reduce steps, or the network has changed meanwhile: bounded then."""
+    policy = apart_since_step_eleven()
+    assert policy.decide("before_step", step=34, signals=in_rounds(0.01), sync=APART).empty
+    policy.decide("before_step", step=35, signals=in_rounds(75.0), sync=APART)
+    assert policy.state.over == 4.0
+    policy = apart_since_step_eleven()
+    assert policy.decide("before_step", step=35, signals=in_rounds(0.7), sync=APART).empty
+    assert policy.state.over == 1.0, "a round exchanges at least what a step does"
 
 
 def test_nothing_is_known_yet() -> None:

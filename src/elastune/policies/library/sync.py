@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from elastune.core.options import Range, check
@@ -72,12 +72,39 @@ class SyncBySize(Policy):
         return _plan(self, learners, self.every, ("mix", "pull", "outer_lr", "outer_momentum"))
 
 
+MEET_ONCE = ("local", "diloco")
+"""What exchanges at the end of a round alone: the others do so within it, too, however long it is."""
+SETTLED_ROUNDS = 3
+"""After so many the medians of times are those of these rounds."""
+SURELY_STEPS = 5
+"""Steps in a row that all-reduce must look too dear: a median that is changing is half of what it was before."""
+MOST_OVER = 4.0
+"""What a round exchanges over what an all-reduce step does, at most: each parameter and three numbers of its state."""
+SURELY = 0.8
+"""The part of the bearable time that an all-reduce step's exchange may take for the policy to go back to it: at the
+limit itself noise would send it to and fro."""
+
+
 @dataclass(frozen=True)
 class _InUse:
-    """The strategy in use, and the step from which on it is."""
+    """The strategy in use, and the step from which on it is.
+
+    ``dear``: for how many steps all-reduce has looked too dear. ``step_exchange_s``: what its step exchanged in, when
+    the policy left it. ``over``: how many times as long a round takes to exchange, measured in the first rounds after
+    that; 0: not known yet.
+    """
 
     sync: str = "allreduce"
     since: int = 0
+    dear: int = 0
+    step_exchange_s: float = 0.0
+    over: float = 0.0
+
+    def compared(self, round_exchange_s: float) -> _InUse:
+        """With how many times as long a round takes to exchange as a step did, if that is not known yet."""
+        if self.over or not (self.step_exchange_s > 0 and round_exchange_s > 0):
+            return self
+        return replace(self, over=min(max(round_exchange_s / self.step_exchange_s, 1.0), MOST_OVER))
 
 
 @dataclass(frozen=True)
@@ -85,6 +112,11 @@ class SyncByLink(Policy):
     """``sync_by_link``: learners take local steps where exchanges take more than ``share`` of all-reduce steps.
 
     The number of local steps is as small (a power of two, at most ``most``) as brings that share down to ``share``.
+    With learners apart the exchanges of rounds tell how the network is. Rounds of ``local`` and ``diloco`` grow
+    where theirs takes more than ``share`` (the optimizer's state goes with the parameters), and shrink where a quarter
+    of their length would do. A round's exchange takes a fixed multiple of an all-reduce step's, which is measured in the first rounds: once such a
+    step would clearly be cheap enough, the policy goes back to it.
+
     Where the noise scale is known to be below ``noise`` times a learner's batch, learners would pull apart: the policy
     then stays with (or goes back to) all-reduce. With learners apart no noise scale is measured. So the policy looks
     again after ``again`` steps: it then trains synchronously until it knows.
@@ -126,22 +158,39 @@ class SyncByLink(Policy):
         return _InUse()
 
     def decide(self, hook: Hook, state: _InUse, run: Run) -> _InUse:
-        """Choose by what the exchanges of all-reduce take now."""
+        """Choose by what exchanges take now."""
         if state.sync != run.sync():  # a change that was asked for in a round comes with its end
-            state = _InUse(run.sync(), run.step)
-        steps = run.step - state.since
-        if SyncPlan.parse(state.sync).in_rounds:
-            if steps >= self.again:
-                run.set_sync("allreduce")
-            return state
-        if steps < self.looks:
-            return state
-        exchange_s, busy_s = run.signal("reduce_s"), run.signal("compute_s") + run.signal("data_s")
+            state = replace(state, sync=run.sync(), since=run.step, dear=0)
+        plan = SyncPlan.parse(state.sync)
+        return self._in_rounds(state, run, plan) if plan.in_rounds else self._together(state, run)
+
+    def _together(self, state: _InUse, run: Run) -> _InUse:
+        """Under all-reduce: is it too dear?"""
+        exchange_s, busy_s = _times(run)
         every = steps_apart(exchange_s, busy_s, self.share, self.most)
+        state = replace(state, dear=state.dear + 1 if every > 1 else 0)
         learners = self.learners or fitting_learners(run.limits.num_slots, run.limits.high)
-        if every < 2 or run.signal("noise_scale") < self.noise * run.batch_size() / learners:
+        noisy = not run.signal("noise_scale") < self.noise * run.batch_size() / learners
+        if state.dear < SURELY_STEPS or run.step - state.since < self.looks or not noisy:
             return state
         run.set_sync(str(self._apart(learners, every)))
+        return replace(state, step_exchange_s=exchange_s, over=0.0)
+
+    def _in_rounds(self, state: _InUse, run: Run, plan: SyncPlan) -> _InUse:
+        """In rounds: would all-reduce do now, or are rounds too short, or far too long?"""
+        steps = run.step - state.since
+        if steps >= self.again:
+            run.set_sync("allreduce")
+            return state
+        if steps < SETTLED_ROUNDS * plan.every:
+            return state
+        exchange_s, busy_s = _times(run)
+        state, busy_s = state.compared(exchange_s), busy_s / plan.every
+        wanted = steps_apart(exchange_s, busy_s, self.share, self.most)
+        if state.over and steps_apart(exchange_s / state.over / SURELY, busy_s, self.share, self.most) == 1:
+            run.set_sync("allreduce")
+        elif plan.strategy in MEET_ONCE and (wanted > plan.every or 2 <= wanted <= plan.every // 4):
+            run.set_sync(str(replace(plan, every=wanted)))
         return state
 
     def strategies(self, num_slots: int, most_workers: int) -> Sequence[str]:
@@ -160,6 +209,11 @@ def _plan(policy: SyncBySize | SyncByLink, learners: int, every: int, settings: 
     """What ``policy`` asks for; raises ``UserError`` for one of its ``settings`` that its strategy has not."""
     told = {name: value for name in settings if (value := getattr(policy, name)) is not None}
     return SyncPlan(policy.strategy, learners, every, policy.moments, **told)
+
+
+def _times(run: Run) -> tuple[float, float]:
+    """What a step (or round) exchanges in and what it computes in, in seconds; NaN: not measured yet."""
+    return run.signal("reduce_s"), run.signal("compute_s") + run.signal("data_s")
 
 
 def fitting_learners(num_slots: int | None, most_workers: int) -> int:
