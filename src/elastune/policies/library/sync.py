@@ -114,8 +114,8 @@ class SyncByLink(Policy):
     The number of local steps is as small (a power of two, at most ``most``) as brings that share down to ``share``.
     With learners apart the exchanges of rounds tell how the network is. Rounds of ``local`` and ``diloco`` grow
     where theirs takes more than ``share`` (the optimizer's state goes with the parameters), and shrink where a quarter
-    of their length would do. A round's exchange takes a fixed multiple of an all-reduce step's, which is measured in the first rounds: once such a
-    step would clearly be cheap enough, the policy goes back to it.
+    of their length would do. A round's exchange takes a fixed multiple of an all-reduce step's, which is measured in
+    the first rounds: once such a step would clearly be cheap enough, the policy goes back to it.
 
     Where the noise scale is known to be below ``noise`` times a learner's batch, learners would pull apart: the policy
     then stays with (or goes back to) all-reduce. With learners apart no noise scale is measured. So the policy looks
