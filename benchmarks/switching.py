@@ -47,9 +47,9 @@ SETTLING = 2 * EVERY  # steps, in which a policy has answered
 COMING = 75  # steps, those of settling with them
 PHASE_LIMIT_S = 900.0  # `averaging` sends all parameters after each step: 0.6 s of 16 workers
 APART = {
-    "averaging": f"averaging:learners={LEARNERS},every={EVERY}",
     "local": f"local:learners={LEARNERS},every={EVERY}",
     "diloco": f"diloco:learners={LEARNERS},every={EVERY},outer_lr=1,outer_momentum=0.3",
+    "averaging": f"averaging:learners={LEARNERS},every={EVERY}",
 }
 
 
