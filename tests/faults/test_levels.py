@@ -9,6 +9,7 @@ import pytest
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import Program
+from elastune.core.sync_plan import SyncPlan
 from elastune.journal.records import RunFinished
 from elastune.testing.elastic_runs import Runs
 from elastune.testing.host_runs import HostRun, HostRuns, NamespaceLauncher
@@ -38,6 +39,18 @@ def test_a_host_receives_the_gradients_once(cluster: LocalCluster, hosts: Namesp
     (end,) = (record for record in ran.records if isinstance(record, RunFinished))
     assert (end.workers, end.hosts) == (4, 2)
     assert 1.0 < received / (end.steps * end.grad_bytes) < 1.5  # all to all: 2
+
+
+def test_a_host_receives_learners_once(cluster: LocalCluster, hosts: NamespaceLauncher, tmp_path: Path) -> None:
+    """In ``fast`` mode, too: learners' means are sums in canonical order."""
+    apart = {"sync": SyncPlan.parse("local:learners=4,every=2,moments=fresh")}
+    host = hosts.network.hosts[1]
+    before = host.received_bytes
+    ran = HostRuns(hosts, tmp_path / "hosts", PROGRAM)(4, mode="fast", spec=apart, **WIDE)
+    received = host.received_bytes - before
+    (end,) = (record for record in ran.records if isinstance(record, RunFinished))
+    assert (end.workers, end.hosts) == (4, 2)
+    assert 1.0 < received / (end.steps / 2 * end.grad_bytes) < 1.5  # all to all: 2
 
 
 def test_workers_die_on_the_way_up_and_back(cluster: LocalCluster, hosts: NamespaceLauncher, tmp_path: Path) -> None:

@@ -83,8 +83,8 @@ class Means:
         virtual_tensor: Blocks that layers are divided into for the tensor axis. It belongs to the run, as ``num_slots``
             does. 1 where the mechanism divides no layers.
         schedule: The order in which a pipeline's stages run forward and backward passes.
-        offload: Keep optimizer state in the CPU's memory, and take the optimizer's steps there: beside a GPU these round
-            otherwise than its own.
+        offload: Keep optimizer state in the CPU's memory, and take the optimizer's steps there; they round otherwise
+            than a GPU's.
         zero_stage: What DeepSpeed or FairScale divide: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too;
             None: what the mechanism does by default.
         compress: How gradients are compressed, "int8" or "powersgd:rank=4" (``core.compression``); None: not at all.

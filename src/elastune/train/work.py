@@ -22,6 +22,7 @@ from elastune.elastic.worker.group import Leave, Rewind, WorkerGroup
 from elastune.elastic.worker.state_owner import Packed
 from elastune.elastic.worker.static_watch import Apart, StaticWatch
 from elastune.journal.records import LONGEST_DETAIL, Reason, Record, RunFailed, RunFinished
+from elastune.policies.library.registry import build
 from elastune.train.checkpoints.tree import fingerprint
 from elastune.train.compiling import too_many_shapes
 from elastune.train.device import set_up_device, unordered_kernel
@@ -152,12 +153,21 @@ class Worker:
             self._program.train(session)
         self._finish(session, workers)
 
+    def _may_meet_in_rounds(self) -> bool:
+        """Whether the run has learners or may come to have some, by its spec. In ``fast`` mode theirs are the only
+        sums in canonical order.
+        """
+        spec = self._spec
+        policies = [build(text, self._program.policies).policy for text in spec.adapt.policies]
+        seldom = any(each.strategies(spec.means.num_slots, spec.most_workers) for each in policies)
+        return seldom or spec.sync_schedule.learners(spec.sync) > 1
+
     def come_and_go(self, member: CoordinatorClient, factory: GroupFactory) -> None:
         """Train with workers that change. Returns when the run is over, or this worker has left it."""
         for number in (signal.SIGTERM, signal.SIGUSR1):  # this process will be taken away: it leaves before that
             signal.signal(number, lambda number, _: member.noticed(NOTICE_S, signal.Signals(number).name))
         means = self._spec.means
-        climbs = means.mode == "exact" and means.mechanism == "replicated"
+        climbs = means.mechanism == "replicated" and (means.mode == "exact" or self._may_meet_in_rounds())
         workers = ElasticWorkerGroup(member, factory, climbs=climbs)
         workers.where = self._where
         warm_up, begins = member.joins, not member.joins
