@@ -1,6 +1,5 @@
 # make run   the main job on embedded data: how far does examples/digits.py scale before accuracy pays?
 # make test  style, types and tests
-# make check the smoke runs of benchmarks, and beside them all that make test does (.ci/run)
 # make soak  what make test and the smoke runs leave out: long runs under faults, all cells of wide matrices
 # make gpu   what needs a GPU: its tests and benchmark, by $(PYTHON) and the torch it has, with no network
 # make fuzz  the fuzzers of tests/fuzz with many more examples, and all properties with other ones than make test has
@@ -17,10 +16,8 @@ export OMP_NUM_THREADS ?= 1
 # More than a machine of two cores has: most of a slow test, or benchmark, is waiting.
 TEST_PROCESSES ?= 3
 SMOKES_AT_ONCE ?= 2
-# That pytest found failures: they are for tests/again.py.
-FAILED := .pytest_cache/failed
 
-.PHONY: run test check suite first gpu soak fuzz lint types bench-smoke clean
+.PHONY: run test suite gpu soak fuzz lint types bench-smoke clean
 
 run: $(VENV)/.installed
 	$(BIN)/elastune frontier examples/digits.py --workers 1,2,4,8,16 --target 0.95 --budget 90s
@@ -29,18 +26,9 @@ run: $(VENV)/.installed
 test: lint
 	$(MAKE) --no-print-directory -j2 types suite
 
-# One smoke run at a time: smoke runs and tests, one after the other, leave two cores idle for 40 % of the time.
-check: lint
-	$(MAKE) --no-print-directory -j3 SMOKES_AT_ONCE=1 BEFORE_AGAIN=bench-smoke types bench-smoke suite
-
-# A few of those that failed get a second run, and are told by name: alone, so not before the smoke runs end, too.
-suite: first $(BEFORE_AGAIN)
-	test ! -e $(FAILED) || $(BIN)/python tests/again.py
-
-# Exit code 1: tests failed.
-first: $(VENV)/.installed-dev
-	rm -f $(FAILED)
-	$(BIN)/pytest -q -n $(TEST_PROCESSES) --durations 20 --durations-min 10 -m "not soak" || { test $$? = 1 && mkdir -p $(dir $(FAILED)) && touch $(FAILED); }
+# Exit code 1: tests failed. A few of them get a second run, alone, and are told by name.
+suite: $(VENV)/.installed-dev
+	$(BIN)/pytest -q -n $(TEST_PROCESSES) --durations 20 --durations-min 10 -m "not soak" || { test $$? = 1 && $(BIN)/python tests/again.py; }
 
 soak: $(VENV)/.installed-dev
 	$(BIN)/pytest -q -n $(TEST_PROCESSES) -m soak

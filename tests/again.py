@@ -1,7 +1,5 @@
 """Runs the few tests that failed once more, one at a time: ``make test`` calls it after a run that failed.
 
-``make check`` does so when its smoke runs have ended, too: beside nothing else.
-
 A test that fails beside two others and passes alone counts on more of the machine than it has. That is a defect, of the
 test or of what it tests, and is told by name; it does not hide whether the rest of a change works. Many failures are no
 matter of timing: those are not run again.
