@@ -16,7 +16,6 @@ from elastune.comm.group import Group
 from elastune.comm.relay import Relay
 
 NUMBER = 1 << 19  # of the sum, above those of all vectors that a step sums
-KNOWN = 3  # numbers of ``known``
 DIGEST_BYTES = 6  # exact as a floating-point number
 
 

@@ -1,10 +1,14 @@
-"""What the journal is told of the routes that sums take, and why."""
+"""What the journal is told of the routes that sums take, and why; how workers settle them after a loss."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+
+import pytest
 
 from elastune.comm.comms import Comms, replicated
 from elastune.comm.group import Group
@@ -12,6 +16,7 @@ from elastune.core.clock import SystemClock
 from elastune.core.run import Means, Program, RunSpec
 from elastune.core.topology import Topology
 from elastune.journal.records import TopologyLaid
+from elastune.train.adapt import routing as routing_module
 from elastune.train.adapt.routing import Routing
 from elastune.train.progress import Progress
 from elastune.train.timing import StepTimes
@@ -19,8 +24,8 @@ from elastune.train.timing import StepTimes
 MEASURED = "links measured: that of host b is slow"
 
 
-def two_hosts() -> Comms:
-    both = replicated(Group(0, 2, backend="gloo"))
+def two_hosts(rank: int = 0) -> Comms:
+    both = replicated(Group(rank, 2, backend="gloo"))
     return Comms(both.mesh, both.everyone, both.groups, both.batch, ("a", "b"))
 
 
@@ -38,3 +43,79 @@ def test_what_was_measured_of_workers_that_are_gone_is_no_reason() -> None:
         ("star", MEASURED),
         ("native", "the run's means: auto; links are not measured yet"),
     ]
+
+
+class Meeting:
+    """Gathers of two workers. One of them completes the ``lost``-th; the other is served its rows, in a new view."""
+
+    def __init__(self, lost: int) -> None:
+        self.lost = lost
+        self.names: tuple[list[str], list[str]] = ([], [])
+        self._rows: list[Sequence[float]] = [(), ()]
+        self._both = threading.Barrier(2, timeout=20)
+
+    def gather(self, rank: int, values: Sequence[float], what: str) -> list[list[float]]:
+        self.names[rank].append(what)
+        self._rows[rank] = values
+        self._both.wait()
+        rows, names = [list(row) for row in self._rows], [own[-1] for own in self.names]
+        self._both.wait()
+        assert names[0] == names[1], "workers do different things"
+        return rows
+
+
+class Worker:
+    """As much of a worker's group as its routing sees. Worker 1 hears of the new view at once, worker 0 in its next
+    gather.
+    """
+
+    synchronised, size = True, 2
+
+    def __init__(self, meeting: Meeting, rank: int) -> None:
+        self.meeting, self.rank, self.view = meeting, rank, 1
+        self.comms = two_hosts(rank)
+        spec = RunSpec(Program(Path("none.py")), Path("out"), means=Means(workers=2, topology=Topology("auto")))
+        self.routing = Routing(spec, cast(Any, self), Progress(StepTimes(SystemClock())), lambda record: None)
+        self.routing.lay(self.comms)
+
+    def gather(self, values: Sequence[float], what: str) -> list[list[float]]:
+        rows = self.meeting.gather(self.rank, values, what)
+        if self.view == 1 and len(self.meeting.names[self.rank]) == self.meeting.lost + (self.rank == 0):
+            self.view = 2
+            self.routing.lay(self.comms)
+        return rows
+
+    def settle(self) -> None:
+        regroup = SimpleNamespace(regroup=lambda comms: None)
+        self.routing.settle(cast(Any, SimpleNamespace(sync=regroup, gradient_bytes=1 << 20)))
+        self.meeting.gather(self.rank, (), "the next step")
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3, 4])
+def test_who_has_and_who_lacks_a_gathers_result_settle_the_routes_of_the_new_view(
+    monkeypatch: pytest.MonkeyPatch, lost: int
+) -> None:
+    """Links are measured in gathers 1 and 2, routes are checked in 3 and 4."""
+    monkeypatch.setattr(routing_module, "probe_links", lambda group, hosts: [0.0, 1e6, 0.0, 1e6])
+    monkeypatch.setattr(routing_module, "adds_up", lambda group: True)
+    star, seconds = Topology("star"), {"star": 0.1, "native": 0.2}
+    monkeypatch.setattr(routing_module, "best", lambda sums, links, now: (star, seconds))
+    meeting = Meeting(lost)
+    two, wrong = [Worker(meeting, rank) for rank in (0, 1)], list[BaseException]()
+
+    def run(worker: Worker) -> None:
+        try:
+            worker.settle()
+        except BaseException as error:  # noqa: BLE001 - told below
+            wrong.append(error)
+
+    threads = [threading.Thread(target=run, args=(worker,)) for worker in two]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert wrong == []
+    assert meeting.names[0] == meeting.names[1]
+    if lost < 4:  # with the last one both go on as the one did that had it: the step is lost, and all come here again
+        assert [worker.routing._probed for worker in two] == [2, 2]
+        assert [worker.routing._unchecked for worker in two] == [False, False]

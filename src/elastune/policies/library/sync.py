@@ -127,7 +127,7 @@ class SyncByLink(Policy):
         learners: Number of learners; None: as ``fitting_learners`` chooses.
         most: The most local steps.
         noise: The least noise scale, in batches of a learner.
-        looks: Steps under all-reduce to measure before it chooses.
+        looks: Steps under all-reduce to measure before it chooses. All-reduce must look too dear in the last five.
         again: Steps until it looks again.
         moments: What becomes of the optimizer's state where a round ends (docs/sync.md).
         pull, outer_lr, outer_momentum: Settings of a strategy that has them; None: its default. What mixes within a

@@ -113,8 +113,7 @@ class Adapter:
         self._propose_wished(trained, batch_size)
         if self._at.resync_due:
             self._resync()
-        self.routing.measure(trained)
-        self.routing.check_laid()
+        self.routing.settle(trained)
         self.exchange()
         at, position = self._at, self._progress.position
         if not self._adapts:

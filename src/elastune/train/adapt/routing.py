@@ -14,7 +14,7 @@ from elastune.comm.comms import Comms
 from elastune.comm.group import GroupBroken
 from elastune.comm.probe import probe_links
 from elastune.comm.reducer import BUCKET_BYTES
-from elastune.comm.route_check import KNOWN, RoutesDiffer, adds_up, known, unlike
+from elastune.comm.route_check import RoutesDiffer, adds_up, known, unlike
 from elastune.core.errors import UserError
 from elastune.core.routes import routes_of
 from elastune.core.run import RunSpec
@@ -29,6 +29,10 @@ from elastune.train.training_state import TrainingState
 
 NATIVE = Topology("native")
 ITEM_BYTES = 4
+SETTLING = "how sums travel"
+WRONG_SUM = "has another sum than the numbers of all have"
+MEASURES, CHECKS = 0.0, 1.0
+"""What a worker does in the one kind of gather that there is here: after a loss another may do the other thing."""
 
 
 class Routing:
@@ -100,31 +104,45 @@ class Routing:
             self.lay(self._workers.comms)
             trained.sync.regroup(self._workers.comms)
 
+    def settle(self, trained: TrainingState) -> None:
+        """Between two steps, with all workers: measure links where that is due, choose by them, and see that what was
+        laid last is the same for all and adds up.
+
+        Whoever completes a gather after a loss has the rows of those before: what they say decides, alike everywhere.
+        Where one worker has completed what another has not, they are of different minds as to what comes next. So all
+        gather by one name, say what they do, and begin again here until all do the same in the view that there is. What
+        a death breaks otherwise ends likewise: all come here again. Raises ``RoutesDiffer``.
+        """
+        self._measure(trained)
+        while self._unchecked and self._in_use and self._workers.synchronised and not self._checked():
+            self._measure(trained)
+
+    def _gather(self, does: float, own: Sequence[float]) -> list[list[float]]:
+        """What each worker brings, by rank; empty where it is not this of all workers, or in different views."""
+        mine = [float(self._workers.view), does, *own]
+        rows = self._workers.gather(mine, SETTLING)
+        alike = len({(row[0], row[1], len(row)) for row in rows}) == 1 and rows[0][1] == does
+        return [list(row) for row in rows] if alike and len(rows[0]) == len(mine) else []
+
     # -- checked on every change --------------------------------------------------------------------------------------
 
-    def check_laid(self) -> None:
-        """Between two steps, with all workers: see that what was laid last is the same for all, and adds up.
-
-        In two gathers, with a sum between them, that end alike after a loss, as in ``measure``: who has the rows of a
-        view that is over goes on as those did whom they came from, and all come here again. Raises ``RoutesDiffer``.
-        """
-        workers, told = self._workers, list[float]()
-        while self._unchecked and self._in_use and workers.synchronised:
-            group = workers.comms.group("data")
-            rows = workers.gather([float(workers.view), *known(group), *told], "what workers know of their routes")
-            told = []
-            if len({(row[0], len(row)) for row in rows}) == 1 and len(rows[0]) > KNOWN + 1:
-                self._refuse(unlike([row[1 : KNOWN + 1] for row in rows]))
-                wrong = [rank for rank, row in enumerate(rows) if not row[-1]]
-                self._refuse(dict.fromkeys(wrong, "has another sum than the numbers of all have"))
-                self._unchecked = rows[0][0] != workers.view
-                return
-            if all(row[0] == workers.view for row in rows):
-                self._refuse(unlike([row[1 : KNOWN + 1] for row in rows]))
-                try:
-                    told = [float(not group.routes or adds_up(group))]
-                except GroupBroken:  # those who are left have routes of their own
-                    told = []
+    def _checked(self) -> bool:
+        """Whether all of one view have compared what they know of their routes, and have summed along them."""
+        group = self._workers.comms.group("data")
+        rows = self._gather(CHECKS, known(group))
+        if not rows or rows[0][0] != self._workers.view:
+            return False
+        self._refuse(unlike([row[2:] for row in rows]))
+        try:
+            right = not group.routes or adds_up(group)
+        except GroupBroken:  # those who are left have routes of their own
+            return False
+        rows = self._gather(CHECKS, [*known(group), float(right)])
+        if not rows:
+            return False
+        self._refuse(dict.fromkeys((rank for rank, row in enumerate(rows) if not row[-1]), WRONG_SUM))
+        self._unchecked = rows[0][0] != self._workers.view
+        return True
 
     @property
     def _in_use(self) -> bool:
@@ -155,34 +173,29 @@ class Routing:
         if self.watches:
             self._watch.hear(times[2::3])
 
-    def measure(self, trained: TrainingState) -> None:
-        """Between two steps, with all workers: measure links where that is due, and choose by them.
-
-        All meet in one gather before they measure and again with what they have found: after a loss one may come here
-        anew while another is on its way back from what broke. Only where all were in the view that there is now do they
-        send each other anything but gathers.
+    def _measure(self, trained: TrainingState) -> None:
+        """All meet in one gather before they measure and again with what they have found. Only where all were in the
+        view that there is now do they send each other anything but gathers.
         """
-        own: list[float] = []
         while self.watches and (self._probed != self._workers.view or self._watch.due):
-            rows = self._workers.gather([float(self._workers.view), *own], "links between hosts")
-            comms, own = self._workers.comms, []
-            if len({(row[0], len(row)) for row in rows}) == 1 and len(rows[0]) > 1:
-                # Whoever completes a gather after a loss has the rows of those before: what they say decides, alike
-                # everywhere, and the view that has come in between is measured next.
+            rows = self._gather(MEASURES, [])
+            if not rows or rows[0][0] != self._workers.view:
+                continue
+            comms = self._workers.comms
+            try:
+                rows = self._gather(MEASURES, probe_links(comms.everyone, comms.hosts))
+            except GroupBroken:  # it is measured among those who are left
+                continue
+            if rows:
                 self._watch.begin()
                 self._probed = int(rows[0][0])
                 if self._probed == self._workers.view:
                     self._choose(trained, rows)
-            elif all(row[0] == self._workers.view for row in rows):
-                try:
-                    own = probe_links(comms.everyone, comms.hosts)
-                except GroupBroken:  # it is measured among those who are left
-                    own = []
 
     def _choose(self, trained: TrainingState, rows: Sequence[Sequence[float]]) -> None:
         comms, means = self._workers.comms, self._means
         names = tuple(dict.fromkeys(comms.hosts))
-        first = [rows[comms.hosts.index(name)][1:] for name in names]
+        first = [rows[comms.hosts.index(name)][2:] for name in names]
         links = HostLinks.steadied(names, [row[::2] for row in first], [row[1::2] for row in first])
         numel = max(1, min(trained.gradient_bytes, BUCKET_BYTES) // ITEM_BYTES)
         sums = Sums(numel, ITEM_BYTES, comms.hosts, means.num_slots if means.mode == "exact" else 0)
