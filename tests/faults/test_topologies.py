@@ -57,7 +57,8 @@ def test_a_worker_with_stale_parents_ends_the_run_before_anything_is_summed(clus
         r"rank 1 of 3 with routes [0-9a-f]{12}",
         stale.outcome.detail,
     )
-    assert [topology for _, topology, *_ in laid(stale)] == ["parents=[0,0,1]", "parents=[1,1,1]"]
+    # Whoever is left when the first has ended lays the backend's own, and ends as well.
+    assert [topology for _, topology, *_ in laid(stale)][:2] == ["parents=[0,0,1]", "parents=[1,1,1]"]
 
 
 def test_in_fast_mode_sums_are_equal_up_to_rounding(runs: Runs) -> None:
