@@ -150,6 +150,33 @@ def lightest(params: list[torch.Tensor], count: int) -> list[list[int]]:
     return found
 
 
+def coded(send: str, tensors: Sequence[torch.Tensor], *, state: bool) -> list[torch.Tensor]:
+    """What is left of numbers that travel rounded, bucket by bucket (the first one ends where it has a MiB or more)."""
+    sizes, first = [each.nbytes for each in tensors], 0
+    while first < len(sizes) and sum(sizes[:first]) < 2**20:
+        first += 1
+    return [each for part in (tensors[:first], tensors[first:]) if part for each in in_blocks(send, part, state=state)]
+
+
+def in_blocks(send: str, tensors: Sequence[torch.Tensor], *, state: bool) -> list[torch.Tensor]:
+    """In blocks of 256 numbers, written out."""
+    flat = torch.cat([each.detach().flatten() for each in tensors])
+    if send == "bf16":
+        found = flat.bfloat16().float()
+    else:
+        blocks = torch.cat([flat, flat.new_zeros(-len(flat) % 256)]).view(-1, 256)
+        scale = blocks.abs().max(dim=1, keepdim=True).values / (57344 if state else 127)
+        steps = blocks / scale.where(scale > 0, torch.tensor(1.0))
+        if state:
+            lost = (steps != 0) & (steps.abs() < 2**-16)
+            steps = torch.where(lost, steps.sign() * 2**-16, steps).to(torch.float8_e5m2).float()
+        else:
+            steps = steps.round()
+        found = (steps * scale).flatten()[: len(flat)]
+    parts = found.split([each.numel() for each in tensors])
+    return [part.view_as(each) for part, each in zip(parts, tensors, strict=True)]
+
+
 class Crowd:
     """Learners side by side, as one strategy brings them together; the first of them goes on from ``begin``."""
 
@@ -175,6 +202,7 @@ class Crowd:
         """Over ``batches``, the first of which is step ``begun``."""
         plan, each, offset, (images, labels) = self.plan, SLOTS // self.plan.learners, 0, data
         history = [[[p.data.clone() for p in learner.model.parameters()] for learner in self.learners]]
+        start = [p.data.clone() for p in self.learners[0].model.parameters()]
         for taken, batch in enumerate(batches):
             if plan.streams:
                 self.stream(taken)
@@ -190,8 +218,7 @@ class Crowd:
                 learner.step(parts)
             offset += len(batch)
         self._sent = (0, [], [])
-        rows = zip(*(each.numbers() for each in self.learners), strict=True)
-        means = [added(list(row)) / len(self.learners) for row in rows]
+        means = self.means(start)
         if plan.strategy == "diloco":
             for p, mean in zip(self._centre, means, strict=False):
                 p.grad = p.detach() - mean
@@ -203,6 +230,24 @@ class Crowd:
             if plan.moments == "fresh":
                 learner.optimizer.state.clear()
         self.rounds += 1
+
+    def means(self, start: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Of each number, over the learners of a round that began at ``start``."""
+        numbers, send, first = [each.numbers() for each in self.learners], self.plan.send, len(start)
+        if send == "whole":
+            return [added(list(row)) / len(numbers) for row in zip(*numbers, strict=True)]
+        kept = first + sum(b.is_floating_point() for b in self.learners[0].buffers)
+        moments = [i for i in range(kept, len(numbers[0])) if numbers[0][i].numel() > 1]
+        ways = [coded(send, [p - s for p, s in zip(own, start, strict=False)], state=False) for own in numbers]
+        states = [coded(send, [own[i] for i in moments], state=True) if moments else [] for own in numbers]
+        sums = [added(list(row)) for row in zip(*numbers, strict=True)]
+        sums[:first] = coded(send, [added(list(row)) for row in zip(*ways, strict=True)], state=False)
+        if moments:
+            again = coded(send, [added(list(row)) for row in zip(*states, strict=True)], state=True)
+            for i, total in zip(moments, again, strict=True):
+                sums[i] = total
+        means = [total / len(numbers) for total in sums]
+        return [*(s + way for s, way in zip(start, means, strict=False)), *means[first:]]
 
     def stream(self, taken: int) -> None:
         """Fragments, between two steps of a round of which so many were taken."""
@@ -252,6 +297,8 @@ def reference(optimizer: str, samples: str, plan: SyncPlan, changes: Sequence[tu
     [
         ("adamw", "local:learners=4,every=3"),
         ("adamw", "diloco:learners=4,every=3,moments=fresh"),
+        ("adamw", "local:learners=4,every=3,send=int8"),
+        *soaked(("sgd", "diloco:learners=8,every=5,send=bf16"), ("sgd", "local:learners=4,every=5,moments=fresh,send=int8")),
         *soaked(("sgd", "local:learners=8,every=5"), ("adamw", "diloco:learners=4,every=10,fragments=3")),
         ("sgd", "diloco:learners=8,every=8,fragments=2,cycles=2,delay=1,blend=0.3"),
         ("sgd", "averaging:learners=4,every=5,pull=0.3"),
@@ -276,6 +323,7 @@ def test_workers_do_not_show(cluster: LocalCluster, tmp_path: Path, samples: str
     ("sync", "carried"),
     [
         ("local:learners=8,every=5", {(2, "binary_tree"), (3, "ring"), (8, "native"), (8, "tree:chunk_kib=32")}),
+        ("diloco:learners=8,every=5,send=int8", {(1, "native"), (3, "ring"), (8, "native")}),
         *soaked(
             ("averaging:learners=4,every=4,mix=2", {(1, "native"), (2, "ring"), (3, "binary_tree"), (4, "native")}),
         ),

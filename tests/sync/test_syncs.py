@@ -14,6 +14,7 @@ if str(Path(__file__).parent) not in sys.path:  # worker processes import it by 
 from syncs_made import (
     make_averaging_exact,
     make_bf16,
+    make_diloco_bf16_fast,
     make_diloco_exact,
     make_diloco_fast,
     make_exact,
@@ -22,6 +23,7 @@ from syncs_made import (
     make_int8,
     make_local_exact,
     make_local_fast,
+    make_local_int8_exact,
     make_pair_averaging_exact,
     make_pair_averaging_fast,
     make_parameter_server_exact,
@@ -75,6 +77,14 @@ class TestFastLocal(SyncKit):
 
 class TestDiLoCo(SyncKit):
     make: ClassVar[Any] = staticmethod(make_diloco_exact)
+
+
+class TestRoundedLocal(SyncKit):
+    make: ClassVar[Any] = staticmethod(make_local_int8_exact)
+
+
+class TestRoundedDiLoCo(SyncKit):
+    make: ClassVar[Any] = staticmethod(make_diloco_bf16_fast)
 
 
 class TestStreaming(SyncKit):

@@ -26,7 +26,7 @@ def _add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a.add_(b)
 
 
-class _Bucket(Bucket):
+class ExactBucket(Bucket):
     """Flat vectors are padded with zeros to a multiple of the worker count."""
 
     def __init__(
@@ -35,10 +35,10 @@ class _Bucket(Bucket):
         like: Sequence[torch.Tensor],
         num_slots: int,
         group: Group,
-        deal: Deal,
+        deal: Deal = cut,
         *,
         hold: bool,
-        first: int,
+        first: int = 0,
     ) -> None:
         super().__init__(members, like, group, hold=hold)
         self._num_slots, self._deal, self._first = num_slots, deal, first
@@ -187,7 +187,7 @@ class _Bucket(Bucket):
         return total[: self._numel]
 
 
-class ExactReducer(Reducer[_Bucket]):
+class ExactReducer(Reducer[ExactBucket]):
     """Sums a list of tensors over the slots of all workers. See ``Reducer`` and ``Bucket``.
 
     Slots without samples are left out: they count as zero. ``like`` gives shapes, dtypes and devices; tensors should
@@ -207,7 +207,7 @@ class ExactReducer(Reducer[_Bucket]):
         lane: int = 0,
     ) -> None:
         first = lane * len(like)
-        buckets = [_Bucket(members, like, num_slots, group, deal, hold=hold, first=first) for members in plan(like)]
+        buckets = [ExactBucket(members, like, num_slots, group, deal, hold=hold, first=first) for members in plan(like)]
         super().__init__(buckets, group, gradients)
 
     def begin_with(self, slots: Mapping[int, Sequence[torch.Tensor]]) -> None:

@@ -11,6 +11,7 @@ from elastune.core.slots import cut
 
 Strategy = Literal["allreduce", "local", "diloco", "averaging", "gossip", "pair_averaging", "parameter_server"]
 Moments = Literal["mean", "fresh"]
+Send = Literal["whole", "bf16", "int8"]
 WHOLE = {
     "learners": (1, 1_024),
     "every": (1, 1_000_000),
@@ -35,8 +36,8 @@ MIXING_EVERY = 16
 """What ``every`` is where a text does not say it and learners meet within a round."""
 SETTINGS: dict[str, tuple[str, ...]] = {
     "allreduce": (),
-    "local": (*_ROUNDS, *_QUORUM),
-    "diloco": (*_ROUNDS, "outer_lr", "outer_momentum", "fragments", "cycles", "delay", "blend", *_QUORUM),
+    "local": (*_ROUNDS, "send", *_QUORUM),
+    "diloco": (*_ROUNDS, "send", "outer_lr", "outer_momentum", "fragments", "cycles", "delay", "blend", *_QUORUM),
     "averaging": (*_ROUNDS, "mix", "pull"),
     "gossip": (*_ROUNDS, "mix"),
     "pair_averaging": (*_ROUNDS, "mix"),
@@ -102,6 +103,7 @@ class SyncPlan:
     learners: int = 1
     every: int = 1
     moments: Moments = "mean"
+    send: Send = "whole"
     mix: int = 1
     pull: float = 0.1
     outer_lr: float = 0.7
@@ -127,6 +129,9 @@ class SyncPlan:
                 raise UserError(f"{name} must be a number from {low:g} to {high:g}", repr(value), f"{name}=0.5")
         if self.moments not in get_args(Moments):
             raise UserError("moments are taken as a mean, or begun anew", repr(self.moments), "moments=mean or =fresh")
+        if self.send not in get_args(Send):
+            rule = "numbers are sent whole, or rounded to two bytes or one"
+            raise UserError(rule, repr(self.send), "send=whole, =bf16 or =int8")
         own = SETTINGS[self.strategy]
         changed = [each.name for each in fields(self)[1:] if getattr(self, each.name) != each.default]
         if foreign := [name for name in changed if name not in own]:
@@ -154,6 +159,10 @@ class SyncPlan:
         if self.quorum and self.streams:
             rule = "learners that have a quorum meet only where a round ends"
             raise UserError(rule, f"quorum={self.quorum}, fragments={self.fragments}", "leave one of them out")
+        if self.send != "whole" and (self.quorum or self.streams):
+            rule, other = "numbers are rounded where all learners meet at once", "quorum" if self.quorum else "fragments"
+            told = f"send={self.send} with {other}={getattr(self, other)}"
+            raise UserError(rule, told, "leave one of them out")
         if "grace" in changed and not self.quorum:
             raise UserError("grace is how long a quorum waits for the rest", self._told("grace"), "give quorum=3, too")
 
@@ -260,5 +269,5 @@ class SyncPlan:
 _WRITTEN: dict[type, str] = {
     int: r"[0-9]{1,9}",
     float: r"[0-9]{1,9}(\.[0-9]{1,20})?(e-?[0-9]{1,2})?",  # whatever repr gives of one that is allowed
-    str: r"[a-z]+",
+    str: r"[a-z]+[0-9]*",
 }

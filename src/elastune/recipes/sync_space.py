@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 from elastune.core.sync_choice import SETTING_NAMES
-from elastune.core.sync_plan import SETTINGS, Moments
+from elastune.core.sync_plan import SETTINGS, Moments, Send
 from elastune.recipes.spaces import Bounds, WholeBounds, check_ranges, choose_from, draw_float, draw_int
 
 
@@ -17,6 +17,7 @@ def suggest_sync(
     learners: Sequence[int] = (8,),
     every: WholeBounds = (2, 64),
     moments: Sequence[str] = ("mean",),
+    send: Sequence[str] = ("whole",),
     mix: WholeBounds = 1,
     pull: Bounds = 0.1,
     outer_lr: Bounds = 0.7,
@@ -36,6 +37,7 @@ def suggest_sync(
         learners: Numbers of learners that a global batch may be divided into.
         every: Global batches of a round, drawn on a log scale.
         moments: "mean", "fresh" or both: what becomes of the optimizer's state where a round ends.
+        send: Any of "whole", "bf16" and "int8": to how many bytes ``local`` and ``diloco`` round what they exchange.
         mix: Global batches between two mixes of ``averaging``, ``gossip`` and ``pair_averaging``, on a log scale. A
             trial with as many as ``every``, or more, is infeasible.
         pull: For ``averaging``.
@@ -61,7 +63,8 @@ def suggest_sync(
     chosen = choose_from(trial, "sync", strategies, SETTINGS)
     own = SETTINGS[chosen]
     found: dict[str, Any] = {"sync": chosen, **dict.fromkeys(SETTING_NAMES)}
-    for name, choices, known in (("learners", learners, None), ("moments", moments, get_args(Moments))):
+    named = (("learners", learners, None), ("moments", moments, get_args(Moments)), ("send", send, get_args(Send)))
+    for name, choices, known in named:
         if name in own:
             found[name] = choose_from(trial, name, choices, known)
     counts = {"every": every, "mix": mix, "staleness": staleness, "fragments": fragments, "cycles": cycles}

@@ -57,6 +57,11 @@ class Learners:
         return self._origin.values
 
     @property
+    def buffers(self) -> int:
+        """How many of a learner's numbers (``states``) are buffers."""
+        return sum(buffer.is_floating_point() for buffer in self._buffers)
+
+    @property
     def begun(self) -> list[torch.Tensor]:
         """The parameters that the round began with, not to be changed."""
         assert self._origin is not None

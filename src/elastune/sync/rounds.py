@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from elastune.comm.comms import Comms, replicated
+from elastune.comm.compress.encoded import EncodedReducer
 from elastune.comm.exact import ExactReducer
 from elastune.comm.group import Group
 from elastune.core.batch_slices import BatchSlice
@@ -21,6 +22,7 @@ from elastune.sync.base import Sync
 from elastune.sync.distance import distance, squared_way
 from elastune.sync.learners import Learners
 from elastune.sync.moments import StateEntry, agreed
+from elastune.sync.sending import codecs_of
 from elastune.sync.statistics import STATISTICS, step_statistics
 from elastune.sync.strategies import strategy_of
 
@@ -69,7 +71,8 @@ class RoundSync(Sync):
         self._learners = Learners(replica, keeps_moments=plan.moments == "mean")
         self._strategy = strategy_of(plan, replica.params, self.group, mode)
         self._strategy.seed = seed
-        self._reducer: ExactReducer | None = None
+        self._reducer: ExactReducer | EncodedReducer | None = None
+        self._rounds_numbers = plan.send != "whole"
         self._entries: list[StateEntry] = []  # of the optimizer's state, that it sums beside parameters and buffers
         self._sums = [0.0] * len(STATISTICS)
         self._starts = True
@@ -172,6 +175,9 @@ class RoundSync(Sync):
             here = self._here(learner, last=learner == carried[-1])
             tail = torch.tensor([*ours, *here, 0.0], device=params[0].device)
             tail[-1] = squared_way(numbers[: len(params)], self._learners.begun)
+            if self._rounds_numbers:
+                pairs = zip(numbers, self._learners.begun, strict=False)
+                numbers = [*(value.detach() - begun for value, begun in pairs), *numbers[len(params) :]]
             yield learner, [*numbers, tail]
 
     def _here(self, learner: int, *, last: bool) -> list[float]:
@@ -180,11 +186,16 @@ class RoundSync(Sync):
             return []
         return [*(float(each == learner) for each in range(self.plan.learners)), self._counted if last else 0.0]
 
-    def _reducer_of(self, like: Sequence[torch.Tensor]) -> ExactReducer:
+    def _reducer_of(self, like: Sequence[torch.Tensor]) -> ExactReducer | EncodedReducer:
         """An optimizer has no state before its first step."""
         if self._reducer is None:
-            like = [value.detach() for value in like]
-            self._reducer = ExactReducer(like, self.plan.learners, self.group, hold=self._elastic)
+            like, learners = [value.detach() for value in like], self.plan.learners
+            codecs = codecs_of(self.plan.send, like[:-1], len(self.replica.params), self._learners.buffers)
+            self._reducer = (
+                EncodedReducer(like, learners, self.group, codecs, hold=self._elastic)
+                if codecs
+                else ExactReducer(like, learners, self.group, hold=self._elastic)
+            )
         return self._reducer
 
     def _adopt_sums(self, sums: Sequence[torch.Tensor]) -> None:
@@ -198,6 +209,8 @@ class RoundSync(Sync):
             count -= len(self.absent)
         *told, taken, taken_age = told
         params, means = self.replica.params, [number / count for number in numbers]
+        if self._rounds_numbers:
+            means[: len(params)] = [begun + way for begun, way in zip(self._learners.begun, means, strict=False)]
         apart = distance(square / count, means[: len(params)], self._learners.begun)
         self._learners.settle(means, self._strategy.end)
         self.totals = told[: -len(STATISTICS)]
@@ -222,7 +235,7 @@ class RoundSync(Sync):
         self._adopt_sums(self._exchange.adopt(result))
 
     @property
-    def _exchange(self) -> ExactReducer:
+    def _exchange(self) -> ExactReducer | EncodedReducer:
         if self._reducer is None:
             raise RuntimeError("this worker has had no exchange")
         return self._reducer

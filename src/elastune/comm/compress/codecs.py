@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -40,25 +41,66 @@ class Half(Codec):
 
 
 @dataclass(frozen=True)
-class Blocks(Codec):
-    """As one signed byte a number, times the scale of its block: the largest of its absolute values over 127.
+class Scaled(Codec):
+    """As one byte a number, times the scale of its block: the largest of its absolute values over ``largest``.
 
-    What comes back is off by half a scale at most. A block with a number that is not finite comes back as NaN.
+    A block with a number that is not finite comes back as NaN.
     """
 
     multiple: int = BLOCK
+    largest: ClassVar[float]
+
+    @abstractmethod
+    def _bytes(self, steps: torch.Tensor) -> torch.Tensor:
+        """Numbers of up to ``largest``, as one byte each of whatever type."""
+
+    @abstractmethod
+    def _numbers(self, data: torch.Tensor) -> torch.Tensor:
+        """What these bytes stand for, as float32."""
 
     def encode(self, rows: torch.Tensor) -> torch.Tensor:
         blocks = rows.float().unflatten(1, (-1, BLOCK))
-        scales = blocks.abs().amax(2, keepdim=True) / 127
+        scales = blocks.abs().amax(2, keepdim=True) / self.largest
         steps = torch.where(scales > 0, blocks / scales, 0.0)
         finite = torch.nan_to_num(steps, 0.0, 0.0, 0.0)  # the scale tells of what is not
-        bytes_ = finite.round().clamp(-127, 127).to(torch.int8).flatten(1)
+        bytes_ = self._bytes(finite.clamp(-self.largest, self.largest).flatten(1))
         return torch.cat([scales.flatten(1).contiguous().view(torch.uint8), bytes_.view(torch.uint8)], 1)
 
     def decode(self, data: torch.Tensor) -> torch.Tensor:
         count = data.shape[1] // (BLOCK + 4)
         scales = data[:, : 4 * count].flatten().view(torch.float32).view(len(data), count)
-        blocks = data[:, 4 * count :].contiguous().view(torch.int8).float().unflatten(1, (count, BLOCK))
+        blocks = self._numbers(data[:, 4 * count :].contiguous()).unflatten(1, (count, BLOCK))
         found: torch.Tensor = blocks * torch.where(scales.isfinite(), scales, torch.nan).unsqueeze(2)
         return found.flatten(1)
+
+
+@dataclass(frozen=True)
+class Blocks(Scaled):
+    """As whole numbers of one signed byte. What comes back is off by half a scale at most."""
+
+    largest: ClassVar[float] = 127.0
+
+    def _bytes(self, steps: torch.Tensor) -> torch.Tensor:
+        return steps.round().to(torch.int8)
+
+    def _numbers(self, data: torch.Tensor) -> torch.Tensor:
+        return data.view(torch.int8).float()
+
+
+@dataclass(frozen=True)
+class Float8(Scaled):
+    """As floating-point numbers of one byte (e5m2: Micikevicius et al., arXiv 2209.05433), for what spans decades.
+
+    What comes back is off by an eighth of itself at most, where it is no more than 900 million times smaller than
+    the largest of its block. Far smaller ones come back larger, and zero alone as zero: an optimizer may divide by it.
+    """
+
+    largest: ClassVar[float] = 57_344.0
+
+    def _bytes(self, steps: torch.Tensor) -> torch.Tensor:
+        least = torch.copysign(torch.full((), 2.0**-16, device=steps.device), steps)
+        kept = torch.where((steps != 0) & (steps.abs() < 2.0**-16), least, steps)
+        return kept.to(torch.float8_e5m2)
+
+    def _numbers(self, data: torch.Tensor) -> torch.Tensor:
+        return data.view(torch.float8_e5m2).float()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from elastune.core.options import Range, check
-from elastune.core.sync_plan import Moments, SyncPlan
+from elastune.core.sync_plan import Moments, Send, SyncPlan
 from elastune.policies.base import Hook, Policy
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class SyncBySize(Policy):
         learners: Number of learners; None: as ``fitting_learners`` chooses.
         every: Global batches of a round.
         moments: What becomes of the optimizer's state where a round ends (docs/sync.md).
+        send: To how many bytes numbers are rounded there; for "local" and "diloco".
         mix, pull, outer_lr, outer_momentum: Settings of a strategy that has them; None: its default.
     """
 
@@ -48,6 +49,7 @@ class SyncBySize(Policy):
     learners: Annotated[int | None, Range(1)] = None
     every: Annotated[int, Range(1)] = 16
     moments: Moments = "mean"
+    send: Send = "whole"
     mix: Annotated[int | None, Range(1)] = None
     pull: Annotated[float | None, Range(0, 1)] = None
     outer_lr: Annotated[float | None, Range(0)] = None
@@ -130,6 +132,7 @@ class SyncByLink(Policy):
         looks: Steps under all-reduce to measure before it chooses. All-reduce must look too dear in the last five.
         again: Steps until it looks again.
         moments: What becomes of the optimizer's state where a round ends (docs/sync.md).
+        send: To how many bytes numbers are rounded there; for "local" and "diloco".
         pull, outer_lr, outer_momentum: Settings of a strategy that has them; None: its default. What mixes within a
             round does so after every step, since a round may have two.
     """
@@ -145,6 +148,7 @@ class SyncByLink(Policy):
     looks: Annotated[int, Range(1)] = 10
     again: Annotated[int, Range(1)] = 500
     moments: Moments = "mean"
+    send: Send = "whole"
     pull: Annotated[float | None, Range(0, 1)] = None
     outer_lr: Annotated[float | None, Range(0)] = None
     outer_momentum: Annotated[float | None, Range(0, 1, open_high=True)] = None
@@ -208,7 +212,7 @@ class SyncByLink(Policy):
 def _plan(policy: SyncBySize | SyncByLink, learners: int, every: int, settings: Sequence[str]) -> SyncPlan:
     """What ``policy`` asks for; raises ``UserError`` for one of its ``settings`` that its strategy has not."""
     told = {name: value for name in settings if (value := getattr(policy, name)) is not None}
-    return SyncPlan(policy.strategy, learners, every, policy.moments, **told)
+    return SyncPlan(policy.strategy, learners, every, policy.moments, policy.send, **told)
 
 
 def _times(run: Run) -> tuple[float, float]:
