@@ -25,6 +25,8 @@ from elastune.core.sync_plan import SyncPlan
         "parameter_server:learners=4,every=50,staleness=3",
         "pair_averaging:learners=8,every=64,moments=fresh,mix=4",
         "local:learners=4,every=16,quorum=3",
+        "local:learners=4,every=16,moments=fresh,send=int8",
+        "diloco:learners=4,every=50,send=bf16,outer_lr=0.4",
         "diloco:learners=4,every=50,outer_lr=0.4,quorum=1,grace=0.25",
     ],
 )
@@ -85,6 +87,11 @@ def test_numbers_of_any_kind_are_said_alike(number: float) -> None:
         ("local:learners=4,quorum=3,grace=-1", "grace=-1"),
         ("local:learners=4,quorum=3,grace=1e9", "grace must be"),
         ("diloco:learners=4,every=20,fragments=4,quorum=3", "meet only where a round ends"),
+        ("local:send=int7", "'int7'.*send=whole, =bf16 or =int8"),
+        ("local:send=8", "send=8"),
+        ("gossip:learners=4,send=int8", "gossip has no setting send"),
+        ("local:learners=4,every=4,send=int8,quorum=3", "send=int8 with quorum=3.*leave one of them out"),
+        ("diloco:learners=4,every=20,fragments=4,send=bf16", "send=bf16 with fragments=4"),
     ],
 )
 def test_anything_else_is_refused(text: str, said: str) -> None:

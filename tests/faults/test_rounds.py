@@ -63,6 +63,7 @@ def test_killed_at_every_place_of_a_round(runs: Runs, undisturbed: Ran, fault: s
     [
         "diloco:learners=4,every=3",
         "parameter_server:learners=4,every=4,staleness=2",
+        "local:learners=4,every=3,send=int8",
         *soaked("gossip:learners=4,every=4", "averaging:learners=4,every=4,mix=2"),
     ],
 )

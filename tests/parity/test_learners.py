@@ -298,7 +298,9 @@ def reference(optimizer: str, samples: str, plan: SyncPlan, changes: Sequence[tu
         ("adamw", "local:learners=4,every=3"),
         ("adamw", "diloco:learners=4,every=3,moments=fresh"),
         ("adamw", "local:learners=4,every=3,send=int8"),
-        *soaked(("sgd", "diloco:learners=8,every=5,send=bf16"), ("sgd", "local:learners=4,every=5,moments=fresh,send=int8")),
+        *soaked(
+            ("sgd", "diloco:learners=8,every=5,send=bf16"), ("sgd", "local:learners=4,every=5,moments=fresh,send=int8")
+        ),
         *soaked(("sgd", "local:learners=8,every=5"), ("adamw", "diloco:learners=4,every=10,fragments=3")),
         ("sgd", "diloco:learners=8,every=8,fragments=2,cycles=2,delay=1,blend=0.3"),
         ("sgd", "averaging:learners=4,every=5,pull=0.3"),
@@ -340,6 +342,20 @@ def test_neither_workers_nor_topologies_show(
         asked = replace(asked, means=replace(asked.means, topology=Topology.parse(topology)))
         found[workers, topology] = run_job(asked, cluster=eight).sha256
     assert found == dict.fromkeys(carried, expected)
+
+
+def test_rounded_numbers_are_fewer_bytes(cluster: LocalCluster, tmp_path: Path, samples: str) -> None:
+    """In ``fast`` mode however many learners a worker has; in ``exact`` mode each learner's go by themselves."""
+    config = {"samples": samples, "optimizer": "sgd", "schedule": "step"}
+
+    def sent(mode: str, send: str) -> float:
+        sync = f"local:learners=8,every=4,send={send}"
+        return run_job(spec(tmp_path / f"{mode}-{send}", 2, sync, mode=mode, **config), cluster=cluster).sent_bytes
+
+    whole = sent("fast", "whole")
+    assert sent("fast", "bf16") / whole == pytest.approx(1 / 2, rel=0.02)
+    assert sent("fast", "int8") / whole == pytest.approx(1 / 4, rel=0.04)
+    assert sent("exact", "int8") / whole == pytest.approx((4 + 1) / 2 / 4, rel=0.04), "four rows come, a sum goes"
 
 
 def test_a_parameter_server_without_staleness_takes_the_steps_of_all_reduce(

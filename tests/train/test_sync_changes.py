@@ -83,7 +83,16 @@ def test_a_parameter_server_without_staleness_is_all_reduce_by_another_name(tmp_
     assert in_use.sync is not before
 
 
-OTHERS = {"learners": 2, "every": 8, "moments": "fresh", "mix": 3, "pull": 0.5, "outer_lr": 0.4, "outer_momentum": 0.5}
+OTHERS = {
+    "learners": 2,
+    "every": 8,
+    "moments": "fresh",
+    "send": "int8",
+    "mix": 3,
+    "pull": 0.5,
+    "outer_lr": 0.4,
+    "outer_momentum": 0.5,
+}
 OTHERS |= {"staleness": 2, "fragments": 2, "cycles": 2}
 ALONE = ("delay", "blend", "quorum", "grace")  # go with others only
 CHANGES = [(name, setting) for name, settings in SETTINGS.items() for setting in settings if setting not in ALONE]

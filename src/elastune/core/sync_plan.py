@@ -160,7 +160,10 @@ class SyncPlan:
             rule = "learners that have a quorum meet only where a round ends"
             raise UserError(rule, f"quorum={self.quorum}, fragments={self.fragments}", "leave one of them out")
         if self.send != "whole" and (self.quorum or self.streams):
-            rule, other = "numbers are rounded where all learners meet at once", "quorum" if self.quorum else "fragments"
+            rule, other = (
+                "numbers are rounded where all learners meet at once",
+                "quorum" if self.quorum else "fragments",
+            )
             told = f"send={self.send} with {other}={getattr(self, other)}"
             raise UserError(rule, told, "leave one of them out")
         if "grace" in changed and not self.quorum:

@@ -138,8 +138,9 @@ class RoundSync(Sync):
         self._complete()
         self._mixing_s += time.perf_counter() - started
         parts, slots = self._contributions(self._carried), self._carried
-        if self.plan.spares:
-            # They may be learners of an earlier deal than the group's: all as one part, in a slot that this worker has.
+        if self.plan.spares or (self._rounds_numbers and not self.exact):
+            # All as one part, in a slot that this worker has: its learners may be of an earlier deal than the group's,
+            # and what is rounded travels once a worker then, not once a learner.
             slots = [self.plan.carried(self.group.size, self.group.rank).start]
             parts = iter([(slots[0], _sum(parts))])
         for slot, values in parts:
@@ -192,7 +193,7 @@ class RoundSync(Sync):
             like, learners = [value.detach() for value in like], self.plan.learners
             codecs = codecs_of(self.plan.send, like[:-1], len(self.replica.params), self._learners.buffers)
             self._reducer = (
-                EncodedReducer(like, learners, self.group, codecs, hold=self._elastic)
+                EncodedReducer(like, learners, self.group, codecs, each=self.exact, hold=self._elastic)
                 if codecs
                 else ExactReducer(like, learners, self.group, hold=self._elastic)
             )

@@ -1,9 +1,10 @@
-"""Sums over slots whose numbers travel encoded: lossy, and yet the same bits for any number of workers.
+"""Sums over slots whose numbers travel encoded: lossy, and the same bits for any number of workers where asked for.
 
 Each slot is encoded by itself, on the worker that has it. Chunk c of every slot goes to worker c, which decodes them,
 adds them up along the canonical tree and returns the sum, encoded again, to all. So every number is rounded twice,
 however many workers there are; one worker alone does the same, with nothing to send. Blocks of a codec never span two
-chunks, so their borders do not depend on the workers either.
+chunks, so their borders do not depend on the workers either. Where the number of workers may show, each of them adds
+up what it has before it encodes that, so that bytes do not grow with slots.
 """
 
 from __future__ import annotations
@@ -21,10 +22,20 @@ from elastune.core.slots import cut, tree_sum
 
 
 class EncodedBucket(Bucket):
-    """From each to each, whatever the topology. Slots that nobody ``put`` count as zero."""
+    """From each to each, whatever the topology. Slots that nobody ``put`` count as zero.
+
+    ``num_slots``: None, if each worker puts one vector, in whatever slot.
+    """
 
     def __init__(
-        self, members: list[int], like: Sequence[torch.Tensor], num_slots: int, group: Group, codec: Codec, *, hold: bool
+        self,
+        members: list[int],
+        like: Sequence[torch.Tensor],
+        num_slots: int | None,
+        group: Group,
+        codec: Codec,
+        *,
+        hold: bool,
     ) -> None:
         super().__init__(members, like, group, hold=hold)
         self._num_slots, self._codec = num_slots, codec
@@ -41,7 +52,7 @@ class EncodedBucket(Bucket):
 
     def regroup(self, group: Group) -> None:
         self._group = group
-        self._runs = cut(self._num_slots, group.size)
+        self._runs = cut(self._num_slots or group.size, group.size)
         self._chunk = -(-self._numel // (group.size * self._codec.multiple)) * self._codec.multiple
         self.begin()
 
@@ -59,7 +70,7 @@ class EncodedBucket(Bucket):
 
     def end_slot(self, slot: int) -> None:
         assert not self._missing
-        self._rows[slot] = self._encoded(self._leaf)
+        self._rows[slot if self._num_slots else self._group.rank] = self._encoded(self._leaf)
         self._missing = set(self.members)
 
     def _encoded(self, flat: torch.Tensor) -> torch.Tensor:
@@ -79,7 +90,7 @@ class EncodedBucket(Bucket):
         if group.size == 1:
             self._received = sent.view(-1, length)
             return
-        self._received = sent.new_empty(self._num_slots, length)
+        self._received = sent.new_empty(sum(map(len, self._runs)), length)
         came, went = [len(each) * length for each in self._runs], [len(run) * length] * group.size
         self._work = group.all_to_all(self._received.view(-1), sent.view(-1), came, went)
 
@@ -103,7 +114,10 @@ class EncodedBucket(Bucket):
 
 
 class EncodedReducer(Reducer[Bucket]):
-    """As ``comm.exact.ExactReducer``, but those of the tensors that ``codecs`` has travel encoded."""
+    """As ``comm.exact.ExactReducer``, but those of the tensors that ``codecs`` has travel encoded.
+
+    ``each``: they are encoded slot by slot. Else each worker puts all that it has in one of its slots.
+    """
 
     def __init__(
         self,
@@ -112,13 +126,15 @@ class EncodedReducer(Reducer[Bucket]):
         group: Group,
         codecs: Mapping[int, Codec],
         *,
+        each: bool = True,
         hold: bool = False,
     ) -> None:
         buckets: list[Bucket] = []
+        apart = num_slots if each else None
         for codec in dict.fromkeys(codecs.values()):
-            own = [i for i, each in codecs.items() if each == codec]
+            own = [i for i, other in codecs.items() if other == codec]
             for members in _planned(like, own):
-                buckets.append(EncodedBucket(members, like, num_slots, group, codec, hold=hold))
+                buckets.append(EncodedBucket(members, like, apart, group, codec, hold=hold))
         for members in _planned(like, [i for i in range(len(like)) if i not in codecs]):
             buckets.append(ExactBucket(members, like, num_slots, group, hold=hold))
         super().__init__(buckets, group)
