@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastune.comm.compress.codecs import BLOCK, Blocks, Codec, Float8, Half
+from elastune.comm.compress.codecs import BLOCK, Blocks, Codec, Float8, Half, HalfBytes
 
-CODECS = [Half(torch.bfloat16), Half(torch.float16), Blocks(), Float8()]
+CODECS = [Half(torch.bfloat16), Half(torch.float16), Blocks(), HalfBytes(), Float8()]
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -20,8 +20,8 @@ def test_what_comes_back_is_near(codec: Codec, seed: int, magnitude: float) -> N
     """By the last bit of a half, half a step of the block's scale, or an eighth of itself."""
     rows = magnitude * torch.randn(3, 2 * BLOCK, generator=torch.Generator().manual_seed(seed))
     back = codec.decode(codec.encode(rows))
-    if isinstance(codec, Blocks):
-        bound = rows.unflatten(1, (2, BLOCK)).abs().amax(2, keepdim=True) / 127 * 0.501
+    if isinstance(codec, Blocks | HalfBytes):
+        bound = rows.unflatten(1, (2, BLOCK)).abs().amax(2, keepdim=True) / codec.largest * 0.501
         assert bool(((back - rows).unflatten(1, (2, BLOCK)).abs() <= bound).all())
     elif isinstance(codec, Float8):
         torch.testing.assert_close(back, rows, rtol=0.126, atol=magnitude * 1e-8)
@@ -45,6 +45,8 @@ def test_bytes() -> None:
     assert Half(torch.float16).encode(rows).shape == (2, 8 * BLOCK)
     assert Blocks().encode(rows).shape == (2, 4 * BLOCK + 16)
     assert Blocks().encode(rows).dtype == torch.uint8
+    assert HalfBytes().encode(rows).shape == (2, 2 * BLOCK + 16)
+    assert Float8().encode(rows).shape == (2, 4 * BLOCK + 16)
 
 
 @given(seed=st.integers(0, 1000), decades=st.integers(1, 30))

@@ -87,7 +87,7 @@ def test_numbers_of_any_kind_are_said_alike(number: float) -> None:
         ("local:learners=4,quorum=3,grace=-1", "grace=-1"),
         ("local:learners=4,quorum=3,grace=1e9", "grace must be"),
         ("diloco:learners=4,every=20,fragments=4,quorum=3", "meet only where a round ends"),
-        ("local:send=int7", "'int7'.*send=whole, =bf16 or =int8"),
+        ("local:send=int7", "'int7'.*send=whole, =bf16, =int8 or =int4"),
         ("local:send=8", "send=8"),
         ("gossip:learners=4,send=int8", "gossip has no setting send"),
         ("local:learners=4,every=4,send=int8,quorum=3", "send=int8 with quorum=3.*leave one of them out"),

@@ -165,7 +165,8 @@ def in_blocks(send: str, tensors: Sequence[torch.Tensor], *, state: bool) -> lis
         found = flat.bfloat16().float()
     else:
         blocks = torch.cat([flat, flat.new_zeros(-len(flat) % 256)]).view(-1, 256)
-        scale = blocks.abs().max(dim=1, keepdim=True).values / (57344 if state else 127)
+        largest = 57344 if state else 127 if send == "int8" else 7
+        scale = blocks.abs().max(dim=1, keepdim=True).values / largest
         steps = blocks / scale.where(scale > 0, torch.tensor(1.0))
         if state:
             lost = (steps != 0) & (steps.abs() < 2**-16)
@@ -298,9 +299,7 @@ def reference(optimizer: str, samples: str, plan: SyncPlan, changes: Sequence[tu
         ("adamw", "local:learners=4,every=3"),
         ("adamw", "diloco:learners=4,every=3,moments=fresh"),
         ("adamw", "local:learners=4,every=3,send=int8"),
-        *soaked(
-            ("sgd", "diloco:learners=8,every=5,send=bf16"), ("sgd", "local:learners=4,every=5,moments=fresh,send=int8")
-        ),
+        *soaked(("sgd", "diloco:learners=8,every=5,send=bf16"), ("sgd", "local:learners=4,every=5,send=int4")),
         *soaked(("sgd", "local:learners=8,every=5"), ("adamw", "diloco:learners=4,every=10,fragments=3")),
         ("sgd", "diloco:learners=8,every=8,fragments=2,cycles=2,delay=1,blend=0.3"),
         ("sgd", "averaging:learners=4,every=5,pull=0.3"),
@@ -355,6 +354,7 @@ def test_rounded_numbers_are_fewer_bytes(cluster: LocalCluster, tmp_path: Path, 
     whole = sent("fast", "whole")
     assert sent("fast", "bf16") / whole == pytest.approx(1 / 2, rel=0.02)
     assert sent("fast", "int8") / whole == pytest.approx(1 / 4, rel=0.04)
+    assert sent("fast", "int4") / whole == pytest.approx(3 / 16, rel=0.04), "the momentum takes a byte"
     assert sent("exact", "int8") / whole == pytest.approx((4 + 1) / 2 / 4, rel=0.04), "four rows come, a sum goes"
 
 

@@ -11,7 +11,7 @@ from elastune.core.slots import cut
 
 Strategy = Literal["allreduce", "local", "diloco", "averaging", "gossip", "pair_averaging", "parameter_server"]
 Moments = Literal["mean", "fresh"]
-Send = Literal["whole", "bf16", "int8"]
+Send = Literal["whole", "bf16", "int8", "int4"]
 WHOLE = {
     "learners": (1, 1_024),
     "every": (1, 1_000_000),
@@ -130,8 +130,7 @@ class SyncPlan:
         if self.moments not in get_args(Moments):
             raise UserError("moments are taken as a mean, or begun anew", repr(self.moments), "moments=mean or =fresh")
         if self.send not in get_args(Send):
-            rule = "numbers are sent whole, or rounded to two bytes or one"
-            raise UserError(rule, repr(self.send), "send=whole, =bf16 or =int8")
+            raise UserError("numbers are sent whole, or rounded", repr(self.send), "send=whole, =bf16, =int8 or =int4")
         own = SETTINGS[self.strategy]
         changed = [each.name for each in fields(self)[1:] if getattr(self, each.name) != each.default]
         if foreign := [name for name in changed if name not in own]:

@@ -37,7 +37,8 @@ def suggest_sync(
         learners: Numbers of learners that a global batch may be divided into.
         every: Global batches of a round, drawn on a log scale.
         moments: "mean", "fresh" or both: what becomes of the optimizer's state where a round ends.
-        send: Any of "whole", "bf16" and "int8": to how many bytes ``local`` and ``diloco`` round what they exchange.
+        send: Any of "whole", "bf16", "int8" and "int4": what ``local`` and ``diloco`` round numbers to that they
+            exchange.
         mix: Global batches between two mixes of ``averaging``, ``gossip`` and ``pair_averaging``, on a log scale. A
             trial with as many as ``every``, or more, is infeasible.
         pull: For ``averaging``.

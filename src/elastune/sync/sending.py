@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import torch
 
-from elastune.comm.compress.codecs import Blocks, Codec, Float8, Half
+from elastune.comm.compress.codecs import Blocks, Codec, Float8, Half, HalfBytes
 from elastune.core.sync_plan import Send
 
 _CODECS: dict[Send, tuple[Codec, Codec]] = {
     "bf16": (Half(torch.bfloat16), Half(torch.bfloat16)),
     "int8": (Blocks(), Float8()),
+    "int4": (HalfBytes(), Float8()),
 }
 """Of parameters' ways, and of optimizers' states: a second moment spans decades, and is divided by."""
 

@@ -42,17 +42,18 @@ class Half(Codec):
 
 @dataclass(frozen=True)
 class Scaled(Codec):
-    """As one byte a number, times the scale of its block: the largest of its absolute values over ``largest``.
+    """As one byte a number or less, times the scale of its block: the largest of its absolute values over ``largest``.
 
     A block with a number that is not finite comes back as NaN.
     """
 
     multiple: int = BLOCK
     largest: ClassVar[float]
+    block_bytes: ClassVar[int] = BLOCK
 
     @abstractmethod
     def _bytes(self, steps: torch.Tensor) -> torch.Tensor:
-        """Numbers of up to ``largest``, as one byte each of whatever type."""
+        """Numbers of up to ``largest``, block by block as ``block_bytes`` of whatever type."""
 
     @abstractmethod
     def _numbers(self, data: torch.Tensor) -> torch.Tensor:
@@ -67,7 +68,7 @@ class Scaled(Codec):
         return torch.cat([scales.flatten(1).contiguous().view(torch.uint8), bytes_.view(torch.uint8)], 1)
 
     def decode(self, data: torch.Tensor) -> torch.Tensor:
-        count = data.shape[1] // (BLOCK + 4)
+        count = data.shape[1] // (self.block_bytes + 4)
         scales = data[:, : 4 * count].flatten().view(torch.float32).view(len(data), count)
         blocks = self._numbers(data[:, 4 * count :].contiguous()).unflatten(1, (count, BLOCK))
         found: torch.Tensor = blocks * torch.where(scales.isfinite(), scales, torch.nan).unsqueeze(2)
@@ -85,6 +86,22 @@ class Blocks(Scaled):
 
     def _numbers(self, data: torch.Tensor) -> torch.Tensor:
         return data.view(torch.int8).float()
+
+
+@dataclass(frozen=True)
+class HalfBytes(Scaled):
+    """As whole numbers of half a byte, -7 to 7; the first half of a block in the low halves of its bytes."""
+
+    largest: ClassVar[float] = 7.0
+    block_bytes: ClassVar[int] = BLOCK // 2
+
+    def _bytes(self, steps: torch.Tensor) -> torch.Tensor:
+        low, high = (steps.round() + 8).to(torch.uint8).unflatten(1, (-1, 2, BLOCK // 2)).unbind(2)
+        return (low + 16 * high).flatten(1)
+
+    def _numbers(self, data: torch.Tensor) -> torch.Tensor:
+        pairs = data.unflatten(1, (-1, 1, BLOCK // 2))
+        return torch.cat([pairs % 16, pairs // 16], 2).flatten(1).float() - 8
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ class SyncBySize(Policy):
         learners: Number of learners; None: as ``fitting_learners`` chooses.
         every: Global batches of a round.
         moments: What becomes of the optimizer's state where a round ends (docs/sync.md).
-        send: To how many bytes numbers are rounded there; for "local" and "diloco".
+        send: What numbers are rounded to there; for "local" and "diloco".
         mix, pull, outer_lr, outer_momentum: Settings of a strategy that has them; None: its default.
     """
 
@@ -132,7 +132,7 @@ class SyncByLink(Policy):
         looks: Steps under all-reduce to measure before it chooses. All-reduce must look too dear in the last five.
         again: Steps until it looks again.
         moments: What becomes of the optimizer's state where a round ends (docs/sync.md).
-        send: To how many bytes numbers are rounded there; for "local" and "diloco".
+        send: What numbers are rounded to there; for "local" and "diloco".
         pull, outer_lr, outer_momentum: Settings of a strategy that has them; None: its default. What mixes within a
             round does so after every step, since a round may have two.
     """
