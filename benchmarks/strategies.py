@@ -49,7 +49,7 @@ MIXING = ("averaging", "gossip", "pair_averaging")
 STALE = "parameter_server"
 STRATEGIES = ("allreduce", *SELDOM, *ROUNDED, *MIXING, STALE)
 ROUNDS = {
-    "cnn": (25, "int8"), "cnn_long": (10, "int4"), "gru": (10, "int4"), "gru_long": (15, "int4"), "digits": (4, "int8"),
+    "cnn": (10, "int4"), "cnn_long": (10, "int4"), "gru": (10, "int4"), "gru_long": (15, "int4"), "digits": (4, "int8"),
 }  # fmt: skip
 """Global batches of a round whose numbers travel rounded, and to what: by the tuning seed, at 20 times fewer bytes."""
 PARTS = ("accuracy", "links", "whole")
