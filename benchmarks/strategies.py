@@ -3,9 +3,9 @@
 A CNN on Fashion-MNIST and a character GRU on text that comes with CPython, on a part of their training sets. A learner
 is meaning, so one worker that carries all 8 or 16 shows the accuracy of as many workers. Every strategy takes the same
 number of samples in the same global batches, and gets the same tuning as synchronous SGD: four learning rates on one
-seed; the best on validation data is trained on three fresh seeds and judged on test data. (Lengths of rounds and
-DiLoCo's outer momentum were set by hand before, on the tuning seed.) The target is one point of validation accuracy
-below what synchronous SGD ends with.
+seed; the best on validation data is trained on three fresh seeds and judged on test data. (Lengths of rounds, what
+numbers are rounded to and DiLoCo's outer momentum were set by hand before.) The target is one point of validation
+accuracy below what synchronous SGD ends with.
 
 Links: the same training on four hosts, network namespaces of this machine whose links are shaped: some dozens of
 steps, bytes as the collectives count them, and as they come in by the host's interface. Time to the target is then the
@@ -199,7 +199,7 @@ def links(task: Task, link: str, rounds: int, steps: int) -> list[Row]:
     """Pace and bytes of every strategy, in turns in one set of processes."""
     plans = [plan_of(strategy, 8, task) for strategy in STRATEGIES]
     longer = TASKS.get(f"{task.name}_long")
-    plans += [plan_of(strategy, 8, longer) for strategy in ROUNDED] if longer else []
+    plans = list(dict.fromkeys([*plans, *(plan_of(strategy, 8, longer) for strategy in ROUNDED if longer)]))
     lr = task.lrs[0]
     lengths = [rounds * plan.every if plan.in_rounds else steps for plan in plans]
     orders = [{"sync": str(p), "lr": lr, "seed": 1, "steps": n} for p, n in zip(plans, lengths, strict=True)]

@@ -88,7 +88,7 @@ class EncodedBucket(Bucket):
         sent = torch.stack([row for row in rows if row is not None], dim=1)  # by worker, then by slot
         length = sent.shape[2]
         if group.size == 1:
-            self._received = sent.view(-1, length)
+            self._received = sent[0]
             return
         self._received = sent.new_empty(sum(map(len, self._runs)), length)
         came, went = [len(each) * length for each in self._runs], [len(run) * length] * group.size
