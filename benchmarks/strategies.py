@@ -195,18 +195,21 @@ def accuracy_line(row: Row) -> str:
 # -- four hosts -------------------------------------------------------------------------------------------------------
 
 
-def links(task: Task, link: str, rounds: int, steps: int) -> list[Row]:
+def links(task: Task, link: str, rounds: int, steps: int, learners: int = 8) -> list[Row]:
     """Pace and bytes of every strategy, in turns in one set of processes."""
-    plans = [plan_of(strategy, 8, task) for strategy in STRATEGIES]
+    plans = [plan_of(strategy, learners, task) for strategy in STRATEGIES]
     longer = TASKS.get(f"{task.name}_long")
-    plans = list(dict.fromkeys([*plans, *(plan_of(strategy, 8, longer) for strategy in ROUNDED if longer)]))
+    plans = list(dict.fromkeys([*plans, *(plan_of(strategy, learners, longer) for strategy in ROUNDED if longer)]))
     lr = task.lrs[0]
     lengths = [rounds * plan.every if plan.in_rounds else steps for plan in plans]
     orders = [{"sync": str(p), "lr": lr, "seed": 1, "steps": n} for p, n in zip(plans, lengths, strict=True)]
     rows = [paces(row) for row in on_hosts(task.name, link, orders)]
     for row in rows:
         row.update(
-            task=task.name, link=link, fewer_bytes=round(rows[0]["sent_bytes_a_step"] / row["sent_bytes_a_step"], 2)
+            task=task.name,
+            link=link,
+            learners=learners,
+            fewer_bytes=round(rows[0]["sent_bytes_a_step"] / row["sent_bytes_a_step"], 2),
         )
         print(
             f"{task.name} {link:8} {row['sync']:62} {row['step_ms']:7.1f} ms a step "
@@ -250,27 +253,25 @@ def until_target(rows: list[Row], strategy: str, task: str, link: str) -> Row:
 
 
 def times_to_target(told: Row) -> list[Row]:
-    """Steps of the accuracy runs (median over seeds, None where not all reach it) times the time of a step."""
+    """Steps of the accuracy runs (median over seeds, None where not all reach it) times the time of a step.
+
+    ``learners``: of the section of paces, in which ``allreduce`` was timed beside the others.
+    """
     found = []
-    paced = told.get("links", {}).values()
-    for row in (r for r in told.get("accuracy", {}).get("rows", []) if r["learners"] in (1, 8)):
-        steps = row["steps_to_target"]
-        for pace in (p for section in paced for p in section["rows"]):
-            if pace["sync"] == row["sync"] and pace["task"] == row["task"].removesuffix("_long") and None not in steps:
-                seconds = statistics.median(steps) * pace["step_ms"] / 1e3
-                found.append(
-                    {
-                        "task": row["task"],
-                        "strategy": row["strategy"],
-                        "link": pace["link"],
-                        "seconds": round(seconds, 1),
-                    }
-                )
+    paced = [pace for section in told.get("links", {}).values() for pace in section["rows"]]
+    for row in told.get("accuracy", {}).get("rows", []):
+        steps, task = row["steps_to_target"], row["task"]
+        for pace in paced:
+            if pace["sync"] == row["sync"] and pace["task"] == task.removesuffix("_long") and None not in steps:
+                seconds = round(statistics.median(steps) * pace["step_ms"] / 1e3, 1)
+                place = {"task": task, "link": pace["link"], "learners": pace.get("learners", 8)}
+                found.append({**place, "strategy": row["strategy"], "seconds": seconds})
+    first = {
+        (row["task"], row["link"], row["learners"]): row["seconds"] for row in found if row["strategy"] == "allreduce"
+    }
     for row in found:
-        mine = [
-            r for r in found if (r["task"], r["link"]) == (row["task"], row["link"]) and r["strategy"] == "allreduce"
-        ]
-        row["shorter"] = round(mine[0]["seconds"] / row["seconds"], 2) if mine else None
+        base = first.get((row["task"], row["link"], row["learners"]))
+        row["shorter"] = round(base / row["seconds"], 2) if base else None
     return found
 
 
@@ -289,12 +290,13 @@ def goals(told: Row) -> list[str]:
             equal = f"{'' if row['equal'] else 'NOT '}equal in accuracy ({gap})"
             said.append(f"{row['task']}, {row['sync']}: {times} x fewer bytes, {equal}: {met}")
     for row in (r for r in rows if r["strategy"] in (*SELDOM, *ROUNDED) and None in r["steps_to_target"]):
-        if row["learners"] == 8:
-            said.append(f"{row['task']}, {row['strategy']}: not every seed reaches the target: time MISSED")
+        told_of = f"{row['task']}, {row['strategy']}, {row['learners']} learners"
+        said.append(f"{told_of}: not every seed reaches the target: time MISSED")
     for row in (r for r in told["times"] if r["link"] == LINKS[0] and r["strategy"] in (*SELDOM, *ROUNDED)):
         met = "met" if row["shorter"] and row["shorter"] >= SHORTER else "MISSED"
         said.append(
-            f"{row['task']}, {row['strategy']} at {row['link']}: {row['shorter']} x shorter to the target: {met}"
+            f"{row['task']}, {row['strategy']}, {row['learners']} learners at {row['link']}: "
+            f"{row['shorter']} x shorter to the target: {met}"
         )
     return said
 
@@ -333,6 +335,7 @@ def main() -> int:
     parser.add_argument(
         "--rows", nargs="+", type=cell_of, default=(), metavar="TASK:STRATEGY:LEARNERS", help="of accuracy"
     )
+    parser.add_argument("--learners", type=int, choices=(8, 16), default=8, help="of links")
     parser.add_argument("--links", nargs="+", choices=LINKS, default=LINKS)
     parser.add_argument("--tasks", nargs="+", choices=("cnn", "gru"), default=("cnn", "gru"), help="on hosts")
     parser.add_argument("--whole", choices=TASKS, default="cnn_long", help="the task of whole runs")
@@ -367,8 +370,9 @@ def main() -> int:
     for name in args.tasks if "links" in args.only else []:
         for link in args.links:
             load = context()
-            told.setdefault("links", {})[f"{name} {link}"] = {**load, "hosts": HOSTS, "emulated": "links shaped (tbf)"}
-            told["links"][f"{name} {link}"]["rows"] = links(TASKS[name], link, args.rounds, args.steps)
+            of = f"{name} {link}" + (f" {args.learners} learners" if args.learners != 8 else "")
+            told.setdefault("links", {})[of] = {**load, "hosts": HOSTS, "emulated": "links shaped (tbf)"}
+            told["links"][of]["rows"] = links(TASKS[name], link, args.rounds, args.steps, args.learners)
             keep(args.out, told)
     if "whole" in args.only:
         rows = told.get("accuracy", {}).get("rows", [])
