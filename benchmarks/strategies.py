@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -35,6 +34,7 @@ import torch
 from kept import OutOfTime, Row, Rows, ended
 from strategies_hosts import HOSTS, on_hosts, paces
 from strategies_task import CNN, CNN_LONG, GRU, GRU_LONG, SMOKE, TASKS, Task, text_sha256
+from strategies_told import SLOWEST, goals, times_to_target
 from strategies_trial import Course, Tuned, mean_of, tuned
 
 from elastune.core.errors import UserError
@@ -53,9 +53,8 @@ ROUNDS = {
 }  # fmt: skip
 """Global batches of a round whose numbers travel rounded, and to what: by the tuning seed, at 20 times fewer bytes."""
 PARTS = ("accuracy", "links", "whole")
-LINKS = ("50mbit", "200mbit", "1gbit")
+LINKS = (SLOWEST, "200mbit", "1gbit")
 BELOW = 0.01
-FEWER_BYTES, SHORTER = 20.0, 5.0
 # What matters most comes first: the time may be up before the end.
 CELLS: tuple[tuple[Task, int, tuple[str, ...]], ...] = (
     (CNN_LONG, 8, ("allreduce", *SELDOM, *ROUNDED)),
@@ -249,62 +248,10 @@ def until_target(rows: list[Row], strategy: str, task: str, link: str) -> Row:
     return row
 
 
-# -- what came of it --------------------------------------------------------------------------------------------------
-
-
-def times_to_target(told: Row) -> list[Row]:
-    """Steps of the accuracy runs (median over seeds, None where not all reach it) times the time of a step.
-
-    ``learners``: of the section of paces, in which ``allreduce`` was timed beside the others.
-    """
-    found = []
-    paced = [pace for section in told.get("links", {}).values() for pace in section["rows"]]
-    for row in told.get("accuracy", {}).get("rows", []):
-        steps, task = row["steps_to_target"], row["task"]
-        for pace in paced:
-            if pace["sync"] == row["sync"] and pace["task"] == task.removesuffix("_long") and None not in steps:
-                seconds = round(statistics.median(steps) * pace["step_ms"] / 1e3, 1)
-                place = {"task": task, "link": pace["link"], "learners": pace.get("learners", 8)}
-                found.append({**place, "strategy": row["strategy"], "seconds": seconds})
-    first = {
-        (row["task"], row["link"], row["learners"]): row["seconds"] for row in found if row["strategy"] == "allreduce"
-    }
-    for row in found:
-        base = first.get((row["task"], row["link"], row["learners"]))
-        row["shorter"] = round(base / row["seconds"], 2) if base else None
-    return found
-
-
-def goals(told: Row) -> list[str]:
-    """The two goals, task by task, in words."""
-    said = []
-    rows = told.get("accuracy", {}).get("rows", [])
-    fewer = {
-        (p["task"], p["sync"]): p["fewer_bytes"] for section in told.get("links", {}).values() for p in section["rows"]
-    }
-    for row in (r for r in rows if r["strategy"] in (*SELDOM, *ROUNDED)):
-        times = fewer.get((row["task"].removesuffix("_long"), row["sync"]))
-        if times is not None:
-            met = "met" if row["equal"] and times >= FEWER_BYTES else "MISSED"
-            gap = " ± ".join("none" if value is None else f"{100 * value:.2f}" for value in row["gap"])
-            equal = f"{'' if row['equal'] else 'NOT '}equal in accuracy ({gap})"
-            said.append(f"{row['task']}, {row['sync']}: {times} x fewer bytes, {equal}: {met}")
-    for row in (r for r in rows if r["strategy"] in (*SELDOM, *ROUNDED) and None in r["steps_to_target"]):
-        told_of = f"{row['task']}, {row['strategy']}, {row['learners']} learners"
-        said.append(f"{told_of}: not every seed reaches the target: time MISSED")
-    for row in (r for r in told["times"] if r["link"] == LINKS[0] and r["strategy"] in (*SELDOM, *ROUNDED)):
-        met = "met" if row["shorter"] and row["shorter"] >= SHORTER else "MISSED"
-        said.append(
-            f"{row['task']}, {row['strategy']}, {row['learners']} learners at {row['link']}: "
-            f"{row['shorter']} x shorter to the target: {met}"
-        )
-    return said
-
-
 def keep(out: Path, told: Row) -> None:
     """What is known, with what follows from all of it."""
     told["times"] = times_to_target(told)
-    told["goals"] = goals(told)
+    told["goals"] = goals(told, (*SELDOM, *ROUNDED))
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(told, indent=1) + "\n")
 
