@@ -37,7 +37,8 @@ class RoundSync(Sync):
     plan has a quorum it may be completed by those that are left: they exchange again what they have, and the mean is
     over the learners that are there (``absent``: those that were not). Means are
     taken along the canonical tree over learners, and in ``exact`` mode a learner's gradient along that over its slots:
-    who carries which learner does not show. (Averaging momenta as well as parameters: Yu, Jin and Yang, ICML 2019,
+    who carries which learner does not show. Where the plan has what is sent rounded (``sync.sending``), parameters travel
+    as ways from the round's beginning; in ``fast`` mode each worker rounds the sum of its learners. (Averaging momenta as well as parameters: Yu, Jin and Yang, ICML 2019,
     arXiv 1905.03817.)
     """
 
@@ -72,7 +73,7 @@ class RoundSync(Sync):
         self._strategy = strategy_of(plan, replica.params, self.group, mode)
         self._strategy.seed = seed
         self._reducer: ExactReducer | EncodedReducer | None = None
-        self._rounds_numbers = plan.send != "whole"
+        self._rounding = plan.send != "whole"
         self._entries: list[StateEntry] = []  # of the optimizer's state, that it sums beside parameters and buffers
         self._sums = [0.0] * len(STATISTICS)
         self._starts = True
@@ -138,7 +139,7 @@ class RoundSync(Sync):
         self._complete()
         self._mixing_s += time.perf_counter() - started
         parts, slots = self._contributions(self._carried), self._carried
-        if self.plan.spares or (self._rounds_numbers and not self.exact):
+        if self.plan.spares or (self._rounding and not self.exact):
             # All as one part, in a slot that this worker has: its learners may be of an earlier deal than the group's,
             # and what is rounded travels once a worker then, not once a learner.
             slots = [self.plan.carried(self.group.size, self.group.rank).start]
@@ -176,7 +177,7 @@ class RoundSync(Sync):
             here = self._here(learner, last=learner == carried[-1])
             tail = torch.tensor([*ours, *here, 0.0], device=params[0].device)
             tail[-1] = squared_way(numbers[: len(params)], self._learners.begun)
-            if self._rounds_numbers:
+            if self._rounding:
                 pairs = zip(numbers, self._learners.begun, strict=False)
                 numbers = [*(value.detach() - begun for value, begun in pairs), *numbers[len(params) :]]
             yield learner, [*numbers, tail]
@@ -210,7 +211,7 @@ class RoundSync(Sync):
             count -= len(self.absent)
         *told, taken, taken_age = told
         params, means = self.replica.params, [number / count for number in numbers]
-        if self._rounds_numbers:
+        if self._rounding:
             means[: len(params)] = [begun + way for begun, way in zip(self._learners.begun, means, strict=False)]
         apart = distance(square / count, means[: len(params)], self._learners.begun)
         self._learners.settle(means, self._strategy.end)
