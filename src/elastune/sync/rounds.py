@@ -35,11 +35,12 @@ class RoundSync(Sync):
     A round is what is completed by all workers, adopted, or done again from its beginning: between two exchanges a
     learner is on one worker alone, and between rounds all are equal, so that no learner dies with its worker. Where the
     plan has a quorum it may be completed by those that are left: they exchange again what they have, and the mean is
-    over the learners that are there (``absent``: those that were not). Means are
-    taken along the canonical tree over learners, and in ``exact`` mode a learner's gradient along that over its slots:
-    who carries which learner does not show. Where the plan has what is sent rounded (``sync.sending``), parameters travel
-    as ways from the round's beginning; in ``fast`` mode each worker rounds the sum of its learners. (Averaging momenta as well as parameters: Yu, Jin and Yang, ICML 2019,
-    arXiv 1905.03817.)
+    over the learners that are there (``absent``: those that were not). Means are taken along the canonical tree over
+    learners, and in ``exact`` mode a learner's gradient along that over its slots: who carries which learner does not
+    show. (Averaging momenta as well as parameters: Yu, Jin and Yang, ICML 2019, arXiv 1905.03817.)
+
+    Where the plan has what is sent rounded (``sync.sending``) parameters travel as ways from the round's beginning. In
+    ``fast`` mode each worker rounds the sum of its learners then, so the number of workers shows in the last bits.
     """
 
     name: ClassVar[str] = "rounds"
