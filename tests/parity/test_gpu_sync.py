@@ -25,6 +25,7 @@ STRATEGIES = (
     "local:learners=4,every=3",
     "averaging:learners=4,every=4,mix=2",
     "diloco:learners=4,every=3",
+    "local:learners=4,every=3,send=int8",
     "gossip:learners=4,every=4",
     "pair_averaging:learners=4,every=4",
     "parameter_server:learners=4,every=4,staleness=1",

@@ -150,32 +150,25 @@ def lightest(params: list[torch.Tensor], count: int) -> list[list[int]]:
     return found
 
 
-def coded(send: str, tensors: Sequence[torch.Tensor], *, state: bool) -> list[torch.Tensor]:
-    """What is left of numbers that travel rounded, bucket by bucket (the first one ends where it has a MiB or more)."""
-    sizes, first = [each.nbytes for each in tensors], 0
-    while first < len(sizes) and sum(sizes[:first]) < 2**20:
-        first += 1
-    return [each for part in (tensors[:first], tensors[first:]) if part for each in in_blocks(send, part, state=state)]
-
-
-def in_blocks(send: str, tensors: Sequence[torch.Tensor], *, state: bool) -> list[torch.Tensor]:
-    """In blocks of 256 numbers, written out."""
-    flat = torch.cat([each.detach().flatten() for each in tensors])
+def coded(send: str, way: torch.Tensor, *, state: bool) -> torch.Tensor:
+    """What is left of a tensor that travels rounded, in blocks of 256 numbers; written out."""
+    flat = way.detach().flatten()
+    if len(flat) < 256:
+        return way
     if send == "bf16":
-        found = flat.bfloat16().float()
+        shorter = (flat.view(torch.int32) & -65536).view(torch.float32)
+        return (shorter if state else flat.bfloat16().float()).view_as(way)
+    blocks = torch.cat([flat, flat.new_zeros(-len(flat) % 256)]).view(-1, 256)
+    scale = blocks.abs().max(dim=1, keepdim=True).values * (1 / (57344 if state else 127 if send == "int8" else 7))
+    steps = blocks / scale.where(scale > 0, torch.tensor(1.0))
+    if state:
+        grid = torch.arange(256, dtype=torch.uint8).view(torch.float8_e5m2).float()
+        grid = grid[grid.isfinite() & (grid >= 0)].unique()
+        below = grid[torch.searchsorted(grid, (steps.abs() * (1 + 5e-7)).contiguous(), right=True) - 1]
+        found = torch.copysign(below, steps) * (scale * (1 - 2e-6))
     else:
-        blocks = torch.cat([flat, flat.new_zeros(-len(flat) % 256)]).view(-1, 256)
-        largest = 57344 if state else 127 if send == "int8" else 7
-        scale = blocks.abs().max(dim=1, keepdim=True).values / largest
-        steps = blocks / scale.where(scale > 0, torch.tensor(1.0))
-        if state:
-            lost = (steps != 0) & (steps.abs() < 2**-16)
-            steps = torch.where(lost, steps.sign() * 2**-16, steps).to(torch.float8_e5m2).float()
-        else:
-            steps = steps.round()
-        found = (steps * scale).flatten()[: len(flat)]
-    parts = found.split([each.numel() for each in tensors])
-    return [part.view_as(each) for part, each in zip(parts, tensors, strict=True)]
+        found = steps.round() * scale
+    return found.flatten()[: len(flat)].view_as(way)
 
 
 class Crowd:
@@ -203,7 +196,7 @@ class Crowd:
         """Over ``batches``, the first of which is step ``begun``."""
         plan, each, offset, (images, labels) = self.plan, SLOTS // self.plan.learners, 0, data
         history = [[[p.data.clone() for p in learner.model.parameters()] for learner in self.learners]]
-        start = [p.data.clone() for p in self.learners[0].model.parameters()]
+        start = [number.clone() for number in self.learners[0].numbers()]
         for taken, batch in enumerate(batches):
             if plan.streams:
                 self.stream(taken)
@@ -233,22 +226,22 @@ class Crowd:
         self.rounds += 1
 
     def means(self, start: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Of each number, over the learners of a round that began at ``start``."""
-        numbers, send, first = [each.numbers() for each in self.learners], self.plan.send, len(start)
+        """Of each number, over the learners of a round that began at ``start``, the optimizer perhaps without state."""
+        numbers, send = [each.numbers() for each in self.learners], self.plan.send
+        first = len(self._centre)
         if send == "whole":
             return [added(list(row)) / len(numbers) for row in zip(*numbers, strict=True)]
-        kept = first + sum(b.is_floating_point() for b in self.learners[0].buffers)
-        moments = [i for i in range(kept, len(numbers[0])) if numbers[0][i].numel() > 1]
-        ways = [coded(send, [p - s for p, s in zip(own, start, strict=False)], state=False) for own in numbers]
-        states = [coded(send, [own[i] for i in moments], state=True) if moments else [] for own in numbers]
-        sums = [added(list(row)) for row in zip(*numbers, strict=True)]
-        sums[:first] = coded(send, [added(list(row)) for row in zip(*ways, strict=True)], state=False)
-        if moments:
-            again = coded(send, [added(list(row)) for row in zip(*states, strict=True)], state=True)
-            for i, total in zip(moments, again, strict=True):
-                sums[i] = total
-        means = [total / len(numbers) for total in sums]
-        return [*(s + way for s, way in zip(start, means, strict=False)), *means[first:]]
+        buffers = range(first, first + sum(b.is_floating_point() for b in self.learners[0].buffers))
+        means = []
+        for i, row in enumerate(zip(*numbers, strict=True)):
+            state = i >= first
+            if i in buffers or row[0].numel() < 256:
+                means.append(added(list(row)) / len(numbers))
+                continue
+            begun = start[i] if i < len(start) else torch.zeros_like(row[0])
+            ways = [coded(send, value - begun, state=state) for value in row]
+            means.append(begun + coded(send, added(ways), state=state) / len(numbers))
+        return means
 
     def stream(self, taken: int) -> None:
         """Fragments, between two steps of a round of which so many were taken."""

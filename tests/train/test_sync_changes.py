@@ -42,6 +42,10 @@ def test_what_the_model_cannot_have_later_is_refused_at_once(tmp_path: Path) -> 
         )
     with pytest.raises(UserError, match="evaluates a batch once"):
         session_of(tmp_path, f"2={LOCAL}", mode="fast").prepare(model, torch.optim.LBFGS(model.parameters()))
+    centred = torch.optim.RMSprop(model.parameters(), centered=True)
+    with pytest.raises(UserError, match="rounded numbers make negative"):
+        session_of(tmp_path, f"2={LOCAL},send=int8").prepare(model, centred)
+    session_of(tmp_path, f"2={LOCAL},moments=fresh,send=int8").prepare(model, centred)
 
 
 @pytest.mark.parametrize("schedule", [f"2={LOCAL}", ""])

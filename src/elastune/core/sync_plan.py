@@ -77,6 +77,9 @@ class SyncPlan:
             learners meet within a round, too.
         moments: What becomes of the optimizer's state where a round ends. "mean": that of all learners, as of
             parameters. "fresh": every round begins without a state, and none is sent.
+        send: To what numbers are rounded where a round ends, as the ways that they have come since it began. "whole":
+            they are not. "bf16", "int8": to two bytes, or one. "int4": parameters to half a byte, the optimizer's state
+            to one.
         mix: Global batches between two mixes within a round; fewer than ``every``.
         pull: How far a learner goes towards the mean in a mix: 0 to 1.
         outer_lr, outer_momentum: Learning rate and momentum of the outer step.

@@ -38,7 +38,7 @@ def suggest_sync(
         every: Global batches of a round, drawn on a log scale.
         moments: "mean", "fresh" or both: what becomes of the optimizer's state where a round ends.
         send: Any of "whole", "bf16", "int8" and "int4": what ``local`` and ``diloco`` round numbers to that they
-            exchange.
+            exchange. A trial that rounds and has more than one of ``fragments`` or ``cycles`` is infeasible.
         mix: Global batches between two mixes of ``averaging``, ``gossip`` and ``pair_averaging``, on a log scale. A
             trial with as many as ``every``, or more, is infeasible.
         pull: For ``averaging``.

@@ -61,6 +61,14 @@ class Learners:
         """How many of a learner's numbers (``states``) are buffers."""
         return sum(buffer.is_floating_point() for buffer in self._buffers)
 
+    def begun_numbers(self, entries: Sequence[StateEntry]) -> list[torch.Tensor]:
+        """What each number that ``states`` tells was when the round began, not to be changed: zero, of those of
+        ``entries`` that the optimizer did not have."""
+        assert self._origin is not None
+        params = self._replica.params
+        moments = numbers_of(completed(self._origin.moments, entries, params)) if self._keeps_moments else []
+        return [*self._origin.values, *(b for b in self._origin.buffers if b.is_floating_point()), *moments]
+
     @property
     def begun(self) -> list[torch.Tensor]:
         """The parameters that the round began with, not to be changed."""

@@ -23,6 +23,7 @@ from elastune.sync.engine import EngineReduce, OrderedEngineReduce
 from elastune.sync.in_use import SyncInUse
 from elastune.sync.owned import OwnedAllReduce
 from elastune.sync.rounds import RoundSync
+from elastune.sync.sending import check_rounding
 from elastune.sync.strategies import check_model
 
 
@@ -85,6 +86,7 @@ def check_optimizer(plan: SyncPlan, optimizer: torch.optim.Optimizer) -> None:
     """Raise ``UserError`` where learners cannot have it."""
     if plan.in_rounds and isinstance(optimizer, torch.optim.LBFGS):
         raise UserError("a learner's optimizer evaluates a batch once", "LBFGS", "use --sync allreduce")
+    check_rounding(plan, optimizer)
 
 
 def sync_of(

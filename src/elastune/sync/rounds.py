@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from elastune.comm.comms import Comms, replicated
+from elastune.comm.compress.codecs import Codec
 from elastune.comm.compress.encoded import EncodedReducer
 from elastune.comm.exact import ExactReducer
 from elastune.comm.group import Group
@@ -39,8 +40,8 @@ class RoundSync(Sync):
     learners, and in ``exact`` mode a learner's gradient along that over its slots: who carries which learner does not
     show. (Averaging momenta as well as parameters: Yu, Jin and Yang, ICML 2019, arXiv 1905.03817.)
 
-    Where the plan has what is sent rounded (``sync.sending``) parameters travel as ways from the round's beginning. In
-    ``fast`` mode each worker rounds the sum of its learners then, so the number of workers shows in the last bits.
+    Where the plan has what is sent rounded (``sync.sending``) numbers travel as ways from the round's beginning. In
+    ``fast`` mode each worker rounds the sum of its learners then, so the number of workers shows.
     """
 
     name: ClassVar[str] = "rounds"
@@ -179,8 +180,10 @@ class RoundSync(Sync):
             tail = torch.tensor([*ours, *here, 0.0], device=params[0].device)
             tail[-1] = squared_way(numbers[: len(params)], self._learners.begun)
             if self._rounding:
-                pairs = zip(numbers, self._learners.begun, strict=False)
-                numbers = [*(value.detach() - begun for value, begun in pairs), *numbers[len(params) :]]
+                begun, codecs = self._learners.begun_numbers(self._entries), self._codecs_of(numbers)
+                numbers = [
+                    n.detach() - b if i in codecs else n for i, (n, b) in enumerate(zip(numbers, begun, strict=True))
+                ]
             yield learner, [*numbers, tail]
 
     def _here(self, learner: int, *, last: bool) -> list[float]:
@@ -193,13 +196,16 @@ class RoundSync(Sync):
         """An optimizer has no state before its first step."""
         if self._reducer is None:
             like, learners = [value.detach() for value in like], self.plan.learners
-            codecs = codecs_of(self.plan.send, like[:-1], len(self.replica.params), self._learners.buffers)
+            codecs = self._codecs_of(like[:-1])
             self._reducer = (
                 EncodedReducer(like, learners, self.group, codecs, each=self.exact, hold=self._elastic)
-                if codecs
+                if self._rounding
                 else ExactReducer(like, learners, self.group, hold=self._elastic)
             )
         return self._reducer
+
+    def _codecs_of(self, numbers: Sequence[torch.Tensor]) -> dict[int, Codec]:
+        return codecs_of(self.plan.send, numbers, len(self.replica.params), self._learners.buffers)
 
     def _adopt_sums(self, sums: Sequence[torch.Tensor]) -> None:
         *numbers, tail = sums
@@ -213,7 +219,9 @@ class RoundSync(Sync):
         *told, taken, taken_age = told
         params, means = self.replica.params, [number / count for number in numbers]
         if self._rounding:
-            means[: len(params)] = [begun + way for begun, way in zip(self._learners.begun, means, strict=False)]
+            begun = self._learners.begun_numbers(self._entries)
+            for i in self._codecs_of(means):
+                means[i] = begun[i] + means[i]
         apart = distance(square / count, means[: len(params)], self._learners.begun)
         self._learners.settle(means, self._strategy.end)
         self.totals = told[: -len(STATISTICS)]

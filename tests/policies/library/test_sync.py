@@ -134,6 +134,18 @@ def test_the_first_rounds_tell_nothing_yet() -> None:
     assert policy.state.over == 1.0, "a round exchanges at least what a step does"
 
 
+def test_a_rounded_round_takes_less_than_a_step_and_all_reduce_stays_too_dear() -> None:
+    policy, apart = ByHand(SyncByLink(share=0.5, again=500, send="int8")), "local:learners=8,every=8,send=int8"
+    for step in range(6, 11):
+        policy.decide("before_step", step=step, signals=signals(0.75), batch_size=64)
+    assert policy.decide("before_step", step=11, signals=signals(0.75), sync=apart).empty
+    for step in (35, 43, 51):
+        told = policy.decide("before_step", step=step, signals=in_rounds(0.28), sync=apart)
+        assert told.sync != "allreduce", "a step still takes 0.75"
+    assert policy.state.over == pytest.approx(0.28 / 0.75)
+    assert policy.decide("before_step", step=59, signals=in_rounds(0.02), sync=apart) == Decision(sync="allreduce")
+
+
 def test_nothing_is_known_yet() -> None:
     nothing = {"signals": {}, "step": 50}
     assert ByHand(SyncByLink()).decide("before_step", **nothing).empty

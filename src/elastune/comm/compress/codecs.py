@@ -41,6 +41,16 @@ class Half(Codec):
 
 
 @dataclass(frozen=True)
+class ShorterHalf(Half):
+    """As bfloat16, rounded towards zero: see ``ShorterFloat8``."""
+
+    dtype: torch.dtype = torch.bfloat16
+
+    def encode(self, rows: torch.Tensor) -> torch.Tensor:
+        return super().encode((rows.float().view(torch.int32) & -65_536).view(torch.float32))
+
+
+@dataclass(frozen=True)
 class Scaled(Codec):
     """As one byte a number or less, times the scale of its block: the largest of its absolute values over ``largest``.
 
@@ -50,6 +60,7 @@ class Scaled(Codec):
     multiple: int = BLOCK
     largest: ClassVar[float]
     block_bytes: ClassVar[int] = BLOCK
+    shrinks: ClassVar[float] = 1.0
 
     @abstractmethod
     def _bytes(self, steps: torch.Tensor) -> torch.Tensor:
@@ -61,11 +72,12 @@ class Scaled(Codec):
 
     def encode(self, rows: torch.Tensor) -> torch.Tensor:
         blocks = rows.float().unflatten(1, (-1, BLOCK))
-        scales = blocks.abs().amax(2, keepdim=True) / self.largest
+        scales = blocks.abs().amax(2, keepdim=True) * (1 / self.largest)  # a GPU would divide otherwise than a CPU
         steps = torch.where(scales > 0, blocks / scales, 0.0)
         finite = torch.nan_to_num(steps, 0.0, 0.0, 0.0)  # the scale tells of what is not
         bytes_ = self._bytes(finite.clamp(-self.largest, self.largest).flatten(1))
-        return torch.cat([scales.flatten(1).contiguous().view(torch.uint8), bytes_.view(torch.uint8)], 1)
+        sent = scales.flatten(1) * self.shrinks
+        return torch.cat([sent.contiguous().view(torch.uint8), bytes_.view(torch.uint8)], 1)
 
     def decode(self, data: torch.Tensor) -> torch.Tensor:
         count = data.shape[1] // (self.block_bytes + 4)
@@ -97,7 +109,8 @@ class HalfBytes(Scaled):
 
     def _bytes(self, steps: torch.Tensor) -> torch.Tensor:
         low, high = (steps.round() + 8).to(torch.uint8).unflatten(1, (-1, 2, BLOCK // 2)).unbind(2)
-        return (low + 16 * high).flatten(1)
+        pairs: torch.Tensor = low + 16 * high
+        return pairs.flatten(1)
 
     def _numbers(self, data: torch.Tensor) -> torch.Tensor:
         pairs = data.unflatten(1, (-1, 1, BLOCK // 2))
@@ -105,19 +118,23 @@ class HalfBytes(Scaled):
 
 
 @dataclass(frozen=True)
-class Float8(Scaled):
-    """As floating-point numbers of one byte (e5m2: Micikevicius et al., arXiv 2209.05433), for what spans decades.
+class ShorterFloat8(Scaled):
+    """As floating-point numbers of one byte (e5m2: Micikevicius et al., arXiv 2209.05433), rounded towards zero.
 
-    What comes back is off by an eighth of itself at most, where it is no more than 900 million times smaller than
-    the largest of its block. Far smaller ones come back larger, and zero alone as zero: an optimizer may divide by it.
+    For the ways of numbers that must stay what they are, such as second moments, which span decades, are never negative
+    and are divided by: what comes back is never larger than what was sent, so no number is taken past where it went.
+    It is smaller by a fifth at most, where it is no less than a 900 millionth of the largest of its block, and by a
+    millionth at least, so that sums and means may round.
     """
 
     largest: ClassVar[float] = 57_344.0
+    shrinks: ClassVar[float] = 1 - 2e-6
 
     def _bytes(self, steps: torch.Tensor) -> torch.Tensor:
-        least = torch.copysign(torch.full((), 2.0**-16, device=steps.device), steps)
-        kept = torch.where((steps != 0) & (steps.abs() < 2.0**-16), least, steps)
-        return kept.to(torch.float8_e5m2)
+        nearest = steps.to(torch.float8_e5m2)
+        over = nearest.float().abs() > steps.abs() * (1 + 5e-7)  # the largest of a block is to stay, however it rounded
+        shorter: torch.Tensor = nearest.view(torch.uint8) - over.to(torch.uint8)  # the next one, of either sign
+        return shorter
 
     def _numbers(self, data: torch.Tensor) -> torch.Tensor:
         return data.view(torch.float8_e5m2).float()

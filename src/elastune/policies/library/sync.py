@@ -82,6 +82,8 @@ SURELY_STEPS = 5
 """Steps in a row that all-reduce must look too dear: a median that is changing is half of what it was before."""
 MOST_OVER = 4.0
 """What a round exchanges over what an all-reduce step does, at most: each parameter and three numbers of its state."""
+LEAST_OVER: dict[Send, float] = {"whole": 1.0, "bf16": 0.5, "int8": 0.25, "int4": 0.125}
+"""And at least: the parameters alone."""
 SURELY = 0.8
 """The part of the bearable time that an all-reduce step's exchange may take for the policy to go back to it: at the
 limit itself noise would send it to and fro."""
@@ -102,11 +104,11 @@ class _InUse:
     step_exchange_s: float = 0.0
     over: float = 0.0
 
-    def compared(self, round_exchange_s: float) -> _InUse:
-        """With how many times as long a round takes to exchange as a step did, if that is not known yet."""
+    def compared(self, round_exchange_s: float, least: float) -> _InUse:
+        """With how many times as long a round takes to exchange as a step did (at ``least``), if that is not known."""
         if self.over or not (self.step_exchange_s > 0 and round_exchange_s > 0):
             return self
-        return replace(self, over=min(max(round_exchange_s / self.step_exchange_s, 1.0), MOST_OVER))
+        return replace(self, over=min(max(round_exchange_s / self.step_exchange_s, least), MOST_OVER))
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,7 @@ class SyncByLink(Policy):
         if steps < SETTLED_ROUNDS * plan.every:
             return state
         exchange_s, busy_s = _times(run)
-        state, busy_s = state.compared(exchange_s), busy_s / plan.every
+        state, busy_s = state.compared(exchange_s, LEAST_OVER[plan.send]), busy_s / plan.every
         wanted = steps_apart(exchange_s, busy_s, self.share, self.most)
         if state.over and steps_apart(exchange_s / state.over / SURELY, busy_s, self.share, self.most) == 1:
             run.set_sync("allreduce")
