@@ -48,10 +48,8 @@ ROUNDED = tuple(f"{name}_rounded" for name in SELDOM)
 MIXING = ("averaging", "gossip", "pair_averaging")
 STALE = "parameter_server"
 STRATEGIES = ("allreduce", *SELDOM, *ROUNDED, *MIXING, STALE)
-ROUNDS = {
-    "cnn": (10, "int4"), "cnn_long": (10, "int4"), "gru": (10, "int4"), "gru_long": (15, "int4"), "digits": (4, "int8"),
-}  # fmt: skip
-"""Global batches of a round whose numbers travel rounded, and to what: by the tuning seed, at 20 times fewer bytes."""
+ROUND = 5
+"""Global batches of a round whose numbers travel rounded: a pass and a look have a whole number of them."""
 PARTS = ("accuracy", "links", "whole")
 LINKS = (SLOWEST, "200mbit", "1gbit")
 BELOW = 0.01
@@ -71,16 +69,18 @@ CELLS: tuple[tuple[Task, int, tuple[str, ...]], ...] = (
 
 
 def plan_of(strategy: str, learners: int, task: Task) -> SyncPlan:
-    """Momenta begin anew with each round, so that a round sends what one step of ``allreduce`` sends; or learners take
-    their mean, and all numbers travel rounded, in shorter rounds.
+    """Momenta begin anew with each round, so that a round sends what one step of ``allreduce`` sends, or an eighth of
+    that, rounded, in rounds of a fifth. An outer momentum takes their place in ``diloco``: the larger, the shorter the
+    rounds.
     """
     every = task.every
     if strategy == "allreduce":
         return SyncPlan()
     if strategy in ROUNDED:
-        every, send = ROUNDS[task.name]
-        outer = ",outer_momentum=0.5" if strategy.startswith("diloco") else ""
-        return SyncPlan.parse(f"{strategy.partition('_')[0]}:learners={learners},every={every},send={send}{outer}")
+        every = min(ROUND, every)
+        outer = ",outer_momentum=0.7" if strategy.startswith("diloco") else ""
+        shorter = f"learners={learners},every={every},moments=fresh,send=int4{outer}"
+        return SyncPlan.parse(f"{strategy.partition('_')[0]}:{shorter}")
     own = {"local": "", "diloco": ",outer_momentum=0.5", STALE: ",staleness=2"}.get(
         strategy, f",mix={max(1, every // 5)}"
     )
@@ -197,8 +197,6 @@ def accuracy_line(row: Row) -> str:
 def links(task: Task, link: str, rounds: int, steps: int, learners: int = 8) -> list[Row]:
     """Pace and bytes of every strategy, in turns in one set of processes."""
     plans = [plan_of(strategy, learners, task) for strategy in STRATEGIES]
-    longer = TASKS.get(f"{task.name}_long")
-    plans = list(dict.fromkeys([*plans, *(plan_of(strategy, learners, longer) for strategy in ROUNDED if longer)]))
     lr = task.lrs[0]
     lengths = [rounds * plan.every if plan.in_rounds else steps for plan in plans]
     orders = [{"sync": str(p), "lr": lr, "seed": 1, "steps": n} for p, n in zip(plans, lengths, strict=True)]
