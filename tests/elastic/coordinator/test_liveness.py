@@ -87,6 +87,21 @@ def test_who_waits_where_others_can_do_without_it_may_not_be_silent_for_long() -
     assert "4 s (--heartbeat)" in peers.why_silent(2)
 
 
+def test_who_beats_oftener_is_missed_sooner() -> None:
+    """Each by its own pace: one that has not been in such a round yet beats as all workers do."""
+    peers = WorkerConnections(BEAT_S, 30.0)
+    for worker, every_s in enumerate((0.0, 0.1, 0.0)):
+        peers.add(worker, NOBODYS, "", 0.0)
+        peers.heard(worker, 0.0, Beat(6, "reducing", every_s=every_s))
+        peers.beaten(worker, Beat(6, "reducing", every_s=every_s), 0.0)
+        peers.waits(0.5, worker, 6, 0.1, 0.0)
+    found = {}
+    for at in (twentieth / 20 for twentieth in range(1, 41)):
+        peers.heard(0, at, Beat(6, "reducing"))
+        found |= {worker: at for worker in peers.silent(at, at) if worker not in found}
+    assert found == {1: 0.4, 2: 1.6}
+
+
 def test_who_is_silent_and_has_not_come_where_others_wait_is_given_up_a_beat_later() -> None:
     """One that is heard has its time; so has one that works, if in one long call. Who is not stopped, and silent, is
     looked at twice, and not at once: it may be seen once a second."""

@@ -23,7 +23,7 @@ from elastune.elastic.coordinator.for_controller import Buried, ControllerQueue,
 from elastune.elastic.coordinator.from_controller import SILENCE_S, CrewBounds, Entrance, Lookups, Timeouts
 from elastune.elastic.coordinator.latecomers import RoundWatch
 from elastune.elastic.coordinator.later import Later
-from elastune.elastic.coordinator.liveness import WorkerConnections, beat_every_s
+from elastune.elastic.coordinator.liveness import WorkerConnections, beat_every_s, least_beat_s
 from elastune.elastic.coordinator.membership import Membership, ProtocolViolation, begin
 from elastune.elastic.coordinator.requests import OVER, Request, answer, objection
 from elastune.elastic.coordinator.roll import Roll
@@ -66,7 +66,7 @@ class Coordinator:
         self._state = begin(workers, bounds.low, bounds.high, bounds.most_losses, bounds.meshes)
         self._kept: dict[int, int] = {}
         self._timeouts, self._lookups = timeouts, lookups
-        self._beat_s = beat_every_s(heartbeat_s, bounds.high)
+        self._beat_s, self._least_beat_s = beat_every_s(heartbeat_s, bounds.high), least_beat_s(bounds.high)
         self._roll = Roll(workers)
         loading_s = max(heartbeat_s, min(silence_s, SILENCE_S))
         self._peers = WorkerConnections(heartbeat_s, loading_s, lookups.vitals_of, silence_s)
@@ -228,7 +228,8 @@ class Coordinator:
     def _let_in(self, connection: Connection, worker: int, hello: Hello) -> None:
         self._peers.add(worker, connection, hello.host, time.monotonic())
         joins, spec, times = self._newest is not None, self._lookups.spec_of(worker), self._timeouts
-        self._say([connection], messages.Welcome(joins, self._beat_s, times.silence_s, times.grace_s, spec))
+        beats_s = self._beat_s, self._least_beat_s
+        self._say([connection], messages.Welcome(joins, *beats_s, times.silence_s, times.grace_s, spec))
         if self._stopping:
             self._say([connection], messages.Stop())
         if self._newest is not None and self._untold is None:

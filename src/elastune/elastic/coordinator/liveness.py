@@ -13,7 +13,7 @@ from elastune.elastic.protocol.messages import Beat, Message, Report
 
 BEATS = 5  # of a worker, before it counts as silent
 BEATS_WAITED_FOR = 3  # of a worker that waits where others can do without it
-LONGEST_BEAT_S = 0.5
+LONGEST_BEAT_S, LEAST_BEAT_S = 0.5, 0.05
 STANDING = ("reducing", "forming")  # where others are waited for
 LOOKS_APART_S = 1.5  # an agent tells of its host's processes once a second: what was seen sooner may be the same sight
 BEATS_A_SECOND = 4096  # of all workers: more of them beat more seldom, as far as ``BEATS`` allows
@@ -22,6 +22,11 @@ BEATS_A_SECOND = 4096  # of all workers: more of them beat more seldom, as far a
 def beat_every_s(heartbeat_s: float, workers: int) -> float:
     """How often each of so many ``workers`` says that it lives, where one counts as silent after ``heartbeat_s``."""
     return min(heartbeat_s / BEATS, max(LONGEST_BEAT_S, workers / BEATS_A_SECOND))
+
+
+def least_beat_s(workers: int) -> float:
+    """How often each of them may say it at most."""
+    return max(LEAST_BEAT_S, workers / BEATS_A_SECOND)
 
 
 @dataclass(frozen=True)
@@ -147,13 +152,16 @@ class WorkerConnections:
         self._pace.heard(now, beat.step)
 
     def waits(self, beat_s: float, worker: int, step: int, grace_s: float, now: float) -> None:
-        """``worker``, which beats every ``beat_s``, waits in ``step`` for others, or they for it, which can do without
-        it and give it ``grace_s``. As long as another one is heard that waits there, too, it may not be silent for a
-        whole heartbeat: where none is, the exchange is over, and what it does since then it has not told yet. One that
-        is not there yet is bound by that until it beats again.
+        """``worker``, which beats every ``beat_s`` if it has not told of another pace, waits in ``step`` for others, or
+        they for it, which can do without it and give it ``grace_s``.
+
+        As long as another one is heard that waits there, too, it may not be silent for a whole heartbeat: where none
+        is, the exchange is over, and what it does since then it has not told yet. One that is not there yet is bound by
+        that until it beats again.
         """
         if (peer := self._peers.get(worker)) is None:
             return
+        beat_s = peer.beat.every_s or beat_s
         peer.stands_at = step
         peer.waits_s = min(self._heartbeat_s, grace_s + BEATS_WAITED_FOR * beat_s)
         self._least_due_s = min(self._least_due_s, peer.waits_s)

@@ -185,15 +185,15 @@ class Hello:
 
 @dataclass(frozen=True, config=_RULES)
 class Welcome:
-    """You are let in; ``spec`` says what this worker is to do. ``joins``: training goes on already, so be warm
-    before you are ``Ready``.
+    """You are let in, to do ``spec``. ``joins``: training goes on already, so be warm before you are ``Ready``.
 
-    A worker that has heard nothing for ``silence_s`` and ten beats is cut off, and ends itself; first it looks for its
-    coordinator, or the next one at the same address, for ``grace_s``.
+    Beat every ``beat_s``, or as often as a quorum's grace, but ``least_beat_s`` apart. Who hears nothing for
+    ``silence_s`` and ten beats is cut off and ends; first it looks for its coordinator, or the next one, for ``grace_s``.
     """
 
     joins: bool
     beat_s: Seconds
+    least_beat_s: Seconds = 0.5
     silence_s: Seconds = 30.0
     grace_s: Seconds = 0.0
     spec: Spec = None  # a WorkerSpec; pydantic cannot follow the recursion in the type of its configuration
@@ -288,7 +288,7 @@ class Beat:
     """This worker lives: ``doing`` that since ``since_s`` seconds, in step ``step``, with ``size_bytes`` in flight.
 
     ``operation``: how many operations it has completed, and so the number of the one it waits in, under view ``view``;
-    ``what`` that is; ``line``: where its program is ("train.py:34"). Of the coordinator: it lives.
+    ``what`` that is; ``line``: its program's; ``every_s``: to the next one (0: as usual). Of the coordinator: it lives.
     """
 
     step: Count = 0
@@ -299,6 +299,7 @@ class Beat:
     operation: Count = 0
     what: str = ""
     line: str = ""
+    every_s: Seconds = 0.0
     kind: Literal["beat"] = "beat"
 
 

@@ -83,7 +83,8 @@ class CoordinatorClient(News):
         """What this worker is to do; None where its coordinator does not say."""
         self._lines.limit_bytes = LINE_LIMIT_BYTES
         self._outbox = Outbox(self._socket)
-        self._beat_s = welcome.beat_s
+        self._beat_s, self._least_beat_s = welcome.beat_s, welcome.least_beat_s
+        self._every_s = welcome.beat_s
         self._silent_limit_s = max(SILENT_BEATS * welcome.beat_s, welcome.silence_s)
         self._grace_s = welcome.grace_s
         self._whereabouts = Whereabouts(keeps=welcome.grace_s > 0)
@@ -158,7 +159,11 @@ class CoordinatorClient(News):
         self._send(messages.LayersFound(layers))
 
     def took_round(self, version: int, step: int, learners: int, sync: SyncPlan, most: int, took_s: float) -> None:
-        """Under ``version`` so many ``learners`` here have taken the round after ``step``; see ``RoundTaken``."""
+        """Under ``version`` so many ``learners`` here have taken the round after ``step``; see ``RoundTaken``.
+
+        From here on beats come as often as the grace: who freezes is to be missed as soon as who is late.
+        """
+        self._every_s = min(self._beat_s, max(sync.grace, self._least_beat_s))
         self._send(messages.RoundTaken(version, step, learners, sync.quorum, sync.grace, most, took_s))
 
     def left(self) -> None:
@@ -306,10 +311,11 @@ class CoordinatorClient(News):
             elif silent_s > self._silent_limit_s:
                 return f"it has been silent for {silent_s:.0f} s"
             if now >= next_beat:
-                next_beat = now + self._beat_s
+                every_s = self._every_s
+                next_beat = now + every_s
                 since, doing, step, size_bytes, view, operation, what = self._doing
-                line = _sendable(self.where())
-                self._send(Beat(step, doing, max(0.0, now - since), size_bytes, view, operation, _sendable(what), line))
+                since_s, words, line = max(0.0, now - since), _sendable(what), _sendable(self.where())
+                self._send(Beat(step, doing, since_s, size_bytes, view, operation, words, line, every_s))
 
     def _hear(self, lines: list[bytes]) -> None:
         for line in lines:
