@@ -70,6 +70,35 @@ def test_a_change_replaces_what_was_known_and_never_silences() -> None:
     assert said(state)["throughput"].value == pytest.approx(4000)
 
 
+def test_rounds_that_a_pass_cuts_short_in_turns_are_measured() -> None:
+    """Of 32 steps and of 18, after those of 16: the whole ones are told of, and nothing of what was before."""
+    whole, cut = WorkerTimes(0.0, 3.2, 0.8), WorkerTimes(0.0, 1.8, 0.7)
+    state = after(*(taken(step, EVEN, EVEN, batch=1600) for step in range(1, 9)))
+    state = after(taken(9, EVEN, EVEN, batch=3200), state=state)
+    assert said(state)["reduce_s"].value == pytest.approx(0.03), "of the last round of 16"
+    for turn in range(8):  # each brings the times of the one before
+        state = after(taken(10, whole, whole, batch=1800), taken(11, cut, cut, batch=3200), state=state)
+        told = said(state)
+        assert (told["reduce_s"].value, told["throughput"].value) == pytest.approx((0.8, 800)), turn
+    seldom = Performance(every=10)
+    state = after(taken(1, EVEN, EVEN), taken(11, EVEN, EVEN), taken(21, whole, whole, batch=50), monitor=seldom)
+    assert said(state)["reduce_s"].value == pytest.approx(0.03), "of the step before nobody knows the batch"
+
+
+def test_what_lasts_for_five_steps_is_no_pause() -> None:
+    slow = WorkerTimes(0.01, 0.06, 0.3)
+    state = after(*(taken(step, EVEN, EVEN) for step in range(30)))
+    told = []
+    for step in range(30, 36):
+        state = after(taken(step, slow, slow), state=state)
+        told.append(said(state)["reduce_s"].value)
+    assert told == pytest.approx([0.03] * 4 + [0.3] * 2)
+    for step in range(36, 41):
+        assert said(state)["reduce_s"].value == pytest.approx(0.3)
+        state = after(taken(step, EVEN, EVEN), state=state)
+    assert said(state)["reduce_s"].value == pytest.approx(0.03)
+
+
 def test_workers_that_know_nothing_yet_do_not_count() -> None:
     told = said(after(*(taken(step, EVEN, WorkerTimes()) for step in range(1, 4))))
     assert told["step_s"].value == pytest.approx(0.1)

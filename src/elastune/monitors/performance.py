@@ -2,9 +2,13 @@
 
 Each worker times its own step: ``data_s`` for fetching samples, ``compute_s`` for forward and backward pass, ``wait_s``
 for waiting for the reduction. Means are over the workers that know their times; medians are over the last ``memory``
-readings of the same batch and number of workers. A step brings the times of the step before it. So a reading counts
-only where batch and workers are those of the reading before: a short last batch of an epoch leaves the medians alone,
-and a change replaces them with the second reading after it. (Where no two readings in a row agree, nothing is told.)
+readings of the same batch and number of workers. A step brings the times of the step before it, and they count as of
+that step's batch and workers. Two steps in a row that are alike replace what was known of others. Where no two are,
+as with rounds of which every other one is cut short by the end of a pass, the largest batch of the last three steps is
+told of: a short last batch leaves the medians alone. Where five steps in a row take half as long again as the median of
+those before, or two thirds of it, the medians are of those five from then on: something has changed. (With ``every``
+above 1 the step before a reading is not seen, and only readings count whose batch and workers are those of the reading
+before.)
 
     throughput = batch / step_s                    samples a second
     reduce_s: the shortest that any worker is blocked    the reduction itself: the last one waits for nobody else
@@ -34,6 +38,8 @@ from elastune.core.signals import Signal
 from elastune.monitors.base import Monitor, Reading, State, WorkerTimes
 
 _MEDIAN_ERROR = 1.2533 * 1.4826
+REMEMBERED = 3  # steps, by whose batches and workers times are kept apart
+CHANGED_STEPS, CHANGED = 5, 1.5  # so many in a row that differ by this factor are no pause
 
 
 @dataclass(frozen=True)
@@ -63,27 +69,22 @@ class Performance(Monitor):
         check(self.name, self)
 
     def init(self) -> State:
-        return {"batch": 0, "workers": 0, "window": [], "slow": []}
+        return {"steps": [], "window": [], "slow": []}
 
     def update(self, state: State, reading: Reading) -> State:
         known = [times for times in reading.times if _known(times)]
         if not known:
             return state
-        now = {"batch": reading.batch, "workers": reading.workers}
-        if now != {name: state[name] for name in now}:
-            slow = state["slow"] if reading.workers == state["workers"] else []
-            return {**now, "window": state["window"], "slow": slow}
-        parts = (
-            (times.data_s for times in known),
-            (times.compute_s for times in known),
-            (times.wait_s for times in known),
-        )
-        # Who is last has only the reduction itself to wait for.
-        reduce_s = min(times.wait_s for times in known)
-        data_s, compute_s, blocked_s = (sum(part) / len(known) for part in parts)
-        entry = [*now.values(), data_s, compute_s, reduce_s, blocked_s - reduce_s]
-        alike = [old for old in state["window"] if old[:2] == entry[:2]]
-        return {**now, "window": [*alike, entry][-self.memory :], "slow": self._slow(state["slow"], reading.times)}
+        now, seen, window = [reading.batch, reading.workers], state["steps"], state["window"]
+        before, steps = seen[-1] if seen else [0, 0], [*seen, now][-REMEMBERED:]
+        slow = state["slow"] if len(state["slow"]) == reading.workers else []
+        if now == before:
+            slow = self._slow(slow, reading.times)
+        if now == before or (reading.workers == before[1] and self.every == 1):
+            others = [row for row in window if row[:2] != before and row[:2] in steps] if now != before else []
+            own = [*(row for row in window if row[:2] == before), [*before, *_parts(known)]]
+            window = [*others, *_since_change(own)][-self.memory :]
+        return {"steps": steps, "window": window, "slow": slow}
 
     def _slow(self, before: Sequence[Sequence[float]], times: Sequence[WorkerTimes]) -> list[list[float]]:
         """By rank: for how many readings in a row it has been slow, and how slow (over the others) it was last."""
@@ -100,8 +101,10 @@ class Performance(Monitor):
     def signals(self, state: State) -> dict[str, Signal]:
         if not state["window"]:
             return {}
-        batch, _, *_ = state["window"][-1]
-        data_s, compute_s, reduce_s, wait_s = (list(part) for part in list(zip(*state["window"], strict=True))[2:])
+        workers = state["window"][-1][1]
+        batch = max(row[0] for row in state["window"] if row[1] == workers)
+        rows = [row[2:] for row in state["window"] if row[:2] == [batch, workers]]
+        data_s, compute_s, reduce_s, wait_s = (list(part) for part in zip(*rows, strict=True))
         step_s = [sum(parts) for parts in zip(data_s, compute_s, reduce_s, wait_s, strict=True)]
         busy = [(d + c) / s for d, c, s in zip(data_s, compute_s, step_s, strict=True)]
         told = {
@@ -117,6 +120,25 @@ class Performance(Monitor):
         if stragglers:
             told["straggler"] = Signal(float(max(stragglers)[1]))
         return told
+
+
+def _parts(known: Sequence[WorkerTimes]) -> list[float]:
+    """``data_s``, ``compute_s``, ``reduce_s`` and ``wait_s`` of a step, from the times of its workers."""
+    data_s, compute_s, blocked_s = (
+        sum(part) / len(known) for part in zip(*((t.data_s, t.compute_s, t.wait_s) for t in known), strict=True)
+    )
+    reduce_s = min(times.wait_s for times in known)  # who is last has only the reduction itself to wait for
+    return [data_s, compute_s, reduce_s, blocked_s - reduce_s]
+
+
+def _since_change(rows: list[list[float]]) -> list[list[float]]:
+    """The last ``CHANGED_STEPS`` of ``rows``, where all of these took longer than those before, or less long."""
+    step_s = [sum(row[2:]) for row in rows]
+    if len(rows) <= CHANGED_STEPS:
+        return rows
+    usual_s, last_s = statistics.median(step_s[:-CHANGED_STEPS]), step_s[-CHANGED_STEPS:]
+    changed = min(last_s) > CHANGED * usual_s or max(last_s) * CHANGED < usual_s
+    return rows[-CHANGED_STEPS:] if changed else rows
 
 
 def _known(times: WorkerTimes) -> bool:

@@ -12,6 +12,8 @@ from elastune.policies.library.sync import SyncByLink, SyncBySize, steps_apart
 from elastune.policies.run import Limits
 from elastune.testing.kits.policy import ByHand, PolicyKit
 
+BATCH = 64  # of ``ByHand``
+
 
 class TestBySize(PolicyKit):
     def make(self):
@@ -39,8 +41,7 @@ def test_by_default_there_are_as_many_learners_as_the_run_can_have() -> None:
 
 
 def signals(reduce_s: float, noise: float = 1e4) -> dict[str, Signal]:
-    told = {"reduce_s": reduce_s, "compute_s": 0.08, "data_s": 0.02, "noise_scale": noise}
-    return {name: Signal(value) for name, value in told.items()}
+    return in_rounds(reduce_s, 1) | {"noise_scale": Signal(noise)}
 
 
 def test_a_dear_network_keeps_learners_apart() -> None:
@@ -62,10 +63,10 @@ def test_it_waits_until_a_median_has_changed_for_good() -> None:
     policy = ByHand(SyncByLink(share=0.5))
     for step in range(1, 30):
         assert policy.decide("before_step", step=step, signals=signals(0.05)).empty
-    half = [policy.decide("before_step", step=step, signals=signals(0.4)) for step in (30, 31)]
-    whole = [policy.decide("before_step", step=step, signals=signals(0.75)) for step in (32, 33, 34)]
-    assert [each.empty for each in (*half, *whole)] == [True] * 4 + [False]
-    assert whole[-1] == Decision(sync="local:learners=8,every=8")
+    medians = (0.4, 0.4, 0.75)
+    asked = [policy.decide("before_step", step=30 + i, signals=signals(s)) for i, s in enumerate(medians)]
+    assert [each.empty for each in asked] == [True, True, False]
+    assert asked[-1] == Decision(sync="local:learners=8,every=8")
     policy = ByHand(SyncByLink(share=0.5))
     told = [policy.decide("before_step", step=20 + i, signals=signals((0.75, 0.05)[i % 3 == 2])) for i in range(30)]
     assert all(each.empty for each in told), "never in a row"
@@ -73,8 +74,9 @@ def test_it_waits_until_a_median_has_changed_for_good() -> None:
 
 def in_rounds(exchange_s: float, every: int = 8) -> dict[str, Signal]:
     """As the monitor tells them of rounds: for all steps of one."""
-    told = {"reduce_s": exchange_s, "compute_s": every * 0.08, "data_s": every * 0.02}
-    return {name: Signal(value) for name, value in told.items()}
+    step_s = exchange_s + every * 0.1
+    told = {"reduce_s": exchange_s, "compute_s": every * 0.08, "data_s": every * 0.02, "step_s": step_s}
+    return {name: Signal(value) for name, value in (told | {"throughput": every * BATCH / step_s}).items()}
 
 
 APART = "local:learners=8,every=8"

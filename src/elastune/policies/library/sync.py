@@ -78,7 +78,7 @@ MEET_ONCE = ("local", "diloco")
 """What exchanges at the end of a round alone: the others do so within it, too, however long it is."""
 SETTLED_ROUNDS = 3
 """After so many the medians of times are those of these rounds."""
-SURELY_STEPS = 5
+SURELY_STEPS = 3
 """Steps in a row that all-reduce must look too dear: a median that is changing is half of what it was before."""
 MOST_OVER = 4.0
 """What a round exchanges over what an all-reduce step does, at most: each parameter and three numbers of its state."""
@@ -131,7 +131,7 @@ class SyncByLink(Policy):
         learners: Number of learners; None: as ``fitting_learners`` chooses.
         most: The most local steps.
         noise: The least noise scale, in batches of a learner.
-        looks: Steps under all-reduce to measure before it chooses. All-reduce must look too dear in the last five.
+        looks: Steps under all-reduce to measure before it chooses. All-reduce must look too dear in the last three.
         again: Steps until it looks again.
         moments: What becomes of the optimizer's state where a round ends (docs/sync.md).
         send: What numbers are rounded to there; for "local" and "diloco".
@@ -191,7 +191,7 @@ class SyncByLink(Policy):
         if steps < SETTLED_ROUNDS * plan.every:
             return state
         exchange_s, busy_s = _times(run)
-        state, busy_s = state.compared(exchange_s, LEAST_OVER[plan.send]), busy_s / plan.every
+        state = state.compared(exchange_s, LEAST_OVER[plan.send])
         wanted = steps_apart(exchange_s, busy_s, self.share, self.most)
         if state.over and steps_apart(exchange_s / state.over / SURELY, busy_s, self.share, self.most) == 1:
             run.set_sync("allreduce")
@@ -218,8 +218,12 @@ def _plan(policy: SyncBySize | SyncByLink, learners: int, every: int, settings: 
 
 
 def _times(run: Run) -> tuple[float, float]:
-    """What a step (or round) exchanges in and what it computes in, in seconds; NaN: not measured yet."""
-    return run.signal("reduce_s"), run.signal("compute_s") + run.signal("data_s")
+    """What a step (or round) exchanges in, and what each of its global batches computes in, in seconds; NaN: not
+    measured yet. How many batches these were is measured with them: the end of a pass cuts rounds short.
+    """
+    batches = run.signal("throughput") * run.signal("step_s") / run.batch_size()
+    busy_s = run.signal("compute_s") + run.signal("data_s")
+    return run.signal("reduce_s"), busy_s / batches if batches > 0 else math.nan
 
 
 def fitting_learners(num_slots: int | None, most_workers: int) -> int:
