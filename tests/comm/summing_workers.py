@@ -1,12 +1,17 @@
-"""Workers that check their routes: what test_route_check.py runs."""
+"""Workers that check their routes, and try some: what test_route_check.py and test_route_trial.py run."""
 
 from __future__ import annotations
+
+import time
+from typing import Any
 
 import torch
 
 from elastune.comm import route_check
 from elastune.comm.flat import FlatReducer
+from elastune.comm.group import Group
 from elastune.comm.relay import Passing
+from elastune.comm.route_trial import try_ways
 from elastune.core.routes import routes_of
 from elastune.core.topology import Topology
 from elastune.testing.worker_processes import Worker
@@ -31,4 +36,20 @@ def checked(worker: Worker, topology: str) -> None:
     except RuntimeError as error:
         told = str(error)
     worker.say("ended", right, wrong, told)
+    worker.hear()
+
+
+def tried(worker: Worker, num_slots: int) -> None:
+    """Says how long sums took on no routes, a ring, which is slow, and a tree."""
+    group, begin_send = worker.form("first"), Group.begin_send
+    laid = [routes_of(Topology(shape), worker.size) for shape in ("native", "ring", "tree")]
+
+    def slow(self: Group, *args: Any, **how: Any) -> Any:
+        if self.routes == laid[1]:
+            time.sleep(0.02)
+        return begin_send(self, *args, **how)
+
+    Group.begin_send = slow  # type: ignore[method-assign]
+    found = try_ways(group, [(routes, 512) for routes in laid], 1_000, num_slots)
+    worker.say("ended", found, (group.routes, group.chunk_kib))
     worker.hear()

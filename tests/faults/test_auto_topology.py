@@ -20,7 +20,10 @@ from elastune.testing.hosts import Network
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "elastic.py")
 LINKED = Program(Path(__file__).parent / "programs" / "linked.py")
-CAUSE = r"links measured: the slowest is that of (\S+), ([0-9.]+) MB/s; modelled: ([0-9.]+) ms, native ([0-9.]+) ms"
+CAUSE = (
+    r"links measured: the slowest is that of (\S+), ([0-9.]+) MB/s; modelled: ([0-9.]+) ms, native ([0-9.]+) ms; "
+    r"tried: 100 ms, \S+ 200 ms"
+)
 WIDE = {"wide": 1024, "epochs": 2}
 
 

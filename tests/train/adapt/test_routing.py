@@ -91,11 +91,32 @@ class Worker:
         self.meeting.gather(self.rank, (), "the next step")
 
 
-@pytest.mark.parametrize("lost", [1, 2, 3, 4])
+@pytest.mark.parametrize(("tried", "used"), [([0.1, 0.098], "native"), ([0.1, 0.09], "star")])
+def test_what_is_proposed_is_used_where_it_is_seen_to_take_less(
+    monkeypatch: pytest.MonkeyPatch, tried: list[float], used: str
+) -> None:
+    monkeypatch.setattr(routing_module, "try_ways", lambda group, ways, numel, num_slots: tried)
+    monkeypatch.setattr(routing_module, "probe_links", lambda group, hosts: [0.0, 1e6, 0.0, 1e6])
+    monkeypatch.setattr(routing_module, "adds_up", lambda group: True)
+    proposed = Topology("star"), {"star": 0.1, "native": 0.2}
+    monkeypatch.setattr(routing_module, "best", lambda sums, links, now: proposed)
+    meeting = Meeting(lost=99)
+    two = [Worker(meeting, rank) for rank in (0, 1)]
+    threads = [threading.Thread(target=worker.settle) for worker in two]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [str(worker.routing._auto) for worker in two] == [used] * 2
+    assert [worker.routing._probed for worker in two] == [1, 1], "not measured again until something changes"
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3, 4, 5])
 def test_who_has_and_who_lacks_a_gathers_result_settle_the_routes_of_the_new_view(
     monkeypatch: pytest.MonkeyPatch, lost: int
 ) -> None:
-    """Links are measured in gathers 1 and 2, routes are checked in 3 and 4."""
+    """Links are measured in gathers 1 and 2, routes are tried in 3 and checked in 4 and 5."""
+    monkeypatch.setattr(routing_module, "try_ways", lambda group, ways, numel, num_slots: [0.2, 0.1])
     monkeypatch.setattr(routing_module, "probe_links", lambda group, hosts: [0.0, 1e6, 0.0, 1e6])
     monkeypatch.setattr(routing_module, "adds_up", lambda group: True)
     star, seconds = Topology("star"), {"star": 0.1, "native": 0.2}
@@ -116,6 +137,6 @@ def test_who_has_and_who_lacks_a_gathers_result_settle_the_routes_of_the_new_vie
         thread.join(60)
     assert wrong == []
     assert meeting.names[0] == meeting.names[1]
-    if lost < 4:  # with the last one both go on as the one did that had it: the step is lost, and all come here again
+    if lost < 5:  # with the last one both go on as the one did that had it: the step is lost, and all come here again
         assert [worker.routing._probed for worker in two] == [2, 2]
         assert [worker.routing._unchecked for worker in two] == [False, False]

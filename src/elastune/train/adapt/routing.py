@@ -2,8 +2,8 @@
 
 Where routes or the workers on them change, all workers compare what they know of them, and sum a few numbers along
 them, before the next step does. Under ``auto`` the links between hosts are measured when a view begins, and again when
-reductions take otherwise than they did; a model fitted to that (``plan.route_times``) chooses. All workers choose
-alike, from what all have heard.
+reductions take otherwise than they did; a model fitted to that (``plan.route_times``) proposes, and a sum on these
+routes and on those in use decides. All workers choose alike, from what all have heard.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from elastune.comm.group import GroupBroken
 from elastune.comm.probe import probe_links
 from elastune.comm.reducer import BUCKET_BYTES
 from elastune.comm.route_check import RoutesDiffer, adds_up, known, unlike
+from elastune.comm.route_trial import try_ways
 from elastune.core.errors import UserError
 from elastune.core.routes import routes_of
 from elastune.core.run import RunSpec
@@ -31,8 +32,9 @@ NATIVE = Topology("native")
 ITEM_BYTES = 4
 SETTLING = "how sums travel"
 WRONG_SUM = "has another sum than the numbers of all have"
-MEASURES, CHECKS = 0.0, 1.0
-"""What a worker does in the one kind of gather that there is here: after a loss another may do the other thing."""
+MEASURES, CHECKS, TRIES = 0.0, 1.0, 2.0
+"""What a worker does in the one kind of gather that there is here: after a loss another may do another thing."""
+SHORTER = 0.95  # routes are used that have been seen to take no more than so much of what those in use take
 
 
 class Routing:
@@ -202,14 +204,32 @@ class Routing:
         chosen, seconds = best(sums, links, self._auto)
         if chosen == self._auto:
             return
-        slowest = min(names, key=lambda name: min(links.rates(name)))
-        now_s, native_s = seconds[str(chosen)], seconds[str(NATIVE)]
-        measured = (
-            f"links measured: the slowest is that of {slowest}, {min(links.rates(slowest)) / 1e6:.3g} MB/s; "
-            f"modelled: {1e3 * now_s:.3g} ms, native {1e3 * native_s:.3g} ms"
-        )
-        self.lay(comms, chosen, measured)
-        trained.sync.regroup(comms)
+        try:
+            tried = self._try(sums, (self._auto, chosen))
+        except GroupBroken:
+            tried = []
+        if not tried:
+            self._probed = -1  # begin again, with those who are left
+        elif self._probed == self._workers.view and tried[1] <= SHORTER * tried[0]:
+            slowest = min(names, key=lambda name: min(links.rates(name)))
+            rates, modelled = min(links.rates(slowest)), (seconds[str(chosen)], seconds[str(NATIVE)])
+            measured = (
+                f"links measured: the slowest is that of {slowest}, {rates / 1e6:.3g} MB/s; "
+                f"modelled: {1e3 * modelled[0]:.3g} ms, native {1e3 * modelled[1]:.3g} ms; "
+                f"tried: {1e3 * tried[1]:.3g} ms, {self._auto} {1e3 * tried[0]:.3g} ms"
+            )
+            self.lay(comms, chosen, measured)
+            trained.sync.regroup(comms)
+
+    def _try(self, sums: Sums, ways: Sequence[Topology]) -> Sequence[float]:
+        """Seconds of ``sums`` on each of ``ways``, the same on all workers; none where not all have tried them.
+
+        Raises ``GroupBroken``.
+        """
+        group = self._workers.comms.group("data")
+        laid = [(routes_of(way, group.size, sums.hosts), way.chunk_kib) for way in ways]
+        rows = self._gather(TRIES, try_ways(group, laid, sums.numel, sums.num_slots))
+        return rows[0][2:] if rows else []
 
     @staticmethod
     def _why_not(asked: Topology, comms: Comms) -> str:
