@@ -117,9 +117,11 @@ def test_a_policy_stands_beside_static_settings(cluster: LocalCluster, tmp_path:
 def test_the_command_of_a_policys_row_has_it(
     cluster: LocalCluster, tmp_path: Path, searching: Callable[[str], Program]
 ) -> None:
-    """A third of the steps of the naive row: the pick is what the search found under its policy."""
+    """A twentieth of the steps of the naive row: the pick is what the search found under its policy."""
     space = 'def space(trial):\n    return {"lr": 0.1, "epochs": 1, "policy": "warmup:steps=2"}\n\n\n'
-    answer = frontier(asked(searching(space), tmp_path / "out", workers=(2,), target=99.0), cluster=cluster)
+    naive = searching(space)
+    naive.path.write_text(naive.path.read_text().replace('"epochs": 3', '"epochs": 20'))
+    answer = frontier(asked(naive, tmp_path / "out", workers=(2,), target=99.0), cluster=cluster)
     assert answer.pick is not None
     assert answer.rows[answer.pick].ways == "policy warmup:steps=2"
     assert "--workers 2:2 --mode exact" in answer.command
