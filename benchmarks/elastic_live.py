@@ -77,6 +77,8 @@ def study(cluster: LocalCluster, out: Path, variant: str, seed: int, sample_s: f
     records = [entry.record for entry in read(out / "journal.jsonl")]
     begun = {r.trial: json.dumps(r.config, sort_keys=True) for r in records if isinstance(r, TrialStarted)}
     ended = [r for r in records if isinstance(r, TrialFinished) and r.run is not None]
+    if len(ended) != trials:
+        raise RuntimeError(f"{variant}: {len(ended)} of {trials} trials were trained to their end")
     (end,) = [r for r in records if isinstance(r, StudyFinished)]
     pauses = [r.change.pause_s for r in records if isinstance(r, TrialRegrouped) and r.change.planned]
     return {
