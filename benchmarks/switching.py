@@ -155,8 +155,8 @@ def stretch(ticks: Ticks, run: AgentRun, since: float, workers: int | None, step
     """From when to when so many workers (or any) did ``steps`` steps of their newest unbroken line after ``since``,
     behind its first ``SETTLING``; waits for it.
 
-    Unbroken: a run may grow for a moment as its hosts come. Settling: a worker notes the steps of a round when it
-    trains the last of its learners, all at once; so none is counted across a change from rounds to steps.
+    Unbroken: a run may grow for a moment as its hosts come. A worker notes the steps of a round of learners when it is
+    over, all at once: a stretch begins and ends there.
     """
     found: list[Tick] = []
 

@@ -35,16 +35,18 @@ def train(session):
         optimizer, config["epochs"] * (len(data) // config["batch_size"])
     )
     model, optimizer, decay = session.prepare(model, optimizer, decay)
-    log = TickLog(Path(config["ticks"]))
+    log, told = TickLog(Path(config["ticks"])), 0
     for _ in session.epochs(config["epochs"]):
         for x, y in session.batches(data, batch_size=config["batch_size"], drop_last=True):
+            if session.step > told:  # those of a round of learners count together, when it is over
+                told = session.step
+                log.write(told, session.size, session.rank)
             emulate(len(x))
             session.backward(F.cross_entropy(model(x), y))
             optimizer.step()
             optimizer.zero_grad()
             decay.step()
-            if session.ends_step:
-                log.write(session.step + 1, session.size, session.rank)
+    log.write(session.step, session.size, session.rank)
     right = 0.0
     with torch.no_grad():
         for x, y in session.batches(test, batch_size=1_000, train=False):
