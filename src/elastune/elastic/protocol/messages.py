@@ -188,7 +188,7 @@ class Welcome:
     """You are let in, to do ``spec``. ``joins``: training goes on already, so be warm before you are ``Ready``.
 
     Beat every ``beat_s``, or as often as a quorum's grace, but ``least_beat_s`` apart. Who hears nothing for
-    ``silence_s`` and ten beats is cut off and ends; first it looks for its coordinator, or the next one, for ``grace_s``.
+    ``silence_s`` and ten beats is cut off and ends; it looks for its coordinator, or the next one, for ``grace_s``.
     """
 
     joins: bool
