@@ -11,7 +11,7 @@ from elastune.testing.worker_processes import processes
 
 @pytest.mark.parametrize("num_slots", [0, 4])
 def test_the_slower_way_is_seen_and_all_see_the_same(monkeypatch: pytest.MonkeyPatch, num_slots: int) -> None:
-    """What goes along a ring takes twenty milliseconds more a message; the group's own routes stay."""
+    """What goes along a ring takes a tenth of a second more a message; the group's own routes stay."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     import summing_workers
 
@@ -19,5 +19,5 @@ def test_the_slower_way_is_seen_and_all_see_the_same(monkeypatch: pytest.MonkeyP
         found = [them.hear(rank)[1:] for rank in range(3)]
     (native_s, ring_s, tree_s), routes = found[0]
     assert found == [found[0]] * 3
-    assert ring_s > 0.02 > max(native_s, tree_s)
+    assert ring_s > 0.1 > max(native_s, tree_s)
     assert routes == ((), 512)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 
 import torch
@@ -18,7 +18,7 @@ from elastune.core.slots import cut
 Way = tuple[tuple[Route, ...], int]
 """Routes, and the KiB of a chunk; no routes: the backend's own way, or everybody to everybody."""
 TURNS = 4  # the first of which counts where it is the only one
-ENOUGH_S = 0.1  # of all ways together: what takes longer is not noise
+LONG_S = 0.5  # of all ways together: one turn that takes as long is enough, and so are several
 
 
 def try_ways(group: Group, ways: Sequence[Way], numel: int, num_slots: int = 0) -> list[float]:
@@ -29,46 +29,49 @@ def try_ways(group: Group, ways: Sequence[Way], numel: int, num_slots: int = 0) 
     were. Raises ``GroupBroken``.
     """
     before, times = (group.routes, group.chunk_kib), list[list[float]]()
-    value = torch.zeros(numel)
+    prepared = _exactly if num_slots else _as_it_comes
     try:
-        while len(times) < TURNS and sum(times[-1] if times else ()) < ENOUGH_S:
+        while len(times) < TURNS and sum(map(sum, times)) < LONG_S:
             times.append([])
             for group.routes, group.chunk_kib in ways:
-                told = group.gather_floats([_summed_s(group, value, num_slots)])
-                times[-1].append(sum(seconds for (seconds,) in told) / group.size)
+                sum_up, settle = prepared(group, numel, num_slots)
+                group.all_reduce(torch.zeros(1)).wait()  # now all have room for it
+                started = time.perf_counter()
+                try:
+                    sum_up()
+                    seconds = time.perf_counter() - started
+                finally:
+                    settle()
+                told = group.gather_floats([seconds])
+                times[-1].append(sum(own_s for (own_s,) in told) / group.size)
     finally:
         group.routes, group.chunk_kib = before
     return [median(own) for own in zip(*(times[1:] or times), strict=True)]
 
 
-def _summed_s(group: Group, value: torch.Tensor, num_slots: int) -> float:
-    """Seconds of one sum, where there is room for it already."""
-    summed = _exactly if num_slots else _as_it_comes
-    group.all_reduce(torch.zeros(1)).wait()
-    return summed(group, value, num_slots)
+Step = Callable[[], object]
 
 
-def _as_it_comes(group: Group, value: torch.Tensor, num_slots: int) -> float:
+def _as_it_comes(group: Group, numel: int, num_slots: int) -> tuple[Step, Step]:
+    """How to sum, and what has to be done behind it."""
+    value = torch.zeros(numel)
     if not group.routes:
-        started = time.perf_counter()
-        group.all_reduce(value).wait()
-        return time.perf_counter() - started
+        return lambda: group.all_reduce(value).wait(), lambda: None
     relay = Relay(group, value, NUMBER)
-    started = time.perf_counter()
-    relay.start([value], value)
-    try:
+
+    def sum_up() -> None:
+        relay.start([value], value)
         relay.wait()
-        return time.perf_counter() - started
-    finally:
-        relay.settle()
+
+    return sum_up, relay.settle
 
 
-def _exactly(group: Group, value: torch.Tensor, num_slots: int) -> float:
-    reducer = ExactReducer([value], num_slots, group, lane=NUMBER)
-    started = time.perf_counter()
-    try:
-        reducer.begin_with({slot: [value] for slot in cut(num_slots, group.size)[group.rank]})
+def _exactly(group: Group, numel: int, num_slots: int) -> tuple[Step, Step]:
+    reducer = ExactReducer([torch.zeros(numel)], num_slots, group, lane=NUMBER)
+    value, slots = torch.zeros(numel), cut(num_slots, group.size)[group.rank]
+
+    def sum_up() -> None:
+        reducer.begin_with({slot: [value] for slot in slots})
         reducer.finish()
-        return time.perf_counter() - started
-    finally:
-        reducer.drain()
+
+    return sum_up, reducer.drain

@@ -11,9 +11,10 @@ from typing import Any, cast
 import pytest
 
 from elastune.comm.comms import Comms, replicated
-from elastune.comm.group import Group
+from elastune.comm.group import Group, GroupBroken
 from elastune.core.clock import SystemClock
 from elastune.core.run import Means, Program, RunSpec
+from elastune.core.sync_plan import SyncPlan
 from elastune.core.topology import Topology
 from elastune.journal.records import TopologyLaid
 from elastune.train.adapt import routing as routing_module
@@ -85,9 +86,16 @@ class Worker:
             self.routing.lay(self.comms)
         return rows
 
+    @property
+    def dealt_by(self) -> int:
+        return self.view
+
+    def say(self, doing: str, step: int, size_bytes: int, what: str) -> None:
+        assert (doing, what) == ("gathering", routing_module.SETTLING)
+
     def settle(self) -> None:
-        regroup = SimpleNamespace(regroup=lambda comms: None)
-        self.routing.settle(cast(Any, SimpleNamespace(sync=regroup, gradient_bytes=1 << 20)))
+        sync = SimpleNamespace(regroup=lambda comms: None, plan=SyncPlan())
+        self.routing.settle(cast(Any, SimpleNamespace(sync=sync, gradient_bytes=1 << 20)))
         self.meeting.gather(self.rank, (), "the next step")
 
 
@@ -109,6 +117,41 @@ def test_what_is_proposed_is_used_where_it_is_seen_to_take_less(
         thread.join(60)
     assert [str(worker.routing._auto) for worker in two] == [used] * 2
     assert [worker.routing._probed for worker in two] == [1, 1], "not measured again until something changes"
+
+
+def test_who_breaks_off_a_trial_begins_again_in_the_next_view(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And while a round goes on without the lost one nothing is settled at all."""
+    tries: list[int] = []
+
+    def broken(group: Group, ways: Any, numel: int, num_slots: int) -> list[float]:
+        tries.append(alone.view)
+        if len(tries) == 1:
+            alone.view = 2
+            alone.routing.lay(alone.comms)
+            raise GroupBroken("a worker has died")
+        return [0.2, 0.1]
+
+    monkeypatch.setattr(routing_module, "try_ways", broken)
+    monkeypatch.setattr(routing_module, "unlike", lambda rows: {})
+    monkeypatch.setattr(routing_module, "probe_links", lambda group, hosts: [0.0, 1e6, 0.0, 1e6])
+    monkeypatch.setattr(routing_module, "adds_up", lambda group: True)
+    proposed = Topology("star"), {"star": 0.1, "native": 0.2}
+    monkeypatch.setattr(routing_module, "best", lambda sums, links, now: proposed)
+
+    class Alone(Worker):
+        dealt_by = 0
+
+        def gather(self, values: Sequence[float], what: str) -> list[list[float]]:
+            return [list(values)] * 2
+
+    alone = Alone(Meeting(lost=99), 0)
+    sync = SimpleNamespace(regroup=lambda comms: None, plan=SyncPlan())
+    trained = cast(Any, SimpleNamespace(sync=sync, gradient_bytes=1 << 20))
+    alone.routing.settle(trained)
+    assert (tries, alone.routing._probed) == ([], -1)
+    Alone.dealt_by = 1
+    alone.routing.settle(trained)
+    assert (tries, alone.routing._probed, str(alone.routing._auto)) == ([1, 2], 2, "star")
 
 
 @pytest.mark.parametrize("lost", [1, 2, 3, 4, 5])

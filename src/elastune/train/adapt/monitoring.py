@@ -150,8 +150,9 @@ class Monitoring:
         return self._states
 
     def load(self, states: dict[str, Any]) -> None:
-        """Go on from ``states``; a monitor that they do not have begins."""
-        self._states |= {name: states[name] for name in self._states if name in states}
+        """Go on from ``states``; a monitor that they do not have, or of another version, begins."""
+        alike = [name for name, own in self._states.items() if name in states and set(states[name]) == set(own)]
+        self._states |= {name: states[name] for name in alike}
         self._signals = None
 
 

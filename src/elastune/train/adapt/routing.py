@@ -8,6 +8,7 @@ routes and on those in use decides. All workers choose alike, from what all have
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 from elastune.comm.comms import Comms
@@ -34,6 +35,7 @@ SETTLING = "how sums travel"
 WRONG_SUM = "has another sum than the numbers of all have"
 MEASURES, CHECKS, TRIES = 0.0, 1.0, 2.0
 """What a worker does in the one kind of gather that there is here: after a loss another may do another thing."""
+LONGEST_S = 0.3  # of one sum that is tried, by the model: all wait meanwhile
 SHORTER = 0.95  # routes are used that have been seen to take no more than so much of what those in use take
 
 
@@ -113,8 +115,11 @@ class Routing:
         Whoever completes a gather after a loss has the rows of those before: what they say decides, alike everywhere.
         Where one worker has completed what another has not, they are of different minds as to what comes next. So all
         gather by one name, say what they do, and begin again here until all do the same in the view that there is. What
-        a death breaks otherwise ends likewise: all come here again. Raises ``RoutesDiffer``.
+        a death breaks otherwise ends likewise: all come here again. While a round goes on without some who were lost in
+        it nothing is settled: who has begun it does not come here before its end. Raises ``RoutesDiffer``.
         """
+        if self._workers.dealt_by != self._workers.view:
+            return
         self._measure(trained)
         while self._unchecked and self._in_use and self._workers.synchronised and not self._checked():
             self._measure(trained)
@@ -199,13 +204,14 @@ class Routing:
         names = tuple(dict.fromkeys(comms.hosts))
         first = [rows[comms.hosts.index(name)][2:] for name in names]
         links = HostLinks.steadied(names, [row[::2] for row in first], [row[1::2] for row in first])
-        numel = max(1, min(trained.gradient_bytes, BUCKET_BYTES) // ITEM_BYTES)
-        sums = Sums(numel, ITEM_BYTES, comms.hosts, means.num_slots if means.mode == "exact" else 0)
+        numel, plan = max(1, min(trained.gradient_bytes, BUCKET_BYTES) // ITEM_BYTES), trained.sync.plan
+        num_slots = plan.learners if plan.in_rounds else means.num_slots if means.mode == "exact" else 0
+        sums = Sums(numel, ITEM_BYTES, comms.hosts, num_slots)
         chosen, seconds = best(sums, links, self._auto)
         if chosen == self._auto:
             return
         try:
-            tried = self._try(sums, (self._auto, chosen))
+            tried = self._try(sums, {way: seconds[str(way)] for way in (self._auto, chosen)})
         except GroupBroken:
             tried = []
         if not tried:
@@ -221,14 +227,17 @@ class Routing:
             self.lay(comms, chosen, measured)
             trained.sync.regroup(comms)
 
-    def _try(self, sums: Sums, ways: Sequence[Topology]) -> Sequence[float]:
-        """Seconds of ``sums`` on each of ``ways``, the same on all workers; none where not all have tried them.
+    def _try(self, sums: Sums, modelled: Mapping[Topology, float]) -> Sequence[float]:
+        """Seconds of ``sums``, or of as many numbers as take no longer than ``LONGEST_S`` by the model, on each of the
+        ways that were ``modelled``. The same on all workers; none where not all have tried them.
 
         Raises ``GroupBroken``.
         """
         group = self._workers.comms.group("data")
-        laid = [(routes_of(way, group.size, sums.hosts), way.chunk_kib) for way in ways]
-        rows = self._gather(TRIES, try_ways(group, laid, sums.numel, sums.num_slots))
+        laid = [(routes_of(way, group.size, sums.hosts), way.chunk_kib) for way in modelled]
+        numel = math.ceil(sums.numel * min(1.0, LONGEST_S / max(modelled.values())))
+        self._workers.say("gathering", self._progress.position.step, numel * ITEM_BYTES, SETTLING)
+        rows = self._gather(TRIES, try_ways(group, laid, numel, sums.num_slots))
         return rows[0][2:] if rows else []
 
     @staticmethod
