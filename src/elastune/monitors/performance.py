@@ -107,13 +107,16 @@ class Performance(Monitor):
         data_s, compute_s, reduce_s, wait_s = (list(part) for part in zip(*rows, strict=True))
         step_s = [sum(parts) for parts in zip(data_s, compute_s, reduce_s, wait_s, strict=True)]
         busy = [(d + c) / s for d, c, s in zip(data_s, compute_s, step_s, strict=True)]
+        step = _median(step_s)
+        throughput = batch / step.value
+        error = None if step.error is None else throughput * (step.error / step.value)
         told = {
-            "step_s": _median(step_s),
+            "step_s": step,
             "data_s": _median(data_s),
             "compute_s": _median(compute_s),
             "reduce_s": _median(reduce_s),
             "wait_s": _median(wait_s),
-            "throughput": _median([batch / s for s in step_s]),
+            "throughput": Signal(throughput, error),
             "busy_share": _median(busy),
         }
         stragglers = [(excess, rank) for rank, (times, excess) in enumerate(state["slow"]) if times >= self.patience]

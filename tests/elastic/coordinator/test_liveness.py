@@ -88,9 +88,10 @@ def test_who_waits_where_others_can_do_without_it_may_not_be_silent_for_long() -
 
 
 def test_who_beats_oftener_is_missed_sooner() -> None:
-    """Each by its own pace: one that has not been in such a round yet beats as all workers do."""
-    peers = WorkerConnections(BEAT_S, 30.0)
-    for worker, every_s in enumerate((0.0, 0.1, 0.0)):
+    """Each by its own pace: one that has not been in such a round yet beats as all workers do. One whose process cannot
+    be seen has as long as these."""
+    peers = WorkerConnections(BEAT_S, 30.0, lambda worker: None if worker == 3 else Vitals("T", 1.0))
+    for worker, every_s in enumerate((0.0, 0.1, 0.0, 0.1)):
         peers.add(worker, NOBODYS, "", 0.0)
         peers.heard(worker, 0.0, Beat(6, "reducing", every_s=every_s))
         peers.beaten(worker, Beat(6, "reducing", every_s=every_s), 0.0)
@@ -99,7 +100,21 @@ def test_who_beats_oftener_is_missed_sooner() -> None:
     for at in (twentieth / 20 for twentieth in range(1, 41)):
         peers.heard(0, at, Beat(6, "reducing"))
         found |= {worker: at for worker in peers.silent(at, at) if worker not in found}
-    assert found == {1: 0.4, 2: 1.6}
+    assert found == {1: 0.4, 2: 1.6, 3: 1.6}
+
+
+def test_a_grace_that_has_become_longer_counts_before_the_pace_does() -> None:
+    peers = WorkerConnections(BEAT_S, 30.0, lambda worker: Vitals("T", 1.0))
+    for worker in (0, 1):
+        peers.add(worker, NOBODYS, "", 0.0)
+        peers.heard(worker, 0.0, Beat(6, "reducing", every_s=0.05))
+        peers.beaten(worker, Beat(6, "reducing", every_s=0.05), 0.0)
+        peers.waits(0.5, worker, 6, 0.4, 0.0)
+    found = []
+    for at in (twentieth / 20 for twentieth in range(1, 41)):
+        peers.heard(0, at, Beat(6, "reducing"))
+        found += [at for worker in peers.silent(at, at) if worker == 1]
+    assert found[0] == 1.6
 
 
 def test_who_is_silent_and_has_not_come_where_others_wait_is_given_up_a_beat_later() -> None:

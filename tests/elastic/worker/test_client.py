@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from elastune.core.errors import UserError
+from elastune.core.sync_plan import SyncPlan
 from elastune.elastic.coordinator.coordinator import Coordinator
 from elastune.elastic.protocol import transport
 from elastune.elastic.protocol.messages import ResizeAsked
@@ -240,6 +241,23 @@ def test_doing_is_cheap_and_told(coordinator: Coordinator) -> None:
         peer = coordinator._peers.get(0)
         assert peer is not None
         eventually(lambda: (peer.beat.step, peer.beat.doing, peer.beat.size_bytes) == (19_999, "reducing", 99))
+
+
+@pytest.mark.parametrize(("grace", "every_s"), [(0.07, 0.07), (0.0, 0.05), (9.0, 0.5)])
+def test_from_the_first_round_with_a_quorum_on_beats_come_as_often_as_its_grace(grace: float, every_s: float) -> None:
+    """But no more often than 20 times a second, and no more seldom than without one."""
+    with coordinating(1, heartbeat_s=60.0) as coordinator, members(coordinator, 0) as (first,):
+        peer = coordinator._peers.get(0)
+        assert peer is not None
+        eventually(lambda: peer.beat.every_s == 0.5)
+        first.took_round(1, 0, 1, SyncPlan("local", 4, 3, quorum=3, grace=grace), 1, 0.1)
+        eventually(lambda: peer.beat.every_s == every_s)
+        came = set[float]()
+        until = time.monotonic() + 1.0
+        while time.monotonic() < until:
+            came.add(peer.beat_at)
+            time.sleep(0.005)
+        assert (len(came) > 6) == (every_s < 0.1)
 
 
 @pytest.mark.parametrize("address", ["", "nowhere", "host:", ":5", "host:99999", "host:5x", "host:-1"])

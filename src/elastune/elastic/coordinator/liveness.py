@@ -161,7 +161,8 @@ class WorkerConnections:
         """
         if (peer := self._peers.get(worker)) is None:
             return
-        beat_s = peer.beat.every_s or beat_s
+        if self._vitals_of(worker) is not None:  # else silence is all that tells, and a network may be as long silent
+            beat_s = max(peer.beat.every_s or beat_s, min(beat_s, grace_s))  # a grace may just have become longer
         peer.stands_at = step
         peer.waits_s = min(self._heartbeat_s, grace_s + BEATS_WAITED_FOR * beat_s)
         self._least_due_s = min(self._least_due_s, peer.waits_s)

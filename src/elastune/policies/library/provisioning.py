@@ -144,7 +144,7 @@ class Provisioning(Policy):
     Args:
         threshold: What an added worker must bring, as a part of what one worker brought before.
         add: How many workers to add at a time.
-        settle: Steps with a number of workers before it is judged. The monitor's median of the newest 20 decides.
+        settle: Steps with a number of workers before it is judged. The monitor's median decides.
         retry: Steps before it tries again; 0: never. A change of batch also ends the wait.
         wait_s: Seconds of training to wait for workers that were asked for. After that it stays with the present
             workers, and measures late ones when they come.
