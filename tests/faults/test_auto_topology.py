@@ -57,6 +57,20 @@ def test_a_link_turns_slow_and_a_worker_dies(
     assert slow, "the link turned slow while it trained"
 
 
+def test_a_worker_dies_while_routes_are_tried(
+    cluster: LocalCluster, four_hosts: NamespaceLauncher, tmp_path: Path
+) -> None:
+    """Nothing is sent along routes before they are tried: its first message of this kind is in the trial."""
+    alone = Runs(cluster, tmp_path / "alone", PROGRAM)(1, **WIDE)
+    four_hosts.network.hosts[3].slow("60mbit")
+    ran = HostRuns(four_hosts, tmp_path / "hosts", PROGRAM)(
+        4, faults=["kill 2 0 relaying"], means={"topology": "auto"}, **WIDE
+    )
+    assert ran.sha256 == alone.sha256
+    assert ran.ledger.exact
+    assert ran.lost == [2]
+
+
 def test_routes_change_where_a_link_turns_slow_and_back_and_the_journal_says_why(
     cluster: LocalCluster, four_hosts: NamespaceLauncher, tmp_path: Path
 ) -> None:

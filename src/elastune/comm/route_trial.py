@@ -17,6 +17,7 @@ from elastune.core.slots import cut
 
 Way = tuple[tuple[Route, ...], int]
 """Routes, and the KiB of a chunk; no routes: the backend's own way, or everybody to everybody."""
+Action = Callable[[], object]
 TURNS = 4  # the first of which counts where it is the only one
 LONG_S = 0.5  # of all ways together: one turn that takes as long is enough, and so are several
 
@@ -49,11 +50,8 @@ def try_ways(group: Group, ways: Sequence[Way], numel: int, num_slots: int = 0) 
     return [median(own) for own in zip(*(times[1:] or times), strict=True)]
 
 
-Step = Callable[[], object]
-
-
-def _as_it_comes(group: Group, numel: int, num_slots: int) -> tuple[Step, Step]:
-    """How to sum, and what has to be done behind it."""
+def _as_it_comes(group: Group, numel: int, num_slots: int) -> tuple[Action, Action]:
+    """How to sum, and what has to be done behind it. In no order, so that ``num_slots`` is 0."""
     value = torch.zeros(numel)
     if not group.routes:
         return lambda: group.all_reduce(value).wait(), lambda: None
@@ -66,7 +64,8 @@ def _as_it_comes(group: Group, numel: int, num_slots: int) -> tuple[Step, Step]:
     return sum_up, relay.settle
 
 
-def _exactly(group: Group, numel: int, num_slots: int) -> tuple[Step, Step]:
+def _exactly(group: Group, numel: int, num_slots: int) -> tuple[Action, Action]:
+    """The same in the order of the canonical tree."""
     reducer = ExactReducer([torch.zeros(numel)], num_slots, group, lane=NUMBER)
     value, slots = torch.zeros(numel), cut(num_slots, group.size)[group.rank]
 
