@@ -1,27 +1,38 @@
-"""Optuna's Gaussian process at a fraction of its price: the same model and acquisition, fitted and searched otherwise.
+"""Optuna's Gaussian process with warped inputs, fitted and searched at a fraction of its price.
 
 Where a proposal of ``GPSampler`` spends its time, at 100 trials: in evaluations of one point at a time, of which the
 line search along each parameter with many whole values makes hundreds, and the ascents of ten starts hundreds more
 (together only where greenlet is installed); and in fits that begin anew. Here all starts climb together, parameters
-with many values climb as if they were continuous, and kernels come from ``kernel_fit``. It uses what the class offers
-for this: ``_optimize_acqf`` ("advanced users can override this method"), the kernels from which its own fit begins,
-and the numbers of its samples. None of that is Optuna's public interface, so pyproject.toml names the versions.
+with many values climb as if they were continuous, and processes come from ``kernel_fit``. Acquisition functions are
+Optuna's, as is what is not said here. None of that is Optuna's public interface, so pyproject.toml names the versions.
 
 A proposal is a function of the study and the seed: nothing is kept from one to the next that could change it.
 """
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
+from optuna._gp.acqf import (
+    BaseAcquisitionFunc,
+    LogCEHVI,
+    LogCEI,
+    LogEHVI,
+    LogEI,
+    qLogCEHVI,
+    qLogCEI,
+    qLogEHVI,
+    qLogEI,
+)
+from optuna._gp.gp import GPRegressor, fit_kernel_params
 from optuna._gp.search_space import SearchSpace
 from optuna._gp.thread_limiting import limit_threads_in_optimization
 from optuna.distributions import BaseDistribution
 from optuna.samplers import GPSampler
-from optuna.samplers._gp.sampler import _standardize_values
+from optuna.samplers._gp.sampler import _MAX_QMC_SEED_VALUE, EPS, _get_params, _standardize_values
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial
 from scipy.optimize import minimize
@@ -29,12 +40,21 @@ from scipy.optimize import minimize
 from elastune.search.samplers.kernel_fit import fit
 from elastune.search.space.objective import Floats
 
-if TYPE_CHECKING:
-    from optuna._gp.acqf import BaseAcquisitionFunc
+ACQUISITIONS: dict[tuple[bool, bool, bool], Callable[..., BaseAcquisitionFunc]] = {
+    (False, False, False): LogEI,
+    (False, False, True): qLogEI,
+    (False, True, False): LogCEI,
+    (False, True, True): qLogCEI,
+    (True, False, False): LogEHVI,
+    (True, False, True): qLogEHVI,
+    (True, True, False): LogCEHVI,
+    (True, True, True): qLogCEHVI,
+}
+"""Several objectives? constraints? running trials?"""
 
 CANDIDATES = 512  # where climbing may begin; Optuna's are 2,048
 STARTS = 6  # of them, the best ones of the trials included; Optuna's are 10
-FANTASIES = 64  # samples of what running trials may reach; Optuna's are 128
+FANTASIES = 64  # samples of what trials may reach; Optuna's are 128
 ROUNDS = 2  # of climbing along what is continuous and choosing among what is not
 STEPS = 30  # of a climb
 FEW = 16  # values of a parameter that are all tried; as in Optuna
@@ -46,7 +66,6 @@ class GaussianSampler(GPSampler):
     def __init__(self, seed: int) -> None:
         super().__init__(seed=seed, warn_independent_sampling=False)
         self._n_local_search = STARTS
-        self._n_qmc_samples_ehvi = FANTASIES
 
     def _sample_relative_impl(
         self,
@@ -57,30 +76,55 @@ class GaussianSampler(GPSampler):
     ) -> dict[str, Any]:
         space = SearchSpace(search_space)
         points = space.get_normalized_params(completed_trials)
+        asked = [_get_params(trial) for trial in running_trials]
+        running = space.get_normalized_params(running_trials, asked) if asked else None
         signs = [-1.0 if direction == StudyDirection.MINIMIZE else 1.0 for direction in study.directions]
-        values = np.array([trial.values for trial in completed_trials]) * signs
+        scores = _standardize_values(np.array([trial.values for trial in completed_trials]) * signs)[0]
         broken = np.array([list(trial.constraints.values()) for trial in completed_trials])
         with limit_threads_in_optimization():  # all of it: sums over threads round by their number
-            self._gprs_cache_list = self._fitted(space, points, values)
-            if broken.size:
-                self._constraints_gprs_cache_list = self._fitted(space, points, -broken)
-            found: dict[str, Any] = super()._sample_relative_impl(study, completed_trials, running_trials, search_space)
+            acquisition, best = self._acquisition(space, points, scores, broken, running)
+            found: dict[str, Any] = space.get_unnormalized_param(self._optimize_acqf(acquisition, best))
         return found
 
-    def _fitted(self, space: SearchSpace, points: Floats, columns: Floats) -> list[Any] | None:
-        """Where Optuna's fits are to begin, which is where they will end; None: where they please."""
-        kernels = [
+    def _acquisition(
+        self, space: SearchSpace, points: Floats, scores: Floats, broken: Floats, running: Floats | None
+    ) -> tuple[BaseAcquisitionFunc, Floats | None]:
+        """What is to be maximised, and good points to begin at: of trials at ``points`` (n, d) of the unit cube.
+
+        ``scores`` (n, objectives) are standardised, the more the better; ``broken`` (n, constraints) are violations.
+        """
+        several, rng = scores.shape[1] > 1, self._rng.rng
+        feasible = np.all(broken <= 0, axis=1) if broken.size else np.full(len(points), True)
+        told, points_told = scores[feasible], points[feasible]
+        given: dict[str, Any] = {"search_space": space}
+        if several:
+            baseline = torch.from_numpy(told) if len(told) else None
+            given |= {"gpr_list": self._fitted(space, points, scores), "n_qmc_samples": FANTASIES}
+            given["Y_feasible" if broken.size else "Y_train"] = baseline
+        else:
+            given |= {"gpr": self._fitted(space, points, scores)[0], "threshold": told.max(initial=-np.inf)}
+        if broken.size:
+            allowed, means, spreads = _standardize_values(-broken)
+            given["constraints_gpr_list"] = self._fitted(space, points, allowed)
+            given["constraints_threshold_list"] = list(-means / np.maximum(EPS, spreads))
+        if running is not None:
+            given |= {"normalized_params_of_running_trials": running, "n_qmc_samples": FANTASIES}
+        if several or running is not None:
+            given["qmc_seed"] = rng.randint(_MAX_QMC_SEED_VALUE)
+        acquisition = ACQUISITIONS[several, bool(broken.size), running is not None](**given)
+        if not len(told):
+            return acquisition, None
+        if several:
+            return acquisition, self._get_best_params_for_multi_objective(points_told, told)
+        return acquisition, points_told[[int(np.argmax(told))]]
+
+    def _fitted(self, space: SearchSpace, points: Floats, columns: Floats) -> list[GPRegressor]:
+        """A process for each of the standardised ``columns``; Optuna's own where none is found that warps."""
+        return [
             fit(points, column, space.is_categorical, self._minimum_noise)
-            for column in _standardize_values(columns)[0].T
+            or fit_kernel_params(points, column, space.is_categorical, self._log_prior, self._minimum_noise, False)
+            for column in columns.T
         ]
-        found = []
-        for kernel in kernels:
-            if kernel is None:
-                return None
-            numbers = (kernel.inverse_squared_lengthscales, kernel.scale, kernel.noise)
-            lengths, scale, noise = (torch.tensor(number, dtype=torch.float64) for number in numbers)
-            found.append(SimpleNamespace(inverse_squared_lengthscales=lengths, kernel_scale=scale, noise_var=noise))
-        return found
 
     def _optimize_acqf(self, acqf: BaseAcquisitionFunc, best_params: Floats | None) -> Floats:
         rng: np.random.RandomState = self._rng.rng
