@@ -127,3 +127,13 @@ def test_only_open_trials_are_estimated():
     suggester.tell(0, finished(0))
     with pytest.raises(ValueError, match="not open"):
         suggester.estimate(0, (0.1, 1.0))
+
+
+def test_a_first_failure_among_estimates_alone_costs_no_proposal():
+    search, _ = twins("gp")
+    for _ in range(12):
+        search.ask()
+    for number in range(11):
+        search.estimate(number, (0.3 + 0.01 * number, 2.0 + number))
+    search.tell(11, finished(11, state="infeasible"))
+    assert search.ask().params

@@ -3,8 +3,9 @@
 Where a proposal of ``GPSampler`` spends its time, at 100 trials: in evaluations of one point at a time, of which the
 line search along each parameter with many whole values makes hundreds, and the ascents of ten starts hundreds more
 (together only where greenlet is installed); and in fits that begin anew. Here all starts climb together, parameters
-with many values climb as if they were continuous, and processes come from ``kernel_fit``. Acquisition functions are
-Optuna's, as is what is not said here. None of that is Optuna's public interface, so pyproject.toml names the versions.
+with many values climb as if they were continuous, and processes come from ``kernel_fit``. Processes are of Optuna's
+kind, and what is maximised are Optuna's acquisition functions. Neither is its public interface, so pyproject.toml names
+the versions.
 
 A proposal is a function of the study and the seed: nothing is kept from one to the next that could change it.
 """
@@ -54,7 +55,8 @@ ACQUISITIONS: dict[tuple[bool, bool, bool], Callable[..., BaseAcquisitionFunc]] 
 
 CANDIDATES = 512  # where climbing may begin; Optuna's are 2,048
 STARTS = 6  # of them, the best ones of the trials included; Optuna's are 10
-FANTASIES = 64  # samples of what trials may reach; Optuna's are 128
+FANTASIES = 64  # samples of what trials may reach, where there are several objectives; Optuna's are 128
+STABLE = 1e-6  # variance that is added where a covariance cannot be factored; Optuna's is 1e-12
 ROUNDS = 2  # of climbing along what is continuous and choosing among what is not
 STEPS = 30  # of a climb
 FEW = 16  # values of a parameter that are all tried; as in Optuna
@@ -99,7 +101,7 @@ class GaussianSampler(GPSampler):
         given: dict[str, Any] = {"search_space": space}
         if several:
             baseline = torch.from_numpy(told) if len(told) else None
-            given |= {"gpr_list": self._fitted(space, points, scores), "n_qmc_samples": FANTASIES}
+            given["gpr_list"] = self._fitted(space, points, scores)
             given["Y_feasible" if broken.size else "Y_train"] = baseline
         else:
             given |= {"gpr": self._fitted(space, points, scores)[0], "threshold": told.max(initial=-np.inf)}
@@ -108,10 +110,15 @@ class GaussianSampler(GPSampler):
             given["constraints_gpr_list"] = self._fitted(space, points, allowed)
             given["constraints_threshold_list"] = list(-means / np.maximum(EPS, spreads))
         if running is not None:
-            given |= {"normalized_params_of_running_trials": running, "n_qmc_samples": FANTASIES}
+            given["normalized_params_of_running_trials"] = running
         if several or running is not None:
+            given["n_qmc_samples"] = FANTASIES if several else self._n_qmc_samples_qei
             given["qmc_seed"] = rng.randint(_MAX_QMC_SEED_VALUE)
-        acquisition = ACQUISITIONS[several, bool(broken.size), running is not None](**given)
+        kind = ACQUISITIONS[several, bool(broken.size), running is not None]
+        try:
+            acquisition = kind(**given)
+        except RuntimeError:  # running trials so much alike that their covariance cannot be factored
+            acquisition = kind(**given, stabilizing_noise=STABLE)
         if not len(told):
             return acquisition, None
         if several:
@@ -120,11 +127,14 @@ class GaussianSampler(GPSampler):
 
     def _fitted(self, space: SearchSpace, points: Floats, columns: Floats) -> list[GPRegressor]:
         """A process for each of the standardised ``columns``; Optuna's own where none is found that warps."""
-        return [
-            fit(points, column, space.is_categorical, self._minimum_noise)
-            or fit_kernel_params(points, column, space.is_categorical, self._log_prior, self._minimum_noise, False)
-            for column in columns.T
-        ]
+        named, least_noise = space.is_categorical, self._minimum_noise
+        found: list[GPRegressor] = []
+        for column in columns.T:
+            process: GPRegressor | None = fit(points, column, named, least_noise)
+            if process is None:
+                process = fit_kernel_params(points, column, named, self._log_prior, least_noise, False)
+            found.append(process)
+        return found
 
     def _optimize_acqf(self, acqf: BaseAcquisitionFunc, best_params: Floats | None) -> Floats:
         rng: np.random.RandomState = self._rng.rng
@@ -173,7 +183,7 @@ def _best(acqf: BaseAcquisitionFunc, *rows: Floats) -> Floats:
 
 
 def _ascend(acqf: BaseAcquisitionFunc, at: Floats, smooth: list[int]) -> Floats:
-    """All rows at once, along the ``smooth`` coordinates, each by the length on which it counts."""
+    """All rows at once, along the ``smooth`` coordinates, in units of their lengths (the mean slope of a warp is 1)."""
     unit = acqf.length_scales[smooth]
 
     def loss(flat: Floats) -> tuple[float, Floats]:

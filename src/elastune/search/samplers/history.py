@@ -157,7 +157,7 @@ class History:
         before = self._known(index)
         self._estimates.pop(index, None)
         self._outcomes[index] = outcome
-        self._stale = self._stale or (len(self._outcomes) > 1 and bool(new_keys))
+        self._stale = self._stale or (len(self._outcomes) + len(self._estimates) > 1 and bool(new_keys))
         self._learn(index, before)
 
     def estimate(self, index: int, outcome: Outcome) -> None:

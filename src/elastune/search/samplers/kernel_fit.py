@@ -20,12 +20,15 @@ from elastune.search.samplers.warped import SPREAD, Warp, WarpedProcess, squared
 from elastune.search.space.objective import Floats
 
 FIRST = 48  # trials that the fit begins on
-GRADIENT = 1e-2  # as Optuna's: a larger one ends the search too soon, a smaller one changes no proposal
+GRADIENT = 1e-2  # where the search ends; as Optuna's
 REMEMBERED = 32
 
 
 def fit(points: Floats, values: Floats, categorical: NDArray[np.bool_], least_noise: float) -> WarpedProcess | None:
-    """The process of ``values`` (n,), standardised, at ``points`` (n, d) of the unit cube; None where none is found."""
+    """The process of ``values`` (n,), standardised, at ``points`` (n, d) of the unit cube; None where none is found.
+
+    Each call makes a process of its own.
+    """
     n, d = points.shape
     x, y = np.ascontiguousarray(points, dtype=np.float64), np.ascontiguousarray(values, dtype=np.float64)
     raw = _remembered(x.tobytes(), y.tobytes(), tuple(map(bool, categorical)), n, d, least_noise)
@@ -34,7 +37,10 @@ def fit(points: Floats, values: Floats, categorical: NDArray[np.bool_], least_no
     whole = torch.tensor(raw, dtype=torch.float64).exp()
     warp = Warp(whole[d + 2 : 2 * d + 2], whole[2 * d + 2 :], torch.tensor(categorical))
     scale, noise = float(whole[d]), float(whole[d + 1]) + least_noise
-    return WarpedProcess(torch.tensor(x), torch.tensor(y), whole[:d], scale, noise, warp)
+    try:
+        return WarpedProcess(torch.tensor(x), torch.tensor(y), whole[:d], scale, noise, warp)
+    except RuntimeError:  # its covariance cannot be factored
+        return None
 
 
 def forget() -> None:
@@ -55,12 +61,12 @@ def _remembered(
     points = torch.frombuffer(bytearray(x), dtype=torch.float64).reshape(n, d)
     values = torch.frombuffer(bytearray(y), dtype=torch.float64)
     raw = np.zeros(3 * d + 2)
-    raw[d + 1] = math.log(1.0 - 0.99 * least_noise)
     parts = [slice(None)] if n < 2 * FIRST else [slice(None, None, -(-n // FIRST)), slice(None)]
     for part in parts:
         loss = posterior_loss(points[part], values[part], categorical, least_noise)
-        found = minimize(loss, raw, jac=True, method="l-bfgs-b", options={"gtol": 0.9 * GRADIENT})
-        if not (found.success and np.all(np.isfinite(found.x))):
+        found = minimize(loss, raw, jac=True, method="l-bfgs-b", options={"gtol": GRADIENT})
+        # A line search that breaks off has found something, too.
+        if not (math.isfinite(found.fun) and np.all(np.isfinite(found.x))):
             return None
         raw = found.x
     return tuple(map(float, raw))
@@ -103,7 +109,8 @@ def posterior_loss(
         by_bend = torch.cat([(by_point * slope).sum(0) for slope in warp.slopes(points)]) - bends / SPREAD**2
         prior = -float((0.1 / inverse + 0.1 * inverse).sum()) - float(bends @ bends) / (2 * SPREAD**2)
         prior += math.log(scale) - scale + 0.1 * math.log(noise) - 30 * noise
-        gradient = torch.cat([by_length * inverse, torch.tensor([by_scale * scale, by_noise * excess]), by_bend])
+        by_numbers = torch.tensor([by_scale * scale, by_noise * excess], dtype=torch.float64)
+        gradient = torch.cat([by_length * inverse, by_numbers, by_bend])
         return -fits - prior, -gradient.numpy()
 
     return loss

@@ -5,7 +5,7 @@ weight decay between 0 and 0.1 happens below 0.01, it is wrong about one end or 
 through a function that rises from 0 to 1 and may bend at either end: the distribution function of Kumaraswamy,
 1 - (1 - x^a)^b (Snoek et al. 2014, "Input Warping for Bayesian Optimization of Non-stationary Functions", who use the
 beta distribution's; Cowen-Rivers et al. 2022, "HEBO", who use this one, as its derivatives are closed). With a = b = 1
-nothing changes. Categories stay as they are.
+it is a straight line. Categories stay as they are.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from optuna._gp.gp import GPRegressor
 
-EDGE = 1e-6  # how near to 0 and 1 a parameter comes: beyond, the slopes of a bend have no bound
-SPREAD = 0.5  # standard deviation, beforehand, of the logarithms of a and b around 0
+EDGE = 1e-6  # the cube shrinks by so much on all sides: at 0 and 1 themselves the slopes of a bend have no bound
+SPREAD = 0.5  # standard deviation, beforehand, of the logarithms of a and b around 0; HEBO's is 0.55
 
 
 @dataclass(frozen=True)
@@ -29,17 +29,21 @@ class Warp:
 
     def __call__(self, points: torch.Tensor) -> torch.Tensor:
         """Points (..., d) of the unit cube, warped."""
-        inside = points.clamp(EDGE, 1 - EDGE)
+        inside = self._inside(points)
         return torch.where(self.categorical, points, 1 - (1 - inside**self.a) ** self.b)
 
     def slopes(self, points: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The derivatives of warped points (n, d) by the logarithms of a and of b, (n, d) each."""
-        inside = points.clamp(EDGE, 1 - EDGE)
+        inside = self._inside(points)
         power = inside**self.a
         left = 1 - power
         by_a = self.a * self.b * left ** (self.b - 1) * power * inside.log()
         by_b = -self.b * left**self.b * left.log()
         return by_a.masked_fill(self.categorical, 0.0), by_b.masked_fill(self.categorical, 0.0)
+
+    def _inside(self, points: torch.Tensor) -> torch.Tensor:
+        """Points off the sides of the cube; those that differ stay different, and keep their slopes."""
+        return EDGE + (1 - 2 * EDGE) * points.masked_fill(self.categorical, 0.5)
 
 
 class WarpedProcess(GPRegressor):
@@ -58,7 +62,7 @@ class WarpedProcess(GPRegressor):
 
     def kernel(self, X1: torch.Tensor | None = None, X2: torch.Tensor | None = None) -> torch.Tensor:
         if X1 is None:
-            return super().kernel()
+            return super().kernel(X1, X2)
         other = self._warped if X2 is None or X2 is self._X_train else self.warp(X2)
         return super().kernel(self.warp(X1), other)
 
