@@ -9,6 +9,7 @@ from elastune.journal.reader import read
 from elastune.journal.records import TrialFinished, TrialStarted
 from elastune.journal.writer import JournalWriter
 from elastune.search.analysis.front import nondominated
+from elastune.search.samplers.gaussian import GaussianSampler
 from elastune.search.samplers.history import TRAINED
 from elastune.search.samplers.recall import replay
 from elastune.search.samplers.registry import SAMPLERS
@@ -342,3 +343,15 @@ def test_the_front_of_a_study_excludes_its_failures():
     front = nondominated(oriented(rows, TWO))
     assert front.any()
     assert not any(front[i] for i, s in enumerate(suggestions) if train(s.values) is None)
+
+
+def test_a_samplers_error_is_not_told_as_one_of_the_space(monkeypatch):
+    def broken(*arguments):
+        raise ArithmeticError("a sampler's own")
+
+    search = Suggester(flat, ONE, sampler="gp", seed=0)
+    for number in range(12):
+        search.tell(search.ask().number, TrialFinished(number, "complete", values={"accuracy": 0.05 * number}))
+    monkeypatch.setattr(GaussianSampler, "_sample_relative_impl", broken)
+    with pytest.raises(ArithmeticError, match="a sampler's own"):
+        search.ask()

@@ -140,6 +140,7 @@ class History:
             study.sampler = sampler()
             trial = study.ask()
             try:
+                _ = trial.relative_params  # computed on first use: a sampler's error is no error of the space
                 sample = fill(trial)
             except BaseException:
                 self._stale = True  # without this trial
