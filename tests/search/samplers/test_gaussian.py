@@ -324,3 +324,20 @@ def test_a_covariance_that_cannot_be_factored_is_no_fit(monkeypatch: pytest.Monk
     monkeypatch.setattr(WarpedProcess, "_cache_matrix", broken)
     assert fit(*told(20), np.array(NONE), DEFAULT_MINIMUM_NOISE_VAR) is None
     assert ask(search(12))
+
+
+def test_nothing_is_tried_twice_while_there_is_something_new() -> None:
+    """With an optimum in a corner of a small space, where a process soon wants nothing else."""
+
+    def small(trial: Any) -> dict[str, Any]:
+        return {"depth": trial.suggest_int("depth", 1, 4), "rate": trial.suggest_float("rate", 0.0, 1.0)}
+
+    suggester = Suggester(small, TWO, sampler="gp", seed=0)
+    seen = []
+    for number in range(30):
+        seen.append(ask(suggester))
+        far = 4 - seen[-1]["depth"] + seen[-1]["rate"]
+        values = {"error": far, "seconds": far**2}
+        suggester.tell(number, TrialFinished(number, "complete", values=values, metrics=values))
+    assert {"depth": 4, "rate": 0.0} in seen
+    assert len({repr(each) for each in seen}) == 30

@@ -59,6 +59,7 @@ FANTASIES = 64  # samples of what trials may reach, where there are several obje
 STABLE = 1e-6  # variance that is added where a covariance cannot be factored; Optuna's is 1e-12
 ROUNDS = 2  # of climbing along what is continuous and choosing among what is not
 STEPS = 30  # of a climb
+ALIKE = 1e-6  # apart in no coordinate by more: two points are one
 FEW = 16  # values of a parameter that are all tried; as in Optuna
 
 
@@ -68,6 +69,7 @@ class GaussianSampler(GPSampler):
     def __init__(self, seed: int) -> None:
         super().__init__(seed=seed, warn_independent_sampling=False)
         self._n_local_search = STARTS
+        self._tried: Floats | None = None  # points (n, d) of the trials that were begun
 
     def _sample_relative_impl(
         self,
@@ -84,6 +86,7 @@ class GaussianSampler(GPSampler):
         scores = _standardize_values(np.array([trial.values for trial in completed_trials]) * signs)[0]
         broken = np.array([list(trial.constraints.values()) for trial in completed_trials])
         with limit_threads_in_optimization():  # all of it: sums over threads round by their number
+            self._tried = points if running is None else np.vstack([points, running])
             acquisition, best = self._acquisition(space, points, scores, broken, running)
             found: dict[str, Any] = space.get_unnormalized_param(self._optimize_acqf(acquisition, best))
         return found
@@ -141,7 +144,8 @@ class GaussianSampler(GPSampler):
         drawn = acqf.search_space.sample_normalized_params(CANDIDATES, rng=rng)
         worth = acqf.eval_acqf_no_grad(drawn)
         starts = drawn[_roulette(worth, self._n_local_search - (0 if best_params is None else len(best_params)), rng)]
-        return climb(acqf, starts if best_params is None else np.vstack([starts, best_params]))
+        starts = starts if best_params is None else np.vstack([starts, best_params])
+        return climb(acqf, starts, self._tried)
 
 
 def _roulette(worth: Floats, k: int, rng: np.random.RandomState) -> list[int]:
@@ -155,8 +159,11 @@ def _roulette(worth: Floats, k: int, rng: np.random.RandomState) -> list[int]:
     return [best, *map(int, rng.choice(len(worth), size=others, replace=False, p=share / share.sum()))]
 
 
-def climb(acqf: BaseAcquisitionFunc, starts: Floats) -> Floats:
-    """The best that is reached from ``starts`` (k, d): a row that lies on the grid of its parameters."""
+def climb(acqf: BaseAcquisitionFunc, starts: Floats, tried: Floats | None = None) -> Floats:
+    """The best that is reached from ``starts`` (k, d): a row that lies on the grid of its parameters.
+
+    One of ``tried`` (n, d) only where nothing else is reached: to train the same again tells little.
+    """
     space = acqf.search_space
     grids = dict(zip(map(int, space.discrete_indices), space.get_choices_of_discrete_params(), strict=True))
     few = [i for i, grid in grids.items() if space.is_categorical[i] or len(grid) <= FEW]
@@ -173,13 +180,13 @@ def climb(acqf: BaseAcquisitionFunc, starts: Floats) -> Floats:
             at = _best_of_each(acqf, at, i, grids[i])
         if np.array_equal(at, before):
             break
-    return _best(acqf, at, starts)
-
-
-def _best(acqf: BaseAcquisitionFunc, *rows: Floats) -> Floats:
-    every = np.vstack(rows)
-    found: Floats = every[int(np.argmax(acqf.eval_acqf_no_grad(every)))]
-    return found
+    reached = np.vstack([at, starts])
+    if tried is not None:
+        apart = np.max(np.abs(reached[:, None, :] - tried[None, :, :]), axis=2)
+        new = np.min(apart, axis=1) > ALIKE
+        reached = reached[new] if np.any(new) else reached
+    best: Floats = reached[int(np.argmax(acqf.eval_acqf_no_grad(reached)))]
+    return best
 
 
 def _ascend(acqf: BaseAcquisitionFunc, at: Floats, smooth: list[int]) -> Floats:
