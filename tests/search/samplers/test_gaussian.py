@@ -341,3 +341,17 @@ def test_nothing_is_tried_twice_while_there_is_something_new() -> None:
         suggester.tell(number, TrialFinished(number, "complete", values=values, metrics=values))
     assert {"depth": 4, "rate": 0.0} in seen
     assert len({repr(each) for each in seen}) == 30
+
+
+def test_a_small_space_is_tried_to_its_end() -> None:
+    def finite(trial: Any) -> dict[str, Any]:
+        return {"depth": trial.suggest_int("depth", 1, 5), "kind": trial.suggest_categorical("kind", ["a", "b", "c"])}
+
+    suggester = Suggester(finite, TWO, sampler="gp", seed=0)
+    seen = []
+    for number in range(28):
+        seen.append(ask(suggester))
+        values = {"error": 5.0 - seen[-1]["depth"], "seconds": 0.1}
+        suggester.tell(number, TrialFinished(number, "complete", values=values, metrics=values))
+    drawn = {repr(each) for each in seen[:10]}
+    assert len({repr(each) for each in seen[: 10 + 15 - len(drawn)]}) == 15

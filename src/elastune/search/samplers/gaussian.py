@@ -141,7 +141,7 @@ class GaussianSampler(GPSampler):
 
     def _optimize_acqf(self, acqf: BaseAcquisitionFunc, best_params: Floats | None) -> Floats:
         rng: np.random.RandomState = self._rng.rng
-        drawn = acqf.search_space.sample_normalized_params(CANDIDATES, rng=rng)
+        drawn = _untried(acqf.search_space.sample_normalized_params(CANDIDATES, rng=rng), self._tried)
         worth = acqf.eval_acqf_no_grad(drawn)
         starts = drawn[_roulette(worth, self._n_local_search - (0 if best_params is None else len(best_params)), rng)]
         starts = starts if best_params is None else np.vstack([starts, best_params])
@@ -180,13 +180,18 @@ def climb(acqf: BaseAcquisitionFunc, starts: Floats, tried: Floats | None = None
             at = _best_of_each(acqf, at, i, grids[i])
         if np.array_equal(at, before):
             break
-    reached = np.vstack([at, starts])
-    if tried is not None:
-        apart = np.max(np.abs(reached[:, None, :] - tried[None, :, :]), axis=2)
-        new = np.min(apart, axis=1) > ALIKE
-        reached = reached[new] if np.any(new) else reached
+    reached = _untried(np.vstack([at, starts]), tried)
     best: Floats = reached[int(np.argmax(acqf.eval_acqf_no_grad(reached)))]
     return best
+
+
+def _untried(rows: Floats, tried: Floats | None) -> Floats:
+    """Those of ``rows`` (k, d) that are none of ``tried`` (n, d); all of them where each is."""
+    if tried is None:
+        return rows
+    apart = np.max(np.abs(rows[:, None, :] - tried[None, :, :]), axis=2)
+    new = np.min(apart, axis=1) > ALIKE
+    return rows[new] if np.any(new) else rows
 
 
 def _ascend(acqf: BaseAcquisitionFunc, at: Floats, smooth: list[int]) -> Floats:
