@@ -20,7 +20,9 @@ from elastune.search.samplers.warped import SPREAD, Warp, WarpedProcess, squared
 from elastune.search.space.objective import Floats
 
 FIRST = 48  # trials that the fit begins on
-GRADIENT = 1e-2  # where the search ends; as Optuna's
+GRADIENT = (
+    0.1  # where the search ends; a tenth of it, as Optuna's, is .1 more likely at most for half as much more time
+)
 REMEMBERED = 32
 
 
