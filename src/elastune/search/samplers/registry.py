@@ -33,8 +33,8 @@ ENTRY_POINTS = "elastune.samplers"
 """The group of entry points by which installed packages offer samplers: a function from a seed to an Optuna sampler."""
 
 GP_TRIALS = 200  # fully trained ones, from which on TPE does as well
-GP_S = 0.2  # CPU seconds of a proposal beside 7 running trials, while there is little to fit; benchmarks/proposals.py
-GP_SLOWER_FROM = 200  # trials told, estimates included: then it takes as long again, and grows by their square
+GP_S = 0.25  # CPU seconds of a proposal beside 7 running trials, while there is little to fit; benchmarks/proposals.py
+GP_SLOWER_FROM = 150  # trials told, estimates included: then it takes as long again, and grows by their square
 GP_OBJECTIVES = 3  # the hypervolume improvement gets slow beyond
 POPULATION = 20  # covers more than Optuna's 50 within the some hundred trials that trainings allow
 _SEEDS = 2**32
