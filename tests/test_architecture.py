@@ -17,7 +17,7 @@ ROOMS = (
 )
 ANYWHERE = "testing"  # may import every room; no room imports it
 FRONT_DOORS = {"__init__": (*ROOMS,), "__main__": ("cli",)}
-LONGEST_FILE = 400
+LONGEST_FILE = 600
 # What core may have of the standard library: nothing that reads, writes, sleeps on or starts anything.
 CORE_MAY = {
     *(
@@ -162,7 +162,7 @@ def test_a_file_keeps_the_rules(file: Path) -> None:
     text = file.read_text()
     assert broken_imports(file, text) == []
     assert broken_calls(text) == []
-    assert text.count("\n") <= LONGEST_FILE, "one concept one file"
+    assert text.count("\n") <= LONGEST_FILE, "at most 600 lines a file"
 
 
 def test_no_two_files_import_each_other() -> None:
