@@ -59,6 +59,21 @@ def test_a_run_tells_its_start_and_its_end() -> None:
     assert tracker.hear(RunFinished("0", 1, 2, 3, 4.0, {"loss": 0.5})) == ("done: loss 0.5", True)
 
 
+@pytest.mark.parametrize("stopped", ["requested", "notice", "policy"])
+def test_a_run_that_was_cut_is_not_done_and_has_nothing_to_go(
+    stopped: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tracker = RunTracker(epochs=4, max_steps=None)
+    progress = Progress(tracker)
+    monkeypatch.setattr(progress, "_elapsed_s", lambda: 10.0)
+    progress.observe(reported(1, 30))
+    assert "30 s to go" in capsys.readouterr().err
+    progress.observe(RunFinished("0", 31, 2, 3, 4.0, {"loss": 0.5}, stopped=stopped))  # type: ignore[arg-type]
+    said = capsys.readouterr().err
+    assert "to go" not in said
+    assert ("done: loss 0.5" in said) == (stopped == "policy"), "the command's last line says the others, once"
+
+
 def test_a_run_that_adapts_tells_what_it_measured_and_every_decision() -> None:
     tracker = RunTracker(epochs=4, max_steps=40)
     seen = Measured(10, 0, 640, 1.5, 2, 64, 0.05, {"loss": (0.3123, None), "noise_scale": (412.3, 29.7)})

@@ -260,6 +260,32 @@ def test_going_on_after_every_step_ends_where_an_undisturbed_run_does(tmp_path: 
     assert len(complete(tmp_path / "parts" / "checkpoints")) == 2
 
 
+@pytest.mark.parametrize(("most", "reports"), [(4, [4]), (6, [4, 6]), (8, [4, 8]), (12, [4, 8, 12])])
+def test_at_its_step_limit_a_run_reports_each_epoch_once(tmp_path: Path, most: int, reports: list[int]) -> None:
+    told: list[Any] = []
+
+    def run(resume: bool) -> Session:
+        session = lone_session(tmp_path, max_steps=most, checkpoint_every_steps=None, resume=resume, send=told.append)
+        model = network()
+        model, rule = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in session.epochs(3):  # of four steps
+            for x, y in session.batches(samples(), batch_size=16):
+                session.backward(F.mse_loss(model(x.double()), y.double()))
+                rule.step()
+                rule.zero_grad()
+            session.report(loss=1.0)
+        return session
+
+    session = run(resume=False)
+    assert [record.step for record in told if isinstance(record, Reported)] == reports
+    assert (session.step, session.stopped) == (most, "complete" if most == 12 else "max_steps")
+    if most % 4 == 0:
+        told.clear()
+        again = run(resume=True)
+        assert (again.step, again.stopped) == (most, session.stopped)
+        assert not [record for record in told if isinstance(record, Reported)], "the last epoch was reported"
+
+
 def test_a_wish_to_stop_saves_and_leaves_the_loop(tmp_path: Path) -> None:
     model = network()
     wishes = iter([False, False, True])

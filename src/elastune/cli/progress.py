@@ -72,6 +72,7 @@ from elastune.search.space.objective import valued
 
 PLAIN_EVERY_S = 5.0
 REFRESHES_PER_S = 4
+ASKED = ("requested", "notice")  # endings of a run that somebody, or something, has asked to stop
 
 
 class Tracker(Protocol):
@@ -99,6 +100,7 @@ class RunTracker:
         self._last = ""
         self._measured = ""
         self._cost = ""
+        self._over = False
         self._parts: dict[str, float] = {}  # done, by what bounds the run
 
     def hear(self, record: Record) -> tuple[str, bool]:
@@ -159,14 +161,18 @@ class RunTracker:
             case FaultInjected():
                 at = "" if record.worker is None else f" of worker {record.worker}"
                 return f"chaos: {plain(record.fault)}{at}", True
-            case RunFinished():
-                return f"done: {_metrics(record.metrics)}", True
+            case RunFinished(stopped=stopped):
+                self._over = True
+                # What was asked to stop is not done, and the command's last line says so.
+                return ("", False) if stopped in ASKED else (f"done: {_metrics(record.metrics)}", True)
         return "", False
 
     def state(self) -> str:
         return "; ".join(filter(None, (self._last, self._measured))) or "starting"
 
     def done(self, elapsed_s: float) -> float | None:
+        if self._over:
+            return 1.0
         return min(1.0, max(self._parts.values())) if self._parts else None
 
     def _count(self, step: int) -> None:

@@ -131,7 +131,7 @@ class Session(SessionModels):
             self._held.restore()
             self._held = None
         total = self._planned = count if self._spec.epochs is None else self._spec.epochs
-        while progress.position.epoch < total and self.stopped == "complete":
+        while progress.position.epoch < total and self._stepper.begins_epoch():
             epoch = progress.position.epoch
             if until is not None and epoch >= until:
                 self._stepper.stop("until_epoch")

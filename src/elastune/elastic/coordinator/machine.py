@@ -84,6 +84,12 @@ def replay(
     return state
 
 
+def changes(state: Membership, event: Event) -> bool:
+    """Return whether ``event``, which is of the run, says anything that ``state`` does not hold yet."""
+    facts, told, broken = _OF_RUN[type(event)](state, event)
+    return facts != state or bool(told) or broken
+
+
 # -- facts: what an event says (the new state, instructions, whether a view that may train broke) -------------------
 
 Facts = tuple[Membership, tuple[Instruction, ...], bool]
