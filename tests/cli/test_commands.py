@@ -13,11 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cli.documented import documented, unlike
 
 from elastune.cli import main
+from elastune.cli.commands.run import run
+from elastune.cli.commands.search import tune
+from elastune.cli.results import result_of
 from elastune.core.run import Program
 from elastune.journal.reader import read
-from elastune.journal.records import Reported, RunFinished, StudyStarted
+from elastune.journal.records import Reported, RunFinished, StudyStarted, SyncChanged, TopologyLaid
+from elastune.journal.writer import JournalWriter
 
 Command = Callable[..., Any]
 
@@ -66,6 +71,21 @@ def test_run_prints_one_object(finished_run: Path) -> None:
         "out": "out",
     }
     assert len(found["sha256"]) == 64
+
+
+def test_every_field_of_a_run_is_documented(finished_run: Path) -> None:
+    assert unlike(said_by(finished_run), documented(run)) == []
+
+
+def test_every_field_of_a_run_whose_strategy_changed_is_documented(tmp_path: Path, finished_run: Path) -> None:
+    lines = (finished_run / "journal.jsonl").read_text().splitlines(keepends=True)
+    with JournalWriter(tmp_path / "journal.jsonl") as journal:
+        journal.write(SyncChanged(2, "local:learners=4,every=2", "schedule", 1.0))
+        journal.write(TopologyLaid(3, "tree", 2, "Mine", 1.0))
+    (tmp_path / "journal.jsonl").write_text("".join(lines) + (tmp_path / "journal.jsonl").read_text())
+    found = result_of(tmp_path).data
+    assert len(found["sync_changes"]) == 2
+    assert unlike(found, documented(run)) == []
 
 
 def test_report_tells_when_a_run_reached_a_target(finished_run: Path, elastune: Command) -> None:
@@ -169,6 +189,10 @@ def test_tune_prints_one_object(finished_study: Path, elastune: Command, here: P
     assert all(Path(image).is_file() for image in again.pop("images"))
     moved = {"out": str(finished_study), "report": str(finished_study / "report.html")}
     assert again == found | moved, "the journal alone tells all"
+
+
+def test_every_field_of_a_study_is_documented(finished_study: Path) -> None:
+    assert unlike(said_by(finished_study), documented(tune)) == []
 
 
 def test_tune_hands_its_options_on(finished_study: Path) -> None:

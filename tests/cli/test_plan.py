@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cli.documented import documented, unlike
 
+from elastune.cli.commands.plan import plan
 from elastune.core.run import Program
 from elastune.core.text import number
 from elastune.plan.search_time import BLIND, CROWDING
@@ -23,6 +25,10 @@ def kept(finished_plan: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a plan, which stands in the one where the program is."""
     monkeypatch.chdir(finished_plan.parent)
     return finished_plan
+
+
+def test_every_field_of_a_plan_is_documented(kept: Path) -> None:
+    assert unlike(json.loads((kept / "said.json").read_text()), documented(plan)) == []
 
 
 def test_a_plan_of_a_program_as_json(kept: Path) -> None:

@@ -74,22 +74,27 @@ def run(
     Exit code 1: the run failed. Exit code 75: the machine is about to be taken away, as SIGUSR1 or another notice said;
     the run has written a checkpoint.
 
-    --json: {kind: "run", sha256 (of weights, buffers and optimizer state), metrics, seconds (of training), steps,
-    samples, workers, mode, mechanism, mesh (where one was asked for), num_slots, sync, sync_changes: [{step, strategy
-    or topology, why}], seed, config, stopped, stop_why, step_s, wait_s, changes (how often the workers changed),
-    median_pause_s, longest_pause_s, steps_discarded, rounds_short (rounds that ended without a learner),
-    samples_left_out (with these learners), memory: [{rank, parameters, gradients, optimizer, copies, activations,
-    peak}] (bytes, measured in one step), compress, sent_bytes (of all workers' collectives, in an average step), out}.
+    --json: {kind: "run", sha256 (of weights, buffers and optimizer state), metrics, evaluated_on: {metric: samples},
+    seconds (of training), steps, samples, workers, hosts, mode, compress, mechanism, mesh (where one was asked for),
+    num_slots, sync, sync_changes: [{step, strategy (where it changed), topology (where it changed), why}], seed,
+    config, stopped, stop_why, step_s, wait_s, changes (how often the workers changed), median_pause_s, longest_pause_s,
+    steps_discarded, rounds_short (rounds that ended without a learner), samples_left_out (with these learners),
+    worker_steps: [{rank, step_s, busy_s, share}], memory: [{rank, parameters, gradients, optimizer, copies,
+    activations, peak}] (bytes, measured in one step), sent_bytes (of all workers' collectives, in an average step),
+    out}.
 
     With policies or monitors also adapt: {policies, decisions (how many were applied), disagreed, refused, failed
     (calls that raised), not_measured: {monitor: why}, noise_scale, noise_scale_error, batch_size, lr (all four as
     measured last)}.
 
-    With --chaos also chaos: {faults: {kind: count}, steps_lost, ledger, undisturbed_sha256, equal, ...}. With --price
-    or --prices also money, as elastune report tells it.
+    With --chaos also chaos: {faults: {kind: count}, not_injected: {fault: why}, changes, median_pause_s,
+    longest_pause_s, steps_discarded, steps_lost, ledger: {exact, steps, samples}, undisturbed_sha256, equal, verified
+    (false where too few faults happened; null without --chaos-verify)}.
+
+    With --price or --prices also money, as elastune report tells it.
 
     A run that fails prints {kind: "run", failed: {reason, detail, rank, exit_code, wanted_bytes (where memory ran
-    out)}, out}.
+    out)}}, with mode, compress, mechanism, mesh, num_slots, sync, sync_changes, seed, config and out as above.
     """
     from elastune.cluster.kinds.kind import RoomWanted, opened
     from elastune.cluster.static import from_environment
