@@ -20,6 +20,7 @@ from elastune.journal.records import (
     RunFailed,
     RunFinished,
     RunStarted,
+    StepsPlanned,
     StudyFinished,
     StudyStarted,
     TrialFinished,
@@ -57,6 +58,18 @@ def test_a_run_tells_its_start_and_its_end() -> None:
     assert tracker.hear(RunStarted("p", {}, 0, {}, resumed_step=7)) == ("resumed after step 7", True)
     assert tracker.hear(RunFailed("exception", "no luck", 0)) == ("", False), "the command's last line says it"
     assert tracker.hear(RunFinished("0", 1, 2, 3, 4.0, {"loss": 0.5})) == ("done: loss 0.5", True)
+
+
+def test_an_advice_comes_once_it_trains() -> None:
+    tracker = RunTracker(1, None, "check it")
+    assert tracker.hear(RunStarted("p", {}, 0, {"mode": "exact", "num_slots": 8, "workers": 1})) == ("", False)
+    assert tracker.hear(StepsPlanned(9)) == ("check it", True)
+    line, must = tracker.hear(reported(1, 4))
+    assert "slots" in line
+    assert must
+    assert tracker.hear(reported(1, 9)) == ("epoch 1/1, step 9: accuracy 0.9", False)
+    tracker = RunTracker(1, None, "check it")
+    assert tracker.hear(reported(1, 4)) == ("check it", True), "nobody knows how many steps"
 
 
 def test_a_run_that_adapts_tells_what_it_measured_and_every_decision() -> None:

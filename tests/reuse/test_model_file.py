@@ -118,7 +118,10 @@ def wrong_ensembles() -> Iterator[tuple[dict[str, Any], str]]:
     yield {"members": [{**member, "weight": 0.2}]}, "add up to 0.2"
     yield {"members": [{**member, "weight": float("nan")}]}, "members.0.weight"
     yield {"members": []}, "members"
-    yield {"tensors": {"0.weight": weight, "0.bias": bias, "1.bias": bias.clone()}}, "1.bias belongs to none of its 1 members"
+    yield (
+        {"tensors": {"0.weight": weight, "0.bias": bias, "1.bias": bias.clone()}},
+        "1.bias belongs to none of its 1 members",
+    )
     yield {"tensors": {"0.weight": weight, "0.bias": torch.ones(3, dtype=torch.int32)}}, "torch.int32"
 
 
