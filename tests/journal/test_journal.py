@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from elastune.core.errors import UserError
 from elastune.journal.entry import Entry, decode_entry, encode_entry
 from elastune.journal.reader import read
 from elastune.journal.records import Reported, RunFinished, StudyFinished, TrialFinished
-from elastune.journal.writer import JournalWriter, check_unwritten
+from elastune.journal.writer import JournalWriter, _last_line, check_unwritten
 
 
 def report(step: int) -> Reported:
@@ -129,6 +130,26 @@ def test_a_very_long_torn_tail_is_cut_off(tmp_path):
     path.write_bytes(intact + b'{"at":1.0,"kind":"' + b"x" * 200_000)
     JournalWriter(path).close()
     assert path.read_bytes() == intact
+
+
+@pytest.mark.parametrize(
+    "content", [b"a", b"\n", b"a\n", b"a\nb", b"a\nbc\n", b"\n\n", b"abc\n\ndef\n", b"a\n" + b"b" * 40]
+)
+def test_the_last_line_is_found_whatever_the_blocks(tmp_path, content):
+    (tmp_path / "file").write_bytes(content)
+    start = content.rfind(b"\n", 0, len(content) - 1) + 1
+    with (tmp_path / "file").open("rb") as file:
+        for block in (1, 2, 3, 5, 64):
+            assert _last_line(file.fileno(), len(content), block) == (start, content[start:])
+
+
+def test_a_last_line_of_many_blocks_takes_no_longer_than_they_do(tmp_path):
+    line = b"x" * (1 << 21)
+    (tmp_path / "file").write_bytes(b"first\n" + line)
+    with (tmp_path / "file").open("rb") as file:
+        began = time.process_time()
+        assert _last_line(file.fileno(), 6 + len(line), block=16) == (6, line)
+    assert time.process_time() - began < 5, "a tenth of that; half a minute where each block copies all later ones"
 
 
 def test_a_whole_last_line_of_unknown_kind_is_not_cut_off(tmp_path):

@@ -360,6 +360,25 @@ def test_metrics_are_reported_and_test_metrics_too(tmp_path: Path) -> None:
             session.report(**wrong)
 
 
+def test_a_report_of_many_metrics_compares_each_name_a_few_times(tmp_path: Path) -> None:
+    compared = 0
+
+    class Counted(str):
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+    sent: list[Any] = []
+    session = lone_session(tmp_path, send=sent.append)
+    session.report(**{Counted(f"metric {at}"): at for at in range(400)})
+    assert sent[0].metrics == {f"metric {at}": at for at in range(400)}
+    assert compared < 10 * 400
+
+
 def test_a_report_tells_on_how_many_samples_its_metrics_were_measured(tmp_path: Path) -> None:
     session = lone_session(tmp_path)
     session.report(accuracy=0.5, loss=0.7, evaluated_on=400)

@@ -40,6 +40,7 @@ from elastune.journal.records import (
     RunStarted,
     StagesCut,
     StartedFrom,
+    StepsPlanned,
     Straggling,
     StudyFinished,
     StudyStarted,
@@ -92,11 +93,12 @@ class Tracker(Protocol):
 
 
 class RunTracker:
-    """One run of ``epochs`` epochs, or of ``max_steps`` steps."""
+    """One run of ``epochs`` epochs, or of ``max_steps`` steps; ``advice`` is a line to begin with, once it trains."""
 
-    def __init__(self, epochs: int | None, max_steps: int | None) -> None:
+    def __init__(self, epochs: int | None, max_steps: int | None, advice: str = "") -> None:
         self.epochs = epochs
         self._max_steps = max_steps
+        self._first = [advice] if advice else []  # said once it trains: what is refused is one line
         self._last = ""
         self._measured = ""
         self._cost = ""
@@ -114,16 +116,17 @@ class RunTracker:
                 on = count(len(record.workers), "worker")
                 return f"took over {on}, which had lost their controller, after {duration(record.seconds)}", True
             case RunStarted(means={"mode": "exact", "num_slots": int(slots), "workers": int(workers)}):
-                self._cost = slot_cost_text(slots, workers)  # told once it trains: what is refused is one line
+                self._first += filter(None, [slot_cost_text(slots, workers)])
+            case StepsPlanned() if self._first:
+                return self._first.pop(0), True
             case Reported():
                 if self.epochs:
                     self._parts["epochs"] = record.epoch / self.epochs
                 self._count(record.step)
                 of = f"/{self.epochs}" if self.epochs else ""
                 self._last = f"epoch {record.epoch}{of}, step {record.step}: {_metrics(record.metrics)}"
-                if cost := self._cost:
-                    self._cost = ""
-                    return cost, True
+                if self._first:
+                    return self._first.pop(0), True
                 return self.state(), False
             case Measured():
                 self._measured = f"step {record.step}: {measured_text(record)}"
@@ -298,7 +301,7 @@ class Progress:
             return
         elapsed_s = self._elapsed_s()
         if must or elapsed_s - self._told >= PLAIN_EVERY_S:
-            self._told = elapsed_s
+            self._told = self._told if must else elapsed_s
             sys.stderr.write(f"[{elapsed_s:7.1f} s] {line}{self._remaining(elapsed_s)}\n")
             sys.stderr.flush()
 

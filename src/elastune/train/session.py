@@ -310,7 +310,8 @@ class Session(SessionModels):
         names = sorted(metrics)  # whatever their order was here
         values = [floats_of(metrics[name])[0] for name in names]
         rows = self._evaluations.meet(values, f"session.report({', '.join(names)})")
-        means = {name: exact_mean(row[names.index(name)] for row in rows) for name in metrics}
+        columns = dict(zip(names, zip(*rows, strict=True), strict=True))
+        means = {name: exact_mean(columns[name]) for name in metrics}
         progress, at = self._progress, self._progress.position
         progress.evaluated_on |= counts
         if self._workers.synchronised:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -228,7 +229,17 @@ def _tracker(spec: RunSpec, *, adopts: bool = False) -> RunTracker:
         check_means(spec)
         own = load_as_guest(spec.program).config
     epochs = spec.epochs or {**own, **spec.config}.get("epochs")
-    return RunTracker(epochs if isinstance(epochs, int) else None, spec.max_steps)
+    return RunTracker(epochs if isinstance(epochs, int) else None, spec.max_steps, _advice(spec))
+
+
+def _advice(spec: RunSpec) -> str:
+    """What to do about a program that may come to something else on other workers; "": nothing."""
+    from elastune.job.checked_programs import is_checked
+
+    path = spec.program.path
+    if spec.means.mode != "exact" or spec.most_workers == 1 or is_checked(spec.program):
+        return ""
+    return f"{path.name} was never checked: 'elastune check {shlex.quote(str(path))}' compares one worker with two"
 
 
 def _tell(out: Path, as_json: bool, chaos: Verdict | None = None, prices: Prices | None = None) -> int:

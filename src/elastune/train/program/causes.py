@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 LONGEST_TEXT = 2000  # characters: what is longer hides its reason rather than tells it
 LONGEST_TRACE_LINE = 2000
+DEEPEST_TRACE = 500  # calls, the newest: more of them take minutes to format where a recursion has a million
 # How torch hands on what was raised in a process of a data loader: the text of a traceback inside of the text.
 _HANDED_ON = re.compile(r"\s*Original Traceback \(most recent call last\):\n(.*)", re.DOTALL)
 _FRAME = re.compile(r'^  File "(.+)", line ([0-9]+)', re.MULTILINE)
@@ -19,7 +20,8 @@ def cause_of(error: BaseException, program: str = "") -> str:
     is on the way, since what lies below is not the user's."""
     text = text_of(error)
     handed_on = _HANDED_ON.search(text)
-    places = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
+    # Not by extract_tb, which looks up the source line of each call.
+    places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     if handed_on is not None:
         lines = handed_on[1].rstrip().split("\n")
         said = next((at for at, line in enumerate(lines) if line and not line.startswith(" ")), len(lines) - 1)
@@ -44,8 +46,11 @@ def text_of(error: BaseException) -> str:
 
 
 def trace_of(error: BaseException) -> str:
-    """The whole traceback, its lines cut where they are very long."""
-    lines = "".join(traceback.format_exception(error)).split("\n")
+    """The traceback of the newest calls, its lines cut where they are very long."""
+    at, depth = error.__traceback__, sum(1 for _ in traceback.walk_tb(error.__traceback__))
+    for _ in range(depth - DEEPEST_TRACE):
+        at = None if at is None else at.tb_next
+    lines = "".join(traceback.format_exception(type(error), error, at, limit=-DEEPEST_TRACE)).split("\n")
     return "\n".join(_cut(line, LONGEST_TRACE_LINE) for line in lines)
 
 
