@@ -86,6 +86,11 @@ def violations(constraints: Iterable[Constraint], values: Mapping[str, object]) 
     return {c.text: c.violation(values) for c in constraints if c.decidable(values)}
 
 
+def fulfilled(constraints: Collection[Constraint], values: Mapping[str, object]) -> bool:
+    """Whether ``values`` decide all ``constraints``, and none is broken."""
+    return all(c.decidable(values) and c.violation(values) <= 0 for c in constraints)
+
+
 def evaluate(node: ast.expr, numbers: Mapping[str, float]) -> float:
     """The value of a checked expression. All arithmetic is in floats, so that no text can ask for a huge integer."""
     match node:
