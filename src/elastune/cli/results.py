@@ -205,10 +205,9 @@ def _study(story: StudyStory, entries: Sequence[Entry], out: Path, wish: Wish) -
         return _tasks(story, study, out)
     stated = bool(own.targets or own.weights)
     why_not = "" if stated else study.no_choice()
+    choices: tuple[Picked, ...] = () if why_not else study.choices() if not stated else ()
     if stated:
         choices = (study.pick(weights=own.weights or None, **own.targets),)
-    else:
-        choices = () if why_not else study.choices()
     shown = [_choice_json(each) for each in choices]
     data = {
         "kind": "tune",

@@ -230,8 +230,9 @@ def _eagerness(objective: Objective, kind: str) -> tuple[bool, bool, bool]:
 
 def _within(points: Floats, rows: NDArray[np.intp], column: int, share: float) -> NDArray[np.intp]:
     """Those of ``rows`` that are worse than their best by no more than a ``share`` of it."""
-    best = points[rows, column].min()
-    return rows[points[rows, column] <= best + share * abs(best)]
+    best = float(points[rows, column].min())
+    near: NDArray[np.intp] = rows[points[rows, column] <= best + share * abs(best)]
+    return near
 
 
 def _least(points: Floats, rows: NDArray[np.intp], columns: Sequence[int]) -> int:

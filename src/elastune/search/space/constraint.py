@@ -76,6 +76,11 @@ class Constraint:
         return float(value)
 
 
+def all_texts(own: Iterable[str], added: Iterable[str]) -> tuple[str, ...]:
+    """A program's ``own`` constraints and those ``added`` to them, as texts; one that comes twice is kept once."""
+    return tuple(dict.fromkeys((*own, *added)))
+
+
 def parse_constraints(texts: Iterable[str]) -> tuple[Constraint, ...]:
     """Every text as a constraint; one that comes twice is kept once."""
     return tuple(dict.fromkeys(Constraint.parse(text) for text in texts))
