@@ -35,13 +35,14 @@ from elastune.report.tables.adapting import (
 from elastune.report.tables.changes import Changes, changes_line, gather_changes, left_out_table
 from elastune.report.tables.frontier_tables import frontier_table, settings_table, volumes_table
 from elastune.report.tables.memory import memory_line
-from elastune.report.tables.study_tables import assets_table, front_table, subset_table
+from elastune.report.tables.study_tables import assets_table, front_table, subset_table, tasks_table
 from elastune.report.tables.sync_story import SyncStory, gather_sync, sync_line, sync_table
 from elastune.report.tables.tables import Table
 from elastune.search.space.constraint import Constraint
 from elastune.search.space.objective import valued
 from elastune.study.results.assets import COSTS, Assets, PickedAsset, asset_json
-from elastune.study.results.study import Study
+from elastune.study.results.eligible import task_of
+from elastune.study.results.study import Picked, Study
 from elastune.study.results.trials import Trial
 from elastune.study.time_to_target import shortfall, time_to
 
@@ -60,8 +61,8 @@ class Result:
 
 @dataclass(frozen=True)
 class Wish:
-    """Which trial of a study to pick, by ``targets`` or ``weights`` (neither: the knee), and how many to stand for the
-    front (None: no such question)."""
+    """Which trial of a study to pick, by ``targets`` or ``weights`` (neither: ``Study.choices``), and how many to stand
+    for the front (None: no such question)."""
 
     targets: dict[str, float] = field(default_factory=dict)
     weights: dict[str, float] = field(default_factory=dict)
@@ -200,39 +201,36 @@ def _study(story: StudyStory, entries: Sequence[Entry], out: Path, wish: Wish) -
     study = Study.of(out, entries)
     asset = _picked_asset(study, wish)
     own = Wish() if asset is not None else wish  # of trials alone
-    picked = study.pick(weights=own.weights or None, **own.targets) if study.complete or wish.any else None
-    front = [_shown(trial) for trial in study.front()]
+    if study.tasks and not wish.any:
+        return _tasks(story, study, out)
+    stated = bool(own.targets or own.weights)
+    why_not = "" if stated else study.no_choice()
+    choices: tuple[Picked, ...] = () if why_not else study.choices() if not stated else ()
+    if stated:
+        choices = (study.pick(weights=own.weights or None, **own.targets),)
+    shown = [_choice_json(each) for each in choices]
     data = {
         "kind": "tune",
         "objectives": {o.name: o.direction for o in study.objectives},
         "trials": dict(Counter(t.state for t in study.trials)),
-        "front": front,
-        "pick": picked
-        and {
-            "trial": picked.trial.number,
-            "reason": picked.reason,
-            "command": picked.command,
-            "found_after_s": picked.trial.ended_s,
-        },
+        "front": [_shown(trial) for trial in study.front()],
+        "pick": shown[0] if shown else None,
+        "choices": shown,
         **_ending(story, out),
         **({"kept": [{"trial": k.trial, "size": k.size} for k in study.kept]} if study.kept else {}),
         **({"assets": _assets_json(study.assets, asset)} if study.assets else {}),
     }
-    if picked is None:
+    if not study.complete:
         why = Counter(plain(t.reason, 200) or t.state for t in study.trials).most_common(3)
         told = "; ".join(f"{times} x {reason}" for reason, times in why)
         return Result(data, lines=(f"no trial has a result{f': {told}' if told else ''}",), stopped=data["reason"])
-    values = ", ".join(f"{name} {valued(name, value, story.price)}" for name, value in picked.trial.values.items())
     lines = (
-        f"pick    trial {picked.trial.number} ({plain(picked.reason, 300)}): {values}",
-        f"        {settings_text(picked.trial.config)}",
-        f"found   {_found_after(study, picked.trial)}",
-        f"train   {picked.command}",
-        *([f"        {picked.caveat}"] if picked.caveat else []),
+        *([f"pick    none: {plain(why_not, 400)}"] if why_not else []),
+        *(line for place, each in enumerate(choices) for line in _choice_lines(study, each, place)),
         *([f"kept    {_kept_text(study)}"] if study.kept else []),
         *([_asset_line(asset)] if asset is not None else []),
     )
-    tables = [front_table(story, front_trials(story))]
+    tables = [front_table(story, front_trials(story), choices)]
     if study.assets is not None:
         tables.append(assets_table(study.assets, None if asset is None else asset.point))
     if wish.subset is not None:
@@ -240,6 +238,53 @@ def _study(story: StudyStory, entries: Sequence[Entry], out: Path, wish: Wish) -
         data["subset"] = [_shown(trial) | {"reason": reason} for trial, reason in chosen]
         tables.append(subset_table(study, chosen))
     return Result(data, tuple(tables), lines, stopped=data["reason"])
+
+
+def _tasks(story: StudyStory, study: Study, out: Path) -> Result:
+    """Of a study whose trials have different tasks: what each has reached. None of them is picked."""
+    data = {
+        "kind": "tune",
+        "objectives": {o.name: o.direction for o in study.objectives},
+        "trials": dict(Counter(t.state for t in study.trials)),
+        "tasks": {str(trial.number): task_of(trial.config) for trial in study.trials},
+        "front": [],
+        "pick": None,
+        "choices": [],
+        **_ending(story, out),
+        **({"kept": [{"trial": k.trial, "size": k.size} for k in study.kept]} if study.kept else {}),
+    }
+    done = Counter(task_of(trial.config) for trial in study.complete)
+    lines = (
+        f"trained {len(done)} of {count(len(study.tasks), 'part')} of a tree of classes: each is a task of its own, so "
+        "none is picked",
+        f"join    elastune join {plain(out)} --tree LISTS --front FLAT makes one model of them; FLAT is a study of all "
+        "classes, see docs/transfer.md",
+        *([f"kept    {_kept_text(study)}"] if study.kept else []),
+    )
+    return Result(data, (tasks_table(study),), lines, stopped=data["reason"])
+
+
+def _choice_json(choice: Picked) -> dict[str, Any]:
+    return {
+        "trial": choice.trial.number,
+        "reason": choice.reason,
+        "values": choice.trial.values,
+        "command": choice.command,
+        "found_after_s": choice.trial.ended_s,
+    }
+
+
+def _choice_lines(study: Study, choice: Picked, place: int) -> list[str]:
+    """The pick at length, with when it was found; a further choice in short."""
+    trial, price = choice.trial, study.price_per_worker_hour
+    values = ", ".join(f"{name} {valued(name, value, price)}" for name, value in trial.values.items())
+    first = "or      " if place else "pick    "
+    return [
+        f"{first}trial {trial.number} ({plain(choice.reason, 300)}): {values}",
+        *([] if place else [f"        {settings_text(trial.config)}", f"found   {_found_after(study, trial)}"]),
+        f"train   {choice.command}",
+        *([f"        {choice.caveat}"] if choice.caveat else []),
+    ]
 
 
 def _picked_asset(study: Study, wish: Wish) -> PickedAsset | None:

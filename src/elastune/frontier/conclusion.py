@@ -71,9 +71,9 @@ def pick_row(
 ) -> tuple[int | None, int | None]:
     """The row to use and, where one is faster by no more than the step-time model's own error, that one.
 
-    Of the rows that are shown to hold: the fastest, without a target the knee of their front. Where none is shown to
-    hold: of those that may, the one whose interval comes nearest to the target, or whose loss is bound lowest. None
-    where all of them fall.
+    Of the rows that are shown to hold: the fastest, without a target the fastest within 1 % of the best. Where none is
+    shown to hold: of those that may, the one whose interval comes nearest to the target, or whose loss is bound lowest.
+    None where all of them fall.
     """
     holding = [i for i, r in enumerate(rows) if r.verdict == "holds"]
     if not holding:

@@ -21,7 +21,7 @@ from elastune.job.validate_means import check_means
 from elastune.plan.scaling import LR_RULES, scaled_lr
 from elastune.policies.library.registry import build
 from elastune.search.samplers.registry import check_sampler
-from elastune.search.space.constraint import Constraint, parse_constraints, violations
+from elastune.search.space.constraint import Constraint, all_texts, parse_constraints, violations
 from elastune.search.space.feasible import check_feasible
 from elastune.search.space.objective import Objective, parse_objectives
 from elastune.search.space.space import Sample, Space, corners, probe
@@ -252,6 +252,7 @@ def check(request: FrontierRequest, timeable: int | None = None) -> FrontierPlan
         known = ", ".join(n for n, _ in objectives)
         raise UserError("the quality must be one of the program's objectives", name, f"use one of {known}")
     (quality,) = parse_objectives({name: dict(objectives)[name]})
+    request = replace(request, constraints=all_texts(program.constraints, request.constraints))
     lineup, constraints = Lineup(crews, request.means), parse_constraints(request.constraints)
     plan = FrontierPlan(request, config, quality, program.space, constraints, lineup, program, timeable=timeable)
     check_sampler(request.sampler, plan.searched)

@@ -38,7 +38,8 @@ from elastune.report.tables.sync_story import SyncStory, gather_sync, sync_table
 from elastune.report.tables.tables import Table
 from elastune.search.space.objective import valued
 from elastune.study.results.command import program_path, run_command
-from elastune.study.results.study import Study
+from elastune.study.results.eligible import task_of
+from elastune.study.results.study import Picked, Study
 
 JOURNAL = "journal.jsonl"
 MOST_STRAGGLERS = 10
@@ -183,16 +184,25 @@ def _changes_sections(changes: Changes, seen: Ledger | None) -> list[Section]:
 def study_page(study: StudyStory, found: Study | None = None) -> Page:
     """The page of a study; with ``found``, the same study as its users get it, also what it comes to."""
     best = front_trials(study)
-    figures = [study_figures.study_front(study, best), study_figures.history(study)]
-    top = _top(study, best)
-    front = study_tables.front_table(study, best)
+    if found is not None and found.tasks:
+        return _tasks_page(study, found)
+    choices = () if found is None or found.no_choice() else found.choices()
+    pick = choices[0].trial.number if choices else None
+    figures = [study_figures.study_front(study, best, pick), study_figures.history(study)]
+    front = study_tables.front_table(study, best, choices)
     sections = [Section(front.title, (front,))]
-    command, note = _trial_command(study, top), f"Trains the best trial by {_first(study)} again:"
-    if found is not None:
-        if found.complete:
-            picked = found.pick()
-            caveat = f" ({picked.caveat})" if picked.caveat else ""
-            command, note = picked.command, f"Trains the pick, trial {picked.trial.number}, again{caveat}:"
+    if found is None:
+        top = _top(study, best)
+        command, note = _trial_command(study, top), f"Trains the best trial by {_first(study)} again:"
+        answer = _study_answer(study, top, len(best))
+    else:
+        command, note = "", ""
+        answer = _choice_answer(study, found, choices, len(best))
+        if choices:
+            caveat = f" ({choices[0].caveat})" if choices[0].caveat else ""
+            command, note = choices[0].command, f"Trains the pick, trial {pick}, again{caveat}:"
+            named = study_tables.choices_table(found, choices)
+            sections.insert(0, Section(named.title, (named,)))
         told = explain(found)
         figures += [search_figures.front_over_time(found), search_figures.workers_by_trial(found)]
         figures.append(search_figures.importance(told.importance))
@@ -202,13 +212,28 @@ def study_page(study: StudyStory, found: Study | None = None) -> Page:
         sections += [Section("What decides the objectives", weighed)] if weighed else []
     return Page(
         kind="study",
-        answer=_study_answer(study, top, len(best)),
+        answer=answer,
         state=_study_state(study),
         ended=study.finished is not None,
         figures=tuple(figure for figure in figures if figure),
         sections=(*sections, *_study_sections(study)),
         command=command,
         command_note=note,
+    )
+
+
+def _tasks_page(study: StudyStory, found: Study) -> Page:
+    """The page of a study whose trials have different tasks: none of them is picked."""
+    table = study_tables.tasks_table(found)
+    done = {task_of(trial.config) for trial in found.complete}
+    parts = f"{len(done)} of {count(len(found.tasks), 'part')} of a tree of classes are trained"
+    return Page(
+        kind="study",
+        answer=f"{parts}. Each is a task of its own, so none is picked.",
+        state=_study_state(study),
+        ended=study.finished is not None,
+        figures=tuple(figure for figure in (search_figures.workers_by_trial(found),) if figure),
+        sections=(Section(table.title, (table,)), *_study_sections(study)),
     )
 
 
@@ -311,6 +336,18 @@ def _study_answer(study: StudyStory, top: TrialStory | None, on_front: int) -> s
     reached = ", ".join(f"{plain(key, 40)} {valued(key, top.value(key), study.price)}" for key in study.objectives)
     front = f" {count(on_front, 'point')} on the front." if len(study.objectives) > 1 else ""
     return f"Best {name}: trial {top.trial} with {reached}; {told}.{front}"
+
+
+def _choice_answer(study: StudyStory, found: Study, choices: Sequence[Picked], on_front: int) -> str:
+    """The headline: the pick, whose command stands below it."""
+    told = f"{count(len(study.ended), 'trial')} ended"
+    if not choices:
+        why = found.no_choice()
+        return f"No trial has a result; {told}." if not found.complete else f"No pick: {plain(why, 300)}; {told}."
+    values = choices[0].trial.values
+    reached = ", ".join(f"{plain(key, 40)} {valued(key, values[key], study.price)}" for key in study.objectives)
+    front = f" {count(on_front, 'point')} on the front." if len(study.objectives) > 1 else ""
+    return f"Trial {choices[0].trial.number}, {choices[0].reason}: {reached}; {told}.{front}"
 
 
 def _study_state(study: StudyStory) -> str:

@@ -15,9 +15,8 @@ from elastune.reuse.candidates import Candidate, Library, library
 from elastune.reuse.class_tree import ROOT, ClassTree, class_tree, told
 from elastune.reuse.weights import Build, built, fill, weights_of
 from elastune.search.space.objective import oriented
+from elastune.study.results.eligible import GROUP, NODE, TREE
 from elastune.study.results.study import Study
-
-GROUP, NODE, TREE = "group", "node", "tree"
 
 
 @dataclass(frozen=True)

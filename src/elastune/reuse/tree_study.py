@@ -17,10 +17,10 @@ from elastune.job.run import Observe
 from elastune.journal.reader import read
 from elastune.journal.trials import TrialTable, fold
 from elastune.reuse.class_tree import ROOT, ClassTree
-from elastune.reuse.joined import NODE, TREE
 from elastune.search.stopping.schedule import FixedTrial
 from elastune.study.loop.fixed_trials import FixedTrials
 from elastune.study.request import StudyRequest
+from elastune.study.results.eligible import NODE, TREE
 from elastune.study.results.study import Study
 from elastune.study.run import tune
 from elastune.train.program.load import load_as_guest

@@ -207,7 +207,8 @@ def tune(
     - sync (with learners, every, ...) and sync_schedule set how workers agree.
 
     A trial whose system parameters do not go together is infeasible: it does not run, and the study keeps the reason.
-    At least one of ``trials``, ``budget_s``, ``worker_hours`` and ``patience`` must bound the search.
+    At least one of ``trials``, ``budget_s``, ``worker_hours`` and ``patience`` must bound the search, or the sampler
+    "grid", which ends with its last configuration.
 
     Args:
         train: A plain function at the top level of a file, ``train(session)``.
@@ -227,7 +228,8 @@ def tune(
         stopping: Early stopping: "asha" pauses trials that do not promise to be on the front; see ``--stopping``.
         warm_start: Folders of earlier studies. Their best settings are tried first; what they measured in the same
             context counts for the search.
-        constraints: Such as "workers * micro_batch == 4096" or "accuracy >= 0.9".
+        constraints: Such as "workers * micro_batch == 4096" or "accuracy >= 0.9", beside those that the file of
+            ``train`` has as ``constraints``.
         sampler: "auto", "random", "grid", "tpe", "gp", "nsga2", "nsga3", "genetic" or "cmaes".
         config: Settings that replace those of the program's own ``config``; values of ``space`` replace both.
         seed: The seed of everything random.

@@ -47,7 +47,7 @@ class SearchRequest:
     constraints: tuple[str, ...] = knob(
         (),
         'A condition that settings or metrics must fulfil, such as "workers * micro_batch == 4096" or '
-        '"accuracy >= 0.9".',
+        '"accuracy >= 0.9", beside the constraints of the program\'s file.',
     )
     sampler: str = knob(
         "auto",
@@ -91,7 +91,10 @@ class SearchRequest:
 
 @dataclass(frozen=True)
 class StudyRequest(SearchRequest):
-    """A multi-objective search. At least one of ``trials``, ``budget_s``, ``worker_hours`` and ``patience`` bounds it.
+    """A multi-objective search.
+
+    At least one of ``trials``, ``budget_s``, ``worker_hours`` and ``patience`` bounds it, or the sampler "grid", which
+    ends with its last configuration.
 
     ``objectives`` (name -> "max" | "min") default to the program's own.
     """

@@ -19,7 +19,7 @@ from elastune.journal.entry import Entry
 from elastune.journal.records import StudyStarted, TrialFinished, TrialStarted
 from elastune.journal.trials import Change
 from elastune.search.samplers.registry import check_sampler, generational
-from elastune.search.space.constraint import Constraint, parse_constraints, violations
+from elastune.search.space.constraint import Constraint, all_texts, parse_constraints, violations
 from elastune.search.space.feasible import check_feasible
 from elastune.search.space.objective import parse_objectives
 from elastune.search.space.space import Sample, Space, corners, probe
@@ -69,7 +69,9 @@ class Plan:
 
 def check(request: StudyRequest, space: Space | None = None) -> Plan:
     """Raise ``UserError`` for all that can be known to be wrong before a trial runs."""
-    if all(bound is None for bound in (request.trials, request.budget_s, request.worker_hours, request.patience)):
+    bounds = (request.trials, request.budget_s, request.worker_hours, request.patience)
+    ends = request.sampler == "grid" and not request.stopping.startswith("pbt")  # a population breeds without an end
+    if not ends and all(bound is None for bound in bounds):
         fix = "use --trials, --budget, --worker-hours or --patience"
         raise UserError("a study needs a budget", "none", fix)
     _check_rules(request)
@@ -108,6 +110,7 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
         rule = "a generation ends when all of its trials have, so none may pause"
         raise UserError(rule, f"{request.sampler} with {request.stopping}", "use genetic with steady=1, or no stopping")
     config = merge(program.config, request.config)
+    request = replace(request, constraints=all_texts(program.constraints, request.constraints))
     constraints = parse_constraints(request.constraints)
 
     def complete_space(trial: Any) -> dict[str, Any]:

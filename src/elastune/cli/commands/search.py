@@ -53,9 +53,13 @@ def tune(
     sync_schedule. All other names are settings of the program. A trial whose choices do not go together is infeasible,
     with the reason, and is not run.
 
-    --json: {kind: "tune", objectives, trials: {state: count}, front: [{trial, values, metrics, config, means}], pick:
-    {trial, reason, command, found_after_s} or null, seconds, reason (why it ended), out, report}, with --keep also
-    kept: [{trial, size (bytes)}].
+    Without a preference (see elastune report --pick) it names up to three trials with a command each: the fastest
+    within 1 % of the best, which is the pick; the best; and the cheapest within 5 % of the best, or that fulfils
+    --until.
+
+    --json: {kind: "tune", objectives, trials: {state: count}, front: [{trial, values, metrics, config, means}],
+    choices: [{trial, reason, values, command, found_after_s}], pick (the first of choices, or null), seconds, reason
+    (why it ended), out, report}, with --keep also kept: [{trial, size (bytes)}].
     """
     from elastune.cli.progress import Progress, StudyTracker, told_before
     from elastune.study.run import tune as run_study

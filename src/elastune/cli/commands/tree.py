@@ -47,7 +47,8 @@ def tree(
     elastune classes STUDY --groups 2,5 learns a tree. elastune join OUT --tree LISTS --front STUDY makes one model of
     the result. See docs/transfer.md.
 
-    --json: as of elastune tune, with kind "tune". Each trial's config has its node.
+    --json: as of elastune tune, with kind "tune" and tasks: {trial: node}. Nodes are tasks of their own, so front and
+    choices are empty and pick is null.
     """
     from elastune.cli.progress import Progress, StudyTracker, told_before
     from elastune.job.output_dir import check_out

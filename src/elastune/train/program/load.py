@@ -38,6 +38,7 @@ class LoadedProgram:
         surrogate: ``surrogate(config, workers)``, for simulation: it tells of each epoch how many seconds it takes and
             what is reported after it. A file with one may lack ``train``.
         views: What the file calls so, unchecked; None where it does not.
+        constraints: Conditions that settings or metrics must fulfil, for tuning, each as a text.
     """
 
     train: Callable[[Any], None]
@@ -48,6 +49,7 @@ class LoadedProgram:
     surrogate: Surrogate | None = None
     trains: bool = True
     views: object = None
+    constraints: tuple[str, ...] = ()
 
 
 def load_as_guest(program: Program) -> LoadedProgram:
@@ -83,7 +85,8 @@ def load(program: Program) -> LoadedProgram:
         train = watched(train, path, Path(folder))
     train = in_session(train)
     found = _objectives(module), _config(module), _policies(module), surrogate, trains
-    return LoadedProgram(train, space, *found, views=getattr(module, "views", None))
+    views, constraints = getattr(module, "views", None), _constraints(module)
+    return LoadedProgram(train, space, *found, views=views, constraints=constraints)
 
 
 def load_functions(path: Path, names: Iterable[str]) -> dict[str, Callable[..., Any] | None]:
@@ -158,6 +161,13 @@ def _objectives(module: ModuleType) -> dict[str, str]:
     if not isinstance(found, dict) or not all(isinstance(k, str) and isinstance(v, str) for k, v in found.items()):
         raise UserError("objectives must map names to 'max' or 'min'", found, "objectives = {'accuracy': 'max'}")
     return dict(found)
+
+
+def _constraints(module: ModuleType) -> tuple[str, ...]:
+    found = getattr(module, "constraints", ())
+    if not isinstance(found, list | tuple) or not all(isinstance(each, str) for each in found):
+        raise UserError("constraints must be a list of texts", found, "constraints = ['seconds <= 60']")
+    return tuple(found)
 
 
 def _policies(module: ModuleType) -> dict[str, type[Policy]]:
