@@ -91,10 +91,11 @@ class Tracker(Protocol):
 
 
 class RunTracker:
-    """One run of ``epochs`` epochs, or of ``max_steps`` steps."""
+    """One run of ``epochs`` epochs, or of ``max_steps`` steps. ``first``: a line that is said as it begins."""
 
     def __init__(self, epochs: int | None, max_steps: int | None) -> None:
         self.epochs = epochs
+        self.first = ""
         self._max_steps = max_steps
         self._last = ""
         self._measured = ""
@@ -113,6 +114,9 @@ class RunTracker:
                 return f"took over {on}, which had lost their controller, after {duration(record.seconds)}", True
             case RunStarted(means={"mode": "exact", "num_slots": int(slots), "workers": int(workers)}):
                 self._cost = slot_cost_text(slots, workers)  # told once it trains: what is refused is one line
+                return self.first, bool(self.first)
+            case RunStarted():
+                return self.first, bool(self.first)
             case Reported():
                 if self.epochs:
                     self._parts["epochs"] = record.epoch / self.epochs
