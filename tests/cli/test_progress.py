@@ -76,14 +76,14 @@ def test_a_run_that_was_cut_is_not_done_and_has_nothing_to_go(
 
 
 def test_an_advice_comes_once_it_trains() -> None:
-    tracker = RunTracker(1, None, "check it")
+    tracker = RunTracker(1, None, ["check it"])
     assert tracker.hear(RunStarted("p", {}, 0, {"mode": "exact", "num_slots": 8, "workers": 1})) == ("", False)
     assert tracker.hear(StepsPlanned(9)) == ("check it", True)
     line, must = tracker.hear(reported(1, 4))
     assert "slots" in line
     assert must
     assert tracker.hear(reported(1, 9)) == ("epoch 1/1, step 9: accuracy 0.9", False)
-    tracker = RunTracker(1, None, "check it")
+    tracker = RunTracker(1, None, ["check it"])
     assert tracker.hear(reported(1, 4)) == ("check it", True), "nobody knows how many steps"
 
 

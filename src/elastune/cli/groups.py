@@ -68,17 +68,22 @@ class WorkerExecution:
         """How long a worker waits for another one that lives and does not come."""
         return parse.duration(self.collective_timeout, "--collective-timeout")
 
-    def of_one(self) -> Means:
-        """The system parameters of one worker. Only the device is checked here: the job checks the others."""
-        return self.on(None)
+    def of_one(self, *, here: bool = True) -> Means:
+        """The system parameters of one worker. Only the device is checked: the job checks the others."""
+        return self.on(None, here=here)
 
-    def on(self, workers: int | None, mesh: Mesh | None = None, copies: int | None = None) -> Means:
-        """The system parameters of ``workers``, or of those of ``mesh``; what is None follows from the others."""
+    def on(
+        self, workers: int | None, mesh: Mesh | None = None, copies: int | None = None, *, here: bool = True
+    ) -> Means:
+        """The system parameters of ``workers``, or of those of ``mesh``; what is None follows from the others.
+
+        ``here``: whether they run on this machine; other hosts may have devices that it lacks.
+        """
         said = {
             "workers": workers,
             "mode": self.mode,
             "threads": self.threads,
-            "device": choose_device(self.device),
+            "device": choose_device(self.device, here=here),
             "precision": self.precision,
             "micro_batch": self.micro_batch,
             "mechanism": self.mechanism,
@@ -107,10 +112,13 @@ class Execution(WorkerExecution):
         """The mesh that was asked for."""
         return None if self.mesh is None else Mesh.parse(self.mesh)
 
-    def means(self, workers: int | None, most_workers: int | None = None, learners: int = 1) -> Means:
+    def means(
+        self, workers: int | None, most_workers: int | None = None, learners: int = 1, *, here: bool = True
+    ) -> Means:
         """The system parameters asked for. ``most_workers``: how many there may be later. ``learners``: they have as
-        many slots each."""
-        means = replace(self.on(workers, self.chosen_mesh, self.copies), topology=Topology.parse(self.topology))
+        many slots each. ``here``: as of ``on``."""
+        asked = self.on(workers, self.chosen_mesh, self.copies, here=here)
+        means = replace(asked, topology=Topology.parse(self.topology))
         least_slots = max(DEFAULT_SLOTS, MeshChoice.of(means).most_parts(max(means.workers, most_workers or 0)))
         least_slots = -(-least_slots // learners) * learners
         return replace(means, num_slots=least_slots if self.slots is None else self.slots)

@@ -35,6 +35,14 @@ FromDcp = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, and everything else on stderr.")]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Check all that can be checked without a worker, print what would be started, and end. No results are "
+        "written.",
+    ),
+]
 Set = Annotated[
     list[str] | None,
     typer.Option(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -93,15 +93,14 @@ class Tracker(Protocol):
 
 
 class RunTracker:
-    """One run of ``epochs`` epochs, or of ``max_steps`` steps; ``advice`` is a line to begin with, once it trains."""
+    """One run of ``epochs`` epochs, or of ``max_steps`` steps; ``first``: the lines to begin with, once it trains."""
 
-    def __init__(self, epochs: int | None, max_steps: int | None, advice: str = "") -> None:
+    def __init__(self, epochs: int | None, max_steps: int | None, first: Sequence[str] = ()) -> None:
         self.epochs = epochs
         self._max_steps = max_steps
-        self._first = [advice] if advice else []  # said once it trains: what is refused is one line
+        self._first = [line for line in first if line]  # said once it trains: what is refused is one line
         self._last = ""
         self._measured = ""
-        self._cost = ""
         self._over = False
         self._parts: dict[str, float] = {}  # done, by what bounds the run
 

@@ -96,17 +96,10 @@ def frontier(
         UserError: for a request that is wrong, or a program that fails with its own settings.
         Interrupted: where it was interrupted before there was anything to tell.
     """
-    elsewhere = cluster.varies if isinstance(cluster, Cluster) else cluster is not None and not cluster.kind.here
-    plan = check(request, None if elsewhere else cores())
-    path = check_out(request.out, request.resume)
-    before = read(path) if path.exists() else []
-    check_same_study(plan.settings, before, path)
+    plan, before = checked(request, cluster)
+    elsewhere = _elsewhere(cluster)
     widest = plan.crews[-1].workers
     most = widest if plan.together else 1
-    if isinstance(cluster, Cluster) and cluster.capacity < most:
-        rule = "in fast mode, and under a policy, only so many workers train as so many do"
-        fix = "use --mode exact and no policy, or fewer --workers"
-        raise UserError(rule, f"{most} workers, room for {cluster.capacity}", fix)
     wanted = widest if elsewhere else max(cores(), most)
     room = RoomWanted(
         request.out, wanted, wanted, grows=False, grace_s=request.grace_s, adopts=trials_left(request.out, before)
@@ -132,6 +125,41 @@ def frontier(
         if isinstance(cluster, ClusterRequest) and isinstance(place, HostsCluster):
             place.gather(wanted, cluster.access.gather_s, lambda: interrupts.count > 0)
         return job.run(place.capacity if elsewhere else cores(), 1 if elsewhere else cores())
+
+
+def checked(
+    request: FrontierRequest, cluster: Cluster | ClusterRequest | None = None
+) -> tuple[FrontierPlan, list[Entry]]:
+    """All that ``frontier`` checks before it opens its journal and its cluster. Nothing is written or started.
+
+    Args:
+        request: As ``frontier`` takes it.
+        cluster: As ``frontier`` takes it.
+
+    Returns:
+        The plan, and what the journal has already.
+
+    Raises:
+        UserError: As ``frontier`` raises it.
+
+    Example:
+        >>> plan, before = checked(request)
+    """
+    plan = check(request, None if _elsewhere(cluster) else cores())
+    path = check_out(request.out, request.resume)
+    before = read(path) if path.exists() else []
+    check_same_study(plan.settings, before, path)
+    most = plan.crews[-1].workers if plan.together else 1
+    if isinstance(cluster, Cluster) and cluster.capacity < most:
+        rule = "in fast mode, and under a policy, only so many workers train as so many do"
+        fix = "use --mode exact and no policy, or fewer --workers"
+        raise UserError(rule, f"{most} workers, room for {cluster.capacity}", fix)
+    return plan, before
+
+
+def _elsewhere(cluster: Cluster | ClusterRequest | None) -> bool:
+    """Whether workers run on other hosts."""
+    return cluster.varies if isinstance(cluster, Cluster) else cluster is not None and not cluster.kind.here
 
 
 class _Frontier:

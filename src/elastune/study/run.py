@@ -50,7 +50,7 @@ from elastune.study.request import StudyRequest
 from elastune.study.results.study import Study
 from elastune.study.tuning import Tuning, trials_left
 from elastune.study.validate import PROBED, Plan, check, check_same_study
-from elastune.study.warm_start import earlier_studies, take_over
+from elastune.study.warm_start import Earlier, earlier_studies, take_over
 
 LASTING = (TrialFinished, TrialPaused, StudyFinished)  # what must be on the disk before anything rests on it
 
@@ -95,15 +95,8 @@ def tune(
     Raises:
         UserError: for a request that is wrong, a program that cannot be trained, a folder of something else.
     """
-    plan = check(request, space)
-    path = check_out(request.out, request.resume)
-    before = read(path) if path.exists() else []
-    check_same_study(plan.settings, before, path)
-    plan = replace(plan, request=_with_kept_rules(plan.request, before))
-    earlier, told = earlier_studies(request, before), _told(plan, before)
-    if isinstance(cluster, Cluster) and cluster.capacity < request.workers and not cluster.varies:
-        rule = "a study's workers must fit into its cluster"
-        raise UserError(rule, f"{request.workers} workers, room for {cluster.capacity}", "ask for fewer workers")
+    ready = checked(request, space, cluster)
+    plan, before, earlier, told = ready.plan, ready.before, ready.earlier, ready.told
     around = environment or Environment()
     with (
         journal_in(request.out, request.resume, around.clock.wall) as journal,  # first: its lock says who may go on
@@ -133,6 +126,50 @@ def tune(
         bounds = Bounds(request.trials, request.budget_s, request.worker_hours)
         loop.finish(loop.run(bounds, lambda: interrupts.count))
     return Study.load(request.out)
+
+
+@dataclass(frozen=True)
+class CheckedStudy:
+    """A request that ``tune`` can begin with, and what it rests on.
+
+    ``before``: what its journal has already; ``earlier``: studies that it starts warm from; ``told``: what a plan
+    predicts of its trials.
+    """
+
+    plan: Plan
+    before: list[Entry]
+    earlier: Sequence[Earlier]
+    told: ScalingPredicted | None
+
+
+def checked(
+    request: StudyRequest, space: Space | None = None, cluster: Cluster | ClusterRequest | None = None
+) -> CheckedStudy:
+    """All that ``tune`` checks before it opens its journal and its cluster. Nothing is written or started.
+
+    Args:
+        request: As ``tune`` takes it.
+        space: As ``tune`` takes it.
+        cluster: As ``tune`` takes it.
+
+    Returns:
+        What ``tune`` begins with.
+
+    Raises:
+        UserError: As ``tune`` raises it.
+
+    Example:
+        >>> print(checked(request).plan.config)
+    """
+    plan = check(request, space)
+    path = check_out(request.out, request.resume)
+    before = read(path) if path.exists() else []
+    check_same_study(plan.settings, before, path)
+    plan = replace(plan, request=_with_kept_rules(plan.request, before))
+    if isinstance(cluster, Cluster) and cluster.capacity < request.workers and not cluster.varies:
+        rule = "a study's workers must fit into its cluster"
+        raise UserError(rule, f"{request.workers} workers, room for {cluster.capacity}", "ask for fewer workers")
+    return CheckedStudy(plan, before, earlier_studies(request, before), _told(plan, before))
 
 
 def _room(request: StudyRequest, before: Sequence[Entry]) -> RoomWanted:

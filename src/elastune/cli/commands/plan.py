@@ -72,7 +72,8 @@ def plan(
         config=parse.settings(set_ or []),
         seed=seed,
         shown=top,
-        cluster=None if where.local else where.request(),
+        cluster=where.request() if not where.local and (probing.probe or probing.measure) else None,
+        cluster_words=where.words,
         out=out,
     )
     made = keep_plan(request, plan_cluster(request))

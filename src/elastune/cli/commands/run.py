@@ -63,6 +63,7 @@ def run(
     tensorboard: options.TensorBoard = False,
     heartbeat: options.Heartbeat = f"{Elastic.heartbeat_s:g}s",
     grace: options.Grace = None,
+    dry_run: options.DryRun = False,
 ) -> int:
     """Train a program once, on one or more workers.
 
@@ -96,6 +97,9 @@ def run(
 
     A run that fails prints {kind: "run", failed: {reason, detail, rank, exit_code, wanted_bytes (where memory ran
     out)}}, with mode, compress, mechanism, mesh, num_slots, sync, sync_changes, seed, config and out as above.
+
+    With --dry-run {kind: "dry_run", command: "run", program, out, cluster, seed, config, batch_size (where the config
+    has it), workers, mesh, mechanism, mode, num_slots, micro_batch, device, most_workers, sync, policies, copies_note}.
     """
     from elastune.cluster.kinds.kind import RoomWanted, opened
     from elastune.cluster.static import from_environment
@@ -120,7 +124,7 @@ def run(
         out=folders.choose(file, "run"),
         config=training.config,
         seed=training.seed,
-        means=execution.means(begin, elastic.high, learners),
+        means=execution.means(begin, elastic.high, learners, here=where.local),
         epochs=training.epochs,
         resume=folders.resume,
         elastic=elastic,
@@ -134,18 +138,28 @@ def run(
     if place is not None:
         if spot is not None:
             raise UserError("the policy spot chooses among hosts", "workers of a launcher", "use --cluster hosts:PORT")
+        if dry_run:
+            return _dry_run(spec, f"a launcher's {place.world} workers", as_json=folders.json)
         return _run_static(spec, place, folders.json, tensorboard, prices)
     changes = workers is not None and ":" in workers
     check_free(spec.out, spec.resume)
     adopts, least = may_adopt(spec), elastic.low if changes else spec.means.workers
     with nullcontext() if adopts else examined_meanwhile(spec):
         tracker = _tracker(spec, adopts=adopts)  # before agents come: loading torch can take longer than they wait
+    if dry_run:
+        return _dry_run(spec, where.cluster, as_json=folders.json)
     room = RoomWanted(spec.out, least, spec.most_workers, grace_s=elastic.grace_s, adopts=adopts, spot=spot)
     with opened(asked, room) as cluster:
         if cluster is not None and changes and execution.mesh is None and cluster.free:
             begin = min(elastic.high or begin, cluster.free)
-            spec = replace(spec, means=execution.means(begin, elastic.high, learners))
+            spec = replace(spec, means=execution.means(begin, elastic.high, learners, here=where.local))
         return _run_local(spec, tracker, folders.json, chosen, sources, tensorboard, cluster, prices)
+
+
+def _dry_run(spec: RunSpec, cluster: str, *, as_json: bool) -> int:
+    from elastune.cli.dry_run import of_run, tell_dry_run
+
+    return tell_dry_run(of_run(spec, cluster), as_json=as_json)
 
 
 def _spot(spec: RunSpec) -> SpotWatch | None:
@@ -219,6 +233,7 @@ def _observing(spec: RunSpec, progress: Progress, tensorboard: bool) -> Iterator
 def _tracker(spec: RunSpec, *, adopts: bool = False) -> RunTracker:
     """``adopts``: workers may wait to be taken over; they do not wait until the program, and torch, are loaded."""
     from elastune.cli.progress import RunTracker
+    from elastune.plan.copies import copies_text
     from elastune.train.program.load import load_as_guest
 
     own = {}
@@ -229,7 +244,9 @@ def _tracker(spec: RunSpec, *, adopts: bool = False) -> RunTracker:
         check_means(spec)
         own = load_as_guest(spec.program).config
     epochs = spec.epochs or {**own, **spec.config}.get("epochs")
-    return RunTracker(epochs if isinstance(epochs, int) else None, spec.max_steps, _advice(spec))
+    return RunTracker(
+        epochs if isinstance(epochs, int) else None, spec.max_steps, (_advice(spec), copies_text(spec.means))
+    )
 
 
 def _advice(spec: RunSpec) -> str:

@@ -41,6 +41,7 @@ def tune(
     keep: options.Keep = StudyRequest.keep,
     keep_size: options.KeepSize = None,
     plan: options.PlanFolder = None,
+    dry_run: options.DryRun = False,
 ) -> int:
     """Search a program's settings for the best trade-offs.
 
@@ -60,15 +61,18 @@ def tune(
     --json: {kind: "tune", objectives, trials: {state: count}, front: [{trial, values, metrics, config, means}],
     choices: [{trial, reason, values, command, found_after_s}], pick (the first of choices, or null), seconds, reason
     (why it ended), out, report}, with --keep also kept: [{trial, size (bytes)}].
+    With --dry-run {kind: "dry_run", command: "tune", ...}.
     """
+    from elastune.cli.dry_run import of_study, tell_dry_run
     from elastune.cli.progress import Progress, StudyTracker, told_before
+    from elastune.study.run import checked as checked_study
     from elastune.study.run import tune as run_study
 
     cluster = where.request()
     out = folders.choose(file, "tune")
     low, high = search.bounds or (None, None)
     low = None if execution.mesh is not None else low
-    means = execution.means(low, most_workers=high, learners=agreeing.learners)
+    means = execution.means(low, most_workers=high, learners=agreeing.learners, here=where.local)
     request = search.request(folders.program(file), out, workers, means, training, resume=folders.resume)
     request = replace(
         request,
@@ -82,6 +86,8 @@ def tune(
         plan=plan,
     )
     request = money.of_study(request, local=where.local)
+    if dry_run:
+        return tell_dry_run(of_study(checked_study(request, cluster=cluster).plan, where.cluster), as_json=folders.json)
     before = told_before(out, request.resume)
     with Progress(StudyTracker(request.trials, request.budget_s, before)) as progress:
         run_study(request, cluster=cluster, observe=progress.observe)
@@ -104,6 +110,7 @@ def frontier(
     trial_workers: options.TrialWorkers = None,
     price: options.Price = FrontierRequest.price_per_worker_hour,
     grace: options.Grace = None,
+    dry_run: options.DryRun = False,
 ) -> int:
     """Find how far training scales before accuracy suffers.
 
@@ -132,10 +139,12 @@ def frontier(
     what it reports, and that in words), model_errors (predicted over measured), links (on several hosts: {name:
     {latency_s, seconds_per_byte}}), volumes (hypervolumes at equal budget: {budget_s, reference: {quality, seconds,
     cost}, sides: [{side, volume, ci, seeds, points, trainings, of, spent_s, equal, scoring_s}]}), seconds, reason, out,
-    report}.
+    report}. With --dry-run {kind: "dry_run", command: "frontier", ...}.
     """
+    from elastune.cli.dry_run import of_frontier, tell_dry_run
     from elastune.cli.progress import Progress, StudyTracker, told_before
     from elastune.frontier.crews import COUNTS
+    from elastune.frontier.phases import checked
     from elastune.frontier.phases import frontier as find_frontier
 
     cluster = where.request()
@@ -149,7 +158,7 @@ def frontier(
         quality=question.quality,
         margin=question.margin,
         seeds=question.seeds,
-        means=execution.of_one(),
+        means=execution.of_one(here=where.local),
         policies=tuple(question.policy or ()),
         throughput=question.throughput,
         config=training.config,
@@ -166,6 +175,8 @@ def frontier(
         resume=folders.resume,
     )
     request = money.of_study(request, local=where.local)
+    if dry_run:
+        return tell_dry_run(of_frontier(checked(request, cluster)[0], where.cluster), as_json=folders.json)
     before = told_before(request.out, request.resume)
     with Progress(StudyTracker(None, request.budget_s, before)) as progress:
         find_frontier(request, cluster=cluster, observe=progress.observe)
