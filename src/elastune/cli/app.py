@@ -26,6 +26,7 @@ from elastune.cli.commands.predict import predict
 from elastune.cli.commands.report import report
 from elastune.cli.commands.reshape import reshape
 from elastune.cli.commands.resize import resize
+from elastune.cli.commands.resume import resume_by
 from elastune.cli.commands.run import run
 from elastune.cli.commands.search import frontier, tune
 from elastune.cli.commands.simulate import simulate
@@ -67,10 +68,18 @@ def _told(command: Callable[..., int]) -> Callable[..., int]:
     return call
 
 
+def _again(words: list[str]) -> int:
+    """Another command, which this one goes on by."""
+    return int(app(args=words, prog_name="elastune", standalone_mode=False) or OK)
+
+
+resume = resume_by(_again)
+MORE_OPTIONS = {"ignore_unknown_options": True, "allow_extra_args": True}  # those of the command that it gives again
 ABOUT_RESULTS = report, explain, predict, ensemble, soup, transfer, classes, join, export
 for command in (
     init,
     run,
+    resume,
     check,
     resize,
     reshape,
@@ -84,7 +93,7 @@ for command in (
     agent,
     deploy,
 ):
-    app.command()(_told(command))
+    app.command(context_settings=MORE_OPTIONS if command is resume else None)(_told(command))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

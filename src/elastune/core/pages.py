@@ -45,6 +45,7 @@ PAGES = {
     "adapters.trainer_parts": f"{PROGRAMS}#hugging-faces-trainer",
     "cli.from_plain": PROGRAMS,
     "job.portability": f"{PROGRAMS}#what-elastune-check-finds",
+    "job.resumption": f"{PROGRAMS}#going-on-with-a-run",
     # workers, and how they come together
     "core.compression": "docs/compression.md",
     "core.mesh": "docs/meshes.md",

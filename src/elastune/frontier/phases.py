@@ -249,7 +249,7 @@ class _Frontier:
         for life in earlier.trials.values():
             if rule := life.started.tags.get("lr_rule"):
                 self._experiment.rules[name_of(life.started.config)] = rule
-        self.loop.replay(self._before, self._plan.settings)
+        self.loop.replay(self._before, self._plan.settings, self._request.command)
         self._experiment.look_at(self._trainings)
         self.loop.await_running(self._interrupts)
 

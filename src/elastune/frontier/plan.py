@@ -212,6 +212,7 @@ class FrontierPlan:
         """The request as the journal keeps it."""
         prices = self.request.prices
         plain = asdict(replace(self.request, prices=None))
+        del plain["command"]  # the journal has it beside the settings
         plain["prices"] = None if prices is None else prices.digest  # a trace may be long
         plain["program"], plain["out"] = str(self.request.program.path), str(self.request.out)
         plain["data"] = self.request.program.told_data

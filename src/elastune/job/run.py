@@ -15,6 +15,7 @@ from elastune.cluster.local import LocalCluster
 from elastune.cluster.notices import NoticeSource
 from elastune.cluster.run_files import LocalFiles, RunFiles
 from elastune.cluster.static import on_this_host
+from elastune.core.command import CommandGiven
 from elastune.core.cost import UNTOLD
 from elastune.core.errors import UserError
 from elastune.core.run import Place, RunSpec
@@ -22,6 +23,7 @@ from elastune.job.adoption import adopted, left_over
 from elastune.job.fault_injection import Injector
 from elastune.job.machine import machine_context
 from elastune.job.output_journal import journal_in
+from elastune.job.resumption import check_resumed
 from elastune.job.shutdown import ShutdownControl
 from elastune.job.signals import Interrupts
 from elastune.job.supervisor import JobSupervisor
@@ -52,6 +54,7 @@ def run_job(
     observe: Observe | None = None,
     notices: Sequence[NoticeSource] = (),
     injector: Injector | None = None,
+    command: CommandGiven | None = None,
 ) -> RunFinished:
     """Run ``spec`` on ``cluster``, and keep its journal in ``spec.out``.
 
@@ -66,6 +69,7 @@ def run_job(
         observe: Called with every record.
         notices: Sources of notices that a machine will be taken away.
         injector: Faults to survive.
+        command: The command line that asks for it.
 
     Returns:
         The last record of the run.
@@ -77,6 +81,7 @@ def run_job(
     found = None if cluster is None else left_over(spec)
     if found is None:
         _check(spec)
+    check_resumed(spec)
     with journal_in(spec.out, spec.resume) as journal, Interrupts() as interrupts, ExitStack() as stack:
 
         def keep(record: Record) -> None:
@@ -90,7 +95,7 @@ def run_job(
         if handle is None:
             if found is not None:
                 _check(spec)
-            for record in _opening(spec, LocalFiles() if cluster is None else cluster.files):
+            for record in _opening(spec, LocalFiles() if cluster is None else cluster.files, command):
                 keep(record)
         place = cluster or stack.enter_context(LocalCluster(capacity=spec.most_workers))
         handle = handle or place.start(spec)
@@ -123,10 +128,11 @@ def _held(place: Cluster, handle: Handle, *, whole: bool) -> HostsHeld:
     return HostsHeld(workers, dict(place.rooms) if whole else workers)
 
 
-def run_here(spec: RunSpec, place: Place, observe: Observe | None = None) -> int:
+def run_here(spec: RunSpec, place: Place, observe: Observe | None = None, command: CommandGiven | None = None) -> int:
     """Be one worker of a run that another program launched (torchrun, srun, mpirun). Returns an exit code.
 
-    Rank 0 keeps the journal and calls ``observe``; every other rank prints why it failed.
+    Rank 0 keeps the journal, with the ``command`` that asks for the run, and calls ``observe``; every other rank prints
+    why it failed.
     """
     from elastune.train.work import work
 
@@ -135,6 +141,7 @@ def run_here(spec: RunSpec, place: Place, observe: Observe | None = None) -> int
     for plan in (spec.sync, *(plan for _, plan in spec.sync_schedule.changes)):
         plan.check_quorum(elastic=False)
     _check(spec)
+    check_resumed(spec)
     if place.rank != 0:
         return work(spec, place, print_failure, stop.is_set)
     with journal_in(spec.out, spec.resume) as journal:
@@ -145,7 +152,7 @@ def run_here(spec: RunSpec, place: Place, observe: Observe | None = None) -> int
                 observe(record)
 
         workers = {UNTOLD: place.world}
-        for record in [*_opening(spec, LocalFiles()), HostsHeld(workers, workers)]:
+        for record in [*_opening(spec, LocalFiles(), command), HostsHeld(workers, workers)]:
             keep(record)
         return work(spec, place, keep, stop.is_set)
 
@@ -170,7 +177,7 @@ def print_failure(record: Record) -> None:
         print(f"elastune: worker {record.rank}, {record.reason}: {record.detail}", file=sys.stderr, flush=True)
 
 
-def _opening(spec: RunSpec, files: RunFiles) -> list[Record]:
+def _opening(spec: RunSpec, files: RunFiles, command: CommandGiven | None) -> list[Record]:
     """What a journal begins with: where the run goes on, and what had been done up to there.
 
     Checkpoints that are not whole are set aside. Raises ``UserError``, and leaves them, where there is no other.
@@ -189,6 +196,10 @@ def _opening(spec: RunSpec, files: RunFiles) -> list[Record]:
         sync=str(spec.sync),
         sync_schedule=str(spec.sync_schedule),
         damaged=damaged,
+        max_steps=spec.max_steps,
+        start_from=None if spec.start_from is None else spec.start_from.to_json(),
+        from_dcp=None if spec.from_dcp is None else str(spec.from_dcp),
+        command=command,
     )
     # Workers may have trained on and saved while the controller before this one was frozen: its journal lacks that.
     return [started, *(records_of(files.spans(spec.out, saved[-1])) if saved else [])]

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
+from elastune.core.command import CommandGiven
 from elastune.journal.values import Count, MeansUsed, Whole
 
 _RULES = ConfigDict(extra="forbid")
@@ -22,7 +23,8 @@ class RunStarted:
     """A run begins (or, with ``resumed_step``, goes on from a checkpoint). ``adapt``: its policies and monitors.
 
     ``damaged``: what is wrong with each newer checkpoint, from which it did therefore not go on. ``data``: the folder
-    of data sets that it was told. ``sync``: how its workers agree.
+    of data sets that it was told. ``sync``: how its workers agree. ``start_from``, ``from_dcp``: with whose weights it
+    began. ``command``: the command line that it was begun by; None: a Python program.
     """
 
     program: str
@@ -37,6 +39,10 @@ class RunStarted:
     data: str | None = None
     sync: str = "allreduce"
     sync_schedule: str = ""
+    max_steps: Count | None = None
+    start_from: dict[str, Any] | None = None
+    from_dcp: str | None = None
+    command: CommandGiven | None = None
     kind: Literal["run_started"] = "run_started"
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
+from elastune.core.command import CommandGiven
 from elastune.journal.run_records import Adopted, Regrouped, Reported, RunFinished
 from elastune.journal.values import EXACT, Count, MeansUsed, Number, Settings, Whole
 
@@ -20,11 +21,12 @@ that was given; "member": a model of given settings, for an ensemble or a tree o
 
 @dataclass(frozen=True, config=_RULES)
 class StudyStarted:
-    """A study begins or is resumed. ``settings`` is the complete, JSON-able request."""
+    """A study begins or is resumed. ``settings`` is the complete, JSON-able request; ``command``: as in a run's."""
 
     settings: Settings
     context: dict[str, Any] = field(default_factory=dict)
     resumed: bool = False
+    command: CommandGiven | None = None
     kind: Literal["study_started"] = "study_started"
 
 

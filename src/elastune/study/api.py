@@ -29,6 +29,7 @@ from elastune.job.adoption import may_adopt
 from elastune.job.mirror import is_url, mirrored
 from elastune.job.output_dir import JOURNAL, next_folder
 from elastune.job.output_journal import check_free
+from elastune.job.resumption import begun_means, check_resumed
 from elastune.job.run import on_device, print_failure, run_here, run_job
 from elastune.job.spot import spot_watch
 from elastune.job.validate_adapt import check_adapt
@@ -135,12 +136,13 @@ def run(
     if place is not None and (out is None or is_url(str(out))):
         raise UserError("workers of a launcher need one folder", out or "no out", "give out=..., the same for all")
     with results_folder(out, program, "run", resume=resume) as folder:
+        begun = begun_means(folder) if resume and means is None and base.mode == "exact" else None
         spec = RunSpec(
             program=program,
             out=folder,
             config=dict(config or {}),
             seed=seed,
-            means=replace(base, workers=count, num_slots=slots),
+            means=replace(base, workers=count, num_slots=slots if begun is None else begun.num_slots),
             sync=agreed.sync,
             sync_schedule=agreed.schedule,
             epochs=epochs,
@@ -150,6 +152,8 @@ def run(
             divergence=Divergence(check_factor(divergence)),
         )
         adopts = may_adopt(spec)
+        if beyond := check_resumed(spec):
+            say(f"the run is to be longer than it was begun for: {beyond}")
         with nullcontext() if adopts or place is not None else examined_meanwhile(spec):
             loaded = load_as_guest(program)
             check_adapt(spec.adapt, loaded, spec)

@@ -11,6 +11,7 @@ from dataclasses import KW_ONLY, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from elastune.core.command import CommandGiven
 from elastune.core.cost import Prices, check_price
 from elastune.core.divergence import FACTOR, check_factor
 from elastune.core.errors import UserError
@@ -83,6 +84,7 @@ class SearchRequest:
     )
     grace_s: float = knob(Elastic.grace_s, "How long workers train on if this command dies")
     resume: bool = knob(False, "Continue what is in --out. With nothing there, start from the beginning.")
+    command: CommandGiven | None = None  # that asks for it
 
     def __post_init__(self) -> None:
         check_price(self.price_per_worker_hour)
@@ -164,6 +166,7 @@ class StudyRequest(SearchRequest):
             "until": tuple(told.get("until", ())),
             "trial_workers": None if bounds is None else tuple(bounds),
             "plan": None if told.get("plan") is None else Path(told["plan"]),
+            "command": None,
         }
         return cls(**plain)
 

@@ -114,7 +114,7 @@ def tune(
         meter = meter_of(request.prices, before, around.clock)
         loop = _loop(plan, place, around, keep, journal.settle, meter, None if given is None else before, told)
         stack.callback(loop.close)  # whatever happens: a cluster that is not ours lives on, its trials must not
-        loop.replay(before, plan.settings)
+        loop.replay(before, plan.settings, request.command)
         if told is not None and predicted_in(before) is None:
             keep(told)
         if given is not None:

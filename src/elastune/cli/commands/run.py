@@ -29,10 +29,11 @@ from elastune.cli.groups import (
 from elastune.cli.output import FAILED, INTERRUPTED, OK, TRY_AGAIN, WRONG, print_error, print_result
 from elastune.cli.setup import choose_workers
 from elastune.cli.start import Beginning
+from elastune.core.command import CommandGiven
 from elastune.core.cost import Prices
 from elastune.core.divergence import Divergence
 from elastune.core.errors import UserError
-from elastune.core.run import Elastic, Place, RunSpec
+from elastune.core.run import Elastic, Means, Place, RunSpec
 from elastune.job.mirror import is_url
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def run(
     money: RunPrices,
     agreeing: Agreeing,
     beginning: Beginning,
+    command: CommandGiven,
     workers: options.Workers = None,
     tensorboard: options.TensorBoard = False,
     heartbeat: options.Heartbeat = f"{Elastic.heartbeat_s:g}s",
@@ -105,6 +107,7 @@ def run(
     from elastune.cluster.static import from_environment
     from elastune.job.adoption import may_adopt
     from elastune.job.output_journal import check_free
+    from elastune.job.resumption import begun_means, check_resumed
     from elastune.train.examine_apart import examined_meanwhile
 
     place = from_environment(os.environ)
@@ -119,12 +122,14 @@ def run(
         begin = _static_workers(workers, place, folders.out)
         elastic = Elastic(collective_timeout_s=elastic.collective_timeout_s)
     sources, prices, learners = notices.sources(), money.read(local=where.local), agreeing.learners
+    out = folders.choose(file, "run")
+    begun = begun_means(out) if folders.resume else None
     spec = RunSpec(
         program=folders.program(file),
-        out=folders.choose(file, "run"),
+        out=out,
         config=training.config,
         seed=training.seed,
-        means=execution.means(begin, elastic.high, learners, here=where.local),
+        means=_means(execution, begin, elastic.high, learners, begun, here=where.local),
         epochs=training.epochs,
         resume=folders.resume,
         elastic=elastic,
@@ -140,10 +145,12 @@ def run(
             raise UserError("the policy spot chooses among hosts", "workers of a launcher", "use --cluster hosts:PORT")
         if dry_run:
             return _dry_run(spec, f"a launcher's {place.world} workers", as_json=folders.json)
-        return _run_static(spec, place, folders.json, tensorboard, prices)
+        return _run_static(spec, place, folders.json, tensorboard, prices, command)
     changes = workers is not None and ":" in workers
     check_free(spec.out, spec.resume)
     adopts, least = may_adopt(spec), elastic.low if changes else spec.means.workers
+    if beyond := check_resumed(spec):
+        print_error(f"the run is to be longer than it was begun for: {beyond}")
     with nullcontext() if adopts else examined_meanwhile(spec):
         tracker = _tracker(spec, adopts=adopts)  # before agents come: loading torch can take longer than they wait
     if dry_run:
@@ -152,8 +159,23 @@ def run(
     with opened(asked, room) as cluster:
         if cluster is not None and changes and execution.mesh is None and cluster.free:
             begin = min(elastic.high or begin, cluster.free)
-            spec = replace(spec, means=execution.means(begin, elastic.high, learners, here=where.local))
-        return _run_local(spec, tracker, folders.json, chosen, sources, tensorboard, cluster, prices)
+            spec = replace(spec, means=_means(execution, begin, elastic.high, learners, begun, here=where.local))
+        return _run_local(spec, tracker, folders.json, chosen, sources, tensorboard, cluster, prices, command)
+
+
+def _means(
+    execution: Execution, begin: int, high: int | None, learners: int, begun: Means | None, *, here: bool
+) -> Means:
+    """The system parameters asked for; those that show in the result are as in a run that was ``begun`` already."""
+    means = execution.means(begin, high, learners, here=here)
+    if begun is None or means.mode != "exact":
+        return means
+    blocks = begun.virtual_tensor if means.parts.tensor and begun.parts.tensor else means.virtual_tensor
+    return replace(
+        means,
+        num_slots=begun.num_slots if execution.slots is None else means.num_slots,
+        virtual_tensor=blocks if execution.virtual_tensor is None else means.virtual_tensor,
+    )
 
 
 def _dry_run(spec: RunSpec, cluster: str, *, as_json: bool) -> int:
@@ -178,6 +200,7 @@ def _run_local(
     tensorboard: bool,
     cluster: Cluster | None,
     prices: Prices | None,
+    command: CommandGiven,
 ) -> int:
     from elastune.cli.progress import Progress
     from elastune.job.run import JobFailed, run_job
@@ -186,7 +209,7 @@ def _run_local(
     noticed = False
     with Progress(tracker) as progress, _observing(spec, progress, tensorboard) as observe:
         try:
-            run_job(spec, cluster=cluster, observe=observe, notices=notices, injector=injector)
+            run_job(spec, cluster=cluster, observe=observe, notices=notices, injector=injector, command=command)
         except JobFailed as failed:  # the journal tells of it, too
             noticed = failed.noticed
         finally:
@@ -196,7 +219,9 @@ def _run_local(
     return TRY_AGAIN if noticed else code
 
 
-def _run_static(spec: RunSpec, place: Place, as_json: bool, tensorboard: bool, prices: Prices | None) -> NoReturn:
+def _run_static(
+    spec: RunSpec, place: Place, as_json: bool, tensorboard: bool, prices: Prices | None, command: CommandGiven
+) -> NoReturn:
     """Be one worker; rank 0 also shows progress and tells the result. Ends the process: see ``comm.group.join``."""
     from elastune.cli.progress import Progress
     from elastune.job.run import on_device, run_here
@@ -206,7 +231,7 @@ def _run_static(spec: RunSpec, place: Place, as_json: bool, tensorboard: bool, p
         code = run_here(spec, place)
     else:
         with Progress(_tracker(spec)) as progress, _observing(spec, progress, tensorboard) as observe:
-            run_here(spec, place, observe)
+            run_here(spec, place, observe, command)
         code = _tell(spec.out, as_json, prices=prices)
     sys.stdout.flush()
     sys.stderr.flush()

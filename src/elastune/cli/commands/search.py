@@ -20,6 +20,7 @@ from elastune.cli.groups import (
 )
 from elastune.cli.output import INTERRUPTED, OK, print_error, print_result
 from elastune.cli.start import Beginning
+from elastune.core.command import CommandGiven
 from elastune.core.errors import UserError
 from elastune.study.request import FrontierRequest, StudyRequest
 
@@ -35,6 +36,7 @@ def tune(
     where: ClusterOptions,
     money: HostPrices,
     beginning: Beginning,
+    command: CommandGiven,
     workers: options.StudyWorkers = StudyRequest.workers,
     warm_start: options.WarmStart = None,
     grace: options.Grace = None,
@@ -84,6 +86,7 @@ def tune(
         keep=keep,
         keep_bytes=None if keep_size is None else parse.size(keep_size, "--keep-size"),
         plan=plan,
+        command=command,
     )
     request = money.of_study(request, local=where.local)
     if dry_run:
@@ -103,6 +106,7 @@ def frontier(
     where: ClusterOptions,
     question: FrontierQuestion,
     money: HostPrices,
+    command: CommandGiven,
     budget: options.Budget = "3m",
     constraint: options.Constraints = None,
     sampler: options.Sampler = FrontierRequest.sampler,
@@ -173,6 +177,7 @@ def frontier(
         collective_timeout_s=execution.collective_timeout_s,
         grace_s=parse.grace(grace),
         resume=folders.resume,
+        command=command,
     )
     request = money.of_study(request, local=where.local)
     if dry_run:

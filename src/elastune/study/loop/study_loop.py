@@ -13,6 +13,7 @@ from typing import Any
 
 from elastune.cluster.base import NoRoomError
 from elastune.core.clock import Clock
+from elastune.core.command import CommandGiven
 from elastune.job.machine import machine_context
 from elastune.job.pool import JobEvent, Pool
 from elastune.journal.entry import Entry
@@ -106,8 +107,8 @@ class StudyLoop:
 
     # -- a study from its beginning to its end ------------------------------------------------------------------------
 
-    def replay(self, entries: Sequence[Entry], settings: dict[str, Any]) -> None:
-        """Take over what an earlier controller has done.
+    def replay(self, entries: Sequence[Entry], settings: dict[str, Any], command: CommandGiven | None = None) -> None:
+        """Take over what an earlier controller has done; ``command`` asks for the study now.
 
         What ran when it ended goes on with its own workers where they have outlived it, else from its last checkpoint.
         """
@@ -123,7 +124,7 @@ class StudyLoop:
                 self._proposals.tell(suggestion.number, known)  # the same was trained already
         self._proposals.recalled(recall)
         self._budget.resume()
-        self.tell(StudyStarted(settings, machine_context(), resumed=bool(entries)))
+        self.tell(StudyStarted(settings, machine_context(), resumed=bool(entries), command=command))
         for number in self._keeper.undecided(self.table):
             self._keep_or_remove(number, self._keeper.folder(number))
         to_pause = self._decisions.verdicts

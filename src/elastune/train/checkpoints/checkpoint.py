@@ -333,6 +333,19 @@ def spans(path: Path) -> SampleSpans:
         return []
 
 
+def schedules(folder: Path) -> tuple[Position, list[Any]] | None:
+    """Where the newest checkpoint in ``folder`` is, and the states of its schedulers; None where that cannot be told.
+
+    It reads no tensors.
+    """
+    for path in reversed(complete(folder)):
+        with suppress(UserError, *_UNREADABLE):
+            tree = _tree(path)
+            found = from_tree(tree["parts"].get("schedulers", {"dict": []}), {})
+            return position_of(tree["position"]), list(found.get("states", []))
+    return None
+
+
 def _tree(path: Path, fix: str = "") -> dict[str, Any]:
     """What ``state.json`` holds, as it was written."""
     with _refusing(path, fix):

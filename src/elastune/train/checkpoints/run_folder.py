@@ -9,6 +9,7 @@ from typing import Any
 
 from elastune.core.errors import UserError
 from elastune.core.run import Config, RunSpec
+from elastune.core.training_length import changed_settings
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.journal.records import Checkpointed, CheckpointFailed, Record
 from elastune.train.adapt.adapter import Adapter
@@ -204,7 +205,8 @@ class RunFolder:
     def _check_meaning(self, kept: checkpoints.Checkpoint, rule: str, own: tuple[str, ...] = ()) -> None:
         """Refuse a checkpoint of a run that was about something else, but for what is this run's ``own``."""
         wanted = self._meaning()
-        other = [name for name in wanted if kept.meaning.get(name) != wanted[name] and name not in own]
+        other = [name for name in wanted if not _goes_on(name, kept.meaning.get(name), wanted[name])]
+        other = [name for name in other if name not in own]
         if other:
             found = [kept.meaning.get(name) for name in other]
             raise UserError(rule.format(", ".join(other)), [wanted[name] for name in other], f"use {found}")
@@ -219,3 +221,8 @@ class RunFolder:
             "sync_schedule": str(spec.sync_schedule),
         }
         return {**own, "mode": means.mode, "precision": means.precision, "compress": means.compress, **slots}
+
+
+def _goes_on(name: str, then: Any, now: Any) -> bool:
+    """Whether a run that was begun with ``then`` goes on with ``now``: with the same, or for longer."""
+    return then == now or (name == "config" and isinstance(then, dict) and not changed_settings(then, now))

@@ -1,0 +1,223 @@
+"""Going on with a run: what is asked for is compared with its journal before anything starts or is written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from elastune.core.errors import UserError
+from elastune.core.run import Config, Means, RunSpec, number
+from elastune.core.training_length import LENGTHS, changed_settings, grown
+from elastune.job.output_dir import check_out
+from elastune.journal.entry import Entry
+from elastune.journal.reader import read
+from elastune.journal.records import Checkpointed, Reported, RunStarted
+
+
+@dataclass(frozen=True)
+class RunHistory:
+    """What the journal of a run says of its settings.
+
+    Attributes:
+        first: How it was begun.
+        last: How it was begun or resumed last.
+        planned: The epochs that it was to have then; None: nobody knows.
+        saved: The steps of its newest checkpoint; 0: it has none.
+    """
+
+    first: RunStarted
+    last: RunStarted
+    planned: int | None = None
+    saved: int = 0
+
+    def settings(self, own: Config) -> Config:
+        """Return the settings that the run has, where ``own`` are the program's."""
+        longer = {name: value for name, value in self.last.config.items() if name in LENGTHS}
+        return {**own, **self.first.config, **longer}
+
+
+def history_in(entries: Sequence[Entry], path: Path) -> RunHistory | None:
+    """Return what the ``entries`` of the journal at ``path`` say of their run; None where there are none.
+
+    Raises:
+        UserError: For the journal of anything but a run.
+    """
+    started = [entry.record for entry in entries if isinstance(entry.record, RunStarted)]
+    strange = next((entry.record.kind for entry in entries if entry.record.kind == "study_started"), None)
+    if entries and (strange is not None or not started):
+        found = "the journal of a study" if strange else f"a journal that begins with {entries[0].record.kind}"
+        fix = "use another --out, or the command that the folder is of"
+        raise UserError("a run goes on in the folder of a run", f"{path.parent} has {found}", fix)
+    if not started:
+        return None
+    reported = [entry.record.epochs for entry in entries if isinstance(entry.record, Reported) and entry.record.epochs]
+    saved = [entry.record.step for entry in entries if isinstance(entry.record, Checkpointed)]
+    planned = started[-1].epochs or (reported[-1] if reported else None)
+    return RunHistory(started[0], started[-1], planned, saved[-1] if saved else 0)
+
+
+def begun_means(out: Path) -> Means | None:
+    """Return the system parameters that the run in ``out`` was begun with; None where there is no run.
+
+    Raises:
+        UserError: For the folder of anything but a run, and for a bad journal.
+    """
+    history = _history(out)
+    return None if history is None else Means.from_json(history.first.means)
+
+
+def check_resumed(spec: RunSpec) -> str:
+    """Refuse to go on with a run under settings that would change its result. Nothing is written.
+
+    More epochs or steps are a longer training of the same run. Workers, mesh, device, cluster and whatever else does
+    not show in the result may differ.
+
+    Args:
+        spec: The run as it is asked for.
+
+    Returns:
+        What becomes of a learning-rate schedule if the run goes on for longer; "" for nothing.
+
+    Raises:
+        UserError: Naming the one setting that differs, both values, and the fix; for the folder of anything but a run;
+            and for a schedule that cannot go on for longer.
+
+    Example:
+        >>> check_resumed(replace(spec, resume=True, epochs=4))
+        'CosineAnnealingLR was built for 8 steps; beyond, its rate rises again'
+    """
+    history = _history(spec.out) if spec.resume else None
+    if history is None:
+        return ""
+    own: Config = {}
+    if dict(spec.config) != history.first.config:
+        from elastune.train.program.load import load_as_guest  # it brings torch
+
+        own = load_as_guest(spec.program).config
+    for found in _differences(history, spec, own):
+        raise found
+    return _schedules(history, spec, own)
+
+
+def _history(out: Path) -> RunHistory | None:
+    path = check_out(out, resume=True)
+    return history_in(read(path), path) if path.exists() else None
+
+
+def _differences(history: RunHistory, spec: RunSpec, own: Config) -> Iterator[UserError]:
+    """What is wrong with ``spec``, the worst first."""
+    first, then, now = history.first, Means.from_json(history.first.means), spec.means
+    exact = now.mode == "exact"
+    divides = "tensor" in then.parts.dividing, "tensor" in now.parts.dividing
+    told = [
+        ("mode", "--mode", then.mode, now.mode, True),
+        ("seed", "--seed", first.seed, spec.seed, True),
+        ("mechanism", "--mechanism", then.mechanism, now.mechanism, exact and divides[0] != divides[1]),
+        ("slots", "--slots", then.num_slots, now.num_slots, exact),
+        ("virtual_tensor", "--virtual-tensor", then.virtual_tensor, now.virtual_tensor, exact),
+        ("threads", "--threads", then.threads, now.threads, exact),
+        ("precision", "--precision", then.precision, now.precision, True),
+        ("compress", "--compress", then.compress, now.compress, True),
+        ("sync", "--sync", first.sync, str(spec.sync), True),
+        ("sync_schedule", "--sync-schedule", first.sync_schedule, str(spec.sync_schedule), True),
+    ]
+    for name, option, old, new, shows in told:
+        if shows and old != new:
+            yield _differs(name, old, new, f"leave out {option}" if old in (None, "") else f"use {option} {old}")
+    yield from _of_config(history, spec, own)
+    yield from _of_policies(history, spec)
+    yield from _of_beginning(first, spec)
+    yield from _of_length(history, spec, own)
+
+
+def _differs(name: str, old: object, new: object, fix: str) -> UserError:
+    rule = f"a run resumes with the {name} it was begun with"
+    return UserError(rule, f"{_short(new)}, begun with {_short(old)}", f"{fix}, or another --out for another training")
+
+
+def _short(value: object) -> str:
+    text = value if isinstance(value, str) and value else json.dumps(value or None if value == "" else value)
+    return "none" if text == "null" else text if len(text) <= 80 else f"{text[:80]}..."
+
+
+def _of_config(history: RunHistory, spec: RunSpec, own: Config) -> Iterator[UserError]:
+    then, now = history.settings(own), {**own, **spec.config}
+    for name in changed_settings(then, now):
+        old, new = (told.get(name, "not set") for told in (then, now))
+        said = {**history.first.config, **history.last.config}
+        if name in LENGTHS and name in then and name in now:
+            rule = f"a run goes on for at least as many {name} as it was begun for"
+            yield UserError(rule, f"{_short(new)}, begun for {_short(old)}", f"use --set {name}={_short(old)} or more")
+        fix = f"use --set {name}={_short(old)}" if name in said else f"leave out --set {name}"
+        yield _differs(f"setting {name}", old, new, fix)
+
+
+def _of_policies(history: RunHistory, spec: RunSpec) -> Iterator[UserError]:
+    """Policies may have other options when a run goes on: a fixed one is another chance."""
+    old, new = ([_name(text) for text in told] for told in (_policies(history.first), spec.adapt.policies))
+    if sorted(old) != sorted(new):
+        words = " ".join(f"--policy {text}" for text in _policies(history.last))
+        fix = f"use {words}" if old else "leave out --policy"
+        yield _differs("policies", ", ".join(old) or None, ", ".join(new) or None, fix)
+
+
+def _policies(started: RunStarted) -> list[str]:
+    return started.adapt.get("policies", [])
+
+
+def _name(text: str) -> str:
+    return text.partition(":")[0].strip()
+
+
+def _of_beginning(first: RunStarted, spec: RunSpec) -> Iterator[UserError]:
+    """The weights that it began with are in its checkpoints, so they need not be named again."""
+    begun = first.start_from
+    asked = None if spec.start_from is None else {**spec.start_from.to_json(), "sha256": ""}
+    if asked is not None and asked != (begun and {**begun, "sha256": ""}):
+        old = begun["source"] if begun else None
+        fix = f"use --start-from {old}" if begun else "leave out --start-from"
+        yield _differs("weights", old, str(spec.start_from and spec.start_from.source), fix)
+    if spec.from_dcp is not None and str(spec.from_dcp) != first.from_dcp:
+        fix = f"use --from-dcp {first.from_dcp}" if first.from_dcp else "leave out --from-dcp"
+        yield _differs("weights", first.from_dcp, str(spec.from_dcp), fix)
+
+
+def _of_length(history: RunHistory, spec: RunSpec, own: Config) -> Iterator[UserError]:
+    rule, last = "a run goes on for at least as many epochs as it was begun for", history.last.epochs
+    settled = {**own, **spec.config}.get("epochs")
+    if spec.epochs is not None and history.planned is not None and spec.epochs < history.planned:
+        fix = f"use --epochs {history.planned} or more, or end it earlier with --max-steps"
+        yield UserError(rule, f"{spec.epochs}, begun for {history.planned}", fix)
+    if spec.epochs is None and last is not None and not (isinstance(settled, int) and settled >= last):
+        yield UserError(rule, f"no --epochs, begun for {last}", f"use --epochs {last} or more")
+    if spec.max_steps is not None and spec.max_steps < history.saved:
+        fix = f"use --max-steps {history.saved} or more, or begin again in another --out"
+        yield UserError("a run goes on from its newest checkpoint", f"--max-steps {spec.max_steps}", fix)
+
+
+def _schedules(history: RunHistory, spec: RunSpec, own: Config) -> str:
+    """What schedules do in a training that is longer than it was begun for. Raises ``UserError`` for what cannot be."""
+    before, after = history.planned, spec.epochs
+    then, now = history.settings(own), {**own, **spec.config}
+    passes = [name for name in grown(then, now) if name != "max_steps"]
+    if after is None and passes:
+        before, after = (int(number(told, passes[0])) for told in (then, now))
+    if after is None or (before is not None and after <= before):
+        return ""
+    from elastune.train.checkpoints.checkpoint import schedules  # it brings torch
+    from elastune.train.schedule_length import ended_by, ends_of
+
+    found = schedules(spec.out / "checkpoints")
+    told: list[str] = []
+    for state in [] if found is None else found[1]:
+        at = found[0]
+        epoch = at.epoch + (0.5 if at.offset else 0.0)
+        for end in ended_by(ends_of(state), int(state.get("last_epoch", 0)), epoch, before, after):
+            if not end.beyond:
+                fix = f"begin another run with its weights: --start-from {spec.out} and another --out"
+                rule = f"a run with {end.kind} goes on for no longer than that was built for"
+                raise UserError(rule, f"{after} epochs; it was built for {end.built_for} steps", fix)
+            told.append(str(end))
+    return "; ".join(dict.fromkeys(told))
