@@ -19,13 +19,14 @@ from elastune.core.cost import UNTOLD
 from elastune.core.errors import UserError
 from elastune.core.run import Place, RunSpec
 from elastune.job.adoption import adopted, left_over
+from elastune.job.changes import accepted_changes, with_source
 from elastune.job.fault_injection import Injector
 from elastune.job.machine import machine_context
 from elastune.job.output_journal import journal_in
 from elastune.job.shutdown import ShutdownControl
 from elastune.job.signals import Interrupts
 from elastune.job.supervisor import JobSupervisor
-from elastune.journal.records import HostsHeld, Record, RunFailed, RunFinished, RunStarted
+from elastune.journal.records import ChangesAccepted, HostsHeld, Record, RunFailed, RunFinished, RunStarted
 from elastune.train.data.sample_log import records_of
 
 Observe = Callable[[Record], None]
@@ -75,6 +76,8 @@ def run_job(
         UserError: For what can be known to be wrong before a worker starts.
     """
     found = None if cluster is None else left_over(spec)
+    changed = accepted_changes(spec) if found is None else None
+    spec = with_source(spec)
     if found is None:
         _check(spec)
     with journal_in(spec.out, spec.resume) as journal, Interrupts() as interrupts, ExitStack() as stack:
@@ -90,7 +93,7 @@ def run_job(
         if handle is None:
             if found is not None:
                 _check(spec)
-            for record in _opening(spec, LocalFiles() if cluster is None else cluster.files):
+            for record in _opening(spec, LocalFiles() if cluster is None else cluster.files, changed):
                 keep(record)
         place = cluster or stack.enter_context(LocalCluster(capacity=spec.most_workers))
         handle = handle or place.start(spec)
@@ -134,6 +137,7 @@ def run_here(spec: RunSpec, place: Place, observe: Observe | None = None) -> int
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     for plan in (spec.sync, *(plan for _, plan in spec.sync_schedule.changes)):
         plan.check_quorum(elastic=False)
+    changed, spec = accepted_changes(spec), with_source(spec)
     _check(spec)
     if place.rank != 0:
         return work(spec, place, print_failure, stop.is_set)
@@ -145,7 +149,7 @@ def run_here(spec: RunSpec, place: Place, observe: Observe | None = None) -> int
                 observe(record)
 
         workers = {UNTOLD: place.world}
-        for record in [*_opening(spec, LocalFiles()), HostsHeld(workers, workers)]:
+        for record in [*_opening(spec, LocalFiles(), changed), HostsHeld(workers, workers)]:
             keep(record)
         return work(spec, place, keep, stop.is_set)
 
@@ -170,8 +174,8 @@ def print_failure(record: Record) -> None:
         print(f"elastune: worker {record.rank}, {record.reason}: {record.detail}", file=sys.stderr, flush=True)
 
 
-def _opening(spec: RunSpec, files: RunFiles) -> list[Record]:
-    """What a journal begins with: where the run goes on, and what had been done up to there.
+def _opening(spec: RunSpec, files: RunFiles, changed: ChangesAccepted | None) -> list[Record]:
+    """What a journal begins with: where the run goes on, what has changed, and what had been done up to there.
 
     Checkpoints that are not whole are set aside. Raises ``UserError``, and leaves them, where there is no other.
     """
@@ -189,9 +193,11 @@ def _opening(spec: RunSpec, files: RunFiles) -> list[Record]:
         sync=str(spec.sync),
         sync_schedule=str(spec.sync_schedule),
         damaged=damaged,
+        source=spec.source,
     )
+    accepted = [replace(changed, step=saved[-1])] if changed is not None and saved else []
     # Workers may have trained on and saved while the controller before this one was frozen: its journal lacks that.
-    return [started, *(records_of(files.spans(spec.out, saved[-1])) if saved else [])]
+    return [started, *accepted, *(records_of(files.spans(spec.out, saved[-1])) if saved else [])]
 
 
 def _saved(spec: RunSpec, files: RunFiles) -> tuple[list[int], list[str]]:

@@ -22,7 +22,8 @@ class RunStarted:
     """A run begins (or, with ``resumed_step``, goes on from a checkpoint). ``adapt``: its policies and monitors.
 
     ``damaged``: what is wrong with each newer checkpoint, from which it did therefore not go on. ``data``: the folder
-    of data sets that it was told. ``sync``: how its workers agree.
+    of data sets that it was told. ``sync``: how its workers agree. ``source``: its program's, see
+    ``train.program.source``; empty: not known.
     """
 
     program: str
@@ -37,6 +38,7 @@ class RunStarted:
     data: str | None = None
     sync: str = "allreduce"
     sync_schedule: str = ""
+    source: dict[str, dict[str, str]] = field(default_factory=dict)
     kind: Literal["run_started"] = "run_started"
 
 

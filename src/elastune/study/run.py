@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from os.path import abspath
+from typing import Any
 
 from elastune.cluster.base import Cluster
 from elastune.cluster.kinds.kind import ClusterRequest, RoomWanted, opened
@@ -39,6 +40,7 @@ from elastune.study.allocation.choice import parse_allocation
 from elastune.study.allocation.holding import Holding
 from elastune.study.allocation.predicted import BATCH, plan_in, predict_scaling, predicted_in, prior_of
 from elastune.study.allocation.rebalancer import MAX_WAIT_S, MakeSharing, sharing
+from elastune.study.changes import study_changes
 from elastune.study.loop.async_suggester import NoProposals, Proposals
 from elastune.study.loop.budget import Bounds
 from elastune.study.loop.keeper import Keeper
@@ -99,6 +101,8 @@ def tune(
     path = check_out(request.out, request.resume)
     before = read(path) if path.exists() else []
     check_same_study(plan.settings, before, path)
+    asked = plan.settings if given is None else {**plan.settings, **_space_in(before)}
+    changed = study_changes(asked, before, request.program, request.accept_changes)
     plan = replace(plan, request=_with_kept_rules(plan.request, before))
     earlier, told = earlier_studies(request, before), _told(plan, before)
     if isinstance(cluster, Cluster) and cluster.capacity < request.workers and not cluster.varies:
@@ -121,7 +125,7 @@ def tune(
         meter = meter_of(request.prices, before, around.clock)
         loop = _loop(plan, place, around, keep, journal.settle, meter, None if given is None else before, told)
         stack.callback(loop.close)  # whatever happens: a cluster that is not ours lives on, its trials must not
-        loop.replay(before, plan.settings)
+        loop.replay(before, asked, changed)
         if told is not None and predicted_in(before) is None:
             keep(told)
         if given is not None:
@@ -133,6 +137,12 @@ def tune(
         bounds = Bounds(request.trials, request.budget_s, request.worker_hours)
         loop.finish(loop.run(bounds, lambda: interrupts.count))
     return Study.load(request.out)
+
+
+def _space_in(before: Sequence[Entry]) -> dict[str, Any]:
+    """The space that a study searched before trials of given settings."""
+    begun = [entry.record.settings for entry in before if isinstance(entry.record, StudyStarted)]
+    return {"space": begun[-1].get("space", {}) if begun else {}}
 
 
 def _room(request: StudyRequest, before: Sequence[Entry]) -> RoomWanted:

@@ -94,6 +94,7 @@ def run(
     from elastune.cluster.kinds.kind import RoomWanted, opened
     from elastune.cluster.static import from_environment
     from elastune.job.adoption import may_adopt
+    from elastune.job.changes import accepted_changes
     from elastune.job.output_journal import check_free
     from elastune.train.examine_apart import examined_meanwhile
 
@@ -117,6 +118,7 @@ def run(
         means=execution.means(begin, elastic.high, learners),
         epochs=training.epochs,
         resume=folders.resume,
+        accept_changes=folders.accept_changes,
         elastic=elastic,
         adapt=adapting.adapt,
         divergence=Divergence(training.factor),
@@ -132,6 +134,8 @@ def run(
     changes = workers is not None and ":" in workers
     check_free(spec.out, spec.resume)
     adopts, least = may_adopt(spec), elastic.low if changes else spec.means.workers
+    if not adopts:
+        accepted_changes(spec)
     with nullcontext() if adopts else examined_meanwhile(spec):
         tracker = _tracker(spec, adopts=adopts)  # before agents come: loading torch can take longer than they wait
     room = RoomWanted(spec.out, least, spec.most_workers, grace_s=elastic.grace_s, adopts=adopts, spot=spot)

@@ -65,7 +65,7 @@ def tune(
     low, high = search.bounds or (None, None)
     low = None if execution.mesh is not None else low
     means = execution.means(low, most_workers=high, learners=agreeing.learners)
-    request = search.request(folders.program(file), out, workers, means, training, resume=folders.resume)
+    request = search.request(folders.program(file), out, workers, means, training, folders)
     request = replace(
         request,
         warm_start=tuple(warm_start or ()),
@@ -160,6 +160,7 @@ def frontier(
         collective_timeout_s=execution.collective_timeout_s,
         grace_s=parse.grace(grace),
         resume=folders.resume,
+        accept_changes=folders.accept_changes,
     )
     request = money.of_study(request, local=where.local)
     before = told_before(request.out, request.resume)
