@@ -63,6 +63,7 @@ KNOBS = [
     Knob("keep_bytes", ["--keep-size", "2MB"], {"keep_bytes": 2_000_000}, 2_000_000),
     Knob("plan", ["--plan", "there"], {"plan": "there"}, Path("there")),
     Knob("resume", ["--resume"], {"resume": True}, True),
+    Knob("accept_changes", ["--accept-changes"], {"accept_changes": True}, True),
     Knob("means", ["--threads", "2"], None, Means(mode="fast", threads=2)),
     Knob("epochs", ["--epochs", "3"], None, 3),
     Knob("trial_timeout_s", ["--trial-timeout", "30m"], None, 1800.0),

@@ -201,6 +201,7 @@ class Folders:
     data: options.Data = None
     out: options.Out = None
     resume: options.Resume = False
+    accept_changes: options.AcceptChanges = False
     json: options.Json = False
 
     def program(self, file: Path) -> Program:
@@ -277,7 +278,7 @@ class Search:
         return parse.trial_workers(self.trial_workers)
 
     def request(
-        self, program: Program, out: Path, workers: int, means: Means, training: Training, *, resume: bool
+        self, program: Program, out: Path, workers: int, means: Means, training: Training, folders: Folders
     ) -> StudyRequest:
         """The study that these options ask for."""
         from elastune.search.space.objective import parse_objectives
@@ -306,7 +307,8 @@ class Search:
             divergence=training.factor,
             price_per_worker_hour=self.price,
             trial_timeout_s=None if timeout is None else parse.duration(timeout, "--trial-timeout"),
-            resume=resume,
+            resume=folders.resume,
+            accept_changes=folders.accept_changes,
         )
 
 

@@ -25,6 +25,7 @@ Out = Annotated[
     ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help=HELP["resume"])]
+AcceptChanges = Annotated[bool, typer.Option("--accept-changes", help=HELP["accept_changes"])]
 FromDcp = Annotated[
     Path | None,
     typer.Option(

@@ -25,6 +25,8 @@ DEFAULT_SLOTS = 4  # docs/decisions/0010; more workers than that raise it
 DEFAULT_VIRTUAL_TENSOR = 4  # likewise, where layers are divided
 ConfigValue = Scalar | None | list["ConfigValue"]
 Config = dict[str, ConfigValue]
+ProgramSource = dict[str, dict[str, str]]
+"""Digests of a program's statements by file and part, see ``train.program.source``; empty: not known."""
 
 
 def number(config: Config, name: str) -> float:
@@ -265,6 +267,9 @@ class RunSpec:
         measure_link: Time a few all-reduces at the end, for the step-time model.
         spread: Use as many hosts as there are, instead of as few as it takes; for measuring.
         divergence: When the run has failed.
+        source: The program as the run was begun with it: a worker that has loaded another one is not let in.
+        data_seen: The training set that is expected, as a journal keeps it (``DataContext``); None: not known.
+        accept_changes: Go on from a checkpoint with another program or other data.
     """
 
     program: Program
@@ -288,6 +293,9 @@ class RunSpec:
     elastic: Elastic = field(default_factory=Elastic)
     adapt: Adapt = field(default_factory=Adapt)
     divergence: Divergence = field(default_factory=Divergence)
+    source: ProgramSource = field(default_factory=dict)
+    data_seen: dict[str, Any] | None = None
+    accept_changes: bool = False
 
     @property
     def most_workers(self) -> int:

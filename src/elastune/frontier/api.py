@@ -43,6 +43,7 @@ def find_frontier(
     price_per_worker_hour: float = FrontierRequest.price_per_worker_hour,
     prices: str | Path | None = None,
     resume: bool = False,
+    accept_changes: bool = False,
     cluster: Cluster | str | None = None,
     grace_s: float = FrontierRequest.grace_s,
 ) -> FrontierFound:
@@ -72,7 +73,8 @@ def find_frontier(
         prices: A file with the prices of hosts by their kind (docs/spot.md), instead of ``price_per_worker_hour``.
         grace_s: Seconds that trainings go on without this process, should it die. The same call with ``resume`` takes
             them over.
-        constraints, sampler, stopping, trial_workers, seed, divergence, price_per_worker_hour, resume: As in ``tune``.
+        constraints, sampler, stopping, trial_workers, seed, divergence, price_per_worker_hour, resume,
+            accept_changes: As in ``tune``.
 
     Returns:
         The rows of the table, the front among them, and which row to take: ``found.rows[found.pick]``,
@@ -110,6 +112,7 @@ def find_frontier(
         price_per_worker_hour=price_per_worker_hour,
         grace_s=grace_s,
         resume=resume,
+        accept_changes=accept_changes,
     )
     request = priced(request, prices_asked(None, prices, cluster), SystemClock())
     with results_folder(out, request.program, "frontier", resume=resume) as folder:

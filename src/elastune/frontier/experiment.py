@@ -178,6 +178,8 @@ class FrontierExperiment:
             elastic=elastic,
             adapt=Adapt(way.policies, monitors),
             divergence=Divergence(self._request.divergence),
+            source=self._plan.source,
+            accept_changes=self._request.accept_changes,
         )
 
 

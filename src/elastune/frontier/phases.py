@@ -60,6 +60,7 @@ from elastune.search.samplers.suggest import Suggester
 from elastune.search.stopping.registry import make_schedule
 from elastune.search.stopping.schedule import FixedTrial, Schedule
 from elastune.study.allocation.rebalancer import sharing
+from elastune.study.changes import study_changes
 from elastune.study.loop.async_suggester import Proposals
 from elastune.study.loop.budget import Bounds
 from elastune.study.loop.fixed_trials import FixedTrials
@@ -98,6 +99,7 @@ def frontier(
     """
     plan, before = checked(request, cluster)
     elsewhere = _elsewhere(cluster)
+    changed = study_changes(plan.settings, before, request.program, request.accept_changes)
     widest = plan.crews[-1].workers
     most = widest if plan.together else 1
     wanted = widest if elsewhere else max(cores(), most)
@@ -121,7 +123,7 @@ def frontier(
         pool = Pool(place, most=None if elsewhere or isinstance(cluster, Cluster) else cores(), clock=clock)
         job = _Frontier(plan, place, pool, keep, clock or SystemClock(), lambda: interrupts.count, before)
         stack.callback(job.loop.close)  # whatever happens: a cluster that is not ours lives on, its trainings must not
-        job.resume()
+        job.resume(changed)
         if isinstance(cluster, ClusterRequest) and isinstance(place, HostsCluster):
             place.gather(wanted, cluster.access.gather_s, lambda: interrupts.count > 0)
         return job.run(place.capacity if elsewhere else cores(), 1 if elsewhere else cores())
@@ -237,8 +239,10 @@ class _Frontier:
         self.loop.finish("interrupted" if self._interrupts() else f"a budget of {request.budget_s:g} s")
         return answer
 
-    def resume(self) -> None:
+    def resume(self, changed: Sequence[str]) -> None:
         """Take over what earlier controllers have done; the search learns of it by the step times that they knew.
+
+        ``changed``: what is another now, as was accepted.
 
         Trainings that have outlived their controller come to their ends: beside them no step could be timed.
         """
@@ -249,7 +253,7 @@ class _Frontier:
         for life in earlier.trials.values():
             if rule := life.started.tags.get("lr_rule"):
                 self._experiment.rules[name_of(life.started.config)] = rule
-        self.loop.replay(self._before, self._plan.settings, self._request.command)
+        self.loop.replay(self._before, self._plan.settings, self._request.command, changed)
         self._experiment.look_at(self._trainings)
         self.loop.await_running(self._interrupts)
 

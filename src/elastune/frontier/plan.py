@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from elastune.core.cost import MEASURED
 from elastune.core.errors import UserError
-from elastune.core.run import Adapt, Config, Elastic, Means, RunSpec, number
+from elastune.core.run import Adapt, Config, Elastic, Means, ProgramSource, RunSpec, number
 from elastune.core.sync_choice import SyncChoice, in_full, strategy_settings
 from elastune.frontier.crews import chosen_crew, crews_of, first_of
 from elastune.frontier.lineup import Lineup, standing_of
@@ -26,9 +26,11 @@ from elastune.search.space.feasible import check_feasible
 from elastune.search.space.objective import Objective, parse_objectives
 from elastune.search.space.space import Sample, Space, corners, probe
 from elastune.search.stopping.registry import make_schedule
+from elastune.study.changes import SpaceSeen, space_seen
 from elastune.study.request import FrontierRequest
 from elastune.study.trial_results import OF_MEANS, SYSTEM_PARAMETERS
 from elastune.train.program.load import LoadedProgram, load_as_guest, merge
+from elastune.train.program.source import source_of
 
 PROBED = 64  # configurations that are looked at before any is trained
 ONE_STRATEGY = "a frontier's step times are those of one strategy"
@@ -64,6 +66,8 @@ class FrontierPlan:
     program: LoadedProgram
     named: tuple[tuple[Means, Way], ...] = ()
     timeable: int | None = None
+    source: ProgramSource = field(default_factory=dict)
+    seen: SpaceSeen = field(default_factory=dict)
 
     @property
     def crews(self) -> tuple[Means, ...]:
@@ -222,6 +226,8 @@ class FrontierPlan:
         plain["constraints"] = list(self.request.constraints)
         plain["policies"] = list(self.request.policies)
         plain["objectives"] = {o.name: o.direction for o in self.axes}
+        plain["source"], plain["space"] = self.source, self.seen
+        del plain["accept_changes"]  # once is not for ever
         return {"kind": "frontier", **plain}
 
 
@@ -276,7 +282,8 @@ def check(request: FrontierRequest, timeable: int | None = None) -> FrontierPlan
     samples = [*corners(plan.space, request.seed), *probe(plan.space, PROBED, request.seed)]
     named = _named(plan, samples)  # a space that raises does so before anything is trained
     check_feasible(plan.space, plan.constraints, {}, request.seed)
-    return replace(plan, named=named)
+    seen = space_seen(program.space, request.seed)
+    return replace(plan, named=named, source=source_of(request.program), seen=seen)
 
 
 def _check_scalable(config: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ from typing import Annotated
 from pydantic import Field, TypeAdapter
 
 from elastune.journal.asset_records import AssetMade, AssetMember, AssetPart, SingleScore
+from elastune.journal.change_records import ChangesAccepted
 from elastune.journal.compile_records import Compiled
 from elastune.journal.division_records import LayersDivided, StagesCut
 from elastune.journal.frontier_records import (
@@ -88,6 +89,7 @@ __all__ = [
     "AssetMade",
     "AssetMember",
     "AssetPart",
+    "ChangesAccepted",
     "ChangesUnreached",
     "CheckpointFailed",
     "Checkpointed",
@@ -162,6 +164,7 @@ __all__ = [
 
 Record = Annotated[
     RunStarted
+    | ChangesAccepted
     | Adopted
     | Reported
     | Checkpointed

@@ -24,7 +24,8 @@ class RunStarted:
 
     ``damaged``: what is wrong with each newer checkpoint, from which it did therefore not go on. ``data``: the folder
     of data sets that it was told. ``sync``: how its workers agree. ``start_from``, ``from_dcp``: with whose weights it
-    began. ``command``: the command line that it was begun by; None: a Python program.
+    began. ``command``: the command line that it was begun by; None: a Python program. ``source``: its program's, see
+    ``train.program.source``; empty: not known.
     """
 
     program: str
@@ -43,6 +44,7 @@ class RunStarted:
     start_from: dict[str, Any] | None = None
     from_dcp: str | None = None
     command: CommandGiven | None = None
+    source: dict[str, dict[str, str]] = field(default_factory=dict)
     kind: Literal["run_started"] = "run_started"
 
 

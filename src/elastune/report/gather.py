@@ -12,6 +12,7 @@ import numpy as np
 from elastune.core.text import plain
 from elastune.journal.entry import Entry
 from elastune.journal.records import (
+    ChangesAccepted,
     FrontierFound,
     Reported,
     RunFailed,
@@ -137,6 +138,10 @@ class StudyStory:
     finished: StudyFinished | None = None
     order: tuple[int, ...] = field(default=())
     """Trials in the order they ended."""
+    since: int = 0
+    """Trials with lower numbers began before an accepted change."""
+    accepted: tuple[Entry, ...] = ()
+    """The changes that were accepted."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -207,7 +212,8 @@ def gather_study(entries: Sequence[Entry]) -> StudyStory | None:
     table = fold(entries)
     ended = {trial.number: trial for trial in outcomes(table, list(story.objectives), story.price)}
     stories = (TrialStory(life, ended.get(number)) for number, life in table.trials.items())
-    return replace(story, trials=tuple(stories), order=tuple(table.ended))
+    accepted = tuple(entry for entry in entries if isinstance(entry.record, ChangesAccepted))
+    return replace(story, trials=tuple(stories), order=tuple(table.ended), since=table.since, accepted=accepted)
 
 
 def oriented_values(trials: Iterable[TrialStory], objectives: Mapping[str, str]) -> tuple[list[TrialStory], Floats]:
@@ -233,6 +239,6 @@ def front_trials(study: StudyStory) -> tuple[int, ...]:
     """
     if not study.objectives:
         return ()
-    found = (t for t in study.trials if t.phase in ("search", "member"))
+    found = (t for t in study.trials if t.trial >= study.since and t.phase in ("search", "member"))
     trials, points = oriented_values(found, study.objectives)
     return tuple(trial.trial for trial, on in zip(trials, nondominated(points), strict=True) if on)

@@ -26,6 +26,7 @@ from elastune.core.sync_choice import SyncChoice
 from elastune.core.sync_plan import SyncPlan
 from elastune.core.topology import Topology
 from elastune.job.adoption import may_adopt
+from elastune.job.changes import accepted_changes
 from elastune.job.mirror import is_url, mirrored
 from elastune.job.output_dir import JOURNAL, next_folder
 from elastune.job.output_journal import check_free
@@ -78,6 +79,7 @@ def run(
     monitors: Sequence[str] = (),
     divergence: float | None = FACTOR,
     resume: bool = False,
+    accept_changes: bool = False,
     cluster: Cluster | str | None = None,
     grace_s: float = Elastic.grace_s,
     price_per_worker_hour: float | None = None,
@@ -108,6 +110,7 @@ def run(
         divergence: The run fails once its training loss is this many times the loss at its start (see
             ``core.divergence``); None: once the loss is not finite.
         resume: Continue the run that is in ``out``.
+        accept_changes: With ``resume``: go on though the program or the data have changed; the journal says what.
         cluster, grace_s: As in ``tune``.
         price_per_worker_hour: What one worker-hour costs.
         prices: A file with the prices of hosts by their kind (docs/spot.md), instead of ``price_per_worker_hour``.
@@ -147,11 +150,14 @@ def run(
             sync_schedule=agreed.schedule,
             epochs=epochs,
             resume=resume,
+            accept_changes=accept_changes,
             elastic=elastic if place is None else Elastic(),
             adapt=Adapt(tuple(policies), tuple(monitors)),
             divergence=Divergence(check_factor(divergence)),
         )
         adopts = may_adopt(spec)
+        if not adopts:
+            accepted_changes(spec)
         if beyond := check_resumed(spec):
             say(f"the run is to be longer than it was begun for: {beyond}")
         with nullcontext() if adopts or place is not None else examined_meanwhile(spec):
@@ -194,6 +200,7 @@ def tune(
     price_per_worker_hour: float = StudyRequest.price_per_worker_hour,
     prices: str | Path | None = None,
     resume: bool = False,
+    accept_changes: bool = False,
     cluster: Cluster | str | None = None,
     grace_s: float = StudyRequest.grace_s,
     sync: str = SyncPlan.strategy,
@@ -245,6 +252,8 @@ def tune(
         prices: A file with the prices of hosts by their kind (docs/spot.md), for the objective ``cost``. A host that
             does not tell its kind counts as an on-demand host.
         resume: Continue the study that is in ``out``.
+        accept_changes: With ``resume``: go on though the program, its space or the data have changed. Front and pick
+            are then of the trials since.
         cluster: Where trials run, as ``--cluster`` names it (docs/clusters.md), such as
             "hosts:7070,token_file=token,interface=eth0"; None: on this machine.
         grace_s: Seconds that trials go on without this process, should it die. The same call with ``resume`` takes
@@ -296,6 +305,7 @@ def tune(
         keep_bytes=keep_bytes,
         plan=None if plan is None else Path(plan),
         resume=resume,
+        accept_changes=accept_changes,
     )
     request = priced(request, prices_asked(None, prices, cluster), SystemClock())
     with results_folder(out, program, "tune", resume=resume) as folder:

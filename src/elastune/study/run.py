@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from os.path import abspath
+from typing import Any
 
 from elastune.cluster.base import Cluster
 from elastune.cluster.kinds.kind import ClusterRequest, RoomWanted, opened
@@ -39,6 +40,7 @@ from elastune.study.allocation.choice import parse_allocation
 from elastune.study.allocation.holding import Holding
 from elastune.study.allocation.predicted import BATCH, plan_in, predict_scaling, predicted_in, prior_of
 from elastune.study.allocation.rebalancer import MAX_WAIT_S, MakeSharing, sharing
+from elastune.study.changes import study_changes
 from elastune.study.loop.async_suggester import NoProposals, Proposals
 from elastune.study.loop.budget import Bounds
 from elastune.study.loop.keeper import Keeper
@@ -97,6 +99,8 @@ def tune(
     """
     ready = checked(request, space, cluster)
     plan, before, earlier, told = ready.plan, ready.before, ready.earlier, ready.told
+    asked = plan.settings if given is None else {**plan.settings, **_space_in(before)}
+    changed = study_changes(asked, before, request.program, request.accept_changes)
     around = environment or Environment()
     with (
         journal_in(request.out, request.resume, around.clock.wall) as journal,  # first: its lock says who may go on
@@ -114,7 +118,7 @@ def tune(
         meter = meter_of(request.prices, before, around.clock)
         loop = _loop(plan, place, around, keep, journal.settle, meter, None if given is None else before, told)
         stack.callback(loop.close)  # whatever happens: a cluster that is not ours lives on, its trials must not
-        loop.replay(before, plan.settings, request.command)
+        loop.replay(before, asked, request.command, changed)
         if told is not None and predicted_in(before) is None:
             keep(told)
         if given is not None:
@@ -170,6 +174,12 @@ def checked(
         rule = "a study's workers must fit into its cluster"
         raise UserError(rule, f"{request.workers} workers, room for {cluster.capacity}", "ask for fewer workers")
     return CheckedStudy(plan, before, earlier_studies(request, before), _told(plan, before))
+
+
+def _space_in(before: Sequence[Entry]) -> dict[str, Any]:
+    """The space that a study searched before trials of given settings."""
+    begun = [entry.record.settings for entry in before if isinstance(entry.record, StudyStarted)]
+    return {"space": begun[-1].get("space", {}) if begun else {}}
 
 
 def _room(request: StudyRequest, before: Sequence[Entry]) -> RoomWanted:

@@ -95,6 +95,7 @@ class Tuning:
             checkpoint_every_steps=0,
             elastic=self._elastic,
             divergence=self._divergence,
+            source=self._plan.source,
         )
         record = TrialStarted(number, trial.config, trial.means.to_json(), trial.seed, trial.phase)
         return PreparedTrial(number, spec, record)
@@ -176,6 +177,8 @@ class Tuning:
             elastic=elastic,
             adapt=adapt,
             divergence=self._divergence,
+            source=self._plan.source,
+            accept_changes=request.accept_changes,
         )
 
     @property

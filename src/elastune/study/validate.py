@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from elastune.core.cost import MEASURED
 from elastune.core.errors import UserError
-from elastune.core.run import Adapt, Config, Elastic, RunSpec
+from elastune.core.run import Adapt, Config, Elastic, ProgramSource, RunSpec
 from elastune.core.sync_choice import SyncChoice, chooses, in_full, strategy_settings
 from elastune.job.spot import spot_of
 from elastune.job.validate_adapt import check_adapt, policies_of
@@ -25,6 +25,7 @@ from elastune.search.space.objective import parse_objectives
 from elastune.search.space.space import Sample, Space, corners, probe
 from elastune.search.stopping.registry import make_schedule
 from elastune.study.allocation.choice import parse_allocation
+from elastune.study.changes import SpaceSeen, space_seen
 from elastune.study.loop.retention import retention_of
 from elastune.study.request import StudyRequest
 from elastune.study.time_to_target import SECONDS_TO_TARGET, parse_target
@@ -33,6 +34,7 @@ from elastune.study.trial_results import settings as trial_settings
 from elastune.train.checkpoints.start_from import digest_of_weights
 from elastune.train.program.digest import meaning
 from elastune.train.program.load import LoadedProgram, load_as_guest, merge
+from elastune.train.program.source import source_of
 
 PROBED = 64  # configurations that are looked at before any runs
 
@@ -46,6 +48,8 @@ class Plan:
     config: Config
     pricing: Pricing
     program: LoadedProgram
+    source: ProgramSource = field(default_factory=dict)
+    seen: SpaceSeen = field(default_factory=dict)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -65,6 +69,8 @@ class Plan:
         plain["plan"] = None if self.request.plan is None else str(self.request.plan)
         plain["warm_start"] = [str(path) for path in self.request.warm_start]
         plain["meaning"] = meaning(self.request.program)
+        plain["source"], plain["space"] = self.source, self.seen
+        del plain["accept_changes"]  # once is not for ever
         return {"kind": "tune", **plain}
 
 
@@ -133,7 +139,8 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
         raise UserError(f"{SECONDS_TO_TARGET} needs a target", "none", fix)
     if (begins := request.start_from) is not None:  # who writes into that folder must not divide the study
         request = replace(request, start_from=replace(begins, sha256=digest_of_weights(begins.source)))
-    return Plan(request, complete_space, config, pricing, program)
+    source, seen = source_of(request.program), space_seen(found, request.seed)
+    return Plan(request, complete_space, config, pricing, program, source, seen)
 
 
 def _check_rules(request: StudyRequest) -> None:

@@ -106,6 +106,7 @@ def run(
     from elastune.cluster.kinds.kind import RoomWanted, opened
     from elastune.cluster.static import from_environment
     from elastune.job.adoption import may_adopt
+    from elastune.job.changes import accepted_changes
     from elastune.job.output_journal import check_free
     from elastune.job.resumption import begun_means, check_resumed
     from elastune.train.examine_apart import examined_meanwhile
@@ -132,6 +133,7 @@ def run(
         means=_means(execution, begin, elastic.high, learners, begun, here=where.local),
         epochs=training.epochs,
         resume=folders.resume,
+        accept_changes=folders.accept_changes,
         elastic=elastic,
         adapt=adapting.adapt,
         divergence=Divergence(training.factor),
@@ -149,6 +151,8 @@ def run(
     changes = workers is not None and ":" in workers
     check_free(spec.out, spec.resume)
     adopts, least = may_adopt(spec), elastic.low if changes else spec.means.workers
+    if not adopts:
+        accepted_changes(spec)
     if beyond := check_resumed(spec):
         print_error(f"the run is to be longer than it was begun for: {beyond}")
     with nullcontext() if adopts else examined_meanwhile(spec):

@@ -75,7 +75,7 @@ def tune(
     low, high = search.bounds or (None, None)
     low = None if execution.mesh is not None else low
     means = execution.means(low, most_workers=high, learners=agreeing.learners, here=where.local)
-    request = search.request(folders.program(file), out, workers, means, training, resume=folders.resume)
+    request = search.request(folders.program(file), out, workers, means, training, folders)
     request = replace(
         request,
         warm_start=tuple(warm_start or ()),
@@ -178,6 +178,7 @@ def frontier(
         grace_s=parse.grace(grace),
         resume=folders.resume,
         command=command,
+        accept_changes=folders.accept_changes,
     )
     request = money.of_study(request, local=where.local)
     if dry_run:

@@ -98,7 +98,7 @@ def simulate(
         return OK
     out = folders.choose(file, "simulate")
     program, means = folders.program(file), _means(search.bounds)
-    request = search.request(program, out, workers, means, training, resume=folders.resume)
+    request = search.request(program, out, workers, means, training, folders)
     model = _model(request.program, recorded, scaling, start, pause)
     losses = None if lose_every is None else Losses(parse.duration(lose_every, "--lose-every"), training.seed)
     with Progress(StudyTracker(request.trials, None, told_before(out, request.resume))) as progress:

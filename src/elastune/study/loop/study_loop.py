@@ -19,6 +19,7 @@ from elastune.job.pool import JobEvent, Pool
 from elastune.journal.entry import Entry
 from elastune.journal.records import (
     Adopted,
+    ChangesAccepted,
     LinkMeasured,
     Record,
     Regrouped,
@@ -44,6 +45,7 @@ from elastune.study.allocation.rebalancer import MakeSharing, Sharing
 from elastune.study.loop.async_suggester import WAIT_S, Proposals
 from elastune.study.loop.budget import Bounds, Budget
 from elastune.study.loop.decisions import Decisions
+from elastune.study.loop.earlier import first_comparable, first_new
 from elastune.study.loop.experiment import Experiment, PreparedTrial
 from elastune.study.loop.keeper import Keeper
 from elastune.study.loop.left_trials import cut_off, left_jobs
@@ -104,19 +106,31 @@ class StudyLoop:
         self._next = NextTrial(experiment, self._decisions, proposals, self.table, self._budget, clock, holding)
         self._hope = Hope()
         self._was_listening = False
+        self._first_new = 0  # trials with lower numbers began under an earlier controller
 
     # -- a study from its beginning to its end ------------------------------------------------------------------------
 
-    def replay(self, entries: Sequence[Entry], settings: dict[str, Any], command: CommandGiven | None = None) -> None:
+    def replay(
+        self,
+        entries: Sequence[Entry],
+        settings: dict[str, Any],
+        command: CommandGiven | None = None,
+        changed: Sequence[str] = (),
+    ) -> None:
         """Take over what an earlier controller has done; ``command`` asks for the study now.
 
         What ran when it ended goes on with its own workers where they have outlived it, else from its last checkpoint.
+        ``changed``: what is another now, as was accepted. The search learns nothing of trials of before a change.
         """
+        self._first_new = first_new(entries)
+        self.table.since = self._first_new if changed else first_comparable(entries)
         check_params(entry.record for entry in entries if isinstance(entry.record, TrialStarted))
-        recall = self._proposals.recall(entries)
+        recall = self._proposals.recall(entries, self.table.since)
         for entry in entries:
             self._hear(entry)
             record = entry.record
+            if getattr(record, "trial", self.table.since) < self.table.since:
+                continue
             if isinstance(record, TrialFinished) and record.trial in self.table.trials:
                 record = self._experiment.for_search(self.table.trials[record.trial])
             suggestion = recall.hear(record, self._decisions.estimates)
@@ -132,6 +146,8 @@ class StudyLoop:
         adopted = self._pool.adopt(left)
         for paused in cut_off(self.table, entries, adopted):
             self.tell(paused)
+        if changed:
+            self.tell(ChangesAccepted(list(changed), first_trial=self._first_new))
         self._was_listening = bool(entries) and isinstance(entries[-1].record, HEARD)
         for number in adopted:
             if number in to_pause:  # the controller had no time left to pause it
@@ -356,9 +372,9 @@ class StudyLoop:
     def _hear(self, entry: Entry) -> None:
         """Take in what happened, now or before."""
         self.table.hear(entry)
-        if self._holding is not None:
-            self._holding.hear(entry)
         number = getattr(entry.record, "trial", None)
-        if number in self.table.trials:
+        if self._holding is not None and (number is None or number >= self.table.since):
+            self._holding.hear(entry)
+        if number in self.table.trials and number >= self.table.since:
             self._decisions.hear(entry.record, self.table.trials[number])
             self._rules.hear(entry.record, self.table.trials[number])

@@ -14,7 +14,7 @@ from elastune.job.output_dir import JOURNAL
 from elastune.journal.entry import Entry
 from elastune.journal.reader import read
 from elastune.journal.records import AFTERWARDS, ArtifactKept, StudyFinished, StudyStarted
-from elastune.journal.trials import AllocationSpan, fold
+from elastune.journal.trials import AllocationSpan, compared_all, fold
 from elastune.search.analysis.front import (
     Pick,
     default_reference,
@@ -68,6 +68,8 @@ class Study:
         divergence: The factor of ``core.divergence``; None for off.
         data: The folder of data sets that the program was told.
         kept: The trials whose weights and predictions were kept.
+        since: Trials with lower numbers began before a change of the program, its space or the data, which was
+            accepted. They are in ``trials``; fronts and picks are of the others.
         assets: Single trials, soups, ensembles and further models on one front; None until the first model of several
             trials was written.
         until: What ``--until`` asked for. Only trials that reach it are recommended.
@@ -97,15 +99,21 @@ class Study:
     assets: Assets | None = None
     until: tuple[str, ...] = ()
     proportional: frozenset[str] = frozenset()
+    since: int = 0
 
     @classmethod
-    def load(cls, out: str | Path) -> Study:
+    def load(cls, out: str | Path, *, across_changes: bool = False) -> Study:
         """Read the study in folder ``out``, finished or not.
+
+        Args:
+            out: The folder.
+            across_changes: Compare trials that began before an accepted change with those after it.
 
         Raises:
             UserError: Where the folder holds no study.
         """
-        return cls.of(Path(out), read(Path(out) / JOURNAL))
+        entries = read(Path(out) / JOURNAL)
+        return cls.of(Path(out), compared_all(entries) if across_changes else entries)
 
     @classmethod
     def of(cls, out: Path, entries: Sequence[Entry]) -> Study:
@@ -141,13 +149,15 @@ class Study:
             assets=assets_of(entries, table),
             until=tuple(newest.get("until", ())),
             proportional=proportional(trials, names, asked),
+            since=table.since,
         )
 
     @property
     def complete(self) -> list[Trial]:
-        """The trials that have a value for every objective and break no constraint."""
+        """The trials that have a value for every objective, break no constraint, and began since the last change."""
         names = {objective.name for objective in self.objectives}
-        return [trial for trial in self.trials if trial.state == "complete" and names <= trial.values.keys()]
+        compared = (trial for trial in self.trials if trial.number >= self.since)
+        return [trial for trial in compared if trial.state == "complete" and names <= trial.values.keys()]
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -317,7 +327,7 @@ class Study:
         tried = [
             Tried(t.params, t.distributions, t.values)
             for t in self.trials
-            if t.phase == "search" and t.state in ("complete", "infeasible")
+            if t.number >= self.since and t.phase == "search" and t.state in ("complete", "infeasible")
         ]
         return importance(tried, self.objectives)
 
