@@ -60,6 +60,7 @@ def tune(
     kept: [{trial, size (bytes)}].
     """
     from elastune.cli.progress import Progress, StudyTracker, told_before
+    from elastune.study.resumption import begun_slots
     from elastune.study.run import tune as run_study
 
     cluster = where.request()
@@ -67,6 +68,8 @@ def tune(
     low, high = search.bounds or (None, None)
     low = None if execution.mesh is not None else low
     means = execution.means(low, most_workers=high, learners=agreeing.learners)
+    if folders.resume and execution.slots is None:
+        means = replace(means, num_slots=begun_slots(out) or means.num_slots)
     request = search.request(folders.program(file), out, workers, means, training, resume=folders.resume)
     request = replace(
         request,
