@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elastune.core.errors import UserError
-from elastune.core.run import Config, Means, RunSpec, number
+from elastune.core.run import Config, Means, Position, RunSpec, number
 from elastune.core.training_length import LENGTHS, changed_settings, grown
 from elastune.job.output_dir import check_out
 from elastune.journal.entry import Entry
@@ -92,7 +92,8 @@ def check_resumed(spec: RunSpec) -> str:
     if history is None:
         return ""
     own: Config = {}
-    if dict(spec.config) != history.first.config:
+    dropped = spec.epochs is None and history.last.epochs is not None
+    if dropped or any(dict(spec.config) != begun.config for begun in (history.first, history.last)):
         from elastune.train.program.load import load_as_guest  # it brings torch
 
         own = load_as_guest(spec.program).config
@@ -202,17 +203,18 @@ def _schedules(history: RunHistory, spec: RunSpec, own: Config) -> str:
     before, after = history.planned, spec.epochs
     then, now = history.settings(own), {**own, **spec.config}
     passes = [name for name in grown(then, now) if name != "max_steps"]
-    if after is None and passes:
+    if after is None and history.last.epochs is not None and own:
+        after = int(number(now, "epochs"))  # which are more: the others are refused
+    elif after is None and passes:
         before, after = (int(number(told, passes[0])) for told in (then, now))
     if after is None or (before is not None and after <= before):
         return ""
     from elastune.train.checkpoints.checkpoint import schedules  # it brings torch
     from elastune.train.schedule_length import ended_by, ends_of
 
-    found = schedules(spec.out / "checkpoints")
     told: list[str] = []
-    for state in [] if found is None else found[1]:
-        at = found[0]
+    at, states = schedules(spec.out / "checkpoints") or (Position(), [])
+    for state in states:
         epoch = at.epoch + (0.5 if at.offset else 0.0)
         for end in ended_by(ends_of(state), int(state.get("last_epoch", 0)), epoch, before, after):
             if not end.beyond:

@@ -9,6 +9,7 @@ from typing import Any
 
 from elastune.cluster.base import Cluster
 from elastune.cluster.kinds.kind import ClusterRequest
+from elastune.core.command import CommandGiven
 from elastune.core.divergence import FACTOR
 from elastune.core.errors import UserError
 from elastune.core.run import Config, Means, Program
@@ -90,6 +91,7 @@ def train_tree(
     divergence: float | None = FACTOR,
     cluster: Cluster | ClusterRequest | None = None,
     observe: Observe | None = None,
+    command: CommandGiven | None = None,
 ) -> Study:
     """Train a model for each node of a tree of classes, as trials of one study. ``join`` makes one model of them.
 
@@ -112,6 +114,7 @@ def train_tree(
             finite.
         cluster: Where trials run; None: on this machine.
         observe: Called with every record of the journal.
+        command: The command line that asks for it, for ``elastune resume``.
 
     Returns:
         The study. Where a node has failed, the nodes below it are missing: its reason is in ``trials``.
@@ -145,6 +148,7 @@ def train_tree(
         divergence=divergence,
         keep="all",
         resume=there,
+        command=command,
     )
     lives = table.trials.values()
     known = {life.number: str(life.started.config.get(NODE)) for life in lives}

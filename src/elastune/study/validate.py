@@ -28,6 +28,7 @@ from elastune.study.allocation.choice import parse_allocation
 from elastune.study.changes import SpaceSeen, space_seen
 from elastune.study.loop.retention import retention_of
 from elastune.study.request import StudyRequest
+from elastune.study.resumption import differences
 from elastune.study.time_to_target import SECONDS_TO_TARGET, parse_target
 from elastune.study.trial_results import Pricing, system_defaults
 from elastune.study.trial_results import settings as trial_settings
@@ -258,31 +259,5 @@ def check_same_study(settings: Mapping[str, Any], entries: list[Entry], path: ob
         if entries:
             raise UserError("only a study can be resumed as one", path, "use another --out")
         return
-    for name in ("kind", "program", "objectives", "constraints", "config", "seed", "epochs", "prices"):
-        old, new = started.settings.get(name), settings[name]
-        if json.dumps(old, sort_keys=True) != json.dumps(new, sort_keys=True):
-            raise UserError(f"a study resumes with the {name} it was begun with", new, f"use {old}")
-    old, new = started.settings.get("target"), settings.get("target")
-    if settings["kind"] == "tune" and old != new:
-        raise UserError("a study resumes with the target it was begun with", new, f"use {old}")
-    old, new = started.settings.get("stopping", "none"), settings.get("stopping", "none")
-    if old != new:
-        raise UserError("a study resumes with the stopping it was begun with", new, f"use {old}")
-    old, new = started.settings.get("start_from"), settings.get("start_from")
-    if (old and {**old, "source": ""}) != (new and {**new, "source": ""}):  # they may have been moved
-        raise UserError("a study resumes with the weights it was begun with", new or "none", f"use {old or 'none'}")
-    was_told, is_told = (told.get("means", {}).get("compress", "none") for told in (started.settings, settings))
-    if was_told != is_told:
-        raise UserError("a study resumes with the compression it was begun with", is_told, f"use {was_told}")
-    for name, unsaid in SyncChoice().to_json().items():
-        old, new = started.settings.get(name, unsaid), settings.get(name, unsaid)
-        if old != new:
-            raise UserError(f"a study resumes with the {name} it was begun with", new or "none", f"use {old or 'none'}")
-    for name in ("mode", "num_slots", "precision", "virtual_tensor"):
-        old, new = started.settings.get("means", {}).get(name), settings.get("means", {}).get(name)
-        if old is not None and new is not None and old != new:
-            raise UserError(f"a study resumes with the {name} it was begun with", new, f"use {old}")
-    told = {True: "simulated", False: "trained"}
-    was, now = told[bool(started.settings.get("simulated"))], told[bool(settings.get("simulated"))]
-    if was != now:
-        raise UserError(f"a study goes on with {now} trials only", f"{path} has {was} ones", "use another --out")
+    for found in differences(started.settings, settings):
+        raise found

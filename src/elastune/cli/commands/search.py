@@ -67,6 +67,7 @@ def tune(
     """
     from elastune.cli.dry_run import of_study, tell_dry_run
     from elastune.cli.progress import Progress, StudyTracker, told_before
+    from elastune.study.resumption import begun_slots
     from elastune.study.run import checked as checked_study
     from elastune.study.run import tune as run_study
 
@@ -75,6 +76,8 @@ def tune(
     low, high = search.bounds or (None, None)
     low = None if execution.mesh is not None else low
     means = execution.means(low, most_workers=high, learners=agreeing.learners, here=where.local)
+    if folders.resume and execution.slots is None:
+        means = replace(means, num_slots=begun_slots(out) or means.num_slots)
     request = search.request(folders.program(file), out, workers, means, training, folders)
     request = replace(
         request,

@@ -13,6 +13,7 @@ from elastune.cli.commands.join import parse_tree
 from elastune.cli.commands.search import tell_study
 from elastune.cli.flatten import flatten
 from elastune.cli.groups import FastExecution, Folders, Training
+from elastune.core.command import CommandGiven
 
 
 @flatten
@@ -30,6 +31,7 @@ def tree(
     execution: FastExecution,
     folders: Folders,
     where: ClusterOptions,
+    command: CommandGiven,
     workers: Annotated[int, typer.Option(help="Number of worker processes for all nodes together.")] = 1,
     trial_workers: options.TrialWorkers = None,
     fresh: Annotated[
@@ -74,5 +76,6 @@ def tree(
             divergence=training.factor,
             cluster=cluster,
             observe=progress.observe,
+            command=command,
         )
     return tell_study(out, folders.json)

@@ -1,0 +1,204 @@
+"""Going on: for longer, by ``elastune resume`` alone, and never with something else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.conftest import Command
+
+from elastune.cli.given import again, command_given
+from elastune.core.command import CommandGiven
+from elastune.core.run import Program
+from elastune.frontier.plan import check
+from elastune.journal.reader import read
+from elastune.journal.records import RunFailed, RunStarted, StudyStarted
+from elastune.journal.writer import JournalWriter
+from elastune.study.request import FrontierRequest
+
+ONE_CYCLE = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+config = {"epochs": 2, "kind": "one_cycle"}
+
+def train(session):
+    data = TensorDataset(torch.linspace(-1, 1, 64).reshape(64, 1))
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    steps, kinds = 4 * session.config["epochs"], torch.optim.lr_scheduler
+    one = session.config["kind"] == "one_cycle"
+    schedule = kinds.OneCycleLR(optimizer, 0.1, total_steps=steps) if one else kinds.CosineAnnealingLR(optimizer, steps)
+    model, optimizer, schedule = session.prepare(model, optimizer, schedule)
+    for _ in session.epochs(session.config["epochs"]):
+        for (x,) in session.batches(data, batch_size=16):
+            session.backward((model(x) - 3 * x).square().mean())
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+        session.report(rate=optimizer.param_groups[0]["lr"])
+"""
+
+
+def begun(out: Path, kind: type) -> list[Any]:
+    return [entry.record for entry in read(out / "journal.jsonl") if isinstance(entry.record, kind)]
+
+
+def test_a_finished_run_trains_longer_with_the_bits_of_one_that_was_longer_from_the_start(
+    elastune: Command, here: Path, finished_run: Path
+) -> None:
+    whole = elastune("run", "linear.py", "--set", "lr=0.2", "--seed", "4", "--epochs", "4", "--json").json
+    for number, more in enumerate((("--epochs", "4"), ("--set", "epochs=4"), ("--max-steps", "12", "--epochs", "4"))):
+        out = here / f"longer{number}"
+        shutil.copytree(finished_run, out)
+        command = ("run", "linear.py", "--set", "lr=0.2", "--seed", "4", "--json", "--out", out, "--resume")
+        found = elastune(*command, *more).json
+        if "--max-steps" in more:
+            assert (found["steps"], found["stopped"]) == (12, "max_steps")
+            found = elastune("resume", out, "--max-steps", "16", "--workers", "2", "--json").json
+            assert found["workers"] == 2
+        assert (found["sha256"], found["steps"]) == (whole["sha256"], 16)
+    assert set(begun(here / "longer2", RunStarted)[-1].command.words) == {
+        *("run", "--epochs=4", "--seed=4", "--set=lr=0.2", "--max-steps=16", "--workers=2", "--", "linear.py")
+    }
+
+
+def test_a_run_that_would_be_another_is_refused_and_stays_as_it_was(
+    elastune: Command, here: Path, finished_run: Path
+) -> None:
+    out = here / "out"
+    shutil.copytree(finished_run, out)
+    elastune("report", "out", "--json")
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    command = ("run", "linear.py", "--set", "lr=0.2", "--out", "out", "--resume")
+    assert "seed it was begun with (got 0, begun with 4): use --seed 4" in elastune(*command).line
+    assert "setting lr it was begun with (got 0.5, begun with 0.2)" in elastune("resume", "out", "--set", "lr=0.5").line
+    assert "(got 2, begun with 4): use --slots 4" in elastune("resume", "out", "--slots", "2").line
+    assert (
+        "at least as many epochs as it was begun for (got 1, begun for 2)"
+        in elastune("resume", out, "--epochs", 1).line
+    )
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    assert not begun(out, RunFailed)
+
+
+def test_it_has_the_slots_that_it_was_begun_with_on_any_number_of_workers(elastune: Command, here: Path) -> None:
+    command = ("run", "linear.py", "--out", "out", "--json")
+    wide = elastune(*command, "--slots", "6", "--max-steps", "4").json
+    assert wide["num_slots"] == 6
+    assert elastune(*command, "--resume", "--workers", "2").json["num_slots"] == 6, "the default would be 4"
+
+
+@pytest.mark.parametrize("kind", ["one_cycle", "cosine"])
+def test_what_a_schedule_does_beyond_its_end_is_said(elastune: Command, here: Path, kind: str) -> None:
+    (here / "rates.py").write_text(ONE_CYCLE)
+    assert elastune("run", "rates.py", "--set", f"kind={kind}", "--out", "out", "--json").code == 0
+    before = (here / "out" / "journal.jsonl").read_bytes()
+    longer = ("resume", "out", "--epochs", "4")
+    if kind == "one_cycle":
+        line = elastune(*longer).line
+        assert "OneCycleLR goes on for no longer than that was built for (got 4 epochs; it was built for 8" in line
+        assert "--start-from" in line
+        assert (here / "out" / "journal.jsonl").read_bytes() == before
+    else:
+        said = elastune(*longer, "--json")
+        assert "CosineAnnealingLR was built for 8 steps; beyond, its rate rises again" in said.err
+        assert said.json["metrics"]["rate"] == pytest.approx(0.1), "so it does"
+
+
+def test_a_study_and_a_run_do_not_share_a_folder(elastune: Command, here: Path, finished_study: Path) -> None:
+    shutil.copytree(finished_study, here / "out")
+    before = {path: path.read_bytes() for path in (here / "out").rglob("*") if path.is_file()}
+    line = elastune("run", "linear.py", "--out", "out", "--resume").line
+    assert "a run goes on in the folder of a run (got out has the journal of a study)" in line
+    assert {path: path.read_bytes() for path in (here / "out").rglob("*") if path.is_file()} == before
+
+
+def test_a_study_goes_on_by_its_folder_alone(
+    elastune: Command, here: Path, finished_study: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(finished_study, here / "out")
+    (here / "elsewhere").mkdir()
+    monkeypatch.chdir(here / "elsewhere")
+    before = (here / "out" / "journal.jsonl").read_bytes()
+    for change, expected in (
+        (("--seed", "8"), "a study resumes with the seed it was begun with (got 8, begun with 7): use --seed 7"),
+        (("--set", "batch_size=16"), "setting batch_size it was begun with (got 16, begun with 32)"),
+        (("--sampler", "tpe"), "sampler it was begun with (got tpe, begun with random): use --sampler random"),
+        (("--objective", "seconds:min"), "use --objective loss:min"),
+    ):
+        assert expected in elastune("resume", here / "out", *change).line
+    assert (here / "out" / "journal.jsonl").read_bytes() == before
+    said = elastune("resume", here / "out", "--trials", "4", "--json")
+    assert said.json["trials"] == {"complete": 4}
+    assert "--trials=4" in begun(here / "out", StudyStarted)[-1].command.words
+    assert "--trials=3" not in begun(here / "out", StudyStarted)[-1].command.words
+
+
+def test_a_frontier_is_compared_with_its_journal(elastune: Command, here: Path) -> None:
+    asked = FrontierRequest(Program(Path("linear.py")), here / "out", workers=(1, 2), budget_s=9.0, seed=3)
+    words = ("frontier", "--workers=1,2", "--budget=9s", "--seed=3", "--", "linear.py")
+    with JournalWriter(here / "out" / "journal.jsonl") as journal:
+        journal.write(StudyStarted(check(asked).settings, command=CommandGiven(words, str(here))))
+    before = (here / "out" / "journal.jsonl").read_bytes()
+    for change, expected in (
+        (("--seed", "4"), "a study resumes with the seed it was begun with (got 4, begun with 3): use --seed 3"),
+        (("--mode", "fast"), "mode it was begun with (got fast, begun with exact): use --mode exact"),
+        (("--epochs", "5"), "epochs it was begun with (got 5, begun with none): leave out --epochs"),
+        (("--constraint", "lr < 1"), 'constraints it was begun with (got ["lr < 1"], begun with []): leave it out'),
+    ):
+        assert expected in elastune("resume", "out", *change).line
+    assert (here / "out" / "journal.jsonl").read_bytes() == before
+
+
+def test_a_folder_that_moved_names_the_command(elastune: Command, here: Path, finished_run: Path) -> None:
+    shutil.copytree(finished_run, here / "out")
+    journal = here / "out" / "journal.jsonl"
+    first, *rest = journal.read_text().splitlines(keepends=True)
+    told = json.loads(first)
+    told["command"] = {"words": ["run", "--seed=4", "--", "gone.py"], "folder": str(here / "gone")}
+    journal.write_text(json.dumps(told) + "\n" + "".join(rest))
+    line = elastune("resume", "out").line
+    assert f"no folder {here / 'gone'}" in line
+    assert f"elastune run --seed=4 --out={here / 'out'} --resume -- gone.py" in line
+    told["command"] = None
+    journal.write_text(json.dumps(told) + "\n" + "".join(rest))
+    assert "in Python, call it again with resume=True" in elastune("resume", "out").line
+    assert "the output folder comes first" in elastune("resume", "--trials", "4", "out").line
+    journal.write_text("".join(rest))
+    assert "only a run, a study or a frontier can be resumed" in elastune("resume", "out").line
+
+
+def test_what_was_given_is_given_again_but_for_what_changes() -> None:
+    words = ("run", "--epochs=2", "--set=lr=0.2", "--set=kind=a=b", "--workers=4", "--offload", "--", "train.py")
+    given, out = CommandGiven(words, "/there"), Path("/out")
+    tail = [f"--out={out}", "--resume", "--", "train.py"]
+    assert again(given, [], out) == [*words[:-2], *tail]
+    changed = again(given, ["--workers", "1:8", "--set", "lr=0.1", "--json"], out)
+    assert changed == [
+        *("run", "--epochs=2", "--set=kind=a=b", "--offload", "--workers=1:8", "--set=lr=0.1", "--json"),
+        *tail,
+    ]
+    longer = again(given, ["--set", "epochs=9"], out)
+    assert "--epochs=2" not in longer, "it would go over the setting"
+
+
+@pytest.mark.parametrize("name", ["run", "tune", "frontier", "tree"])
+def test_every_option_is_recorded_as_the_command_line_names_it(name: str) -> None:
+    from inspect import signature
+
+    import typer
+    from typer.models import OptionInfo
+
+    from elastune.cli.app import app
+
+    (command,) = (each.callback for each in app.registered_commands if each.callback.__name__ == name)  # type: ignore[union-attr]
+    options = {each.name: each.opts for each in typer.main.get_command(app).commands[name].params}  # type: ignore[attr-defined]
+    for parameter in signature(command).parameters.values():
+        if any(isinstance(each, OptionInfo) for each in parameter.annotation.__metadata__):
+            given = command_given(name, [parameter], {parameter.name: "text"}).words[1:-1]
+            assert not given or given[0].removesuffix("=text") in options[parameter.name]
