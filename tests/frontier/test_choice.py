@@ -120,7 +120,9 @@ def test_all_trainings_wait_for_each_other_as_long_as_was_asked(tmp_path: Path, 
 def test_constraints_of_the_programs_file_count_beside_those_that_are_added(tmp_path, tiny):
     path = tmp_path / "bounded.py"
     path.write_text(f"{tiny.path.read_text()}\n\nconstraints = ['lr <= 0.5', 'seconds <= 60']\n")
-    asked = FrontierRequest(Program(path), tmp_path / "out", (1,), budget_s=1.0, constraints=("seconds <= 60", "lr > 0"))
+    asked = FrontierRequest(
+        Program(path), tmp_path / "out", (1,), budget_s=1.0, constraints=("seconds <= 60", "lr > 0")
+    )
     plan = check(asked)
     assert [each.text for each in plan.constraints] == ["lr <= 0.5", "seconds <= 60", "lr > 0"]
     assert plan.settings["constraints"] == ["lr <= 0.5", "seconds <= 60", "lr > 0"]
