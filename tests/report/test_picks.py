@@ -53,7 +53,7 @@ def test_headline_pick_table_figure_and_command_are_of_one_trial(seed: int, tmp_
         assert commands == [each.command for each in choices]
         for each in choices:
             assert f"--set lr={each.trial.config['lr']!r} " in each.command
-        (own,) = [row for row in result.tables[0].rows if row[-1].startswith("pick: ")]
+        (own,) = [row for row in result.tables[0].rows if row[-1] == "pick"]
         assert own[0] == str(pick.number)
 
         story = gather_study(told.entries)

@@ -89,8 +89,10 @@ def test_a_simulated_study_is_a_study_with_virtual_times(made_up: Program, tmp_p
 
 def test_a_grid_needs_no_budget_and_ends_with_its_last_configuration(made_up: Program, tmp_path: Path) -> None:
     def space(trial: Any) -> dict[str, Any]:
-        lr = trial.suggest_categorical("lr", [0.1, 0.2])
-        return {"kind": trial.suggest_categorical("kind", ["a", "b"]), "lr": lr}
+        return {
+            "kind": trial.suggest_categorical("kind", ["a", "b"]),
+            "lr": trial.suggest_categorical("lr", [0.1, 0.2]),
+        }
 
     asked = request_of(made_up, tmp_path / "out", sampler="grid", trials=None)
     found = simulated(asked, space=space)

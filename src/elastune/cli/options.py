@@ -49,7 +49,8 @@ Set = Annotated[
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="Override a value of the program's config, such as lr=0.01. May be repeated.",
+        help="Override a value of the program's config, such as lr=0.01, or optim.lr=0.01 of a nested one. May be "
+        "repeated.",
     ),
 ]
 Data = Annotated[Path | None, typer.Option(help="Folder of the data sets, instead of $ELASTUNE_DATA.")]

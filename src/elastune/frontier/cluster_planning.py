@@ -29,8 +29,10 @@ from elastune.plan.next_doubling import Doubling, doublings
 from elastune.plan.search_time import BLIND, CROWDING, KEPT, VARIATION, SearchModel, Stopping
 from elastune.plan.steps.step_model import StepModel
 from elastune.search.samplers.registry import check_sampler, generation_size, generational
+from elastune.search.space.overrides import override
 from elastune.train.machine import cores
 from elastune.train.machine_memory import machine_memory_bytes
+from elastune.train.program.load import load_as_guest
 from elastune.train.rehearsal import ProgramSize
 from elastune.train.rehearse_apart import rehearse_apart
 
@@ -180,6 +182,8 @@ def plan_cluster(request: PlanRequest) -> PlanFound:
         raise UserError("the folder of a plan must not be there yet", str(request.out), "use another --out")
     for folder in request.earlier:
         journals_in(folder)
+    loaded = load_as_guest(request.program)
+    override(loaded.config, request.config, loaded.space)
     size = rehearse_apart(request.program, request.config, request.seed)
     facts = program_facts(request.program, request.config, request.seed)
     device = None if request.device is None else device_named(request.device)

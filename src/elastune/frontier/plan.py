@@ -24,6 +24,7 @@ from elastune.search.samplers.registry import check_sampler
 from elastune.search.space.constraint import Constraint, all_texts, parse_constraints, violations
 from elastune.search.space.feasible import check_feasible
 from elastune.search.space.objective import Objective, parse_objectives
+from elastune.search.space.overrides import override
 from elastune.search.space.space import Sample, Space, corners, probe
 from elastune.search.stopping.registry import make_schedule
 from elastune.study.changes import SpaceSeen, space_seen
@@ -249,7 +250,7 @@ def check(request: FrontierRequest, timeable: int | None = None) -> FrontierPlan
     program = load_as_guest(request.program)
     if program.space is None:
         raise UserError("a frontier needs a search space", request.program.path, "define space(trial) in the file")
-    config = merge(program.config, request.config)
+    config = override(program.config, request.config, program.space)
     _check_scalable(config)
     objectives = [(n, d) for n, d in program.objectives.items() if n not in MEASURED]
     if not objectives:

@@ -22,6 +22,7 @@ from elastune.search.samplers.registry import check_sampler, generational
 from elastune.search.space.constraint import Constraint, all_texts, parse_constraints, violations
 from elastune.search.space.feasible import check_feasible
 from elastune.search.space.objective import parse_objectives
+from elastune.search.space.overrides import override
 from elastune.search.space.space import Sample, Space, corners, probe
 from elastune.search.stopping.registry import make_schedule
 from elastune.study.allocation.choice import parse_allocation
@@ -34,7 +35,7 @@ from elastune.study.trial_results import Pricing, system_defaults
 from elastune.study.trial_results import settings as trial_settings
 from elastune.train.checkpoints.start_from import digest_of_weights
 from elastune.train.program.digest import meaning
-from elastune.train.program.load import LoadedProgram, load_as_guest, merge
+from elastune.train.program.load import LoadedProgram, load_as_guest, setting_of
 from elastune.train.program.source import source_of
 
 PROBED = 64  # configurations that are looked at before any runs
@@ -117,7 +118,7 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
     if generational(request.sampler) and request.stopping != "none":
         rule = "a generation ends when all of its trials have, so none may pause"
         raise UserError(rule, f"{request.sampler} with {request.stopping}", "use genetic with steady=1, or no stopping")
-    config = merge(program.config, request.config)
+    config = override(program.config, request.config, found)
     request = replace(request, constraints=all_texts(program.constraints, request.constraints))
     constraints = parse_constraints(request.constraints)
 
@@ -157,7 +158,7 @@ def _check_set(config: Config, samples: Sequence[Sample]) -> None:
     """Refuse a setting that the space would overrule without a word."""
     for name, value in config.items():
         plain = json.loads(json.dumps(value))  # as a space's values are
-        if any(sample.values[name] != plain for sample in samples):
+        if any(setting_of(sample.values, name) != plain for sample in samples):
             fix = f"leave out {name} here, or in what space(trial) returns"
             raise UserError("a setting is either set or searched", f"{name}={value!r}", fix)
 

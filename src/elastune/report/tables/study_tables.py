@@ -33,7 +33,7 @@ def front_table(study: StudyStory, best: Sequence[int], choices: Sequence[Picked
         sign = -1.0 if study.objectives[names[0]] == "max" else 1.0
         chosen.sort(key=lambda trial: sign * (trial.value(names[0]) or 0.0))
     header = ("trial", *(f"{plain(name, 30)} ({study.objectives[name]})" for name in names), "workers", "mechanism")
-    header = (*header, "settings", *(["take it as"] if choices else []))
+    header = (*header, "settings", *(["choice"] if choices else []))
     rows = tuple(
         (
             str(trial.trial),
@@ -53,7 +53,7 @@ def _role(trial: int, choices: Sequence[Picked]) -> str:
     """What a trial is chosen for: the first of ``choices`` is the pick."""
     for place, choice in enumerate(choices):
         if choice.trial.number == trial:
-            return f"{'or' if place else 'pick'}: {plain(choice.reason, 200)}"
+            return "or" if place else "pick"
     return ""
 
 
