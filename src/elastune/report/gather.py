@@ -213,9 +213,7 @@ def gather_study(entries: Sequence[Entry]) -> StudyStory | None:
     ended = {trial.number: trial for trial in outcomes(table, list(story.objectives), story.price)}
     stories = (TrialStory(life, ended.get(number)) for number, life in table.trials.items())
     accepted = tuple(entry for entry in entries if isinstance(entry.record, ChangesAccepted))
-    return replace(
-        story, trials=tuple(stories), order=tuple(table.ended), since=table.since, accepted=accepted
-    )
+    return replace(story, trials=tuple(stories), order=tuple(table.ended), since=table.since, accepted=accepted)
 
 
 def oriented_values(trials: Iterable[TrialStory], objectives: Mapping[str, str]) -> tuple[list[TrialStory], Floats]:

@@ -101,8 +101,8 @@ def tune(
     path = check_out(request.out, request.resume)
     before = read(path) if path.exists() else []
     check_same_study(plan.settings, before, path)
-    asked = plan.settings if given is None else {**plan.settings, **_space_in(before)}
-    changed = study_changes(asked, before, request.program, request.accept_changes)
+    begun_space = {} if given is None else _space_in(before)
+    changed = study_changes({**plan.settings, **begun_space}, before, request.program, request.accept_changes)
     plan = replace(plan, request=_with_kept_rules(plan.request, before))
     earlier, told = earlier_studies(request, before), _told(plan, before)
     if isinstance(cluster, Cluster) and cluster.capacity < request.workers and not cluster.varies:
@@ -125,7 +125,7 @@ def tune(
         meter = meter_of(request.prices, before, around.clock)
         loop = _loop(plan, place, around, keep, journal.settle, meter, None if given is None else before, told)
         stack.callback(loop.close)  # whatever happens: a cluster that is not ours lives on, its trials must not
-        loop.replay(before, asked, changed)
+        loop.replay(before, {**plan.settings, **begun_space}, changed)
         if told is not None and predicted_in(before) is None:
             keep(told)
         if given is not None:
