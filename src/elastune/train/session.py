@@ -111,7 +111,6 @@ class Session(SessionModels):
         self._evaluations = Evaluations(workers, self.state, transaction, device, spec.seed)
         self._home = OutFolder.found(spec.out)
         self._planned = spec.epochs or 0
-        self._train_set: Any = None
         if snapshot is not None:
             self.state.rewind(snapshot)
         seed_everything(derive(spec.seed, "init"))
@@ -221,7 +220,7 @@ class Session(SessionModels):
         self._passes_in_epoch += 1
         if turns > 1:
             self._forbid(refuse_turns)
-        self._train_set = asked.dataset
+        self.state.data.begin_pass(asked.dataset, self.epoch)
         asked = replace(asked, turns=turns)
         return self._stepper.training_pass(asked.source(self.seed), asked.batch_size, self._planned)
 
