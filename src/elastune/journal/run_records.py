@@ -14,7 +14,7 @@ from pydantic.dataclasses import dataclass
 from elastune.journal.values import Count, MeansUsed, Whole
 
 _RULES = ConfigDict(extra="forbid")
-Reason = Literal["diverged", "exception", "out_of_memory", "worker_lost", "user_error", "timeout"]
+Reason = Literal["diverged", "exception", "out_of_memory", "worker_lost", "user_error", "timeout", "interrupted"]
 
 
 @dataclass(frozen=True, config=_RULES)

@@ -260,9 +260,16 @@ def _tell(out: Path, as_json: bool, chaos: Verdict | None = None, prices: Prices
 
 
 def _explain(failure: RunFailed, out: Path) -> int:
+    from elastune.cluster.run_files import LocalFiles
+
     if failure.reason == "user_error":
         print_error(failure.detail)
         return WRONG
+    if failure.reason == "interrupted":
+        saved = LocalFiles().checkpoints(out)
+        how = f"go on after step {saved[-1]} with --resume --out {out}" if saved else "there is no checkpoint yet"
+        print_error(f"{failure.detail}; {how}")
+        return INTERRUPTED
     log = out / "logs" / f"worker-{failure.rank}.log"
     where = f" (log: {log})" if log.exists() else ""
     print_error(f"the run failed on worker {failure.rank}, {failure.reason.replace('_', ' ')}: {failure.detail}{where}")
