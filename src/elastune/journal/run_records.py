@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from elastune.journal.values import Count, MeansUsed, Whole
+from elastune.journal.values import Count, MeansUsed, Whole, Words
 
 _RULES = ConfigDict(extra="forbid")
 Reason = Literal["diverged", "exception", "out_of_memory", "worker_lost", "user_error", "timeout", "interrupted"]
@@ -85,7 +85,7 @@ class CheckpointFailed:
     """There was no room for a checkpoint, on a disk or on the way (``why``); the run goes on, and older ones stay."""
 
     step: Count
-    why: str
+    why: Words
     kind: Literal["checkpoint_failed"] = "checkpoint_failed"
 
 
@@ -195,7 +195,7 @@ class RunFinished:
     memory: list[WorkerMemory] = field(default_factory=list)
     hosts: Count = 1
     sent_bytes: float = 0.0
-    stop_why: str = ""
+    stop_why: Words = ""
     kind: Literal["run_finished"] = "run_finished"
 
 
@@ -211,7 +211,7 @@ class RunFailed:
     """
 
     reason: Reason
-    detail: str
+    detail: Words
     rank: Whole
     exit_code: Whole | None = None
     log: str = ""
@@ -288,7 +288,7 @@ class NotMeasured:
 
     monitor: str
     step: Count
-    why: str
+    why: Words
     kind: Literal["not_measured"] = "not_measured"
 
 
@@ -305,7 +305,7 @@ class Decided:
     decision: dict[str, Any]
     cause: Measured
     outcome: Literal["applied", "disagreed", "refused"]
-    detail: str = ""
+    detail: Words = ""
     kind: Literal["decided"] = "decided"
 
 
@@ -317,7 +317,7 @@ class PolicyFailed:
     hook: str
     step: Count
     worker: Whole
-    detail: str
+    detail: Words
     off: bool = False
     kind: Literal["policy_failed"] = "policy_failed"
 
@@ -354,7 +354,7 @@ class WorkerGone:
 
     worker: Whole
     how: Literal["lost", "left"]
-    why: str
+    why: Words
     code: Whole | None = None
     log: str = ""
     kind: Literal["worker_gone"] = "worker_gone"
@@ -365,7 +365,7 @@ class Straggling:
     """A worker keeps the others waiting: one line for people."""
 
     worker: Whole
-    line: str
+    line: Words
     kind: Literal["straggling"] = "straggling"
 
 
@@ -374,7 +374,7 @@ class NotLetIn:
     """Connections from ``host`` to a run's coordinator were refused: so many, for the same reason."""
 
     host: str
-    why: str
+    why: Words
     times: Count
     kind: Literal["not_let_in"] = "not_let_in"
 
@@ -383,6 +383,6 @@ class NotLetIn:
 class FaultInjected:
     """Chaos did this to ``worker`` (None: to the run as a whole)."""
 
-    fault: str
+    fault: Words
     worker: Whole | None = None
     kind: Literal["fault_injected"] = "fault_injected"

@@ -26,7 +26,7 @@ from elastune.cli.groups import (
     RunPrices,
     Training,
 )
-from elastune.cli.output import FAILED, INTERRUPTED, OK, TRY_AGAIN, WRONG, print_error, print_result
+from elastune.cli.output import FAILED, INTERRUPTED, OK, TRY_AGAIN, WRONG, print_error, print_result, say
 from elastune.cli.setup import choose_workers
 from elastune.cli.start import Beginning
 from elastune.core.cost import Prices
@@ -250,7 +250,7 @@ def _tell(out: Path, as_json: bool, chaos: Verdict | None = None, prices: Prices
         print_result(result, as_json=as_json)
     if failure is not None:
         if chaos is not None and not as_json:
-            print("\n".join(chaos.lines))
+            say("\n".join(chaos.lines))
         return _explain(failure, out)
     if result.stopped in ("requested", "notice"):
         why = "stopped on request" if result.stopped == "requested" else "stopped: this machine will be taken away"
