@@ -16,12 +16,12 @@ import pytest
 from tests.cli.documented import documented, unlike
 
 from elastune.cli import main
-from elastune.cli.commands.run import run
+from elastune.cli.commands.run import _explain, run
 from elastune.cli.commands.search import tune
 from elastune.cli.results import result_of
 from elastune.core.run import Program
 from elastune.journal.reader import read
-from elastune.journal.records import Reported, RunFinished, StudyStarted, SyncChanged, TopologyLaid
+from elastune.journal.records import Reported, RunFailed, RunFinished, StudyStarted, SyncChanged, TopologyLaid
 from elastune.journal.writer import JournalWriter
 
 Command = Callable[..., Any]
@@ -256,6 +256,16 @@ def test_ctrl_c_ends_a_run_and_says_how_to_go_on(here: Path) -> None:
     assert json.loads(out)["stopped"] == "requested"
     assert "--resume --out slow" in err
     assert "Traceback" not in err
+
+
+def test_a_second_ctrl_c_is_an_interruption(
+    finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failure = RunFailed("interrupted", "ended by a second interrupt", 0)
+    assert _explain(failure, tmp_path) == 130
+    assert capsys.readouterr().err == "elastune: ended by a second interrupt; there is no checkpoint yet\n"
+    assert _explain(failure, finished_run) == 130
+    assert f"go on after step 8 with --resume --out {finished_run}" in capsys.readouterr().err
 
 
 def test_help_shows_what_stands_in_brackets(capsys: pytest.CaptureFixture[str]) -> None:

@@ -279,6 +279,13 @@ def test_what_is_refused_leaves_nothing(here: Path, elastune: Command, arguments
     assert not (here / "elastune-out").exists()
 
 
+def test_an_agent_looks_for_no_address_that_is_none(here: Path, elastune: Command) -> None:
+    (here / "token").touch(mode=0o600)
+    (here / "token").write_text("0123456789abcdef")
+    said = elastune("agent", "--join", "[::1:5", "--token-file", "token", "--workers", "1", "--patience", "60s")
+    assert "must be HOST:PORT (got [::1:5)" in said.line
+
+
 def test_a_byte_order_mark_is_no_error(here: Path, elastune: Command) -> None:
     (here / "bom.py").write_bytes(b"\xef\xbb\xbf" + (here / "linear.py").read_bytes())
     assert "wizard" in elastune("run", "bom.py", "--policy", "wizard").line

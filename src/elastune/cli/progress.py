@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from elastune.core.text import count, duration, plain, settings_text
+from elastune.core.text import count, duration, plain, printable, settings_text
 from elastune.elastic.coordinator.refusals import refusal_line
 from elastune.job.output_dir import JOURNAL
 from elastune.journal.entry import Entry
@@ -294,6 +294,7 @@ class Progress:
         line, must = self._tracker.hear(record)
         if not line:
             return
+        line = printable(line)
         if self._live is not None:
             if must:
                 self._console.print(Text(line, style="dim"))
@@ -316,7 +317,8 @@ class Progress:
         done = self._tracker.done(elapsed_s)
         row = Table.grid(padding=(0, 1))
         bar = ProgressBar(total=1.0, completed=done or 0.0, pulse=done is None, width=24)
-        row.add_row(bar, Text(f"{duration(elapsed_s)}{self._remaining(elapsed_s)}"), Text(self._tracker.state()))
+        state = Text(printable(self._tracker.state()))
+        row.add_row(bar, Text(f"{duration(elapsed_s)}{self._remaining(elapsed_s)}"), state)
         return row
 
     def __enter__(self) -> Progress:

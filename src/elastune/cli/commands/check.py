@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from elastune.cli import options, parse
-from elastune.cli.output import FAILED, OK, print_error, print_json
+from elastune.cli.output import FAILED, OK, print_error, print_json, say
 from elastune.cli.setup import use_data
 from elastune.core.errors import UserError
 
@@ -65,9 +65,9 @@ def check(
         measured = {} if cost is None else {"exact": asdict(cost)}
         print_json({"kind": "check", **asdict(checked), **measured})
     for found in () if json else checked.found:
-        print(found.told(file.name))
+        say(found.told(file.name))
     if not checked.found and not json:
-        print(f"{file.name}: {checked.steps} steps, the same weights again and on {WORKERS} workers")
+        say(f"{file.name}: {checked.steps} steps, the same weights again and on {WORKERS} workers")
     for line in cost.told() if cost is not None and not json else ():
-        print(f"{file.name}: {line}")
+        say(f"{file.name}: {line}")
     return FAILED if checked.found else OK

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from elastune.cli import options
-from elastune.cli.output import OK, print_json
+from elastune.cli.output import OK, print_json, say
 from elastune.core.text import count, plain
 
 
@@ -83,5 +83,5 @@ def explain(
     if json:
         print_json({"kind": "explanation", **asdict(found), "out": str(out)})
     else:
-        print(found)
+        say(str(found))
     return OK

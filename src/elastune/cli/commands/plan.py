@@ -10,7 +10,7 @@ import typer
 from elastune.cli import options, parse
 from elastune.cli.clusters import ClusterOptions
 from elastune.cli.flatten import flatten
-from elastune.cli.output import OK, print_json
+from elastune.cli.output import OK, print_json, say
 from elastune.cli.planning import PlannedCluster, PlannedSearch, Probing
 from elastune.cli.setup import use_data
 
@@ -80,5 +80,5 @@ def plan(
     if json:
         print_json({"kind": "plan", **made.found})
     else:
-        print("\n".join(plan_lines(made)))
+        say("\n".join(plan_lines(made)))
     return OK

@@ -11,7 +11,7 @@ import typer
 from elastune.cli import options, parse
 from elastune.cli.flatten import flatten
 from elastune.cli.groups import HostPrices
-from elastune.cli.output import FAILED, OK, print_json, print_result
+from elastune.cli.output import FAILED, OK, print_json, print_result, say
 from elastune.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -103,5 +103,5 @@ def _ledger(out: Path, as_json: bool) -> int:
     if as_json:
         print_json({"kind": "ledger", **asdict(found), "exact": found.exact, "out": str(out)})
     else:
-        print("\n".join(lines(found)))
+        say("\n".join(lines(found)))
     return OK if found.exact else FAILED

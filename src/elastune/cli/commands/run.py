@@ -26,7 +26,7 @@ from elastune.cli.groups import (
     RunPrices,
     Training,
 )
-from elastune.cli.output import FAILED, INTERRUPTED, OK, TRY_AGAIN, WRONG, print_error, print_result
+from elastune.cli.output import FAILED, INTERRUPTED, OK, TRY_AGAIN, WRONG, print_error, print_result, say
 from elastune.cli.setup import choose_workers
 from elastune.cli.start import Beginning
 from elastune.core.command import CommandGiven
@@ -301,7 +301,7 @@ def _tell(out: Path, as_json: bool, chaos: Verdict | None = None, prices: Prices
         print_result(result, as_json=as_json)
     if failure is not None:
         if chaos is not None and not as_json:
-            print("\n".join(chaos.lines))
+            say("\n".join(chaos.lines))
         return _explain(failure, out)
     if result.stopped in ("requested", "notice"):
         why = "stopped on request" if result.stopped == "requested" else "stopped: this machine will be taken away"
@@ -311,9 +311,16 @@ def _tell(out: Path, as_json: bool, chaos: Verdict | None = None, prices: Prices
 
 
 def _explain(failure: RunFailed, out: Path) -> int:
+    from elastune.cluster.run_files import LocalFiles
+
     if failure.reason == "user_error":
         print_error(failure.detail)
         return WRONG
+    if failure.reason == "interrupted":
+        saved = LocalFiles().checkpoints(out)
+        how = f"go on after step {saved[-1]} with --resume --out {out}" if saved else "there is no checkpoint yet"
+        print_error(f"{failure.detail}; {how}")
+        return INTERRUPTED
     log = out / "logs" / f"worker-{failure.rank}.log"
     where = f" (log: {log})" if log.exists() else ""
     print_error(f"the run failed on worker {failure.rank}, {failure.reason.replace('_', ' ')}: {failure.detail}{where}")

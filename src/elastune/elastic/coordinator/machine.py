@@ -256,7 +256,7 @@ def _ending(state: Membership, why: str) -> Instruction | None:
     if state.stage == "stopping" and not members:
         return GiveUp(f"all members were lost before they could end; the last: {why}")
     if not state.workers and state.failed_starts >= state.most_losses:
-        return GiveUp(f"{state.failed_starts} workers in a row failed to start; the last: {why}")
+        return GiveUp(f"{state.failed_starts} workers in a row were lost before their first step; the last: {why}")
     return None
 
 

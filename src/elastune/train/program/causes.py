@@ -7,6 +7,8 @@ import re
 import traceback
 from collections.abc import Callable
 
+from elastune.core.text import cut, printable
+
 LONGEST_TEXT = 2000  # characters: what is longer hides its reason rather than tells it
 LONGEST_TRACE_LINE = 2000
 DEEPEST_TRACE = 500  # calls, the newest: more of them take minutes to format where a recursion has a million
@@ -37,7 +39,7 @@ def cause_of(error: BaseException, program: str = "") -> str:
         told = f"{type(error).__name__}: {error.msg}"
     own = [place for place in places if place[0] == program] or places
     at = f" ({os.path.basename(own[-1][0])}:{own[-1][1]})" if own else ""
-    return _cut(told, LONGEST_TEXT) + at
+    return printable(cut(told, LONGEST_TEXT) + at)
 
 
 def text_of(error: BaseException) -> str:
@@ -51,7 +53,7 @@ def trace_of(error: BaseException) -> str:
     for _ in range(depth - DEEPEST_TRACE):
         at = None if at is None else at.tb_next
     lines = "".join(traceback.format_exception(type(error), error, at, limit=-DEEPEST_TRACE)).split("\n")
-    return "\n".join(_cut(line, LONGEST_TRACE_LINE) for line in lines)
+    return "\n".join(cut(line, LONGEST_TRACE_LINE) for line in lines)
 
 
 def _safely(say: Callable[[], str]) -> str:
@@ -59,7 +61,3 @@ def _safely(say: Callable[[], str]) -> str:
         return say()
     except BaseException as second:  # noqa: BLE001 - a user's __str__ may raise anything; the first error is the cause
         return f"(its text cannot be had: {type(second).__name__})"
-
-
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most // 2]} [...] {text[-most // 2 :]}"
