@@ -126,7 +126,7 @@ def test_the_command_of_a_policys_row_has_it(
     assert answer.rows[answer.pick].ways == "policy warmup:steps=2"
     assert "--workers 2:2 --mode exact" in answer.command
     assert "--policy warmup:steps=2" in answer.command
-    assert "2 workers (policy warmup:steps=2)" in answer.answer
+    assert "2 workers (policy warmup:steps=2)" in answer.answer.sentence
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [

@@ -14,13 +14,18 @@ from elastune.journal.asset_records import AssetMade, AssetMember, AssetPart, Si
 from elastune.journal.compile_records import Compiled
 from elastune.journal.division_records import LayersDivided, StagesCut
 from elastune.journal.frontier_records import (
+    Answer,
+    Conclusion,
     FrontierFound,
     FrontierReason,
     FrontierRow,
     FrontierVolumes,
+    Gain,
     MeansTimed,
     ReferencePoint,
+    ScalingPoint,
     SideVolume,
+    ThisMachine,
     ThroughputTuned,
 )
 from elastune.journal.holdings import HostsHeld, StepsPlanned
@@ -83,6 +88,7 @@ from elastune.journal.sync_records import ChangesUnreached, LearnerLeftOut, Roun
 __all__ = [
     "LONGEST_DETAIL",
     "Adopted",
+    "Answer",
     "ArtifactKept",
     "ArtifactRemoved",
     "AssetMade",
@@ -92,6 +98,7 @@ __all__ = [
     "CheckpointFailed",
     "Checkpointed",
     "Compiled",
+    "Conclusion",
     "DataContext",
     "Decided",
     "EarlierTrial",
@@ -100,6 +107,7 @@ __all__ = [
     "FrontierReason",
     "FrontierRow",
     "FrontierVolumes",
+    "Gain",
     "HostsHeld",
     "LayersDivided",
     "LearnerLeftOut",
@@ -127,6 +135,7 @@ __all__ = [
     "RunFailed",
     "RunFinished",
     "RunStarted",
+    "ScalingPoint",
     "ScalingPredicted",
     "SideVolume",
     "SingleScore",
@@ -139,6 +148,7 @@ __all__ = [
     "StudyFinished",
     "StudyStarted",
     "SyncChanged",
+    "ThisMachine",
     "ThroughputTuned",
     "TimesFitted",
     "TopologyLaid",
