@@ -113,8 +113,9 @@ def _not_done(
 ) -> list[str]:
     """What was asked for and has no training, or no time, behind it."""
     missing = [f"{SEARCH}: none of its trainings ended" for side in found if side.name == SEARCH and not side.of]
+    searched = not missing
     untuned = [n for n in plan.parts if not any(r.role == "tuned" and r.num_slots == n for r in rows)]
-    if untuned:
+    if untuned and searched:
         counts = ", ".join(map(str, untuned))
         missing.append(f"other settings than the naive rule's for {counts} workers: none was confirmed as better")
     tried = {r.means.get("policy") for r in rows}

@@ -60,7 +60,7 @@ def front(found: FrontierFound) -> Figure:
     drawn = [row for row in found.rows if math.isfinite(row.quality)]
     naive = [row for row in drawn if row.role == "naive"]
     tuned = [row for row in drawn if row.role == "tuned"]
-    joined = sorted((row for row in drawn if row.on_front), key=lambda row: row.seconds)
+    joined = _in_the_picture([row for row in drawn if row.on_front], found)
     series = [
         Series(
             "Pareto front" if found.target is None else "Pareto front of what may reach the target",
@@ -79,8 +79,20 @@ def front(found: FrontierFound) -> Figure:
     better = "higher is better" if found.direction == "max" else "lower is better"
     time, value = Axis("training time (s)", log=True), Axis(f"{quality} ({better})")
     panel = Panel("", time, value, tuple(series), _levels(found), within=_within(found))
-    caption = f"Numbers in the markers are worker counts. {_caption(found)}"
+    caption = (
+        "Numbers in the markers are worker counts. The line joins rows that no other one beats in quality and time; "
+    )
+    caption += f"on the table's front cost counts, too. {_caption(found)}"
     return Figure("front", f"The front: {quality} against time", (panel,), caption)
+
+
+def _in_the_picture(rows: Sequence[FrontierRow], found: FrontierFound) -> list[FrontierRow]:
+    """Those of ``rows`` that no other one beats in quality and time, fastest first."""
+    sign, kept = 1 if found.direction == "max" else -1, list[FrontierRow]()
+    for row in sorted(rows, key=lambda row: (row.seconds, -sign * row.quality)):
+        if not kept or sign * row.quality > sign * kept[-1].quality:
+            kept.append(row)
+    return kept
 
 
 def _levels(found: FrontierFound) -> tuple[Level, ...]:

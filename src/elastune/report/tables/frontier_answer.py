@@ -54,14 +54,16 @@ def _workers(found: FrontierFound, told: Answer) -> str:
         return "" if told.more_workers is not None else f"what more or fewer than {most} buy was not asked or measured"
     gain = told.workers
     line = f"{gain.workers} instead of {gain.beside_workers}, with the same settings: {_gain(gain)}"
-    return line if gain.pays else f"{line}: less than their price, or than the model's error"
+    line += "" if gain.pays else ", less than their price or than the model's error"
+    untrained = f"; on {gain.beside_workers} these settings were not trained, so that only the time there is known"
+    return line if gain.beside is not None else line + untrained
 
 
 def _more(told: Answer) -> str:
     gain = told.more_workers
     if gain is None:
         return ""
-    pays = "" if gain.pays else ": less than their price, or than the model's error"
+    pays = "" if gain.pays else ", less than their price or than the model's error"
     trained = "; not trained there, so its quality is not known" if gain.pays else ""
     with_more = f"{gain.workers} instead of {gain.beside_workers} workers, with the same settings"
     return f"{with_more}: {_gain(gain)}{pays}{trained}"
@@ -73,7 +75,7 @@ def _price(found: FrontierFound, told: Answer) -> str:
     gain, does = told.cheapest, _does(found)
     if gain is None:
         return f"no row that {does} is cheaper than the pick"
-    beside = "" if gain.beside is None else f", {_row(found.rows[gain.beside])}"
+    beside = "" if gain.beside is None else f", {_row(found, found.rows[gain.beside])}"
     speed = f"{number(gain.times_as_fast, 3)} times as fast{_reach(gain)}"
     return f"{number(gain.times_the_cost, 3)} times the cost of the cheapest row that {does}{beside}; {speed}"
 
@@ -83,7 +85,9 @@ def _faster(found: FrontierFound, told: Answer) -> str:
     if gain is None or told.fastest_row is None:
         return ""
     command = f": {plain(told.fastest_command, 4000)}" if told.fastest_command else ""
-    return f"the fastest row that {_does(found)}, {_row(found.rows[told.fastest_row])}, is {_gain(gain)}{command}"
+    return (
+        f"the fastest row that {_does(found)}, {_row(found, found.rows[told.fastest_row])}, is {_gain(gain)}{command}"
+    )
 
 
 def _seeds(found: FrontierFound, told: Answer) -> str:
@@ -92,7 +96,7 @@ def _seeds(found: FrontierFound, told: Answer) -> str:
     row, pick = found.rows[told.shown], found.rows[told.pick]
     seeds = pick.seeds + (told.more_seeds or 0)
     return (
-        f"{_row(row)}, are shown to: {_value(found, row)}, and are no faster and no cheaper than the pick, "
+        f"{_row(found, row)}, are shown to: {_value(found, row)}, and are no faster and no cheaper than the pick, "
         f"{_value(found, pick)}; --seeds {seeds} would show the pick, if its mean and spread stay"
     )
 
@@ -109,7 +113,7 @@ def _here(found: FrontierFound, told: Answer) -> str:
         return f"{has}, enough for the pick"
     command = f": {plain(here.command, 4000)}" if here.command else ""
     row = found.rows[here.row]
-    return f"{has}; of the rows with so few workers use {_row(row)}, in {duration(row.seconds)}{command}"
+    return f"{has}; of the rows with so few workers use {_row(found, row)}, in {duration(row.seconds)}{command}"
 
 
 def _gain(gain: Gain) -> str:
@@ -128,10 +132,11 @@ def _reach(gain: Gain) -> str:
     return "" if gain.label == "measured" and gain.low is None else f" ({_how(gain)})"
 
 
-def _row(row: FrontierRow) -> str:
+def _row(found: FrontierFound, row: FrontierRow) -> str:
     """Its settings and its workers in a few words."""
     on = ", ".join(word for word in (count(row.workers, "worker"), plain(row.apart, 200)) if word)
-    which = "tuned settings" if row.role == "tuned" else "naive rule"
+    own = row.role == "naive" and row.workers == min(each.workers for each in found.rows)
+    which = "the program's own settings" if own else "the naive rule" if row.role == "naive" else "tuned settings"
     return f"{which} (batch {row.batch_size}, lr {number(row.lr, 3)}) on {on}"
 
 
