@@ -239,7 +239,10 @@ def test_frontier_prints_one_object(here: Path, elastune: Command) -> None:
     assert found["kind"] == "frontier"
     assert found["quality"] == "loss"
     assert {(row["role"], row["workers"]) for row in found["rows"]} >= {("naive", 1), ("naive", 2)}
-    assert found["answer"]
+    told = found["answer"]
+    assert 3 <= len(told["sentence"].split()) <= 20
+    assert told["command"].startswith("elastune run linear.py")
+    assert told["this_machine"]["cores"] >= 1
     assert Path(found["report"]).is_file()
 
 

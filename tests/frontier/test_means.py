@@ -99,10 +99,11 @@ def test_a_policy_stands_beside_static_settings(cluster: LocalCluster, tmp_path:
     told = Counter((row.role, row.workers, row.ways) for row in answer.rows)
     assert told == Counter(
         [
-            *[("naive", 1, ""), ("naive", 2, ""), ("tuned", 1, ""), ("tuned", 2, "")],
+            *[("naive", 1, ""), ("naive", 2, "")],
             *[("tuned", 1, f"policy {policy}"), ("tuned", 2, f"policy {policy}")],
         ]
-    )
+    ), "no copy of the naive rule is called tuned"
+    assert "search: none of its trainings ended" in answer.answer.not_done
     given = [trial for trial in begun(tmp_path / "out") if trial.phase == "policy"]
     assert Counter(trial.means["workers"] for trial in given) == {1: 2, 2: 2}, "its own workers train: it might ask"
     assert {trial.means["policy"] for trial in given} == {policy}
@@ -126,7 +127,7 @@ def test_the_command_of_a_policys_row_has_it(
     assert answer.rows[answer.pick].ways == "policy warmup:steps=2"
     assert "--workers 2:2 --mode exact" in answer.command
     assert "--policy warmup:steps=2" in answer.command
-    assert "2 workers (policy warmup:steps=2)" in answer.answer
+    assert "2 workers (policy warmup:steps=2)" in answer.answer.sentence
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [

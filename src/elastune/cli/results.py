@@ -33,6 +33,7 @@ from elastune.report.tables.adapting import (
     gather_adaptation,
 )
 from elastune.report.tables.changes import Changes, changes_line, gather_changes, left_out_table
+from elastune.report.tables.frontier_answer import answer_lines
 from elastune.report.tables.frontier_tables import frontier_table, settings_table, volumes_table
 from elastune.report.tables.memory import memory_line
 from elastune.report.tables.study_tables import assets_table, front_table, subset_table, tasks_table
@@ -354,15 +355,16 @@ def _frontier(story: StudyStory, out: Path) -> Result:
 
 
 def _frontier_lines(found: FrontierFound) -> tuple[str, ...]:
-    lines = [plain(found.answer, 2000)]
-    lines += [f"{each.weight:<7} {plain(each.text, 2000)}" for each in found.reasons]
+    lines = [plain(found.answer.sentence, 2000)]
+    lines += [f"{name:<8} {line}" for name, line in answer_lines(found)]
+    lines += [f"{each.weight:<8} {plain(each.text, 2000)}" for each in found.reasons]
     links = [
         f"{plain(where)} {duration(link.latency_s)} a message, {bandwidth(link.seconds_per_byte)}"
         for where, link in found.links.items()
     ]
-    lines += [f"links   {'; '.join(links)}"] if links else []
+    lines += [f"links    {'; '.join(links)}"] if links else []
     if found.command:
-        lines += [f"train   {plain(found.command, 4000)}", f"        {plain(found.command_note, 600)}"]
+        lines += [f"train    {plain(found.command, 4000)}", f"         {plain(found.answer.command_note, 600)}"]
     return tuple(line for line in lines if line)
 
 

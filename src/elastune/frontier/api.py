@@ -77,15 +77,15 @@ def find_frontier(
             accept_changes: As in ``tune``.
 
     Returns:
-        The rows of the table, the front among them, and which row to take: ``found.rows[found.pick]``,
-        ``found.command``.
+        The rows of the table, the front among them, and ``found.answer``: which row to take
+        (``found.rows[found.pick]``), what its settings and what its workers buy, and ``found.command``.
 
     Raises:
         UserError: For a wrong request, and for a program that fails with its own settings.
 
     Example:
         >>> found = elastune.find_frontier(train, workers=(1, 2, 4), target=0.95, budget_s=90)
-        >>> print(found.answer, found.command)
+        >>> print(found.answer.sentence, found.command)
     """
     asked = cluster_asked(cluster, grace_s)
     request = FrontierRequest(

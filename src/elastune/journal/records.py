@@ -15,13 +15,18 @@ from elastune.journal.change_records import ChangesAccepted
 from elastune.journal.compile_records import Compiled
 from elastune.journal.division_records import LayersDivided, StagesCut
 from elastune.journal.frontier_records import (
+    Answer,
+    Conclusion,
     FrontierFound,
     FrontierReason,
     FrontierRow,
     FrontierVolumes,
+    Gain,
     MeansTimed,
     ReferencePoint,
+    ScalingPoint,
     SideVolume,
+    ThisMachine,
     ThroughputTuned,
 )
 from elastune.journal.holdings import HostsHeld, StepsPlanned
@@ -84,6 +89,7 @@ from elastune.journal.sync_records import ChangesUnreached, LearnerLeftOut, Roun
 __all__ = [
     "LONGEST_DETAIL",
     "Adopted",
+    "Answer",
     "ArtifactKept",
     "ArtifactRemoved",
     "AssetMade",
@@ -94,6 +100,7 @@ __all__ = [
     "CheckpointFailed",
     "Checkpointed",
     "Compiled",
+    "Conclusion",
     "DataContext",
     "Decided",
     "EarlierTrial",
@@ -102,6 +109,7 @@ __all__ = [
     "FrontierReason",
     "FrontierRow",
     "FrontierVolumes",
+    "Gain",
     "HostsHeld",
     "LayersDivided",
     "LearnerLeftOut",
@@ -129,6 +137,7 @@ __all__ = [
     "RunFailed",
     "RunFinished",
     "RunStarted",
+    "ScalingPoint",
     "ScalingPredicted",
     "SideVolume",
     "SingleScore",
@@ -141,6 +150,7 @@ __all__ = [
     "StudyFinished",
     "StudyStarted",
     "SyncChanged",
+    "ThisMachine",
     "ThroughputTuned",
     "TimesFitted",
     "TopologyLaid",

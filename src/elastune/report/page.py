@@ -21,7 +21,7 @@ from elastune.report.figures import search as search_figures
 from elastune.report.figures import study as study_figures
 from elastune.report.gather import RunStory, StudyStory, TrialStory, front_trials, gather_run, gather_study
 from elastune.report.plan_story import plan_page
-from elastune.report.tables import adapting, frontier_tables, study_tables, tables
+from elastune.report.tables import adapting, frontier_answer, frontier_tables, study_tables, tables
 from elastune.report.tables.adapting import Adaptation
 from elastune.report.tables.changes import (
     Changes,
@@ -248,10 +248,12 @@ def frontier_page(study: StudyStory) -> Page:
     history = study_figures.history(study)
     figures = [frontier_figures.tradeoff(found), frontier_figures.front(found)] if found.rows else []
     covered = frontier_tables.volumes_table(found)
-    why = (Section("Why", (frontier_tables.reasons_table(found),)),) if found.reasons else ()
+    earned = frontier_answer.answer_table(found)
+    why = [Section(earned.title, (earned,))] if earned.rows else []
+    why += [Section("Why", (frontier_tables.reasons_table(found),))] if found.reasons else []
     return Page(
         kind="frontier",
-        answer=plain(found.answer, 1000),
+        answer=plain(found.answer.sentence, 1000),
         state=_study_state(study),
         ended=study.finished is not None,
         figures=tuple(figures + ([history] if history else [])),
@@ -263,7 +265,7 @@ def frontier_page(study: StudyStory) -> Page:
             *_study_sections(study, found),
         ),
         command=plain(found.command, 4000),
-        command_note=f"Trains the pick, {plain(found.command_note, 600)}:",
+        command_note=f"Trains the pick, {plain(found.answer.command_note, 600)}:",
     )
 
 

@@ -59,8 +59,8 @@ def settings_table(found: FrontierFound) -> Table:
     note += "Worse by: than the smallest worker count with the program's own settings, seed by seed; in brackets the "
     note += "one-sided 95 % bound. "
     if scaled:
-        note += "Scaling efficiency: samples/s over those of one worker with the program's own settings, divided by "
-        note += "workers; what a row's batch and settings save counts in it"
+        note += "Scaling efficiency: how many times as fast as the same settings on the fewest workers, over how many "
+        note += "times as many workers"
         note += ", ≈: modelled. " if any(row.scaling_label == "modelled" for row in found.rows) else ". "
     note += "Noise scale: samples, at the end of training."
     return Table("Settings of the rows", (*header, "other settings"), rows, frozenset({1, 2, 6}), note, _strong(found))
@@ -134,7 +134,7 @@ def _per_second(row: FrontierRow) -> str:
 
 
 def _efficiency(row: FrontierRow) -> str:
-    """Blank where there is no row of one worker to compare with."""
+    """Blank where there are no fewer workers to compare with."""
     if row.scaling_efficiency is None:
         return ""
     base_modelled = row.scaling_label == "modelled" and row.seconds_label == "measured"
