@@ -62,6 +62,7 @@ from elastune.journal.study_records import (
     EarlierTrial,
     LinkFitted,
     Phase,
+    PhasesPlanned,
     ProposalAsked,
     ScalingPredicted,
     StudyFinished,
@@ -111,6 +112,7 @@ __all__ = [
     "NotLetIn",
     "NotMeasured",
     "Phase",
+    "PhasesPlanned",
     "PlanMade",
     "PolicyFailed",
     "PredictionsAdded",
@@ -214,6 +216,7 @@ Record = Annotated[
     | ArtifactRemoved
     | TimesFitted
     | ThroughputTuned
+    | PhasesPlanned
     | FrontierFound
     | PlanMade
     | StudyFinished,
