@@ -22,7 +22,7 @@ COUNTS = (1, 2)
 
 
 def request(program: Program, out: Path, **changes: Any) -> FrontierRequest:
-    settings: dict[str, Any] = {"budget_s": 0.5, "seeds": 2, "sampler": "random", "config": {"epochs": 4}, **changes}
+    settings: dict[str, Any] = {"budget_s": 120.0, "seeds": 2, "sampler": "random", "config": {"epochs": 4}, **changes}
     return FrontierRequest(program, out, COUNTS, **settings)
 
 

@@ -343,12 +343,18 @@ class FrontierQuestion:
             help="A policy to train and compare with static settings, such as gns:max_batch=2048. May be repeated.",
         ),
     ] = None
+    short: Annotated[
+        bool,
+        typer.Option(
+            "--short", help="In a budget that is too small for a search, do the rest, and say what was left out."
+        ),
+    ] = False
     throughput: Annotated[
         bool,
         typer.Option(
             "--throughput",
-            help="Try other threads, mechanisms, routes and micro-batches in short runs, and use what gives the same "
-            "bits sooner.",
+            help="Try other threads, mechanisms, routes, bucket sizes and micro-batches in short runs, and use what "
+            "gives the same bits sooner. They take part of the budget.",
         ),
     ] = False
 

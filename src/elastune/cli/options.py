@@ -136,6 +136,12 @@ Compress = Annotated[
 Threads = Annotated[int, typer.Option(help="CPU threads of each worker.")]
 Device = Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda or cuda:N.")]
 Budget = Annotated[str | None, typer.Option(metavar="TIME", help=HELP["budget_s"] + ", such as 90s, 3m or 1.5h.")]
+FrontierBudget = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME|auto", help="Wall time for all phases, such as 90s, 3m or 1.5h; auto: as long as they need."
+    ),
+]
 Objectives = Annotated[
     list[str] | None,
     typer.Option(

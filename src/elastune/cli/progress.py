@@ -31,6 +31,7 @@ from elastune.journal.records import (
     Measured,
     NotLetIn,
     NotMeasured,
+    PhasesPlanned,
     PolicyFailed,
     Record,
     Regrouped,
@@ -217,6 +218,9 @@ class StudyTracker:
                 return f"trial {record.trial}: {record.before} -> {count(record.after, 'worker')}{why}", False
             case TrialFinished():
                 return self._ended(record), False
+            case PhasesPlanned():
+                self._budget_s = record.budget_s
+                return ("", False) if record.took else (planned_line(record), True)
             case TimesFitted():
                 return f"a step takes {duration(record.base_s)} + {duration(record.per_sample_s)} a sample", True
             case FrontierFound() | StudyFinished(reason="interrupted"):
@@ -248,6 +252,13 @@ class StudyTracker:
         paused = len(self._table.of("paused")) if self._halves else 0  # most of which will not go on
         parts += [(len(self._table.ended) + paused) / self._trials] if self._trials else []
         return min(1.0, max(parts)) if parts else None
+
+
+def planned_line(record: PhasesPlanned) -> str:
+    """How a frontier's budget is split, and what is left out."""
+    shares = ", ".join(f"{name} {duration(seconds)}" for name, seconds in record.planned.items() if seconds > 0)
+    left_out = "".join(f"; left out: {plain(words, 300)}" for words in record.left_out)
+    return f"a budget of {duration(record.budget_s)}: {shares}; {count(record.seeds, 'seed')} a row{left_out}"
 
 
 def warm_line(record: WarmStarted) -> str:

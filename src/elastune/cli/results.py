@@ -20,7 +20,7 @@ from elastune.job.output_dir import JOURNAL
 from elastune.journal.entry import Entry
 from elastune.journal.money import money
 from elastune.journal.reader import read
-from elastune.journal.records import FrontierFound, RunFailed, RunFinished
+from elastune.journal.records import FrontierFound, PhasesPlanned, RunFailed, RunFinished
 from elastune.plan.planned_steps import plan_told
 from elastune.report.gather import RunStory, StudyStory, front_trials, gather_run, gather_study, mechanism_text
 from elastune.report.plan_story import plan_lines
@@ -349,9 +349,10 @@ def _frontier(story: StudyStory, out: Path) -> Result:
     if found is None:
         data = {"kind": "frontier", "unfinished": True, "trials": len(story.ended), **ending}
         return Result(data, lines=("no frontier yet",), stopped=ending["reason"])
-    data = {**asdict(found), "kind": "frontier", **ending}
+    phases = None if story.phases is None else {k: v for k, v in asdict(story.phases).items() if k != "kind"}
+    data = {**asdict(found), "kind": "frontier", "phases": phases, **ending}
     tables = (frontier_table(found), settings_table(found), volumes_table(found))
-    return Result(data, tables, _frontier_lines(found), stopped=ending["reason"])
+    return Result(data, tables, (*_frontier_lines(found), *phase_lines(story.phases)), stopped=ending["reason"])
 
 
 def _frontier_lines(found: FrontierFound) -> tuple[str, ...]:
@@ -366,6 +367,14 @@ def _frontier_lines(found: FrontierFound) -> tuple[str, ...]:
     if found.command:
         lines += [f"train    {plain(found.command, 4000)}", f"         {plain(found.answer.command_note, 600)}"]
     return tuple(line for line in lines if line)
+
+
+def phase_lines(phases: PhasesPlanned | None) -> tuple[str, ...]:
+    """What each phase of a frontier took of the budget."""
+    if phases is None or not phases.took:
+        return ()
+    took = ", ".join(f"{name} {duration(seconds)}" for name, seconds in phases.took.items() if seconds >= 0.05)
+    return (f"took    {duration(sum(phases.took.values()))} of a budget of {duration(phases.budget_s)}: {took}",)
 
 
 def _ending(story: StudyStory, out: Path) -> dict[str, Any]:

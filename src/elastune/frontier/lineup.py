@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from elastune.core.mechanism_name import MechanismName
 from elastune.core.mesh import Mesh
@@ -52,6 +52,12 @@ class Lineup:
         """Speak for ``crew``, too."""
         if standing_of(crew) not in map(standing_of, self.crews):
             self._found.append(crew)
+
+    def without(self, parts: Collection[int]) -> Lineup:
+        """The same without those asked about who cut a batch into so many ``parts``; one at least must be left."""
+        left = Lineup([crew for crew in self.asked if crew.num_slots not in parts], self._base)
+        left._found, left._faster = list(self._found), dict(self._faster)
+        return left
 
     def speed_up(self, crew: Means, means: Means) -> None:
         """Run ``crew`` by ``means`` from now on, which give the same bits sooner, where it goes the way asked for."""

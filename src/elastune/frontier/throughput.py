@@ -26,7 +26,8 @@ class MeansClimb:
     """The tuning of one crew: it asks for ``pending`` to be timed, and is told what came of it.
 
     ``batch``: the global batch of all its short runs; ``cores``: how many its workers share; ``free``: whether nobody
-    has said how its workers stand, so that another mechanism may do.
+    has said how its workers stand, so that another mechanism may do. ``hurried``: no time is left for more kinds of
+    means; the best so far is timed again.
     """
 
     crew: Means
@@ -34,10 +35,18 @@ class MeansClimb:
     cores: int
     free: bool
     tried: list[MeansTimed] = field(default_factory=list)
+    hurried: bool = False
     _means: list[Means] = field(default_factory=list)
     _best: int = 0
     _sha256: str = ""
     _again: list[int] = field(default_factory=list)
+
+    @classmethod
+    def most(cls, crew: Means, cores: int, free: bool = True) -> list[Means]:
+        """All that could be tried of a crew, and the best again, if no kind changes what the next one can try."""
+        climb = cls(crew, crew.first_mesh.batch * 2, cores, free)
+        kinds = (climb._threads, climb._mechanisms, climb._routes, climb._passes)
+        return [crew, *(means for kind in kinds for means in kind(crew)), crew, crew]
 
     @property
     def repeats(self) -> bool:
@@ -50,6 +59,8 @@ class MeansClimb:
         if self.tried[0].step_s is None:
             return  # it fails by itself, or has too few steps to time
         for kind in (self._threads, self._mechanisms, self._routes, self._passes):
+            if self.hurried:
+                break
             yield kind(self._means[self._best])
         if self._best:
             self._again = [0, self._best]
@@ -57,6 +68,10 @@ class MeansClimb:
             own, other = self.tried[-2:]
             lucky = own.step_s is None or other.step_s is None or other.step_s * GAIN >= own.step_s or not other.same
             self._best = 0 if lucky else len(self.tried) - 1
+
+    def give_up(self) -> None:
+        """No time is left to time the best again: the crew keeps its own means."""
+        self._best = 0
 
     def hear(self, means: Means, run: RunFinished | None) -> None:
         """A short run by ``means`` has ended; None: it failed."""
@@ -82,7 +97,7 @@ class MeansClimb:
     @property
     def found(self) -> ThroughputTuned:
         """What to tell of it."""
-        return ThroughputTuned(self.batch, list(self.tried), self._best)
+        return ThroughputTuned(self.batch, list(self.tried), self._best)  # which has one at least: the crew's own
 
     def _threads(self, means: Means) -> list[Means]:
         most = self.cores // means.workers

@@ -185,6 +185,7 @@ class SideVolume:
         spent_s: The worker-seconds that these took.
         equal: Whether there was as much to spend.
         scoring_s: Worker-seconds of further trainings, which give the points more seeds; they found nothing.
+        against: What the intervals say of it and the naive rule; "" for the naive rule itself.
     """
 
     side: str
@@ -197,6 +198,7 @@ class SideVolume:
     spent_s: float
     equal: bool
     scoring_s: float = 0.0
+    against: str = ""
 
 
 @dataclass(frozen=True, config=_RULES)

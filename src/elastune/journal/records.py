@@ -68,6 +68,7 @@ from elastune.journal.study_records import (
     EarlierTrial,
     LinkFitted,
     Phase,
+    PhasesPlanned,
     ProposalAsked,
     ScalingPredicted,
     StudyFinished,
@@ -121,6 +122,7 @@ __all__ = [
     "NotLetIn",
     "NotMeasured",
     "Phase",
+    "PhasesPlanned",
     "PlanMade",
     "PolicyFailed",
     "PredictionsAdded",
@@ -227,6 +229,7 @@ Record = Annotated[
     | ArtifactRemoved
     | TimesFitted
     | ThroughputTuned
+    | PhasesPlanned
     | FrontierFound
     | PlanMade
     | StudyFinished,

@@ -275,6 +275,26 @@ class TimesFitted:
 
 
 @dataclass(frozen=True, config=_RULES)
+class PhasesPlanned:
+    """How a frontier's budget is split among its phases; told again at the end, with what each took.
+
+    Attributes:
+        budget_s: Seconds for everything: as asked for, or chosen by the first steps.
+        planned: Seconds of each phase, by its name.
+        took: The seconds that each took, once all are over.
+        seeds: Trainings of each cell of the table.
+        left_out: What was shortened or left out, and why.
+    """
+
+    budget_s: float
+    planned: dict[str, float]
+    seeds: Count
+    took: dict[str, float] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+    kind: Literal["phases_planned"] = "phases_planned"
+
+
+@dataclass(frozen=True, config=_RULES)
 class StudyFinished:
     """The study ended: by its budget, by exhaustion of the space, or on request."""
 

@@ -73,7 +73,8 @@ def _volumes(found: FrontierFound) -> tuple[str, ...]:
         spent = f"{count(each.trainings, 'training')} in {duration(each.spent_s)}"
         less = "" if each.equal else ", all there was"
         covers = f"covers {estimate(each.volume, each.ci)} by {count(each.seeds, 'seed')}"
-        lines.append(f"{plain(each.side, 200)}: {covers} ({spent}{less}).")
+        says = f" Against the naive rule: {plain(each.against, 200)}." if each.against else ""
+        lines.append(f"{plain(each.side, 200)}: {covers} ({spent}{less}).{says}")
     return tuple(lines)
 
 

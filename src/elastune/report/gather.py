@@ -14,6 +14,7 @@ from elastune.journal.entry import Entry
 from elastune.journal.records import (
     ChangesAccepted,
     FrontierFound,
+    PhasesPlanned,
     Reported,
     RunFailed,
     RunFinished,
@@ -134,6 +135,7 @@ class StudyStory:
     started: StudyStarted
     trials: tuple[TrialStory, ...] = ()
     times: TimesFitted | None = None
+    phases: PhasesPlanned | None = None
     found: FrontierFound | None = None
     finished: StudyFinished | None = None
     order: tuple[int, ...] = field(default=())
@@ -201,6 +203,8 @@ def gather_study(entries: Sequence[Entry]) -> StudyStory | None:
                 story = replace(story, started=request, finished=None) if story else StudyStory(request)
             case TimesFitted() as times if story:
                 story = replace(story, times=times)
+            case PhasesPlanned() as phases if story:
+                story = replace(story, phases=phases)
             case FrontierFound() as found if story:
                 story = replace(story, found=found)
             case StudyFinished() as end if story:

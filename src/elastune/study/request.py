@@ -185,6 +185,8 @@ class FrontierRequest(SearchRequest):
     ``margin``: by how much quality may be worse than the baseline's and still hold (None: a hundredth of the metric's
     range, or a fiftieth of the baseline's quality).
     ``target`` and the front's quality axis speak of the program's first objective (or ``quality``).
+    ``budget_s`` is for all phases; None: chosen from the first steps, so that all of them fit. The search gets at least
+    two fifths of it. Where that cannot be the request is refused, unless it is ``short``: then the search is left out.
     ``policies``: each is trained beside static settings, with the naive rule's for each worker count, and is a
     parameter of the search where the space has no ``policy``. ``throughput``: look for means that give the same bits
     sooner, see ``frontier.throughput``.
@@ -196,8 +198,9 @@ class FrontierRequest(SearchRequest):
     """
 
     workers: tuple[int, ...]
-    budget_s: float
+    budget_s: float | None
     _: KW_ONLY
+    short: bool = False
     meshes: tuple[Mesh, ...] = ()
     target: float | None = None
     quality: str | None = None

@@ -24,6 +24,8 @@ from elastune.core.command import CommandGiven
 from elastune.core.errors import UserError
 from elastune.study.request import FrontierRequest, StudyRequest
 
+AUTO = "auto"
+
 
 @flatten
 def tune(
@@ -110,7 +112,7 @@ def frontier(
     question: FrontierQuestion,
     money: HostPrices,
     command: CommandGiven,
-    budget: options.Budget = "3m",
+    budget: options.FrontierBudget = "3m",
     constraint: options.Constraints = None,
     sampler: options.Sampler = FrontierRequest.sampler,
     stopping: options.Stopping = FrontierRequest.stopping,
@@ -133,8 +135,13 @@ def frontier(
     elastune tune. Rows then say with which of these they were trained, and numbers of workers that you did not ask
     about get rows of their own. Each --policy gets a row for each number of workers.
 
-    With --throughput, short runs time other threads, mechanisms, routes and micro-batches. Rows use those whose short
-    runs end sooner with the same bits.
+    With --throughput, short runs time other threads, mechanisms, routes, bucket sizes and micro-batches. Rows use those
+    whose short runs end sooner with the same bits.
+
+    --budget is for all of it: short runs, the trainings of the naive rule, the search (at least 40 % of it), and
+    confirming what was found with fresh seeds. The first steps tell what there is time for. What is shortened or left
+    out is said. Where the search would get less than 40 %, the command ends with exit code 2 and the budget that it
+    needs; with --short it goes on without a search. --budget auto takes as long as all of it needs.
 
     --json: {kind: "frontier", quality, direction, target, price_per_worker_hour, rows: [{role, workers, mechanism,
     mesh, batch_size, lr, lr_rule, quality, quality_label, ci: [low, high], verdict ("holds", "not shown", "falls"),
@@ -145,8 +152,10 @@ def frontier(
     command, command_trial, command_metrics and command_note (the training of the pick's row that the command repeats,
     what it reports, and that in words), model_errors (predicted over measured), links (on several hosts: {name:
     {latency_s, seconds_per_byte}}), volumes (hypervolumes at equal budget: {budget_s, reference: {quality, seconds,
-    cost}, sides: [{side, volume, ci, seeds, points, trainings, of, spent_s, equal, scoring_s}]}), seconds, reason, out,
-    report}. With --dry-run {kind: "dry_run", command: "frontier", ...}.
+    cost}, sides: [{side, volume, ci, seeds, points, trainings, of, spent_s, equal, scoring_s,
+    against (what the intervals say of it and the naive rule)}]}), phases: {budget_s, planned and took: {phase:
+    seconds}, seeds, left_out} or null, seconds, reason, out, report}.
+    With --dry-run {kind: "dry_run", command: "frontier", ...}.
     """
     from elastune.cli.dry_run import of_frontier, tell_dry_run
     from elastune.cli.progress import Progress, StudyTracker, told_before
@@ -160,7 +169,8 @@ def frontier(
         out=folders.choose(file, "frontier"),
         workers=question.counts or (() if question.meshes else COUNTS),
         meshes=question.meshes,
-        budget_s=parse.duration(budget or ""),
+        budget_s=None if budget == AUTO else parse.duration(budget or ""),
+        short=question.short,
         target=question.target,
         quality=question.quality,
         margin=question.margin,

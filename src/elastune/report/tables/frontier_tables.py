@@ -68,8 +68,8 @@ def settings_table(found: FrontierFound) -> Table:
 
 def volumes_table(found: FrontierFound) -> Table:
     """What the naive rule, the same with settings tuned, and the search have found with as much to spend."""
-    header = ("found by", "hypervolume (95 % interval)", "seeds", "points", "trainings", "worker time", "scoring")
-    told = found.volumes
+    found_by = ("found by", "hypervolume (95 % interval)", "seeds", "points", "trainings", "worker time", "scoring")
+    header, told = (*found_by, "against the naive rule"), found.volumes
     rows = tuple(
         (
             plain(each.side, 200),
@@ -79,6 +79,7 @@ def volumes_table(found: FrontierFound) -> Table:
             str(each.of) if each.trainings == each.of else f"first {each.trainings} of {each.of}",
             duration(each.spent_s) + ("" if each.equal else ", all there was"),
             duration(each.scoring_s) if each.scoring_s else "–",
+            plain(each.against, 200) or "–",
         )
         for each in told.sides
     )
