@@ -14,14 +14,14 @@ from elastune.frontier.answer import MOST_WORDS, answer_of, more_seeds, pick_row
 from elastune.frontier.criteria import FrontierCriteria
 from elastune.frontier.rows import mark_front
 from elastune.journal.records import (
-    Answer,
+    FrontierAnswer,
     FrontierFound,
     FrontierRow,
     FrontierVolumes,
+    OwnMachine,
     ScalingPoint,
     StudyFinished,
     StudyStarted,
-    ThisMachine,
     decode,
     encode,
 )
@@ -62,7 +62,7 @@ def of_issue() -> list[FrontierRow]:
 
 
 def test_workers_that_buy_less_than_their_price_are_not_taken_and_settings_get_their_own_credit() -> None:
-    told = answer_of(of_issue(), TARGETED, (1, 2, 4), ThisMachine(2))
+    told = answer_of(of_issue(), TARGETED, (1, 2, 4), OwnMachine(2))
     assert (told.pick, told.conclusion) == (3, "fewest are enough")
     assert told.sentence == (
         "One worker is enough: settings bring 3.5 times the speed, 4 workers 1.8 times (modelled) for 2.3 times the "
@@ -85,14 +85,14 @@ def test_workers_that_buy_less_than_their_price_are_not_taken_and_settings_get_t
     assert (more.low, more.high) == (pytest.approx(1.765 / 1.25, abs=0.01), pytest.approx(1.765 * 1.25, abs=0.01))
     assert told.fastest_row == 4
     assert told.cheapest is None
-    assert told.this_machine == ThisMachine(2, 0, 3)
+    assert told.this_machine == OwnMachine(2, 0, 3)
 
 
 def test_workers_that_pay_are_taken_with_both_factors_apart() -> None:
     tuned = {1: 0.8, 2: 0.42, 4: 0.22}
     config = {"lr": 0.3, "batch_size": 60}
     rows = [*of_issue()[:3], timed("tuned", 1, tuned, config=config), timed("tuned", 4, tuned, config=config)]
-    told = answer_of(rows, TARGETED, (1, 2, 4), ThisMachine(2))
+    told = answer_of(rows, TARGETED, (1, 2, 4), OwnMachine(2))
     assert (told.pick, told.conclusion) == (4, "use")
     assert told.sentence == (
         "Use 4 workers with tuned settings: 3.8 times as fast by settings, 3.6 times by workers (modelled)."
@@ -106,7 +106,7 @@ def test_workers_that_pay_are_taken_with_both_factors_apart() -> None:
     assert (told.naive.beside, told.naive.times_as_fast) == (2, pytest.approx(5.0))
     assert told.cheapest is not None
     assert told.cheapest.beside == 3
-    assert told.this_machine == ThisMachine(2, 0, 3), "two cores: the row of one worker is the best that fits"
+    assert told.this_machine == OwnMachine(2, 0, 3), "two cores: the row of one worker is the best that fits"
 
 
 def test_where_only_the_model_speaks_for_more_workers_they_are_not_credited() -> None:
@@ -164,14 +164,14 @@ def test_nothing_is_made_up_where_nothing_was_measured() -> None:
     assert (lost.conclusion, lost.pick) == ("diverged", None)
 
 
-def found_of(rows: list[FrontierRow], told: Answer, by: FrontierCriteria = TARGETED) -> FrontierFound:
+def found_of(rows: list[FrontierRow], told: FrontierAnswer, by: FrontierCriteria = TARGETED) -> FrontierFound:
     quality = by.quality
     return FrontierFound(quality.name, quality.direction, by.target, 1.0, rows, FrontierVolumes(1.0, None, []), told)
 
 
 def test_lines_say_what_each_buys_at_what_price_and_what_this_machine_can_do() -> None:
     rows = of_issue()
-    told = answer_of(rows, TARGETED, (1, 2, 4), ThisMachine(2), ["search: none of its trainings ended"])
+    told = answer_of(rows, TARGETED, (1, 2, 4), OwnMachine(2), ["search: none of its trainings ended"])
     told = replace(told, fastest_command="elastune run x --workers 4")
     lines = answer_lines(found_of(rows, told))
     assert [name for name, _ in lines] == ["settings", "more", "price", "faster", "here", "rule", "not done"]
@@ -189,15 +189,15 @@ def test_lines_say_what_each_buys_at_what_price_and_what_this_machine_can_do() -
     assert said["faster"].endswith(": elastune run x --workers 4")
     assert said["here"] == "this machine has 2 cores, enough for the pick"
     wide = [rows[0], rows[4]]
-    told = answer_of(wide, TARGETED, (1, 4), ThisMachine(2))
-    told = replace(told, this_machine=ThisMachine(2, 0, 0, "elastune run x --workers 1"))
+    told = answer_of(wide, TARGETED, (1, 4), OwnMachine(2))
+    told = replace(told, this_machine=OwnMachine(2, 0, 0, "elastune run x --workers 1"))
     said = dict(answer_lines(found_of(wide, told)))
     assert said["workers"].endswith("on 1 these settings were not trained, so that only the time there is known")
     assert said["here"] == (
         "this machine has 2 cores; of the rows with so few workers use the program's own settings (batch 10, lr 0.1) "
         "on 1 worker, in 3.01 s: elastune run x --workers 1"
     )
-    gpus = found_of(wide, replace(told, this_machine=ThisMachine(8, 4)))
+    gpus = found_of(wide, replace(told, this_machine=OwnMachine(8, 4)))
     assert (
         dict(answer_lines(gpus))["here"]
         == "this machine has 8 cores and 4 GPUs: no row with so few workers reaches 0.9"
@@ -214,7 +214,7 @@ def test_an_older_journal_is_read() -> None:
     )
     read = decode(older)
     assert isinstance(read, FrontierFound)
-    assert read.answer == Answer("Use 2 workers.", pick=1, command="elastune run x", command_trial=3)
+    assert read.answer == FrontierAnswer("Use 2 workers.", pick=1, command="elastune run x", command_trial=3)
     with pytest.raises(ValueError, match="rows by their numbers"):
         decode(line.replace('"pick":3', '"pick":9'))
 
@@ -265,7 +265,7 @@ def test_sentence_pick_command_table_and_pictures_agree(first: int) -> None:
 def check(seed: int) -> None:
     rows, by = table(Random(seed))
     parts = tuple(sorted({r.workers for r in rows}))
-    told = answer_of(rows, by, parts, ThisMachine(2), ["policy gns: no training with it is in the table"])
+    told = answer_of(rows, by, parts, OwnMachine(2), ["policy gns: no training with it is in the table"])
     if told.pick is not None:
         told = replace(
             told, command=f"elastune run x --workers {rows[told.pick].workers} --set lr={rows[told.pick].lr}"
@@ -277,7 +277,7 @@ def check(seed: int) -> None:
     check_what_is_shown(found)
 
 
-def check_the_sentence(rows: list[FrontierRow], told: Answer) -> None:
+def check_the_sentence(rows: list[FrontierRow], told: FrontierAnswer) -> None:
     words = told.sentence
     assert 3 <= len(words.split()) <= MOST_WORDS, words
     assert words.endswith(".")
@@ -307,7 +307,7 @@ def check_the_sentence(rows: list[FrontierRow], told: Answer) -> None:
         assert value == number(gain.times_the_cost if what == "the cost" else gain.times_as_fast, 2), words
 
 
-def check_who_earned_it(rows: list[FrontierRow], told: Answer) -> None:
+def check_who_earned_it(rows: list[FrontierRow], told: FrontierAnswer) -> None:
     """Settings beside the program's own on as many workers; workers beside fewer with the same settings."""
     if told.pick is None:
         return
@@ -344,7 +344,7 @@ def check_who_earned_it(rows: list[FrontierRow], told: Answer) -> None:
             assert point.workers == fewest or dear or unsure
 
 
-def check_the_pick(rows: list[FrontierRow], told: Answer, by: FrontierCriteria) -> None:
+def check_the_pick(rows: list[FrontierRow], told: FrontierAnswer, by: FrontierCriteria) -> None:
     holding = [r for r in rows if r.verdict == "holds"]
     if told.pick is None:
         assert not holding

@@ -19,7 +19,7 @@ from scipy.special import stdtrit
 from elastune.core.text import count, estimate, number
 from elastune.frontier.advice import Advice, named
 from elastune.frontier.criteria import FrontierCriteria
-from elastune.journal.records import Answer, Conclusion, FrontierRow, Gain, ScalingPoint, ThisMachine
+from elastune.journal.records import Conclusion, FrontierAnswer, FrontierRow, Gain, OwnMachine, ScalingPoint
 from elastune.plan.intervals import bounded_ci
 from elastune.search.space.objective import Objective
 
@@ -29,7 +29,7 @@ OWN, RULE, TUNED = "the program's own settings", "the naive rule", "tuned settin
 
 
 @dataclass(frozen=True)
-class Picked:
+class PickedRow:
     """``row``: the one to use. ``faster``: a row that is faster by the step-time model alone, within its error.
 
     ``shown``: the row that is shown to qualify, where ``row`` is the program's own settings, which do as well and are
@@ -46,9 +46,9 @@ def answer_of(
     rows: Sequence[FrontierRow],
     by: FrontierCriteria,
     parts: Sequence[int],
-    machine: ThisMachine | None = None,
+    machine: OwnMachine | None = None,
     not_done: Sequence[str] = (),
-) -> Answer:
+) -> FrontierAnswer:
     """The answer that ``rows`` give, still without commands.
 
     Args:
@@ -61,7 +61,9 @@ def answer_of(
     picked = pick_row(rows, by)
     base = _baseline(rows, parts)
     chosen = None if picked.row is None else rows[picked.row]
-    told = Answer("", not_done=list(not_done), naive_rule=Advice(by, tuple(parts), tuple(rows), None).naive_rule())
+    told = FrontierAnswer(
+        "", not_done=list(not_done), naive_rule=Advice(by, tuple(parts), tuple(rows), None).naive_rule()
+    )
     if machine is not None:
         told = replace(told, this_machine=replace(machine, row=_within(rows, by, machine)))
     if chosen is None or (base is None and chosen.verdict != "holds"):
@@ -90,7 +92,7 @@ def answer_of(
 # -- the pick ---------------------------------------------------------------------------------------------------------
 
 
-def pick_row(rows: Sequence[FrontierRow], by: FrontierCriteria) -> Picked:
+def pick_row(rows: Sequence[FrontierRow], by: FrontierCriteria) -> PickedRow:
     """The row to use.
 
     Of those that qualify, the one whose time x cost is least. Of these, fewer workers where only the model says that
@@ -101,13 +103,13 @@ def pick_row(rows: Sequence[FrontierRow], by: FrontierCriteria) -> Picked:
     holding = qualifying(rows, by)
     if not holding:
         open_ones = [i for i, r in enumerate(rows) if r.verdict == "not shown"]
-        return Picked(min(open_ones, key=lambda i: _doubt(rows[i], by), default=None))
+        return PickedRow(min(open_ones, key=lambda i: _doubt(rows[i], by), default=None))
     first = min(holding, key=lambda i: (rows[i].seconds * rows[i].cost, rows[i].workers))
     tied = [i for i in holding if rows[i].workers < rows[first].workers and _tie(rows[i], rows[first])]
     best = min([first, *tied], key=lambda i: (rows[i].workers, rows[i].seconds))
     if (own := _own_instead(rows, rows[best], by)) is not None:
-        return Picked(own[0], shown=best, more_seeds=own[1])
-    return Picked(best, None if best == first else first)
+        return PickedRow(own[0], shown=best, more_seeds=own[1])
+    return PickedRow(best, None if best == first else first)
 
 
 def qualifying(rows: Sequence[FrontierRow], by: FrontierCriteria) -> list[int]:
@@ -183,7 +185,7 @@ def _doubt(r: FrontierRow, by: FrontierCriteria) -> float:
     return math.inf if r.loss_bound is None else r.loss_bound
 
 
-def _within(rows: Sequence[FrontierRow], by: FrontierCriteria, machine: ThisMachine) -> int | None:
+def _within(rows: Sequence[FrontierRow], by: FrontierCriteria, machine: OwnMachine) -> int | None:
     """The best row that the machine has room for; None where none qualifies."""
     room = min(machine.cores, machine.gpus) if machine.gpus else machine.cores
     fitting = [i for i, r in enumerate(rows) if r.workers <= room]
@@ -301,7 +303,7 @@ def _baseline(rows: Sequence[FrontierRow], parts: Sequence[int]) -> FrontierRow 
     return next((r for r in rows if r.role == "naive" and r.num_slots == parts[0]), None)
 
 
-def _conclusion(told: Answer, rows: Sequence[FrontierRow]) -> Conclusion:
+def _conclusion(told: FrontierAnswer, rows: Sequence[FrontierRow]) -> Conclusion:
     assert told.pick is not None
     chosen = rows[told.pick]
     if told.shown is not None:
@@ -322,13 +324,13 @@ def _conclusion(told: Answer, rows: Sequence[FrontierRow]) -> Conclusion:
 # -- the headline -----------------------------------------------------------------------------------------------------
 
 
-def sentence(told: Answer, rows: Sequence[FrontierRow], by: FrontierCriteria) -> str:
+def sentence(told: FrontierAnswer, rows: Sequence[FrontierRow], by: FrontierCriteria) -> str:
     """The headline: the first of several wordings, from full to short, that has at most ``MOST_WORDS`` words."""
     wordings = _wordings(told, rows, by)
     return next((words for words in wordings if len(words.split()) <= MOST_WORDS), wordings[-1])
 
 
-def _wordings(told: Answer, rows: Sequence[FrontierRow], by: FrontierCriteria) -> list[str]:
+def _wordings(told: FrontierAnswer, rows: Sequence[FrontierRow], by: FrontierCriteria) -> list[str]:
     goal = f"reach {by.target:g}" if by.target is not None else f"hold {by.quality.name}"
     if told.conclusion == "diverged":
         return ["The program's own settings diverged on the fewest workers: there is nothing to scale yet."]
@@ -364,7 +366,7 @@ def _wordings(told: Answer, rows: Sequence[FrontierRow], by: FrontierCriteria) -
     ]
 
 
-def _enough(told: Answer, r: FrontierRow) -> list[str]:
+def _enough(told: FrontierAnswer, r: FrontierRow) -> list[str]:
     more, fewest = told.more_workers, _few(r.workers)
     if more is None:
         return [f"{fewest} {_are(r.workers)} enough."]
@@ -385,7 +387,7 @@ def _enough(told: Answer, r: FrontierRow) -> list[str]:
     ]
 
 
-def _earned(told: Answer, r: FrontierRow) -> str:
+def _earned(told: FrontierAnswer, r: FrontierRow) -> str:
     """What the pick owes its settings, and what its workers."""
     settings, workers = told.settings, told.workers
     parts = []

@@ -14,18 +14,18 @@ from elastune.journal.asset_records import AssetMade, AssetMember, AssetPart, Si
 from elastune.journal.compile_records import Compiled
 from elastune.journal.division_records import LayersDivided, StagesCut
 from elastune.journal.frontier_records import (
-    Answer,
     Conclusion,
+    FrontierAnswer,
     FrontierFound,
     FrontierReason,
     FrontierRow,
     FrontierVolumes,
     Gain,
     MeansTimed,
+    OwnMachine,
     ReferencePoint,
     ScalingPoint,
     SideVolume,
-    ThisMachine,
     ThroughputTuned,
 )
 from elastune.journal.holdings import HostsHeld, StepsPlanned
@@ -88,7 +88,6 @@ from elastune.journal.sync_records import ChangesUnreached, LearnerLeftOut, Roun
 __all__ = [
     "LONGEST_DETAIL",
     "Adopted",
-    "Answer",
     "ArtifactKept",
     "ArtifactRemoved",
     "AssetMade",
@@ -103,6 +102,7 @@ __all__ = [
     "Decided",
     "EarlierTrial",
     "FaultInjected",
+    "FrontierAnswer",
     "FrontierFound",
     "FrontierReason",
     "FrontierRow",
@@ -118,6 +118,7 @@ __all__ = [
     "MembershipEvent",
     "NotLetIn",
     "NotMeasured",
+    "OwnMachine",
     "Phase",
     "PlanMade",
     "PolicyFailed",
@@ -148,7 +149,6 @@ __all__ = [
     "StudyFinished",
     "StudyStarted",
     "SyncChanged",
-    "ThisMachine",
     "ThroughputTuned",
     "TimesFitted",
     "TopologyLaid",

@@ -6,7 +6,7 @@ All of it is read from the one record, ``FrontierFound.answer``; the rows that i
 from __future__ import annotations
 
 from elastune.core.text import count, duration, estimate, number, plain
-from elastune.journal.records import Answer, FrontierFound, FrontierRow, Gain
+from elastune.journal.records import FrontierAnswer, FrontierFound, FrontierRow, Gain
 from elastune.report.tables.tables import Table
 
 
@@ -32,7 +32,7 @@ def answer_table(found: FrontierFound) -> Table:
     return Table("What earned it", ("what", "answer"), tuple(answer_lines(found)))
 
 
-def _settings(found: FrontierFound, told: Answer) -> str:
+def _settings(found: FrontierFound, told: FrontierAnswer) -> str:
     if told.pick is None or told.settings_name == "the program's own settings":
         return ""
     if told.settings is None:
@@ -46,7 +46,7 @@ def _settings(found: FrontierFound, told: Answer) -> str:
     return f"{line}; instead of the naive rule{rule}, on {more}: {_gain(told.naive)}"
 
 
-def _workers(found: FrontierFound, told: Answer) -> str:
+def _workers(found: FrontierFound, told: FrontierAnswer) -> str:
     if told.pick is None:
         return ""
     if told.workers is None:
@@ -59,7 +59,7 @@ def _workers(found: FrontierFound, told: Answer) -> str:
     return line if gain.beside is not None else line + untrained
 
 
-def _more(told: Answer) -> str:
+def _more(told: FrontierAnswer) -> str:
     gain = told.more_workers
     if gain is None:
         return ""
@@ -69,7 +69,7 @@ def _more(told: Answer) -> str:
     return f"{with_more}: {_gain(gain)}{pays}{trained}"
 
 
-def _price(found: FrontierFound, told: Answer) -> str:
+def _price(found: FrontierFound, told: FrontierAnswer) -> str:
     if told.pick is None or found.rows[told.pick].verdict != "holds":
         return ""
     gain, does = told.cheapest, _does(found)
@@ -80,7 +80,7 @@ def _price(found: FrontierFound, told: Answer) -> str:
     return f"{number(gain.times_the_cost, 3)} times the cost of the cheapest row that {does}{beside}; {speed}"
 
 
-def _faster(found: FrontierFound, told: Answer) -> str:
+def _faster(found: FrontierFound, told: FrontierAnswer) -> str:
     gain = told.fastest
     if gain is None or told.fastest_row is None:
         return ""
@@ -90,7 +90,7 @@ def _faster(found: FrontierFound, told: Answer) -> str:
     )
 
 
-def _seeds(found: FrontierFound, told: Answer) -> str:
+def _seeds(found: FrontierFound, told: FrontierAnswer) -> str:
     if told.shown is None or told.pick is None:
         return ""
     row, pick = found.rows[told.shown], found.rows[told.pick]
@@ -101,7 +101,7 @@ def _seeds(found: FrontierFound, told: Answer) -> str:
     )
 
 
-def _here(found: FrontierFound, told: Answer) -> str:
+def _here(found: FrontierFound, told: FrontierAnswer) -> str:
     here = told.this_machine
     if here is None:
         return ""
