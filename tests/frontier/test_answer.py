@@ -14,14 +14,14 @@ from elastune.frontier.answer import MOST_WORDS, answer_of, more_seeds, pick_row
 from elastune.frontier.criteria import FrontierCriteria
 from elastune.frontier.rows import mark_front
 from elastune.journal.records import (
-    Answer,
+    FrontierAnswer,
     FrontierFound,
     FrontierRow,
     FrontierVolumes,
+    OwnMachine,
     ScalingPoint,
     StudyFinished,
     StudyStarted,
-    ThisMachine,
     decode,
     encode,
 )
@@ -44,8 +44,8 @@ def timed(role: str, workers: int, seconds: dict[int, float], *, beyond: int = 2
         for n, s in sorted(seconds.items())
     ]
     own = next(point for point in points if point.workers == workers)
-    told = {name: getattr(own, name) for name in ("seconds", "seconds_label", "seconds_factor", "cost")}
-    return cell(role, workers, **{"scaling": points, "throughput": 100 / own.seconds, **told, **changes})  # type: ignore[arg-type]
+    answer = {name: getattr(own, name) for name in ("seconds", "seconds_label", "seconds_factor", "cost")}
+    return cell(role, workers, **{"scaling": points, "throughput": 100 / own.seconds, **answer, **changes})  # type: ignore[arg-type]
 
 
 def of_issue() -> list[FrontierRow]:
@@ -62,19 +62,19 @@ def of_issue() -> list[FrontierRow]:
 
 
 def test_workers_that_buy_less_than_their_price_are_not_taken_and_settings_get_their_own_credit() -> None:
-    told = answer_of(of_issue(), TARGETED, (1, 2, 4), ThisMachine(2))
-    assert (told.pick, told.conclusion) == (3, "fewest are enough")
-    assert told.sentence == (
+    answer = answer_of(of_issue(), TARGETED, (1, 2, 4), OwnMachine(2))
+    assert (answer.pick, answer.conclusion) == (3, "fewest are enough")
+    assert answer.sentence == (
         "One worker is enough: settings bring 3.5 times the speed, 4 workers 1.8 times (modelled) for 2.3 times the "
         "cost."
     )
-    settings = told.settings
+    settings = answer.settings
     assert settings is not None
     assert (settings.workers, settings.beside_workers, settings.beside, settings.label) == (1, 1, 0, "measured")
     assert (settings.times_as_fast, settings.low) == (pytest.approx(3.01 / 0.872), None)
     assert settings.times_the_cost == pytest.approx(0.872 / 3.01)
-    assert told.workers is None
-    more = told.more_workers
+    assert answer.workers is None
+    more = answer.more_workers
     assert more is not None
     assert (more.workers, more.times_as_fast, more.times_the_cost) == (
         4,
@@ -83,39 +83,39 @@ def test_workers_that_buy_less_than_their_price_are_not_taken_and_settings_get_t
     )
     assert more.low is not None
     assert (more.low, more.high) == (pytest.approx(1.765 / 1.25, abs=0.01), pytest.approx(1.765 * 1.25, abs=0.01))
-    assert told.fastest_row == 4
-    assert told.cheapest is None
-    assert told.this_machine == ThisMachine(2, 0, 3)
+    assert answer.fastest_row == 4
+    assert answer.cheapest is None
+    assert answer.this_machine == OwnMachine(2, 0, 3)
 
 
 def test_workers_that_pay_are_taken_with_both_factors_apart() -> None:
     tuned = {1: 0.8, 2: 0.42, 4: 0.22}
     config = {"lr": 0.3, "batch_size": 60}
     rows = [*of_issue()[:3], timed("tuned", 1, tuned, config=config), timed("tuned", 4, tuned, config=config)]
-    told = answer_of(rows, TARGETED, (1, 2, 4), ThisMachine(2))
-    assert (told.pick, told.conclusion) == (4, "use")
-    assert told.sentence == (
+    answer = answer_of(rows, TARGETED, (1, 2, 4), OwnMachine(2))
+    assert (answer.pick, answer.conclusion) == (4, "use")
+    assert answer.sentence == (
         "Use 4 workers with tuned settings: 3.8 times as fast by settings, 3.6 times by workers (modelled)."
     )
-    assert told.settings is not None
-    assert told.workers is not None
-    assert told.total is not None
-    assert told.total.times_as_fast == pytest.approx(told.settings.times_as_fast * told.workers.times_as_fast)
-    assert told.workers.beside == 3, "the row of the same settings on one worker"
-    assert told.naive is not None
-    assert (told.naive.beside, told.naive.times_as_fast) == (2, pytest.approx(5.0))
-    assert told.cheapest is not None
-    assert told.cheapest.beside == 3
-    assert told.this_machine == ThisMachine(2, 0, 3), "two cores: the row of one worker is the best that fits"
+    assert answer.settings is not None
+    assert answer.workers is not None
+    assert answer.total is not None
+    assert answer.total.times_as_fast == pytest.approx(answer.settings.times_as_fast * answer.workers.times_as_fast)
+    assert answer.workers.beside == 3, "the row of the same settings on one worker"
+    assert answer.naive is not None
+    assert (answer.naive.beside, answer.naive.times_as_fast) == (2, pytest.approx(5.0))
+    assert answer.cheapest is not None
+    assert answer.cheapest.beside == 3
+    assert answer.this_machine == OwnMachine(2, 0, 3), "two cores: the row of one worker is the best that fits"
 
 
 def test_where_only_the_model_speaks_for_more_workers_they_are_not_credited() -> None:
     tuned = {1: 0.8, 4: 0.7}
     config = {"lr": 0.3, "batch_size": 60}
     rows = [timed("naive", 1, {1: 3.0, 4: 2.0}), timed("tuned", 4, tuned, config=config)]
-    told = answer_of(rows, TARGETED, (1, 4))
-    assert (told.pick, told.conclusion) == (1, "fewest may be enough"), "no row of one worker with these settings"
-    assert told.sentence == (
+    answer = answer_of(rows, TARGETED, (1, 4))
+    assert (answer.pick, answer.conclusion) == (1, "fewest may be enough"), "no row of one worker with these settings"
+    assert answer.sentence == (
         "One worker may be enough: 4 workers are only 1.1 times as fast (modelled) for 3.5 times the cost."
     )
     free = [rows[0], replace(rows[1], mode="fast")]
@@ -135,9 +135,9 @@ def test_settings_that_are_no_better_are_not_picked_more_seeds_are_asked_for() -
         verdict="not shown",
     )
     tuned = timed("tuned", 1, {1: 2.1}, quality=0.92, ci=(0.902, 0.934), config={"lr": 9})
-    told = answer_of([own, tuned], TARGETED, (1,))
-    assert (told.pick, told.shown, told.more_seeds) == (0, 1, 2)
-    assert told.sentence == ("The program's own settings do as well on 1 worker, not yet shown: 2 more seeds would.")
+    answer = answer_of([own, tuned], TARGETED, (1,))
+    assert (answer.pick, answer.shown, answer.more_seeds) == (0, 1, 2)
+    assert answer.sentence == ("The program's own settings do as well on 1 worker, not yet shown: 2 more seeds would.")
     faster = replace(tuned, seconds=0.9, cost=0.9 / 3600)
     assert pick_row([own, faster], TARGETED).row == 1, "faster is a gain"
     far = replace(own, seed_values=[0.84, 1.0], ci=(0.2, 1.0))
@@ -156,24 +156,24 @@ def test_more_seeds_without_a_target_are_those_of_the_paired_test() -> None:
 
 def test_nothing_is_made_up_where_nothing_was_measured() -> None:
     rows = [cell(seconds=3.0), cell("tuned", 4, seconds=1.0, cost=0.9)]
-    told = answer_of(rows, TARGETED, (1, 4))
-    assert (told.pick, told.settings, told.workers) == (1, None, None)
-    assert told.total is not None
-    assert "not measured" in dict(answer_lines(found_of(rows, told)))["settings"]
+    answer = answer_of(rows, TARGETED, (1, 4))
+    assert (answer.pick, answer.settings, answer.workers) == (1, None, None)
+    assert answer.total is not None
+    assert "not measured" in dict(answer_lines(found_of(rows, answer)))["settings"]
     lost = answer_of([cell("tuned", 4, verdict="not shown")], FREE, (1, 4))
     assert (lost.conclusion, lost.pick) == ("diverged", None)
 
 
-def found_of(rows: list[FrontierRow], told: Answer, by: FrontierCriteria = TARGETED) -> FrontierFound:
+def found_of(rows: list[FrontierRow], answer: FrontierAnswer, by: FrontierCriteria = TARGETED) -> FrontierFound:
     quality = by.quality
-    return FrontierFound(quality.name, quality.direction, by.target, 1.0, rows, FrontierVolumes(1.0, None, []), told)
+    return FrontierFound(quality.name, quality.direction, by.target, 1.0, rows, FrontierVolumes(1.0, None, []), answer)
 
 
 def test_lines_say_what_each_buys_at_what_price_and_what_this_machine_can_do() -> None:
     rows = of_issue()
-    told = answer_of(rows, TARGETED, (1, 2, 4), ThisMachine(2), ["search: none of its trainings ended"])
-    told = replace(told, fastest_command="elastune run x --workers 4")
-    lines = answer_lines(found_of(rows, told))
+    answer = answer_of(rows, TARGETED, (1, 2, 4), OwnMachine(2), ["search: none of its trainings ended"])
+    answer = replace(answer, fastest_command="elastune run x --workers 4")
+    lines = answer_lines(found_of(rows, answer))
     assert [name for name, _ in lines] == ["settings", "more", "price", "faster", "here", "rule", "not done"]
     said = dict(lines)
     assert said["settings"] == (
@@ -189,15 +189,15 @@ def test_lines_say_what_each_buys_at_what_price_and_what_this_machine_can_do() -
     assert said["faster"].endswith(": elastune run x --workers 4")
     assert said["here"] == "this machine has 2 cores, enough for the pick"
     wide = [rows[0], rows[4]]
-    told = answer_of(wide, TARGETED, (1, 4), ThisMachine(2))
-    told = replace(told, this_machine=ThisMachine(2, 0, 0, "elastune run x --workers 1"))
-    said = dict(answer_lines(found_of(wide, told)))
+    answer = answer_of(wide, TARGETED, (1, 4), OwnMachine(2))
+    answer = replace(answer, this_machine=OwnMachine(2, 0, 0, "elastune run x --workers 1"))
+    said = dict(answer_lines(found_of(wide, answer)))
     assert said["workers"].endswith("on 1 these settings were not trained, so that only the time there is known")
     assert said["here"] == (
         "this machine has 2 cores; of the rows with so few workers use the program's own settings (batch 10, lr 0.1) "
         "on 1 worker, in 3.01 s: elastune run x --workers 1"
     )
-    gpus = found_of(wide, replace(told, this_machine=ThisMachine(8, 4)))
+    gpus = found_of(wide, replace(answer, this_machine=OwnMachine(8, 4)))
     assert (
         dict(answer_lines(gpus))["here"]
         == "this machine has 8 cores and 4 GPUs: no row with so few workers reaches 0.9"
@@ -214,7 +214,8 @@ def test_an_older_journal_is_read() -> None:
     )
     read = decode(older)
     assert isinstance(read, FrontierFound)
-    assert read.answer == Answer("Use 2 workers.", pick=1, command="elastune run x", command_trial=3)
+    assert answer_lines(read) == [], "it says nothing of who earned it"
+    assert read.answer == FrontierAnswer("Use 2 workers.", pick=1, command="elastune run x", command_trial=3)
     with pytest.raises(ValueError, match="rows by their numbers"):
         decode(line.replace('"pick":3', '"pick":9'))
 
@@ -265,41 +266,41 @@ def test_sentence_pick_command_table_and_pictures_agree(first: int) -> None:
 def check(seed: int) -> None:
     rows, by = table(Random(seed))
     parts = tuple(sorted({r.workers for r in rows}))
-    told = answer_of(rows, by, parts, ThisMachine(2), ["policy gns: no training with it is in the table"])
-    if told.pick is not None:
-        told = replace(
-            told, command=f"elastune run x --workers {rows[told.pick].workers} --set lr={rows[told.pick].lr}"
+    answer = answer_of(rows, by, parts, OwnMachine(2), ["policy gns: no training with it is in the table"])
+    if answer.pick is not None:
+        answer = replace(
+            answer, command=f"elastune run x --workers {rows[answer.pick].workers} --set lr={rows[answer.pick].lr}"
         )
-    found = found_of(rows, told, by)
-    check_the_sentence(rows, told)
-    check_who_earned_it(rows, told)
-    check_the_pick(rows, told, by)
+    found = found_of(rows, answer, by)
+    check_the_sentence(rows, answer)
+    check_who_earned_it(rows, answer)
+    check_the_pick(rows, answer, by)
     check_what_is_shown(found)
 
 
-def check_the_sentence(rows: list[FrontierRow], told: Answer) -> None:
-    words = told.sentence
+def check_the_sentence(rows: list[FrontierRow], answer: FrontierAnswer) -> None:
+    words = answer.sentence
     assert 3 <= len(words.split()) <= MOST_WORDS, words
     assert words.endswith(".")
-    if told.pick is None:
+    if answer.pick is None:
         assert words.startswith(("No settings were found", "The program's own settings diverged"))
         return
-    chosen = rows[told.pick]
+    chosen = rows[answer.pick]
     counts = [int(n) for n in re.findall(r"(\d+) workers?\b", words.replace("One worker", "1 worker"))]
-    others = {gain.workers for gain in (told.more_workers,) if gain is not None}
-    others |= {gain.beside_workers for gain in (told.workers,) if gain is not None}
+    others = {gain.workers for gain in (answer.more_workers,) if gain is not None}
+    others |= {gain.beside_workers for gain in (answer.workers,) if gain is not None}
     assert set(counts) <= {chosen.workers, *others}, words
     assert chosen.workers in counts, words
-    if told.conclusion in ("fewest are enough", "fewest may be enough"):
+    if answer.conclusion in ("fewest are enough", "fewest may be enough"):
         assert "enough" in " ".join(words.split()[:8]), "that comes first"
     # Each factor that is named is that of what it is named for.
     named = re.findall(r"([\d.e+-]+) times (as fast by settings|by workers|the speed|as fast|the cost)", words)
     gains = {
-        "as fast by settings": told.settings,
-        "the speed": told.settings,
-        "by workers": told.workers,
-        "the cost": told.more_workers if told.conclusion == "fewest are enough" else told.workers,
-        "as fast": told.more_workers if told.conclusion == "fewest are enough" else told.workers,
+        "as fast by settings": answer.settings,
+        "the speed": answer.settings,
+        "by workers": answer.workers,
+        "the cost": answer.more_workers if answer.conclusion == "fewest are enough" else answer.workers,
+        "as fast": answer.more_workers if answer.conclusion == "fewest are enough" else answer.workers,
     }
     for value, what in named:
         gain = gains[what]
@@ -307,36 +308,36 @@ def check_the_sentence(rows: list[FrontierRow], told: Answer) -> None:
         assert value == number(gain.times_the_cost if what == "the cost" else gain.times_as_fast, 2), words
 
 
-def check_who_earned_it(rows: list[FrontierRow], told: Answer) -> None:
+def check_who_earned_it(rows: list[FrontierRow], answer: FrontierAnswer) -> None:
     """Settings beside the program's own on as many workers; workers beside fewer with the same settings."""
-    if told.pick is None:
+    if answer.pick is None:
         return
-    chosen = rows[told.pick]
+    chosen = rows[answer.pick]
     alone = {point.workers: point for point in chosen.scaling}
     fewest = min(alone)
-    if told.workers is not None:
-        assert (told.workers.workers, told.workers.beside_workers) == (chosen.workers, fewest)
-        assert told.workers.times_as_fast == pytest.approx(alone[fewest].seconds / chosen.seconds)
-        assert told.workers.times_the_cost == pytest.approx(chosen.cost / alone[fewest].cost)
+    if answer.workers is not None:
+        assert (answer.workers.workers, answer.workers.beside_workers) == (chosen.workers, fewest)
+        assert answer.workers.times_as_fast == pytest.approx(alone[fewest].seconds / chosen.seconds)
+        assert answer.workers.times_the_cost == pytest.approx(chosen.cost / alone[fewest].cost)
         labels = {alone[fewest].seconds_label, chosen.seconds_label}
-        assert told.workers.label == ("modelled" if "modelled" in labels else "measured")
-        if told.workers.beside is not None:
-            beside = rows[told.workers.beside]
+        assert answer.workers.label == ("modelled" if "modelled" in labels else "measured")
+        if answer.workers.beside is not None:
+            beside = rows[answer.workers.beside]
             assert (beside.settings, beside.workers) == (chosen.settings, fewest)
     else:
         assert chosen.workers == fewest
-    if told.settings is not None:
-        assert told.settings.workers == told.settings.beside_workers == fewest
-        assert told.settings.beside is not None
-        base = rows[told.settings.beside]
+    if answer.settings is not None:
+        assert answer.settings.workers == answer.settings.beside_workers == fewest
+        assert answer.settings.beside is not None
+        base = rows[answer.settings.beside]
         assert (base.role, base.workers) == ("naive", fewest)
-        assert told.settings.times_as_fast == pytest.approx(base.seconds / alone[fewest].seconds)
-        assert told.total is not None
-        by_workers = 1.0 if told.workers is None else told.workers.times_as_fast
-        assert told.total.times_as_fast == pytest.approx(told.settings.times_as_fast * by_workers)
-    if told.conclusion == "use" and told.workers is not None and chosen.mode == "exact":
-        assert told.workers.times_as_fast > told.workers.times_the_cost, "its workers are worth their price"
-    if told.conclusion == "fewest are enough":
+        assert answer.settings.times_as_fast == pytest.approx(base.seconds / alone[fewest].seconds)
+        assert answer.total is not None
+        by_workers = 1.0 if answer.workers is None else answer.workers.times_as_fast
+        assert answer.total.times_as_fast == pytest.approx(answer.settings.times_as_fast * by_workers)
+    if answer.conclusion == "use" and answer.workers is not None and chosen.mode == "exact":
+        assert answer.workers.times_as_fast > answer.workers.times_the_cost, "its workers are worth their price"
+    if answer.conclusion == "fewest are enough":
         assert chosen.workers == fewest
         for point in chosen.scaling:
             dear = chosen.seconds / point.seconds <= point.cost / chosen.cost
@@ -344,49 +345,49 @@ def check_who_earned_it(rows: list[FrontierRow], told: Answer) -> None:
             assert point.workers == fewest or dear or unsure
 
 
-def check_the_pick(rows: list[FrontierRow], told: Answer, by: FrontierCriteria) -> None:
+def check_the_pick(rows: list[FrontierRow], answer: FrontierAnswer, by: FrontierCriteria) -> None:
     holding = [r for r in rows if r.verdict == "holds"]
-    if told.pick is None:
+    if answer.pick is None:
         assert not holding
         return
-    chosen = rows[told.pick]
+    chosen = rows[answer.pick]
     assert chosen.verdict != "falls"
-    if told.shown is not None:
-        shown = rows[told.shown]
+    if answer.shown is not None:
+        shown = rows[answer.shown]
         assert (chosen.role, chosen.verdict, shown.verdict) == ("naive", "not shown", "holds")
         assert chosen.seconds <= shown.seconds
         assert chosen.cost <= shown.cost
-        assert told.more_seeds is not None
+        assert answer.more_seeds is not None
     elif holding:
         assert chosen.verdict == "holds"
         if by.target is not None:
             same = [r for r in holding if r.workers == chosen.workers]
             assert not any(r.seconds < chosen.seconds and r.cost < chosen.cost for r in same), "no row beats it"
-    here = told.this_machine
+    here = answer.this_machine
     assert here is not None
     assert here.row is None or rows[here.row].workers <= here.cores
-    if told.cheapest is not None and told.cheapest.beside is not None:
-        assert rows[told.cheapest.beside].verdict == "holds"
-        assert rows[told.cheapest.beside].cost == min(r.cost for r in holding if by.target is not None or r.cost)
+    if answer.cheapest is not None and answer.cheapest.beside is not None:
+        assert rows[answer.cheapest.beside].verdict == "holds"
+        assert rows[answer.cheapest.beside].cost == min(r.cost for r in holding if by.target is not None or r.cost)
 
 
 def check_what_is_shown(found: FrontierFound) -> None:
-    told, rows = found.answer, found.rows
+    answer, rows = found.answer, found.rows
     cells = frontier_table(found)
-    strong = frozenset() if told.pick is None else frozenset({told.pick})
+    strong = frozenset() if answer.pick is None else frozenset({answer.pick})
     assert cells.strong == strong
     assert [i for i, row in enumerate(cells.rows) if row[0].endswith("pick")] == sorted(strong)
     story = StudyStory(StudyStarted({"kind": "frontier"}, {}), found=found, finished=StudyFinished("x", 1.0))
     page = frontier_page(story)
-    assert (page.answer, page.command) == (told.sentence, told.command)
-    assert told.sentence in [line for part in explain_frontier(story).parts for line in part.lines]
+    assert (page.answer, page.command) == (answer.sentence, answer.command)
+    assert answer.sentence in [line for part in explain_frontier(story).parts for line in part.lines]
     for figure in (tradeoff(found), front(found)):
         for panel in figure.panels:
             rings = [series for series in panel.series if series.marker == "ring"]
-            assert len(rings) == (told.pick is not None)
-            if told.pick is not None:
+            assert len(rings) == (answer.pick is not None)
+            if answer.pick is not None:
                 assert panel.series[-1] is rings[0], "on top of all others"
-                across = rows[told.pick].seconds if figure.name == "front" else rows[told.pick].workers
+                across = rows[answer.pick].seconds if figure.name == "front" else rows[answer.pick].workers
                 assert rings[0].x == (across,)
                 value = rings[0].y[0]
                 assert value is not None
@@ -396,8 +397,8 @@ def check_what_is_shown(found: FrontierFound) -> None:
             if series.name == TUNED and panel.title == "What does it buy?":
                 joined = [r for r in rows if r.role == "tuned" and r.seconds in series.y]
                 assert len({r.settings for r in joined}) == 1, "a line is of one setting"
-            if series.name == ELSEWHERE and told.pick is not None and panel.title == "What does it buy?":
-                assert series.y == tuple(point.seconds for point in rows[told.pick].scaling)
+            if series.name == ELSEWHERE and answer.pick is not None and panel.title == "What does it buy?":
+                assert series.y == tuple(point.seconds for point in rows[answer.pick].scaling)
     if found.target is not None:
         joined = next(series for series in front(found).panels[0].series if series.name.startswith("Pareto"))
         missed = {r.seconds for r in rows if r.verdict == "falls"}

@@ -34,8 +34,8 @@ BY = FrontierCriteria(Objective("loss", "min"), None, 1.0, Times(DataParallelSte
 class Told:
     """A frontier of the tiny program for 1 and 4 workers, and what was trained of it."""
 
-    def __init__(self, tiny: Program, out: Path) -> None:
-        self.plan = check(FrontierRequest(tiny, out, (1, 4), budget_s=1.0, seeds=2))
+    def __init__(self, tiny: Program, out: Path, counts: tuple[int, ...] = (1, 4)) -> None:
+        self.plan = check(FrontierRequest(tiny, out, counts, budget_s=1.0, seeds=2))
         self.table = TrialTable()
         self.choice = Choice(self.plan, Trainings(self.table))
 
@@ -69,6 +69,14 @@ def test_a_count_is_spoken_for_by_its_own_slots(tmp_path: Path, tiny: Program) -
     assert [t.trial for t in told.choice.tried(recipe, 1)] == of_one
     assert told.choice.best(4, BY, confirmed_only=True) == recipe
     assert told.choice.unconfirmed(BY) == []
+
+
+def test_the_largest_count_and_then_the_smallest_are_confirmed_first(tmp_path: Path, tiny: Program) -> None:
+    """Without the same settings on one worker nobody knows what the others are worth."""
+    told = Told(tiny, tmp_path / "out", (1, 2, 4))
+    told.train({**told.plan.config, "lr": 0.1}, range(5, 6), 2, 0.2)
+    (_, baseline), *others = told.choice.unconfirmed(BY)
+    assert (baseline, [parts for _, parts in others]) == (1, [4, 1, 2])
 
 
 def test_a_training_has_a_slot_for_each_worker_it_speaks_for(tmp_path: Path, tiny: Program) -> None:

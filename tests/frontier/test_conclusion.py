@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from elastune.frontier.advice import Advice, noise_scale_hint
-from elastune.frontier.answer import Picked, answer_of, pick_row
+from elastune.frontier.answer import PickedRow, answer_of, pick_row
 from elastune.frontier.criteria import FrontierCriteria
 from elastune.journal.records import FrontierRow
 from elastune.search.space.objective import Objective
@@ -22,40 +22,40 @@ def modelled(workers: int, seconds: float, factor: float | None = 1.25, **change
 
 def test_the_pick_is_shown_to_reach_the_target_and_its_workers_pay() -> None:
     rows = [cell(seconds=8.0), cell("tuned", 2, seconds=3.0), cell("tuned", 4, seconds=1.0, verdict="not shown")]
-    assert pick_row(rows, TARGETED) == Picked(1)
+    assert pick_row(rows, TARGETED) == PickedRow(1)
     dear = [cell(seconds=8.0), cell("tuned", 2, seconds=6.0, cost=1.4), cell("tuned", 4, seconds=4.0, cost=2.1)]
-    assert pick_row(dear, TARGETED) == Picked(0), "1.33 times as fast for 1.4 times the cost, 2 times for 2.1"
+    assert pick_row(dear, TARGETED) == PickedRow(0), "1.33 times as fast for 1.4 times the cost, 2 times for 2.1"
     worth = [cell(seconds=8.0), cell("tuned", 4, seconds=3.9, cost=1.95)]
-    assert pick_row(worth, TARGETED) == Picked(1), "2.05 times as fast for 1.95 times the cost"
+    assert pick_row(worth, TARGETED) == PickedRow(1), "2.05 times as fast for 1.95 times the cost"
 
 
 def test_without_a_target_the_pick_is_among_the_most_accurate_that_hold() -> None:
     """A knee once took a training that was slower, for no gain."""
     rows = [cell(quality=0.920, seconds=1.0), cell("tuned", 1, 0.920, seconds=2.1)]
-    assert pick_row(rows, FREE) == Picked(0)
+    assert pick_row(rows, FREE) == PickedRow(0)
     better = [cell(quality=0.920, seconds=1.0), cell("tuned", 1, 0.950, seconds=2.1)]
-    assert pick_row(better, FREE) == Picked(1), "worse by more than the margin is no equal"
+    assert pick_row(better, FREE) == PickedRow(1), "worse by more than the margin is no equal"
 
 
 def test_a_tie_by_the_model_prefers_fewer_workers() -> None:
     rows = [cell(seconds=8.0), modelled(4, 2.2), modelled(8, 2.0)]
-    assert pick_row(rows, TARGETED) == Picked(1, 2), "2.2 is within 1.25 of 2.0"
+    assert pick_row(rows, TARGETED) == PickedRow(1, 2), "2.2 is within 1.25 of 2.0"
     rows = [cell(seconds=8.0), modelled(4, 2.6), modelled(8, 2.0)]
-    assert pick_row(rows, TARGETED) == Picked(2)
+    assert pick_row(rows, TARGETED) == PickedRow(2)
     unchecked = [cell(seconds=8.0), modelled(4, 2.6, None), modelled(8, 2.0, None)]
-    assert pick_row(unchecked, TARGETED) == Picked(0, 2), "nothing shows that it is faster"
+    assert pick_row(unchecked, TARGETED) == PickedRow(0, 2), "nothing shows that it is faster"
     measured = [cell("tuned", 2, seconds=2.1), cell("tuned", 4, seconds=2.0)]
-    assert pick_row(measured, TARGETED) == Picked(1), "measured is measured"
+    assert pick_row(measured, TARGETED) == PickedRow(1), "measured is measured"
 
 
 def test_where_nothing_is_shown_the_nearest_is_told_as_such() -> None:
     rows = [cell(quality=0.5, verdict="falls"), cell("tuned", 2, 0.905, verdict="not shown"), cell("tuned", 4, 0.9)]
     rows[2] = replace(rows[2], verdict="not shown")
-    assert pick_row(rows, TARGETED) == Picked(1)
+    assert pick_row(rows, TARGETED) == PickedRow(1)
     assert said(rows) == (
         "No settings are shown to reach 0.9: nearest are tuned settings on 2 workers, accuracy 0.905 (0.895 to 0.915)."
     )
-    assert pick_row(rows[:1], TARGETED) == Picked(None)
+    assert pick_row(rows[:1], TARGETED) == PickedRow(None)
     assert said(rows[:1]) == "No settings were found that may reach 0.9; search longer."
 
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from elastune.journal.entry import Entry, encode_entry
 from elastune.journal.records import (
     Adopted,
-    Answer,
     ArtifactKept,
     Checkpointed,
     DataContext,
     Decided,
     EarlierTrial,
     FaultInjected,
+    FrontierAnswer,
     FrontierFound,
     FrontierRow,
     FrontierVolumes,
@@ -173,7 +173,9 @@ def frontier() -> list[Record]:
     sides = [SideVolume("search", 0.9, (0.85, 0.95), 3, 4, 12, 12, 60.0, True)]
     volumes = FrontierVolumes(60.0, ReferencePoint(0.5, 44.0, 0.02), sides)
     gain = Gain(2, 1, 1.8, 1.3, 2.5, "modelled", 1.1, 0)
-    answer = Answer("Two workers do.", pick=1, workers=gain, command="elastune run linear.py", not_done=["a policy"])
+    answer = FrontierAnswer(
+        "Two workers do.", pick=1, workers=gain, command="elastune run linear.py", not_done=["a policy"]
+    )
     return [
         StudyStarted(settings, CONTEXT),
         *trials,

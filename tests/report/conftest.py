@@ -11,8 +11,8 @@ import pytest
 
 from elastune.journal.entry import Entry, encode_entry
 from elastune.journal.records import (
-    Answer,
     Decided,
+    FrontierAnswer,
     FrontierFound,
     FrontierReason,
     FrontierRow,
@@ -20,6 +20,7 @@ from elastune.journal.records import (
     Gain,
     LinkMeasured,
     Measured,
+    OwnMachine,
     PolicyFailed,
     ReferencePoint,
     Reported,
@@ -30,7 +31,6 @@ from elastune.journal.records import (
     SideVolume,
     StudyFinished,
     StudyStarted,
-    ThisMachine,
     TimesFitted,
     TrialFinished,
     TrialReported,
@@ -116,7 +116,7 @@ def found_frontier():
         ),
         model_errors={"batch 64 on 2 workers": 0.71},
         reasons=[FrontierReason("decides", "accuracy: shown"), FrontierReason("hint", "noise scale: <outweighed>")],
-        answer=Answer(
+        answer=FrontierAnswer(
             "Use 8 workers with tuned settings: 1.2 times as fast by settings, 4.9 times by workers (modelled).",
             pick=7,
             settings_name="tuned settings",
@@ -125,7 +125,7 @@ def found_frontier():
             total=Gain(8, 1, 5.649, 4.035, 7.908, "modelled", 1.416, 0),
             naive=Gain(8, 8, 1.162, 0.83, 1.627, "modelled", 0.86, 3),
             cheapest=Gain(8, 2, 2.757, 1.969, 3.86, "modelled", 1.451, 5),
-            this_machine=ThisMachine(2, 0, 5, "elastune run examples/digits.py --workers 2"),
+            this_machine=OwnMachine(2, 0, 5, "elastune run examples/digits.py --workers 2"),
             naive_rule="The naive rule reaches 0.975 on no worker count.",
             not_done=["policy gns: no training with it is in the table"],
             command="elastune run examples/digits.py --workers 8 --mode fast --set lr=0.083 --set batch_size=64",

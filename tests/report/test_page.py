@@ -12,7 +12,7 @@ import pytest
 from elastune.core.errors import UserError
 from elastune.core.text import duration
 from elastune.journal.entry import Entry
-from elastune.journal.records import Answer, Reported, RunStarted, StudyStarted, TrialFinished, TrialStarted
+from elastune.journal.records import FrontierAnswer, Reported, RunStarted, StudyStarted, TrialFinished, TrialStarted
 from elastune.report.figures import interactive, static
 from elastune.report.figures.frontier import front, tradeoff
 from elastune.report.figures.study import curves
@@ -225,7 +225,7 @@ def test_odd_frontiers_are_drawn(with_rows, change):
 
 def test_a_frontier_of_one_row_is_drawn(found, frontier_entries, tmp_path):
     for rows in ([found.rows[0]], []):
-        changed = replace(found, rows=rows, answer=Answer("None."), target=None)
+        changed = replace(found, rows=rows, answer=FrontierAnswer("None."), target=None)
         entries = [Entry(e.at, changed) if hasattr(e.record, "answer") else e for e in frontier_entries]
         assert write_frontier_report(entries, tmp_path).is_file()
 

@@ -19,7 +19,7 @@ from scipy.special import stdtrit
 from elastune.core.text import count, estimate, number
 from elastune.frontier.advice import Advice, named
 from elastune.frontier.criteria import FrontierCriteria
-from elastune.journal.records import Answer, Conclusion, FrontierRow, Gain, ScalingPoint, ThisMachine
+from elastune.journal.records import Conclusion, FrontierAnswer, FrontierRow, Gain, OwnMachine, ScalingPoint
 from elastune.plan.intervals import bounded_ci
 from elastune.search.space.objective import Objective
 
@@ -29,7 +29,7 @@ OWN, RULE, TUNED = "the program's own settings", "the naive rule", "tuned settin
 
 
 @dataclass(frozen=True)
-class Picked:
+class PickedRow:
     """``row``: the one to use. ``faster``: a row that is faster by the step-time model alone, within its error.
 
     ``shown``: the row that is shown to qualify, where ``row`` is the program's own settings, which do as well and are
@@ -46,9 +46,9 @@ def answer_of(
     rows: Sequence[FrontierRow],
     by: FrontierCriteria,
     parts: Sequence[int],
-    machine: ThisMachine | None = None,
+    machine: OwnMachine | None = None,
     not_done: Sequence[str] = (),
-) -> Answer:
+) -> FrontierAnswer:
     """The answer that ``rows`` give, still without commands.
 
     Args:
@@ -61,15 +61,17 @@ def answer_of(
     picked = pick_row(rows, by)
     base = _baseline(rows, parts)
     chosen = None if picked.row is None else rows[picked.row]
-    told = Answer("", not_done=list(not_done), naive_rule=Advice(by, tuple(parts), tuple(rows), None).naive_rule())
+    answer = FrontierAnswer(
+        "", not_done=list(not_done), naive_rule=Advice(by, tuple(parts), tuple(rows), None).naive_rule()
+    )
     if machine is not None:
-        told = replace(told, this_machine=replace(machine, row=_within(rows, by, machine)))
+        answer = replace(answer, this_machine=replace(machine, row=_within(rows, by, machine)))
     if chosen is None or (base is None and chosen.verdict != "holds"):
-        told = replace(told, conclusion="none" if base is not None else "diverged")
+        answer = replace(answer, conclusion="none" if base is not None else "diverged")
     else:
         fastest = _fastest(rows, chosen, by)
-        told = replace(
-            told,
+        answer = replace(
+            answer,
             pick=picked.row,
             settings_name=settings_name(chosen, base),
             settings=_of_settings(chosen, base, rows),
@@ -83,14 +85,14 @@ def answer_of(
             shown=picked.shown,
             more_seeds=picked.more_seeds,
         )
-        told = replace(told, conclusion=_conclusion(told, rows))
-    return replace(told, sentence=sentence(told, rows, by))
+        answer = replace(answer, conclusion=_conclusion(answer, rows))
+    return replace(answer, sentence=sentence(answer, rows, by))
 
 
 # -- the pick ---------------------------------------------------------------------------------------------------------
 
 
-def pick_row(rows: Sequence[FrontierRow], by: FrontierCriteria) -> Picked:
+def pick_row(rows: Sequence[FrontierRow], by: FrontierCriteria) -> PickedRow:
     """The row to use.
 
     Of those that qualify, the one whose time x cost is least. Of these, fewer workers where only the model says that
@@ -101,13 +103,13 @@ def pick_row(rows: Sequence[FrontierRow], by: FrontierCriteria) -> Picked:
     holding = qualifying(rows, by)
     if not holding:
         open_ones = [i for i, r in enumerate(rows) if r.verdict == "not shown"]
-        return Picked(min(open_ones, key=lambda i: _doubt(rows[i], by), default=None))
+        return PickedRow(min(open_ones, key=lambda i: _doubt(rows[i], by), default=None))
     first = min(holding, key=lambda i: (rows[i].seconds * rows[i].cost, rows[i].workers))
     tied = [i for i in holding if rows[i].workers < rows[first].workers and _tie(rows[i], rows[first])]
     best = min([first, *tied], key=lambda i: (rows[i].workers, rows[i].seconds))
     if (own := _own_instead(rows, rows[best], by)) is not None:
-        return Picked(own[0], shown=best, more_seeds=own[1])
-    return Picked(best, None if best == first else first)
+        return PickedRow(own[0], shown=best, more_seeds=own[1])
+    return PickedRow(best, None if best == first else first)
 
 
 def qualifying(rows: Sequence[FrontierRow], by: FrontierCriteria) -> list[int]:
@@ -183,7 +185,7 @@ def _doubt(r: FrontierRow, by: FrontierCriteria) -> float:
     return math.inf if r.loss_bound is None else r.loss_bound
 
 
-def _within(rows: Sequence[FrontierRow], by: FrontierCriteria, machine: ThisMachine) -> int | None:
+def _within(rows: Sequence[FrontierRow], by: FrontierCriteria, machine: OwnMachine) -> int | None:
     """The best row that the machine has room for; None where none qualifies."""
     room = min(machine.cores, machine.gpus) if machine.gpus else machine.cores
     fitting = [i for i, r in enumerate(rows) if r.workers <= room]
@@ -242,7 +244,7 @@ def _points(r: FrontierRow) -> list[ScalingPoint]:
 
 
 def _of_settings(chosen: FrontierRow, base: FrontierRow | None, rows: Sequence[FrontierRow]) -> Gain | None:
-    """Of the way from the program's own settings on the fewest workers to ``chosen`` the first leg: its settings.
+    """The first leg from the program's own settings on the fewest workers to ``chosen``: its settings.
 
     ``_of_workers`` is the second. So their product is the whole, and neither is credited with what the other brought.
     """
@@ -301,20 +303,20 @@ def _baseline(rows: Sequence[FrontierRow], parts: Sequence[int]) -> FrontierRow 
     return next((r for r in rows if r.role == "naive" and r.num_slots == parts[0]), None)
 
 
-def _conclusion(told: Answer, rows: Sequence[FrontierRow]) -> Conclusion:
-    assert told.pick is not None
-    chosen = rows[told.pick]
-    if told.shown is not None:
+def _conclusion(answer: FrontierAnswer, rows: Sequence[FrontierRow]) -> Conclusion:
+    assert answer.pick is not None
+    chosen = rows[answer.pick]
+    if answer.shown is not None:
         return "own settings do"
     if chosen.verdict != "holds":
         return "not shown"
-    if told.workers is None:
+    if answer.workers is None:
         own = _of_row(replace(chosen, seed_seconds=[]))
         gains = [_gain(_of_point(point), own) for point in _points(chosen)[1:]]
         return "fewest are enough" if gains and not any(g is not None and g.pays for g in gains) else "use"
-    if told.workers.pays:
+    if answer.workers.pays:
         return "use"
-    beside = told.workers.beside
+    beside = answer.workers.beside
     fails = chosen.mode != "exact" and beside is not None and rows[beside].verdict == "falls"
     return "use" if fails else "fewest may be enough"
 
@@ -322,72 +324,72 @@ def _conclusion(told: Answer, rows: Sequence[FrontierRow]) -> Conclusion:
 # -- the headline -----------------------------------------------------------------------------------------------------
 
 
-def sentence(told: Answer, rows: Sequence[FrontierRow], by: FrontierCriteria) -> str:
+def sentence(answer: FrontierAnswer, rows: Sequence[FrontierRow], by: FrontierCriteria) -> str:
     """The headline: the first of several wordings, from full to short, that has at most ``MOST_WORDS`` words."""
-    wordings = _wordings(told, rows, by)
+    wordings = _wordings(answer, rows, by)
     return next((words for words in wordings if len(words.split()) <= MOST_WORDS), wordings[-1])
 
 
-def _wordings(told: Answer, rows: Sequence[FrontierRow], by: FrontierCriteria) -> list[str]:
+def _wordings(answer: FrontierAnswer, rows: Sequence[FrontierRow], by: FrontierCriteria) -> list[str]:
     goal = f"reach {by.target:g}" if by.target is not None else f"hold {by.quality.name}"
-    if told.conclusion == "diverged":
+    if answer.conclusion == "diverged":
         return ["The program's own settings diverged on the fewest workers: there is nothing to scale yet."]
-    if told.pick is None:
+    if answer.pick is None:
         return [f"No settings were found that may {goal}; search longer."]
-    r, name = rows[told.pick], told.settings_name
+    r, name = rows[answer.pick], answer.settings_name
     there, short = named(r), count(r.workers, "worker")
     value = f"{by.quality.name} {estimate(r.quality, r.ci)}"
-    match told.conclusion:
+    match answer.conclusion:
         case "own settings do":
             do = "does" if name == RULE else "do"
-            more = count(told.more_seeds or 1, "more seed")
+            more = count(answer.more_seeds or 1, "more seed")
             return [f"{_capital(name)} {do} as well on {on}, not yet shown: {more} would." for on in (there, short)]
         case "not shown":
             nearest = f"No settings are shown to {goal}: nearest {'is' if name == RULE else 'are'} {name}"
             return [f"{nearest} on {there}, {value}.", f"{nearest} on {short}, {value}.", f"{nearest} on {short}."]
         case "fewest are enough":
-            return _enough(told, r)
-        case "fewest may be enough" if told.workers is not None:
-            fewest = _few(told.workers.beside_workers)
-            only = f"only {_times(told.workers)} as fast{_label(told.workers)}"
-            price = f"for {_cost(told.workers)} the cost"
+            return _enough(answer, r)
+        case "fewest may be enough" if answer.workers is not None:
+            fewest = _few(answer.workers.beside_workers)
+            only = f"only {_times(answer.workers)} as fast{_label(answer.workers)}"
+            price = f"for {_cost(answer.workers)} the cost"
             return [
                 f"{fewest} may be enough: {there} {_are(r.workers)} {only} {price}.",
                 f"{fewest} may be enough: {short} {_are(r.workers)} {only} {price}.",
                 f"{fewest} may be enough: {short} {_are(r.workers)} {only}.",
             ]
     reaches = f"reaches {by.target:g}" if by.target is not None else "holds"
-    why = [word for word in (_earned(told, r), f"{value} {reaches}") if word]
+    why = [word for word in (_earned(answer, r), f"{value} {reaches}") if word]
     return [
         *(f"Use {on} with {name}: {word}." for word in why for on in (there, short)),
         f"Use {short} with {name}.",
     ]
 
 
-def _enough(told: Answer, r: FrontierRow) -> list[str]:
-    more, fewest = told.more_workers, _few(r.workers)
+def _enough(answer: FrontierAnswer, r: FrontierRow) -> list[str]:
+    more, fewest = answer.more_workers, _few(r.workers)
     if more is None:
         return [f"{fewest} {_are(r.workers)} enough."]
     on, label, price = count(more.workers, "worker"), _label(more), f"for {_cost(more)} the cost"
-    if told.settings is None:
-        name = "its own settings" if told.settings_name == OWN else told.settings_name
+    if answer.settings is None:
+        name = "its own settings" if answer.settings_name == OWN else answer.settings_name
         speed = f"{on} {_are(more.workers)} {_times(more)} as fast{label} {price}"
         enough = f"{fewest} {_are(r.workers)} enough"
         return [f"{enough}: with {name} {speed}.", f"{enough}: {speed}."]
-    brings = "brings" if told.settings_name == RULE else "bring"
-    speed = f"{_times(told.settings)} the speed{_label(told.settings)}"
+    brings = "brings" if answer.settings_name == RULE else "bring"
+    speed = f"{_times(answer.settings)} the speed{_label(answer.settings)}"
     more_is = f"{on} {_times(more)}{label}"
     return [
-        f"{fewest} {_are(r.workers)} enough: {told.settings_name} {brings} {speed}, {more_is} {price}.",
+        f"{fewest} {_are(r.workers)} enough: {answer.settings_name} {brings} {speed}, {more_is} {price}.",
         f"{fewest} {_are(r.workers)} enough: settings bring {speed}, {more_is} {price}.",
-        f"{fewest} {_are(r.workers)} enough: {_times(told.settings)} as fast by settings, {more_is} {price}.",
+        f"{fewest} {_are(r.workers)} enough: {_times(answer.settings)} as fast by settings, {more_is} {price}.",
         f"{fewest} {_are(r.workers)} enough: settings bring {speed}, {more_is}.",
     ]
 
 
-def _earned(told: Answer, r: FrontierRow) -> str:
+def _earned(answer: FrontierAnswer, r: FrontierRow) -> str:
     """What the pick owes its settings, and what its workers."""
-    settings, workers = told.settings, told.workers
+    settings, workers = answer.settings, answer.workers
     parts = []
     if settings is not None:
         parts.append(f"{_times(settings)} as fast by settings{_label(settings)}")

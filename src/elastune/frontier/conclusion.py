@@ -20,11 +20,11 @@ from elastune.frontier.volumes import SEARCH, Side, volumes
 from elastune.frontier.ways import Recipe, StepKind
 from elastune.job.validate_adapt import policies_of
 from elastune.journal.records import (
-    Answer,
+    FrontierAnswer,
     FrontierFound,
     FrontierReason,
     FrontierRow,
-    ThisMachine,
+    OwnMachine,
     ThroughputTuned,
 )
 from elastune.study.results.command import run_command
@@ -71,8 +71,8 @@ def conclude(
 
 
 def _with_commands(
-    plan: FrontierPlan, answer: Answer, rows: Sequence[FrontierRow], trainings: Sequence[Sequence[Training]]
-) -> Answer:
+    plan: FrontierPlan, answer: FrontierAnswer, rows: Sequence[FrontierRow], trainings: Sequence[Sequence[Training]]
+) -> FrontierAnswer:
     """``answer`` with the commands that train the rows that it names."""
 
     def repeated(row: int) -> Training:
@@ -96,7 +96,7 @@ def _with_commands(
     )
 
 
-def _this_machine(plan: FrontierPlan) -> ThisMachine | None:
+def _this_machine(plan: FrontierPlan) -> OwnMachine | None:
     """What it has room for; None where the trainings run on other hosts."""
     if plan.timeable is None:
         return None
@@ -105,7 +105,7 @@ def _this_machine(plan: FrontierPlan) -> ThisMachine | None:
         import torch
 
         gpus = torch.cuda.device_count()
-    return ThisMachine(plan.timeable, gpus)
+    return OwnMachine(plan.timeable, gpus)
 
 
 def _not_done(

@@ -260,7 +260,7 @@ class Gain:
 
 
 @dataclass(frozen=True, config=_RULES)
-class ThisMachine:
+class OwnMachine:
     """What the machine that measured can do by itself.
 
     Attributes:
@@ -282,7 +282,7 @@ Conclusion = Literal[
 
 
 @dataclass(frozen=True, config=_RULES)
-class Answer:
+class FrontierAnswer:
     """The one record of a frontier's answer: headline, lines, table, pictures and command are all drawn from it.
 
     Attributes:
@@ -323,7 +323,7 @@ class Answer:
     fastest_command: str = ""
     shown: Count | None = None
     more_seeds: Count | None = None
-    this_machine: ThisMachine | None = None
+    this_machine: OwnMachine | None = None
     naive_rule: str = ""
     not_done: list[str] = field(default_factory=list)
     command: str = ""
@@ -359,7 +359,7 @@ class FrontierFound:
     price_per_worker_hour: float
     rows: list[FrontierRow]
     volumes: FrontierVolumes
-    answer: Answer
+    answer: FrontierAnswer
     reasons: list[FrontierReason] = field(default_factory=list)
     model_errors: dict[str, float] = field(default_factory=dict)
     links: dict[str, LinkFitted] = field(default_factory=dict)

@@ -15,18 +15,18 @@ from elastune.journal.change_records import ChangesAccepted
 from elastune.journal.compile_records import Compiled
 from elastune.journal.division_records import LayersDivided, StagesCut
 from elastune.journal.frontier_records import (
-    Answer,
     Conclusion,
+    FrontierAnswer,
     FrontierFound,
     FrontierReason,
     FrontierRow,
     FrontierVolumes,
     Gain,
     MeansTimed,
+    OwnMachine,
     ReferencePoint,
     ScalingPoint,
     SideVolume,
-    ThisMachine,
     ThroughputTuned,
 )
 from elastune.journal.holdings import HostsHeld, StepsPlanned
@@ -90,7 +90,6 @@ from elastune.journal.sync_records import ChangesUnreached, LearnerLeftOut, Roun
 __all__ = [
     "LONGEST_DETAIL",
     "Adopted",
-    "Answer",
     "ArtifactKept",
     "ArtifactRemoved",
     "AssetMade",
@@ -106,6 +105,7 @@ __all__ = [
     "Decided",
     "EarlierTrial",
     "FaultInjected",
+    "FrontierAnswer",
     "FrontierFound",
     "FrontierReason",
     "FrontierRow",
@@ -121,6 +121,7 @@ __all__ = [
     "MembershipEvent",
     "NotLetIn",
     "NotMeasured",
+    "OwnMachine",
     "Phase",
     "PhasesPlanned",
     "PlanMade",
@@ -152,7 +153,6 @@ __all__ = [
     "StudyFinished",
     "StudyStarted",
     "SyncChanged",
-    "ThisMachine",
     "ThroughputTuned",
     "TimesFitted",
     "TopologyLaid",

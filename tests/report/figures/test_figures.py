@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastune.journal.entry import Entry
-from elastune.journal.records import Answer
+from elastune.journal.records import FrontierAnswer
 from elastune.report.figures import interactive, static
 from elastune.report.figures.figures import Axis, Level, Panel, Series, log_ticks, without_outliers
 from elastune.report.figures.frontier import front, shown_row, tradeoff
@@ -116,19 +116,19 @@ def test_outliers_stand_at_the_edge_and_the_pick_on_top(with_rows):
 
 
 def test_front_without_a_pick_has_no_ring(found):
-    assert not any(s.name == "pick" for s in front(replace(found, answer=Answer("None."))).panels[0].series)
+    assert not any(s.name == "pick" for s in front(replace(found, answer=FrontierAnswer("None."))).panels[0].series)
 
 
 def test_of_several_tuned_rows_one_stands_for_a_worker_count(found, with_rows):
     tuned = found.rows[4:]
     assert shown_row(tuned, found) is found.rows[7], "the pick"
-    without = replace(found, answer=Answer("None."))
+    without = replace(found, answer=FrontierAnswer("None."))
     assert shown_row(tuned, without) is tuned[3], "the fastest on target"
     assert shown_row(tuned, replace(without, target=0.99)) is tuned[0], "the best where none is on target"
     lower = replace(without, direction="min", target=None)
     assert shown_row(tuned, lower) is tuned[3], "the smallest where smaller is better"
     assert (
-        shown_row(found.rows[:2], with_rows({0: {"quality": math.nan}}, answer=Answer("None."), target=None))
+        shown_row(found.rows[:2], with_rows({0: {"quality": math.nan}}, answer=FrontierAnswer("None."), target=None))
         is found.rows[0]
     )
 
