@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import result_file
 from kept import Rows
 from result_file import CONDITIONS, conditions, write_result
 
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SCRIPTS = sorted(BENCHMARKS.glob("*.py"))
 RESULTS = sorted(BENCHMARKS.glob("results/*.json"))
 NO_RESULTS = {  # what they write is read again by the script that started them, or by nobody
