@@ -31,6 +31,7 @@ import torch
 import torch.nn.functional as F
 from forked import on_workers
 from overhead import MODELS, SAMPLES
+from result_file import write_result
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -38,7 +39,6 @@ from elastune.comm.group import Group
 from elastune.comm.join import join
 from elastune.core.run import Adapt, Means, Place, Program, RunSpec
 from elastune.elastic.worker.group import WorkerGroup
-from elastune.job.machine import machine_context
 from elastune.monitors.registry import MONITORS
 from elastune.train.session import Session
 
@@ -172,9 +172,8 @@ def main() -> int:
         cells.append(measure(*size))
         print(shown(cells[-1]), flush=True)
         if args.out:
-            args.out.parent.mkdir(parents=True, exist_ok=True)
-            result = {"command": "python " + " ".join(sys.argv), "machine": machine_context(), "cells": cells}
-            args.out.write_text(json.dumps(result, indent=1) + "\n")
+            result = {"cells": cells}
+            write_result(args.out, result)
     wrong = [found for cell in cells if (found := too_dear(cell, SMOKE_SLACK if args.smoke else 1.0))]
     print("\n".join(wrong) or f"ok: {len(cells)} cells keep their bounds")
     return 1 if wrong else 0

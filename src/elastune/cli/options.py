@@ -256,7 +256,11 @@ Chaos = Annotated[
 ]
 ChaosVerify = Annotated[
     bool,
-    typer.Option("--chaos-verify", help="With --chaos: train again on one worker without faults, and compare."),
+    typer.Option(
+        "--chaos-verify",
+        help="With --chaos: train again on one worker without faults, and compare. Exit code 1 where the states "
+        "differ, and where no fault, or not every one with a point of its own, has happened.",
+    ),
 ]
 NoticeFile = Annotated[
     Path | None,
