@@ -49,7 +49,7 @@ BATCH_PER_WORKER = 64
 BOUNDS = {"noise_scale": 1.05, "noise_scale_adam": 1.1, "performance": 1.05, "curvature": 3.0, "loss": 1.05}
 """The most of (CPU time with a reading every tenth step / without). A reading of the curvature is about ten steps'
 work; it takes one every hundred unless told otherwise."""
-MOST = 6  # times the rounds that were asked for, while the machine is too busy to tell
+MOST = 4  # times the rounds that were asked for, while the machine is too busy to tell
 LOOK = 4  # rounds between two looks at the interval
 ERROR = 0.01
 Stepper = Callable[[int], None]
@@ -75,9 +75,9 @@ def median_interval(values: Sequence[float], error: float = ERROR) -> tuple[floa
 
 
 def is_decided(ratios: Sequence[float], bound: float) -> bool:
-    """Whether the median lies surely on one side of ``bound``."""
+    """Whether the median lies surely on one side of ``bound``; fewer than 8 rounds never tell."""
     low, high = median_interval(ratios)
-    return high <= bound or low > bound
+    return 2 / 2 ** len(ratios) <= ERROR and (high <= bound or low > bound)
 
 
 def training(group: Group, data: TensorDataset, cell: dict[str, Any], monitors: tuple[str, ...]) -> Stepper:

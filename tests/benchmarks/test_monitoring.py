@@ -49,3 +49,5 @@ def test_a_monitor_that_costs_seven_percent_is_refused_and_one_that_costs_two_is
 
 def test_a_busy_machine_decides_nothing_soon() -> None:
     assert not is_decided(drawn(1.0, 0.3, 8, 1), BOUNDS["noise_scale"])
+    assert not is_decided([1.0] * 7, BOUNDS["noise_scale"]), "too few"
+    assert is_decided([1.0] * 8, BOUNDS["noise_scale"])
