@@ -45,7 +45,7 @@ class Exited:
 Event = Message | Exited
 
 
-_SIGNALS = {
+_SIGNALS: dict[int, str] = {
     signal.SIGKILL: "out of memory?",
     signal.SIGSEGV: "a segmentation fault",
     signal.SIGBUS: "a bus error",
