@@ -41,6 +41,7 @@ def tune(
     keep: options.Keep = StudyRequest.keep,
     keep_size: options.KeepSize = None,
     plan: options.PlanFolder = None,
+    monitor: options.Monitors = None,
 ) -> int:
     """Search a program's settings for the best trade-offs.
 
@@ -58,7 +59,7 @@ def tune(
     --until.
 
     --json: {kind: "tune", objectives, trials: {state: count}, front: [{trial, values, metrics, config, means}],
-    choices: [{trial, reason, values, command, found_after_s}], pick (the first of choices, or null), seconds, reason
+    choices: [{trial, reason, values, command, found_after_s, batch_verdict (with a measured noise scale)}], pick (the first of choices, or null), seconds, reason
     (why it ended), out, report}, with --keep also kept: [{trial, size (bytes)}].
     """
     from elastune.cli.progress import Progress, StudyTracker, told_before
@@ -80,6 +81,7 @@ def tune(
         keep=keep,
         keep_bytes=None if keep_size is None else parse.size(keep_size, "--keep-size"),
         plan=plan,
+        monitors=tuple(monitor or ()),
     )
     request = money.of_study(request, local=where.local)
     before = told_before(out, request.resume)

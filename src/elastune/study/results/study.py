@@ -30,7 +30,7 @@ from elastune.search.space.constraint import parse_constraints
 from elastune.search.space.objective import Objective, oriented, parse_objectives
 from elastune.study.results.assets import Assets, assets_of
 from elastune.study.results.command import program_path, run_command
-from elastune.study.results.eligible import floor, proportional, reaching, tasks
+from elastune.study.results.eligible import floor, largest_class, proportional, reaching, tasks
 from elastune.study.results.trials import Trial, check_params, outcomes
 
 
@@ -73,6 +73,8 @@ class Study:
         until: What ``--until`` asked for. Only trials that reach it are recommended.
         proportional: Objectives that are another one times a constant: the cost at one price and a fixed number of
             workers. They do not count as objectives of their own where trials are weighed.
+        largest_class: The share of the most frequent class of its training data: what guessing it gives; 0 where it is
+            not known.
 
     Example:
         >>> elastune.Study.load("out").pick(accuracy=0.98).command
@@ -97,6 +99,7 @@ class Study:
     assets: Assets | None = None
     until: tuple[str, ...] = ()
     proportional: frozenset[str] = frozenset()
+    largest_class: float = 0.0
 
     @classmethod
     def load(cls, out: str | Path) -> Study:
@@ -141,6 +144,7 @@ class Study:
             assets=assets_of(entries, table),
             until=tuple(newest.get("until", ())),
             proportional=proportional(trials, names, asked),
+            largest_class=largest_class(table),
         )
 
     @property
@@ -230,7 +234,7 @@ class Study:
             [t.values for t in pool],
             self.objectives,
             proportional=self.proportional,
-            floor=floor(self.complete, lead, self.defaults),
+            floor=floor(self.complete, lead, self.defaults, self.largest_class),
             condition=" and ".join(self.until) if any(lead.name in rule.names for rule in rules) else "",
         )
         return tuple(self._picked(pool, each) for each in found)
