@@ -59,8 +59,9 @@ def tune(
     --until.
 
     --json: {kind: "tune", objectives, trials: {state: count}, front: [{trial, values, metrics, config, means}],
-    choices: [{trial, reason, values, command, found_after_s, batch_verdict (with a measured noise scale)}], pick (the first of choices, or null), seconds, reason
-    (why it ended), out, report}, with --keep also kept: [{trial, size (bytes)}].
+    choices: [{trial, reason, values, command, found_after_s, batch_verdict (where its noise scale was measured)}], pick
+    (the first of choices, or null), seconds, reason (why it ended), out, report}, with --keep also kept: [{trial, size
+    (bytes)}].
     """
     from elastune.cli.progress import Progress, StudyTracker, told_before
     from elastune.study.run import tune as run_study
