@@ -61,6 +61,7 @@ KNOBS = [
     ),
     Knob("keep", ["--keep", "front+last:3"], {"keep": "front+last:3"}, "front+last:3"),
     Knob("keep_bytes", ["--keep-size", "2MB"], {"keep_bytes": 2_000_000}, 2_000_000),
+    Knob("monitors", ["--monitor", "noise_scale"], {"monitors": ["noise_scale"]}, ("noise_scale",)),
     Knob("plan", ["--plan", "there"], {"plan": "there"}, Path("there")),
     Knob("resume", ["--resume"], {"resume": True}, True),
     Knob("accept_changes", ["--accept-changes"], {"accept_changes": True}, True),

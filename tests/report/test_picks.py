@@ -9,7 +9,7 @@ import pytest
 
 from elastune.cli.results import Wish, result_of
 from elastune.core.errors import UserError
-from elastune.journal.records import StudyStarted, TrialFinished
+from elastune.journal.records import DataContext, RunContext, RunFinished, StudyStarted, TrialFinished
 from elastune.report.explain import explain
 from elastune.report.gather import gather_study
 from elastune.report.page import study_page, write_report
@@ -157,3 +157,52 @@ def test_parts_of_a_tree_of_classes_are_not_compared(name: str, tmp_path: Path) 
     assert "3 parts of a tree of classes: they have no front together" in words
     assert "None: a pick is among trials of one task" in words
     assert "What to try next" not in words
+
+
+def measured(signals: dict[str, tuple[float, float | None]] | None = None, **settings: object) -> Telling:
+    """Two trials of data whose most frequent class has .3 of the samples."""
+    told = Telling({**SETTINGS, "defaults": {}})
+    context = RunContext(DataContext(90, classes=3, largest_class=0.3), 10, "cpu", "any", 1)
+    for number, accuracy in enumerate([0.25, 0.24]):
+        told.start(number, lr=0.1).wait(1)
+        told.entries[-1].record.config.update(settings)
+        told.entries[-1].record.means["policy"] = settings.get("policy", "none")
+        run = RunFinished("sha", 1, 9, 90, 1.0, {}, signals=signals or {}, context=context)
+        values = {"accuracy": accuracy, "seconds": 2.0 - number}
+        told.tell(TrialFinished(number, "complete", values, values, seconds=1.0, run=run))
+    return told
+
+
+def test_an_accuracy_below_the_share_of_the_most_frequent_class_is_not_recommended() -> None:
+    with pytest.raises(UserError, match="the accuracy 0.3 of chance"):
+        of(measured()).pick()
+
+
+def test_a_batch_beyond_the_noise_scale_of_a_trial_is_told_with_the_evidence(tmp_path: Path) -> None:
+    told = measured({"noise_scale": (44.8, 16.0)}, batch_size=500)
+    for entry in told.entries:
+        if isinstance(entry.record, TrialFinished):
+            entry.record.values["accuracy"] += 0.5
+    out = told.write(tmp_path / "out")
+    result = result_of(out)
+    said = (
+        "Gradient noise scale 45 ± 16 at the end of training: batches up to about that use their samples well "
+        "(McCandlish et al. 2018); trial 0's batch of 500 is beyond it, so it buys time with samples: by that model 12 "
+        "times those of small batches; what it reaches was trained and measured, which outweighs this estimate."
+    )
+    assert f"batch   {said}" in result.lines
+    assert result.data["pick"]["batch_verdict"] == said
+    assert said in str(explain(Study.load(out)))
+    assert "is within it." in result_of(measured_at(tmp_path / "small", batch_size=60)).data["pick"]["batch_verdict"]
+    for name, settings in {"none": {}, "policy": {"batch_size": 500, "policy": "gns"}}.items():
+        unknown = measured_at(tmp_path / name, **settings)
+        assert "batch_verdict" not in result_of(unknown).data["pick"], "the batch at its end is not known"
+
+
+def measured_at(out: Path, **settings: object) -> Path:
+    told = measured({"noise_scale": (44.8, 16.0)}, **settings)
+    told.entries[0].record.settings["objectives"] = {"accuracy": "max"}
+    for entry in told.entries:
+        if isinstance(entry.record, TrialFinished):
+            entry.record.values["accuracy"] += 0.5
+    return told.write(out)

@@ -28,9 +28,11 @@ from elastune.report.tables.adapting import (
     Adaptation,
     adaptation_json,
     adaptation_line,
+    batch_line,
     decisions_table,
     failures_table,
     gather_adaptation,
+    trial_batch_line,
 )
 from elastune.report.tables.changes import Changes, changes_line, gather_changes, left_out_table
 from elastune.report.tables.frontier_answer import answer_lines
@@ -191,6 +193,7 @@ def _run_lines(
         *(f"workers {line}" for line in (changes_line(changes),) if line),
         *(f"agreed  {line}" for line in (sync_line(story),) if line),
         *(f"adapted {line}" for line in (adaptation_line(adaptation),) if line),
+        *(f"batch   {line}" for line in (batch_line(adaptation),) if line),
         *([f"wire    {byte_count(round(end.sent_bytes))} sent in a step"] if means.get("compress") else []),
         *(f"memory  {line}" for line in (memory_line(end.memory),) if line),
         f"state   sha256 {end.sha256}",
@@ -272,6 +275,7 @@ def _choice_json(choice: Picked) -> dict[str, Any]:
         "values": choice.trial.values,
         "command": choice.command,
         "found_after_s": choice.trial.ended_s,
+        **({"batch_verdict": line} if (line := trial_batch_line(choice.trial)) else {}),
     }
 
 
@@ -285,6 +289,7 @@ def _choice_lines(study: Study, choice: Picked, place: int) -> list[str]:
         *([] if place else [f"        {settings_text(trial.config)}", f"found   {_found_after(study, trial)}"]),
         f"train   {choice.command}",
         *([f"        {choice.caveat}"] if choice.caveat else []),
+        *(f"batch   {line}" for line in (trial_batch_line(trial),) if line),
     ]
 
 

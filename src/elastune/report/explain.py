@@ -15,6 +15,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from elastune.core.text import count, duration, number
 from elastune.report.gather import told_settings
+from elastune.report.tables.adapting import trial_batch_line
 from elastune.search.analysis.front import nondominated
 from elastune.search.analysis.importance import Importance
 from elastune.search.space.objective import Objective, oriented, valued
@@ -115,6 +116,7 @@ def _choices(study: Study) -> tuple[str, ...]:
         values = ", ".join(_valued(study, o, trial) for o in study.objectives)
         who = f"Or trial {trial.number}" if place else f"The pick is trial {trial.number}"
         lines += [f"{who} ({values}): {choice.reason}.{'' if place else f' {_when(trial)}'}", choice.command]
+        lines += [line for line in (trial_batch_line(trial),) if line]
     return tuple(lines)
 
 

@@ -208,6 +208,7 @@ def tune(
     keep: str = StudyRequest.keep,
     keep_bytes: int | None = None,
     plan: str | Path | None = None,
+    monitors: Sequence[str] = (),
 ) -> Study:
     """Search ``space`` for the best trade-offs among several ``objectives``.
 
@@ -264,6 +265,7 @@ def tune(
         keep_bytes: The most bytes of the disk for ``keep``.
         plan: The folder of a plan of this program. No trial gets more workers than the plan says are of use. The plan
             also decides how ``trial_workers`` are shared until steps are measured.
+        monitors: What every trial measures, such as ``["noise_scale"]``, as in ``run``.
 
     Returns:
         The study: its trials, their front, and what to pick.
@@ -304,6 +306,7 @@ def tune(
         keep=keep,
         keep_bytes=keep_bytes,
         plan=None if plan is None else Path(plan),
+        monitors=tuple(monitors),
         resume=resume,
         accept_changes=accept_changes,
     )

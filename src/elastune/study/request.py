@@ -133,6 +133,7 @@ class StudyRequest(SearchRequest):
     sync: SyncChoice = field(default_factory=SyncChoice)  # where ``space`` does not say it
     trial_timeout_s: float | None = knob(None, "Longest time of one trial")
     start_from: StartFrom | None = None  # with whose weights every trial begins
+    monitors: tuple[str, ...] = ()  # what every trial measures, beside what its policy needs
     keep: str = knob(
         "none",
         "Trials whose weights and predictions are kept: none, all, front, best[:K] by each objective, diverse[:K] "
@@ -167,6 +168,7 @@ class StudyRequest(SearchRequest):
             "warm_start": tuple(map(Path, told.get("warm_start", ()))),
             "constraints": tuple(told.get("constraints", ())),
             "until": tuple(told.get("until", ())),
+            "monitors": tuple(told.get("monitors", ())),
             "trial_workers": None if bounds is None else tuple(bounds),
             "plan": None if told.get("plan") is None else Path(told["plan"]),
             "command": None,

@@ -157,6 +157,7 @@ class Tuning:
     def _spec(self, number: int, values: Mapping[str, object]) -> RunSpec:
         request, bounds = self._plan.request, self._plan.request.trial_workers
         config, means, adapt = settings(values, self._plan.config, request.means, request.workers)
+        adapt = replace(adapt, monitors=request.monitors)
         check_adapt(adapt, self._plan.program)
         elastic = replace(self._elastic, grace_s=request.grace_s)
         if bounds is not None:

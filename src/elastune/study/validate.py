@@ -131,6 +131,7 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
     samples = [*corners(complete_space, request.seed), *probe(complete_space, PROBED, request.seed)]
     _check_set(request.config, samples)
     _check_policies(samples, program)
+    check_adapt(Adapt((), request.monitors), program, replace(spec, sync=request.sync.sync))
     _check_bounds(request, samples)
     _check_trials(request, samples, constraints, config)
     check_feasible(complete_space, constraints, {}, request.seed)

@@ -46,6 +46,7 @@ def tune(
     keep_size: options.KeepSize = None,
     plan: options.PlanFolder = None,
     dry_run: options.DryRun = False,
+    monitor: options.Monitors = None,
 ) -> int:
     """Search a program's settings for the best trade-offs.
 
@@ -63,9 +64,9 @@ def tune(
     --until.
 
     --json: {kind: "tune", objectives, trials: {state: count}, front: [{trial, values, metrics, config, means}],
-    choices: [{trial, reason, values, command, found_after_s}], pick (the first of choices, or null), seconds, reason
-    (why it ended), out, report}, with --keep also kept: [{trial, size (bytes)}].
-    With --dry-run {kind: "dry_run", command: "tune", ...}.
+    choices: [{trial, reason, values, command, found_after_s, batch_verdict (where its noise scale was measured)}], pick
+    (the first of choices, or null), seconds, reason (why it ended), out, report}, with --keep also kept: [{trial, size
+    (bytes)}]. With --dry-run {kind: "dry_run", command: "tune", ...}.
     """
     from elastune.cli.dry_run import of_study, tell_dry_run
     from elastune.cli.progress import Progress, StudyTracker, told_before
@@ -92,6 +93,7 @@ def tune(
         keep_bytes=None if keep_size is None else parse.size(keep_size, "--keep-size"),
         plan=plan,
         command=command,
+        monitors=tuple(monitor or ()),
     )
     request = money.of_study(request, local=where.local)
     if dry_run:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from elastune.journal.trials import TrialTable
 from elastune.search.space.constraint import Constraint, fulfilled
 from elastune.search.space.objective import Objective, chance
 from elastune.study.results.trials import Trial
@@ -38,15 +39,25 @@ def seen(trial: Trial) -> dict[str, float]:
     return {name: value for name, value in trial.metrics.items() if not name.startswith("test_")}
 
 
-def floor(trials: Sequence[Trial], objective: Objective, defaults: Mapping[str, Any]) -> float | None:
+def largest_class(table: TrialTable) -> float:
+    """Return the share of the most frequent class of the data that the trials were trained on; 0 where not known."""
+    runs = [life.finished.run for life in table.trials.values() if life.finished is not None]
+    return max((run.context.data.largest_class for run in runs if run is not None and run.context), default=0.0)
+
+
+def floor(
+    trials: Sequence[Trial], objective: Objective, defaults: Mapping[str, Any], largest: float = 0.0
+) -> float | None:
     """Return the value of ``objective`` below which no trial is recommended; None where nothing is known.
 
-    It is that of chance, where the metric's name tells it, or the mean of the trials that have the program's own
-    settings, whichever is better.
+    It is that of chance, or the mean of the trials that have the program's own settings, whichever is better. Chance is
+    known of an AUC, and of an accuracy where the share of the ``largest`` class is.
     """
     own = [t.values[objective.name] for t in trials if defaults and defaults.items() <= t.config.items()]
     known = [fmean(own)] if own else []
     guess = chance(objective.name)
+    if objective.name.endswith("accuracy") and largest > 0:
+        guess = largest
     known += [] if guess is None or objective.direction != "max" else [guess]
     return max(known, key=lambda value: value if objective.direction == "max" else -value, default=None)
 

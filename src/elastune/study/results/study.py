@@ -30,7 +30,7 @@ from elastune.search.space.constraint import parse_constraints
 from elastune.search.space.objective import Objective, oriented, parse_objectives
 from elastune.study.results.assets import Assets, assets_of
 from elastune.study.results.command import program_path, run_command
-from elastune.study.results.eligible import floor, proportional, reaching, tasks
+from elastune.study.results.eligible import floor, largest_class, proportional, reaching, tasks
 from elastune.study.results.trials import Trial, check_params, outcomes
 
 
@@ -75,6 +75,8 @@ class Study:
         until: What ``--until`` asked for. Only trials that reach it are recommended.
         proportional: Objectives that are another one times a constant: the cost at one price and a fixed number of
             workers. They do not count as objectives of their own where trials are weighed.
+        largest_class: The share of the most frequent class of its training data: what guessing it gives; 0 where it is
+            not known.
 
     Example:
         >>> elastune.Study.load("out").pick(accuracy=0.98).command
@@ -100,6 +102,7 @@ class Study:
     until: tuple[str, ...] = ()
     proportional: frozenset[str] = frozenset()
     since: int = 0
+    largest_class: float = 0.0
 
     @classmethod
     def load(cls, out: str | Path, *, across_changes: bool = False) -> Study:
@@ -150,6 +153,7 @@ class Study:
             until=tuple(newest.get("until", ())),
             proportional=proportional(trials, names, asked),
             since=table.since,
+            largest_class=largest_class(table),
         )
 
     @property
@@ -240,7 +244,7 @@ class Study:
             [t.values for t in pool],
             self.objectives,
             proportional=self.proportional,
-            floor=floor(self.complete, lead, self.defaults),
+            floor=floor(self.complete, lead, self.defaults, self.largest_class),
             condition=" and ".join(self.until) if any(lead.name in rule.names for rule in rules) else "",
         )
         return tuple(self._picked(pool, each) for each in found)
