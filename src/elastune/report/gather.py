@@ -13,6 +13,7 @@ from elastune.core.text import plain
 from elastune.journal.entry import Entry
 from elastune.journal.records import (
     FrontierFound,
+    LayersDivided,
     Reported,
     RunFailed,
     RunFinished,
@@ -31,12 +32,14 @@ from elastune.study.results.trials import Trial, outcomes
 
 @dataclass(frozen=True)
 class RunStory:
-    """One run: how it (last) started, its reports in order, and its end if it has one."""
+    """One run: how it (last) started, its reports in order, and its end if it has one. ``divided``: what the tensor
+    axis divides of its model, where there is such an axis."""
 
     started: RunStarted
     reports: tuple[Reported, ...] = ()
     finished: RunFinished | None = None
     failed: RunFailed | None = None
+    divided: LayersDivided | None = None
 
 
 NEARLY = 0.05  # so far from a whole number a trial's workers have changed
@@ -182,6 +185,8 @@ def gather_run(entries: Iterable[Entry]) -> RunStory | None:
                 story = replace(story, finished=finished)
             case RunFailed() as failed if story:
                 story = replace(story, failed=failed)
+            case LayersDivided() as divided if story:
+                story = replace(story, divided=divided)
             case _:
                 pass
     return replace(story, reports=tuple(reports)) if story else None
