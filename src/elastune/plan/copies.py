@@ -72,8 +72,8 @@ def copies_text(means: Means, *, elastic: bool = True) -> str:
 
 def _shares(mesh: Mesh, copies: int, sharded: bool) -> tuple[float, float]:
     """What the fullest worker holds of parameters, and of gradients and optimizer state, if all divides evenly."""
-    sizes = (np.array([float(each)]) for each in (mesh.data, mesh.shard, mesh.tensor * mesh.pipeline))
-    own, others = (float(each[0]) for each in further_parts(*sizes, copies))
+    data, shard, inner = (np.array([float(each)]) for each in (mesh.data, mesh.shard, mesh.tensor * mesh.pipeline))
+    own, others = (float(each[0]) for each in further_parts(data, shard, inner, copies))
     parts = mesh.shard * mesh.tensor * mesh.pipeline
     state = (1 + own + others) / parts
     return (state if sharded else mesh.shard / parts + others / parts), state
