@@ -83,3 +83,4 @@ def test_the_serial_share_bounds_what_tensor_brings() -> None:
     assert said.endswith("1.33 x on tensor=2, 1.6 x on tensor=4, 1.78 x on tensor=8, at most 2 x on any")
     assert serial_text(0.25, None, Mesh(tensor=4)).endswith("of the parameters a worker computes with 44% on tensor=4")
     assert "no layer" in serial_text(1.0, 1.0)
+    assert serial_text(0.001, 0.002).startswith("tensor divides nearly all of this model: less than 1%")
