@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from elastune.study.validate import Plan
 
 BATCH = "batch_size"  # by this name a program has its batch in its config
+LAUNCHER = "launcher"
+WORDS = {"local": "this machine", LAUNCHER: "the workers that torchrun, srun or mpirun started"}
 
 
 def tell_dry_run(facts: Mapping[str, Any], *, as_json: bool) -> int:
@@ -118,7 +120,7 @@ def _of_means(means: Means) -> dict[str, Any]:
 
 
 def _rows(facts: Mapping[str, Any]) -> dict[str, str]:
-    where = "this machine" if facts["cluster"] == "local" else f"--cluster {facts['cluster']}"
+    where = WORDS.get(facts["cluster"], f"--cluster {facts['cluster']}")
     return {
         "program": plain(facts["program"]),
         "workers": _workers(facts),

@@ -24,7 +24,7 @@ from elastune.plan.cluster_plan import ClusterPlan, PlanBounds, ProgramForecast,
 from elastune.plan.devices import Device, device_named
 from elastune.plan.divisions import Allowed, Nodes
 from elastune.plan.fitting import fit_in_words
-from elastune.plan.model_size import too_small_text
+from elastune.plan.model_size import unused_text
 from elastune.plan.next_doubling import Doubling, doublings
 from elastune.plan.search_time import BLIND, CROWDING, KEPT, VARIATION, SearchModel, Stopping
 from elastune.plan.steps.step_model import StepModel
@@ -240,7 +240,7 @@ def plan_cluster(request: PlanRequest) -> PlanFound:
         constants=model.constants(),
         unmeasured=unmeasured,
         assumed="" if device is None else device.line,
-        too_small=too_small_text(forecast, request.nodes, size.batch_size, size.parameter_bytes / FLOAT_BYTES),
+        too_small=unused_text(forecast, request.nodes, size.batch_size, size.parameter_bytes / FLOAT_BYTES),
         lacks=facts.lacks,
         chosen=facts.chosen,
     )

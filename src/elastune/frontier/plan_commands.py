@@ -153,7 +153,7 @@ def search_command_of(
 
 def trials_of(plan: ClusterPlan, search: SearchModel) -> int:
     """How many trainings the search needs with as many at once as ``plan`` has."""
-    return math.ceil(search.needed(np.array([float(plan.width)]))[0])
+    return math.ceil(float(search.needed(np.array([float(plan.width)]))[0]))
 
 
 def trials_note(plan: ClusterPlan, search: SearchModel) -> str:
@@ -168,7 +168,7 @@ def trials_note(plan: ClusterPlan, search: SearchModel) -> str:
 
     Example:
         >>> trials_note(plan, search)
-        '--trials 692: --runs 128 is for trainings one after another; ...'
+        '--trials 692: --runs 128 counts trainings one after another. ...'
     """
     trials = trials_of(plan, search)
     if trials == search.runs:
@@ -178,7 +178,7 @@ def trials_note(plan: ClusterPlan, search: SearchModel) -> str:
     if within is not None:
         source = f"80 % of simulated studies {within[0]:.1%} to {within[1]:.1%}"
     bound = ""
-    if trials >= math.floor(search.runs * search.blind):
+    if trials >= search.runs * search.blind:
         bound = f", up to the {number(search.blind)} x that random search needs"
     return (
         f"--trials {trials:,}: --runs {search.runs:,} counts trainings one after another. With {plan.width:,} at once "

@@ -15,6 +15,7 @@ from elastune.core.run import Means
 Floats = NDArray[np.float64]
 ELASTIC_COPIES = 2
 """Holders where nothing is said and workers may be lost, as ``sync.registry.sync_for`` has them."""
+LITTLE = 0.01
 LEAST_TOLD = 0.01  # of the whole: what a copy takes beyond it is worth a line
 
 
@@ -72,8 +73,8 @@ def copies_text(means: Means, *, elastic: bool = True) -> str:
 
 def _shares(mesh: Mesh, copies: int, sharded: bool) -> tuple[float, float]:
     """What the fullest worker holds of parameters, and of gradients and optimizer state, if all divides evenly."""
-    sizes = (np.array([float(each)]) for each in (mesh.data, mesh.shard, mesh.tensor * mesh.pipeline))
-    own, others = (float(each[0]) for each in further_parts(*sizes, copies))
+    data, shard, inner = (np.array([float(each)]) for each in (mesh.data, mesh.shard, mesh.tensor * mesh.pipeline))
+    own, others = (float(each[0]) for each in further_parts(data, shard, inner, copies))
     parts = mesh.shard * mesh.tensor * mesh.pipeline
     state = (1 + own + others) / parts
     return (state if sharded else mesh.shard / parts + others / parts), state
@@ -96,6 +97,9 @@ def serial_text(parameters: float, compute: float | None, mesh: Mesh | None = No
     """
     if parameters >= 1:
         return "tensor divides no layer of this model: all of it would lie whole on each worker along it"
+    if max(parameters, compute or 0.0) < LITTLE:
+        little = f"less than {LITTLE:.0%} is whole on each worker (the serial share)"
+        return f"tensor divides nearly all of this model: {little}"
     also = "" if compute is None else f" and {compute:.0%} of arithmetic"
     line = f"tensor leaves {parameters:.0%} of parameters{also} whole on each worker (the serial share)"
     sizes = [2, 4, 8] if mesh is None or mesh.tensor == 1 else [mesh.tensor]

@@ -14,6 +14,7 @@ from elastune.journal.entry import Entry
 from elastune.journal.records import (
     ChangesAccepted,
     FrontierFound,
+    LayersDivided,
     PhasesPlanned,
     Reported,
     RunFailed,
@@ -33,12 +34,14 @@ from elastune.study.results.trials import Trial, outcomes
 
 @dataclass(frozen=True)
 class RunStory:
-    """One run: how it (last) started, its reports in order, and its end if it has one."""
+    """One run: how it (last) started, its reports in order, and its end if it has one. ``divided``: what the tensor
+    axis divides of its model, where there is such an axis."""
 
     started: RunStarted
     reports: tuple[Reported, ...] = ()
     finished: RunFinished | None = None
     failed: RunFailed | None = None
+    divided: LayersDivided | None = None
 
 
 NEARLY = 0.05  # so far from a whole number a trial's workers have changed
@@ -189,6 +192,8 @@ def gather_run(entries: Iterable[Entry]) -> RunStory | None:
                 story = replace(story, finished=finished)
             case RunFailed() as failed if story:
                 story = replace(story, failed=failed)
+            case LayersDivided() as divided if story:
+                story = replace(story, divided=divided)
             case _:
                 pass
     return replace(story, reports=tuple(reports)) if story else None

@@ -31,7 +31,7 @@ from elastune.report.tables.changes import (
     gone_table,
     left_out_table,
 )
-from elastune.report.tables.memory import memory_table
+from elastune.report.tables.memory import divided_lines, memory_table
 from elastune.report.tables.sample_ledger import Ledger, ledger
 from elastune.report.tables.sample_ledger import lines as ledger_lines
 from elastune.report.tables.sync_story import SyncStory, gather_sync, sync_table
@@ -122,6 +122,8 @@ def run_page(
     by_worker = tables.worker_steps_table(run)
     if len(by_worker.rows) > 1:
         sections.append(Section(by_worker.title, (by_worker,)))
+    layers = divided_lines(run.divided)
+    sections += [Section("Divided layers", tuple(Note(line) for line in layers))] if layers else []
     memory = memory_table(run)
     if memory.rows:
         sections.append(Section(memory.title, (memory,)))

@@ -29,7 +29,8 @@ def plan_lines(made: PlanMade) -> list[str]:
     lines += [f"its search: {best['search_command']}"] if best["search_command"] else []
     lines += [f"  {note}" for note in found.get("command_notes", [])]
     if found["measured"]:
-        lines += ["", "measured here, one training of each alone:", *map(measured_line, found["measured"])]
+        where = "on the cluster" if made.asked.get("cluster") else "here"
+        lines += ["", f"measured {where}, one training of each alone:", *map(measured_line, found["measured"])]
     return lines
 
 
@@ -126,7 +127,7 @@ def measured_table(rows: Sequence[Found]) -> Table:
         )
         for each in rows
     )
-    note = "Predictions are modelled, for this machine; one training of each was run here, alone."
+    note = "Predictions are modelled, for the place of the runs; one training of each was run, alone."
     return Table("Predicted, then measured", header, told, frozenset(range(2, 10)), note=note)
 
 
@@ -137,20 +138,20 @@ def _percent(error: float | None) -> str:
 def _basis(made: PlanMade) -> list[str]:
     found, asked = made.found, made.asked
     size, search = found["size"], found["search"]
+    where = "on the cluster" if asked.get("probe") else "here"
     noise = {
         "told": f"{number(search['noise_scale'], 3)} samples, as told",
-        "measured": f"{number(search['noise_scale'], 3)} samples, measured in the first steps here: it grows later",
+        "measured": f"{number(search['noise_scale'], 3)} samples, measured in the first steps {where}: it grows later",
         "unknown": "not known (no batch is taken to save steps): --noise-scale",
     }[found["noise"]]
     lines = [
         f"program: {byte_count(size['parameter_bytes'])} of parameters, {size['flops'] / 1e6:,.1f} MFLOP a sample, "
         f"needs {byte_count(round(size['pass_bytes']))} a sample in a pass; {count(search['runs'], 'training')} of "
         f"{search['steps']:,.0f} steps at batch {search['base_batch']}; noise scale {noise}",
-        _searched(search),
+        _searched(search, where),
     ]
     if found["probed"]:
         told = "; ".join(f"{what}: {duration(step_s)}" for what, step_s in found["probed"].items())
-        where = "on the cluster" if asked.get("probe") else "here"
         lines.append(f"measured {where}: {told}")
     elif found.get("assumed"):
         lines.append(f"nothing was run: {found['assumed']}")
@@ -159,7 +160,9 @@ def _basis(made: PlanMade) -> list[str]:
             f"nothing was run here: {found['unmeasured']}. Times are those of any machine, within factors of 4 and 8"
         )
     lines += [f"left out: {axis}, it does not run here: {why}" for axis, why in found["refused"].items()]
-    beside = f"that is without {byte_count(round(found['beside_bytes']))} which its process takes beside, measured here"
+    beside = (
+        f"that is without {byte_count(round(found['beside_bytes']))} which its process takes beside, measured {where}"
+    )
     if not found["probed"]:
         beside = "what a process takes beside is not known"
     copies = int(asked.get("copies", 1))
@@ -180,7 +183,7 @@ def serial_of(made: PlanMade) -> str:
     return serial_text(1 - size["divided"], whole)
 
 
-def _searched(search: Found) -> str:
+def _searched(search: Found, where: str) -> str:
     within = search["crowding_within"]
     crowding = f"{search['crowding']:.1%} more trainings for each further one at once"
     if within:
@@ -196,7 +199,7 @@ def _searched(search: Found) -> str:
         rounds = f"generations of {search['generation']}, each waited for"
     kept = "" if search["kept"] == 1 else f"; early stopping leaves {search['kept']:.0%} of steps (simulated studies)"
     beside = search.get("beside_s") or 0.0
-    start = f"; a training takes {duration(beside)} beside its steps, as measured here" if beside else ""
+    start = f"; a training takes {duration(beside)} beside its steps, as measured {where}" if beside else ""
     return f"search (modelled): {crowding}; lengths vary by {search['variation']:.0%}, {rounds}{kept}{start}"
 
 

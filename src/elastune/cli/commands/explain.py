@@ -33,8 +33,8 @@ def explain(
 
     Of a frontier: its answer, and what each worker count reaches.
 
-    Of a run: whether its batch was beyond the noise scale that it measured, where a pipeline was cut, and what a
-    worker's memory held, measured and modelled, and would hold otherwise.
+    Of a run: whether its batch was beyond the noise scale that it measured, what tensor left whole of the model, where
+    a pipeline was cut, and what a worker's memory held, measured and modelled, and would hold otherwise.
 
     Of a plan: all that it says.
 
@@ -53,7 +53,7 @@ def explain(
     from elastune.report.explain_frontier import explain_frontier
     from elastune.report.explain_run import explain_run
     from elastune.report.gather import gather_run, gather_study
-    from elastune.report.plan_story import plan_lines
+    from elastune.report.plan_story import plan_lines, serial_of
     from elastune.report.predicted_time import fitted_prediction, run_prediction, study_prediction
     from elastune.study.allocation.predicted import plan_in, plan_left, predicted_in
     from elastune.study.results.study import Study
@@ -68,7 +68,7 @@ def explain(
         found, lines = explain_frontier(story), fitted_prediction(story.times)
     elif story is None and run is not None:
         found = explain_run(run, entries)
-        lines = () if made is None else run_prediction(made, run)
+        lines = () if made is None else (*run_prediction(made, run), f"{serial_of(made)}.")
     else:
         found = explained(Study.of(out, entries))
         program = "" if story is None else story.settings.get("program", "")

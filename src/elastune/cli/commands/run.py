@@ -146,7 +146,7 @@ def run(
         if spot is not None:
             raise UserError("the policy spot chooses among hosts", "workers of a launcher", "use --cluster hosts:PORT")
         if dry_run:
-            return _dry_run(spec, f"a launcher's {place.world} workers", as_json=folders.json)
+            return OK if place.rank else _dry_run(spec, "launcher", as_json=folders.json)
         return _run_static(spec, place, folders.json, tensorboard, prices, command)
     changes = workers is not None and ":" in workers
     check_free(spec.out, spec.resume)
