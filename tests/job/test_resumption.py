@@ -53,6 +53,7 @@ CHANGES = {
     "fewer": ({"config": {"lr": 0.2, "epochs": 1}}, "at least as many epochs .*got 1, begun for 2.*--set epochs=2"),
     "mode": ({"means": replace(PLACE, mode="fast")}, "mode .*got fast, begun with exact.*use --mode exact"),
     "slots": ({"means": replace(PLACE, num_slots=8)}, "slots .*got 8, begun with 4.*use --slots 4"),
+    "workers": ({"means": replace(PLACE, workers=8)}, "one for every worker .*got 4 slots, 8 workers.*--workers 4 or"),
     "precision": ({"means": replace(PLACE, precision="bf16")}, "precision .*use --precision fp32"),
     "threads": ({"means": replace(PLACE, threads=2)}, "threads .*got 2, begun with 1.*use --threads 1"),
     "compress": (

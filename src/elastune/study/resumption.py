@@ -68,7 +68,7 @@ def _of_means(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[UserE
     for name in ("mode", "num_slots", "precision", "virtual_tensor", *(["threads"] if exact else [])):
         if then.get(name) is not None and now.get(name) is not None:
             yield from _of(name, then[name], now[name])
-    divides = ["tensor" in Means.from_json(told).parts.dividing for told in (then, now)]
+    divides = [Means.from_json(told).parts.tensor for told in (then, now)]
     if exact and divides[0] != divides[1]:
         yield from _of("mechanism", then["mechanism"], now["mechanism"])
 
