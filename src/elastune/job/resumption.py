@@ -72,8 +72,8 @@ def begun_means(out: Path) -> Means | None:
 def check_resumed(spec: RunSpec) -> str:
     """Refuse to go on with a run under settings that would change its result. Nothing is written.
 
-    More epochs or steps are a longer training of the same run. Workers, mesh, device, cluster and whatever else does
-    not show in the result may differ.
+    More epochs or steps are a longer training of the same run. Workers, mesh, mechanism, device, cluster and whatever
+    else does not show in the result, or in its rounding alone, may differ.
 
     Args:
         spec: The run as it is asked for.
@@ -112,13 +112,10 @@ def _differences(history: RunHistory, spec: RunSpec, own: Config) -> Iterator[Us
     """What is wrong with ``spec``, the worst first."""
     first, then, now = history.first, Means.from_json(history.first.means), spec.means
     exact = now.mode == "exact"
-    divides = then.parts.tensor, now.parts.tensor
     told = [
         ("mode", "--mode", then.mode, now.mode, True),
         ("seed", "--seed", first.seed, spec.seed, True),
-        ("mechanism", "--mechanism", then.mechanism, now.mechanism, exact and divides[0] != divides[1]),
         ("slots", "--slots", then.num_slots, now.num_slots, exact),
-        ("virtual_tensor", "--virtual-tensor", then.virtual_tensor, now.virtual_tensor, exact),
         ("threads", "--threads", then.threads, now.threads, exact),
         ("precision", "--precision", then.precision, now.precision, True),
         ("compress", "--compress", then.compress, now.compress, True),
