@@ -169,6 +169,7 @@ def test_a_folder_that_moved_names_the_command(elastune: Command, here: Path, fi
     journal.write_text(json.dumps(told) + "\n" + "".join(rest))
     assert "in Python, call it again with resume=True" in elastune("resume", "out").line
     assert "the output folder comes first" in elastune("resume", "--trials", "4", "out").line
+    assert "--resume --out memory://run" in elastune("resume", "memory://run").line
     journal.write_text("".join(rest))
     assert "only a run, a study or a frontier can be resumed" in elastune("resume", "out").line
 
@@ -185,6 +186,9 @@ def test_what_was_given_is_given_again_but_for_what_changes() -> None:
     ]
     longer = again(given, ["--set", "epochs=9"], out)
     assert "--epochs=2" not in longer, "it would go over the setting"
+    short = CommandGiven(("run", "--max-steps=8", "--", "train.py"), "/there")
+    assert "--max-steps=8" not in again(short, ["--epochs", "9"], out), "it would end before"
+    assert "--max-steps=9" in again(short, ["--epochs", "9", "--max-steps", "9"], out)
 
 
 @pytest.mark.parametrize("name", ["run", "tune", "frontier", "tree"])

@@ -18,13 +18,14 @@ from tests.parity.test_exact import PROGRAM, largest_gap, load_program
 from tests.soaked import soaked
 
 from elastune.cluster.local import LocalCluster
+from elastune.core.errors import UserError
 from elastune.core.run import Means, Program, RunSpec
 from elastune.core.seeds import derive
 from elastune.core.slots import tree_sum
 from elastune.core.sync_plan import SyncPlan
 from elastune.core.sync_schedule import SyncSchedule
 from elastune.core.topology import Topology
-from elastune.job.run import JobFailed, run_job
+from elastune.job.run import run_job
 from elastune.journal.reader import read
 from elastune.journal.records import Measured, SyncChanged
 from elastune.train.checkpoints.tree import fingerprint
@@ -429,7 +430,7 @@ def test_another_strategy_does_not_go_on_from_its_checkpoint(
     config = {"samples": samples}
     run_job(spec(tmp_path, 2, "local:learners=4,every=3", steps=3, **config), cluster=cluster)
     other = replace(spec(tmp_path, 2, "local:learners=2,every=3", **config), resume=True)
-    with pytest.raises(JobFailed, match="sync"):
+    with pytest.raises(UserError, match="sync"):
         run_job(other, cluster=cluster)
 
 

@@ -11,7 +11,15 @@ from typer.models import ArgumentInfo, OptionInfo
 
 from elastune.core.command import CommandGiven
 
-OF_ONE_CALL = {"out", "resume", "json", "chaos", "chaos_verify"}  # they are not for whoever goes on
+OF_ONE_CALL = {
+    "out",
+    "resume",
+    "json",
+    "chaos",
+    "chaos_verify",
+    "accept_changes",
+    "dry_run",
+}  # they are not for whoever goes on
 
 
 def command_given(name: str, parameters: Sequence[Parameter], values: Mapping[str, Any]) -> CommandGiven:
@@ -37,13 +45,15 @@ def command_given(name: str, parameters: Sequence[Parameter], values: Mapping[st
 def again(given: CommandGiven, changes: Sequence[str], out: Path) -> list[str]:
     """Return the words that go on in ``out`` with what was ``given``.
 
-    Each option among ``changes`` replaces what was given of it; a ``--set`` replaces that of the same setting.
+    Each option among ``changes`` replaces what was given of it; a ``--set`` replaces that of the same setting. With
+    other epochs an earlier bound of steps no longer counts.
     """
     name, *rest = given.words
     end = rest.index("--")
     fresh = _joined(changes)
     replaced = {_key(word) for word in fresh}
-    replaced |= {"--epochs"} if "--set=epochs" in replaced else set()  # which would go over it
+    if replaced & {"--epochs", "--set=epochs"}:  # which earlier ones would go over, or end before they are done
+        replaced |= {"--epochs", "--max-steps"}
     kept = [word for word in rest[:end] if _key(word) not in replaced]
     return [name, *kept, *fresh, f"--out={out}", "--resume", *rest[end:]]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elastune.core.errors import UserError
+from elastune.core.mesh_choice import MeshChoice
 from elastune.core.run import Config, Means, Position, RunSpec, number
 from elastune.core.training_length import LENGTHS, changed_settings, grown
 from elastune.job.output_dir import check_out
@@ -71,8 +72,8 @@ def begun_means(out: Path) -> Means | None:
 def check_resumed(spec: RunSpec) -> str:
     """Refuse to go on with a run under settings that would change its result. Nothing is written.
 
-    More epochs or steps are a longer training of the same run. Workers, mesh, device, cluster and whatever else does
-    not show in the result may differ.
+    More epochs or steps are a longer training of the same run. Workers, mesh, mechanism, device, cluster and whatever
+    else does not show in the result, or in its rounding alone, may differ.
 
     Args:
         spec: The run as it is asked for.
@@ -111,13 +112,10 @@ def _differences(history: RunHistory, spec: RunSpec, own: Config) -> Iterator[Us
     """What is wrong with ``spec``, the worst first."""
     first, then, now = history.first, Means.from_json(history.first.means), spec.means
     exact = now.mode == "exact"
-    divides = "tensor" in then.parts.dividing, "tensor" in now.parts.dividing
     told = [
         ("mode", "--mode", then.mode, now.mode, True),
         ("seed", "--seed", first.seed, spec.seed, True),
-        ("mechanism", "--mechanism", then.mechanism, now.mechanism, exact and divides[0] != divides[1]),
         ("slots", "--slots", then.num_slots, now.num_slots, exact),
-        ("virtual_tensor", "--virtual-tensor", then.virtual_tensor, now.virtual_tensor, exact),
         ("threads", "--threads", then.threads, now.threads, exact),
         ("precision", "--precision", then.precision, now.precision, True),
         ("compress", "--compress", then.compress, now.compress, True),
@@ -127,6 +125,10 @@ def _differences(history: RunHistory, spec: RunSpec, own: Config) -> Iterator[Us
     for name, option, old, new, shows in told:
         if shows and old != new:
             yield _differs(name, old, new, f"leave out {option}" if old in (None, "") else f"use {option} {old}")
+    parts = MeshChoice.of(now).most_parts(spec.most_workers)
+    if exact and parts > then.num_slots:
+        rule = "a run keeps the slots it was begun with, and has one for every worker"
+        yield UserError(rule, f"{then.num_slots} slots, {parts} workers", f"use --workers {then.num_slots} or fewer")
     yield from _of_config(history, spec, own)
     yield from _of_policies(history, spec)
     yield from _of_beginning(first, spec)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from elastune.core.errors import UserError
-from elastune.core.run import Means
 from elastune.core.sync_choice import SyncChoice
 from elastune.job.output_dir import check_out
 from elastune.journal.reader import read
@@ -68,9 +67,6 @@ def _of_means(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[UserE
     for name in ("mode", "num_slots", "precision", "virtual_tensor", *(["threads"] if exact else [])):
         if then.get(name) is not None and now.get(name) is not None:
             yield from _of(name, then[name], now[name])
-    divides = ["tensor" in Means.from_json(told).parts.dividing for told in (then, now)]
-    if exact and divides[0] != divides[1]:
-        yield from _of("mechanism", then["mechanism"], now["mechanism"])
 
 
 def _of(name: str, old: Any, new: Any) -> Iterator[UserError]:

@@ -25,9 +25,12 @@ def resume_by(call: Call) -> Callable[..., int]:
 
     def resume(
         context: typer.Context,
-        out: Annotated[Path, typer.Argument(metavar="OUT", help="The output folder of a run, a study or a frontier.")],
+        out: Annotated[str, typer.Argument(metavar="OUT", help="The output folder of a run, a study or a frontier.")],
         workers: Annotated[str | None, typer.Option(metavar="N|LOW:HIGH", help="Other workers than before.")] = None,
-        epochs: Annotated[int | None, typer.Option(help="Train for more epochs than before, in all.")] = None,
+        epochs: Annotated[
+            int | None,
+            typer.Option(help="Train for more epochs than before, in all. An earlier --max-steps no longer counts."),
+        ] = None,
         max_steps: Annotated[int | None, typer.Option(help="End after this many steps, in all.")] = None,
         json: options.Json = False,
     ) -> int:
@@ -42,7 +45,7 @@ def resume_by(call: Call) -> Callable[..., int]:
         changes = [f"--{name}={value}" for name, value in (("workers", workers), ("epochs", epochs)) if value]
         changes += [] if max_steps is None else [f"--max-steps={max_steps}"]
         given = _given(out)
-        words = again(given, [*changes, *context.args, *(["--json"] if json else [])], out.resolve())
+        words = again(given, [*changes, *context.args, *(["--json"] if json else [])], Path(out).resolve())
         there = Path(given.folder)
         if not there.is_dir() and not Path(words[-1]).exists():
             command = shlex.join(["elastune", *words])
@@ -54,15 +57,18 @@ def resume_by(call: Call) -> Callable[..., int]:
     return resume
 
 
-def _given(out: Path) -> CommandGiven:
+def _given(out: str) -> CommandGiven:
     """The command that the results in ``out`` are of, as it was given last."""
+    from elastune.job.mirror import is_url
     from elastune.job.output_dir import JOURNAL
     from elastune.journal.reader import read
     from elastune.journal.records import RunStarted, StudyStarted
 
-    if str(out).startswith("-"):
+    if out.startswith("-"):
         raise UserError("the output folder comes first", out, "elastune resume OUT, and options behind it")
-    told = [entry.record for entry in read(out / JOURNAL)]
+    if is_url(out):
+        raise UserError("elastune resume needs a folder", out, f"give the command again with --resume --out {out}")
+    told = [entry.record for entry in read(Path(out) / JOURNAL)]
     begun = [record for record in told if isinstance(record, RunStarted | StudyStarted)]
     if not begun:
         raise UserError("only a run, a study or a frontier can be resumed", out, "name the folder of one")
