@@ -85,6 +85,8 @@ def run(
     (calls that raised), not_measured: {monitor: why}, noise_scale, noise_scale_error, batch_size, lr (all four as
     measured last)}.
 
+    With --accept-changes also changes_accepted: what has changed, from which step on.
+
     With --chaos also chaos: {faults: {kind: count}, steps_lost, ledger, undisturbed_sha256, equal, ...}. With --price
     or --prices also money, as elastune report tells it.
 

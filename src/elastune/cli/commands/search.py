@@ -55,7 +55,8 @@ def tune(
 
     --json: {kind: "tune", objectives, trials: {state: count}, front: [{trial, values, metrics, config, means}], pick:
     {trial, reason, command, found_after_s} or null, seconds, reason (why it ended), out, report}, with --keep also
-    kept: [{trial, size (bytes)}].
+    kept: [{trial, size (bytes)}]; with --accept-changes changes_accepted: what has changed, from which trial on. Front
+    and pick are then of the trials since.
     """
     from elastune.cli.progress import Progress, StudyTracker, told_before
     from elastune.study.run import tune as run_study

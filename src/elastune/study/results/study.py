@@ -13,7 +13,7 @@ from elastune.core.errors import UserError
 from elastune.job.output_dir import JOURNAL
 from elastune.journal.entry import Entry
 from elastune.journal.reader import read
-from elastune.journal.records import AFTERWARDS, ArtifactKept, StudyFinished, StudyStarted
+from elastune.journal.records import AFTERWARDS, ArtifactKept, ChangesAccepted, StudyFinished, StudyStarted
 from elastune.journal.trials import AllocationSpan, compared_all, fold
 from elastune.search.analysis.front import default_reference, hypervolume, nondominated, pick, representative
 from elastune.search.analysis.importance import Importance, Tried, importance
@@ -59,6 +59,7 @@ class Study:
         kept: The trials whose weights and predictions were kept.
         since: Trials with lower numbers began before a change of the program, its space or the data, which was
             accepted. They are in ``trials``; fronts and picks are of the others.
+        accepted: What was accepted, and when.
         assets: Single trials, soups, ensembles and further models on one front; None until the first model of several
             trials was written.
 
@@ -84,6 +85,7 @@ class Study:
     kept: tuple[ArtifactKept, ...] = ()
     assets: Assets | None = None
     since: int = 0
+    accepted: tuple[Entry, ...] = ()
 
     @classmethod
     def load(cls, out: str | Path, *, across_changes: bool = False) -> Study:
@@ -129,6 +131,7 @@ class Study:
             kept=tuple(table.artifacts[number] for number in sorted(table.artifacts)),
             assets=assets_of(entries, table),
             since=table.since,
+            accepted=tuple(entry for entry in entries if isinstance(entry.record, ChangesAccepted)),
         )
 
     @property
