@@ -9,7 +9,7 @@ from typing import Any
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import Elastic, Program
-from elastune.journal.records import Record, RunFailed, RunFinished, WorkerGone
+from elastune.journal.records import Record, Regrouped, RunFailed, RunFinished, WorkerGone
 from elastune.testing.elastic_runs import Ran, Runs, check_same
 from elastune.train.program.source import EDITED, source_of
 
@@ -18,7 +18,8 @@ LINE = next(n for n, text in enumerate(PROGRAM.path.read_text().splitlines(), 1)
 
 
 class Edits:
-    """A copy of the program, edited once two or more steps are done; then ``victim`` is killed."""
+    """A copy of the program, edited once two or more steps are done; then ``victim`` is killed. The edit is undone
+    when a worker has been refused."""
 
     def __init__(self, folder: Path, victim: int) -> None:
         self.program = Program(folder / "edited.py")
@@ -33,13 +34,15 @@ class Edits:
             text = self.program.path.read_text()
             self.program.path.write_text(text.replace("Dropout(0.3)", "Dropout(0.6)"))
             os.kill(handle.pids[self._victim], signal.SIGKILL)
+        if any(isinstance(each, WorkerGone) and EDITED in each.why for each in records):
+            self.program.path.write_text(PROGRAM.path.read_text())
 
 
 def refused(ran: Ran) -> list[WorkerGone]:
     return [each for each in ran.records if isinstance(each, WorkerGone) and EDITED in each.why]
 
 
-def test_a_run_goes_on_without_a_worker_that_has_loaded_the_edited_program(
+def test_a_run_goes_on_without_a_worker_that_has_loaded_the_edited_program_and_takes_one_once_that_is_undone(
     cluster: LocalCluster, tmp_path: Path, undisturbed: Ran
 ) -> None:
     edits = Edits(tmp_path, 1)
@@ -48,11 +51,12 @@ def test_a_run_goes_on_without_a_worker_that_has_loaded_the_edited_program(
         act=edits.act,
         elastic=Elastic(low=1, high=2, heartbeat_s=2.0),
         spec={"source": edits.begun},
-        slow_until=lambda records: any(isinstance(each, WorkerGone) and EDITED in each.why for each in records),
+        slow_until=lambda records: [len(each.members) for each in records if isinstance(each, Regrouped)] == [1, 2],
     )
     assert edits.done
     assert isinstance(ran.outcome, RunFinished), ran.outcome
     check_same(ran, undisturbed)
+    assert [len(each.members) for each in ran.regrouped] == [1, 2]
     assert len(refused(ran)) == 1, "no other is started that would be refused, too"
     assert f"edited.py, line {LINE}, in train" in refused(ran)[0].why
 

@@ -88,6 +88,7 @@ def train_tree(
     epochs: int | None = None,
     seed: int = 0,
     divergence: float | None = FACTOR,
+    accept_changes: bool = False,
     cluster: Cluster | ClusterRequest | None = None,
     observe: Observe | None = None,
 ) -> Study:
@@ -110,6 +111,7 @@ def train_tree(
         seed: The seed of everything random.
         divergence: A training has failed once its loss is this many times that of its start; None: once it is not
             finite.
+        accept_changes: Go on with what is in ``out`` though the program or the data have changed.
         cluster: Where trials run; None: on this machine.
         observe: Called with every record of the journal.
 
@@ -145,6 +147,7 @@ def train_tree(
         divergence=divergence,
         keep="all",
         resume=there,
+        accept_changes=accept_changes,
     )
     lives = table.trials.values()
     known = {life.number: str(life.started.config.get(NODE)) for life in lives}
