@@ -25,6 +25,14 @@ Out = Annotated[
     ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help=HELP["resume"])]
+AcrossChanges = Annotated[
+    bool,
+    typer.Option(
+        "--across-changes",
+        help="Of a study: compare trials that began before an accepted change of the program, its space or the data "
+        "with those after it.",
+    ),
+]
 AcceptChanges = Annotated[bool, typer.Option("--accept-changes", help=HELP["accept_changes"])]
 FromDcp = Annotated[
     Path | None,

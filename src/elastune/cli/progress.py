@@ -22,6 +22,7 @@ from elastune.journal.entry import Entry
 from elastune.journal.reader import read
 from elastune.journal.records import (
     Adopted,
+    ChangesAccepted,
     ChangesUnreached,
     CheckpointFailed,
     Decided,
@@ -58,6 +59,7 @@ from elastune.journal.records import (
 )
 from elastune.journal.trials import fold
 from elastune.plan.slot_cost import slot_cost_text
+from elastune.report.tables.accepted import what_text
 from elastune.report.tables.decision_text import (
     begun_line,
     cut_line,
@@ -112,6 +114,8 @@ class RunTracker:
                 return f"resumed after step {step}{instead if record.damaged else ''}", True
             case StartedFrom():
                 return begun_line(record), True
+            case ChangesAccepted():
+                return f"goes on with accepted changes: {what_text(record)}", True
             case Adopted():
                 on = count(len(record.workers), "worker")
                 return f"took over {on}, which had lost their controller, after {duration(record.seconds)}", True
@@ -204,6 +208,9 @@ class StudyTracker:
                 return ("resumed", True) if record.resumed else ("", False)
             case WarmStarted():
                 return warm_line(record), True
+            case ChangesAccepted():
+                apart = f"; front and pick are of trials from {record.first_trial} on"
+                return f"goes on with accepted changes: {what_text(record)}{apart}", True
             case TrialStarted():
                 changed, self._phase = self._phase != record.phase, record.phase
                 return (f"phase: {record.phase}", True) if changed else ("", False)

@@ -21,9 +21,11 @@ from elastune.journal.entry import Entry
 from elastune.journal.money import money
 from elastune.journal.reader import read
 from elastune.journal.records import FrontierFound, PhasesPlanned, RunFailed, RunFinished
+from elastune.journal.trials import compared_all
 from elastune.plan.planned_steps import plan_told
 from elastune.report.gather import RunStory, StudyStory, front_trials, gather_run, gather_study, mechanism_text
 from elastune.report.plan_story import plan_lines
+from elastune.report.tables.accepted import accepted_lines
 from elastune.report.tables.adapting import (
     Adaptation,
     adaptation_json,
@@ -78,10 +80,14 @@ class Wish:
         return bool(self.targets or self.weights or self.subset is not None)
 
 
-def result_of(out: Path, wish: Wish | None = None) -> Result:
-    """What ``out/journal.jsonl`` holds. Raises ``UserError`` where there is nothing, or a line is no record."""
+def result_of(out: Path, wish: Wish | None = None, *, across_changes: bool = False) -> Result:
+    """What ``out/journal.jsonl`` holds. Raises ``UserError`` where there is nothing, or a line is no record.
+
+    ``across_changes``: fronts are of trials from before accepted changes, too.
+    """
     wish = wish or Wish()
     entries = read(out / JOURNAL)
+    entries = compared_all(entries) if across_changes else entries
     study, run = gather_study(entries), gather_run(entries)
     if wish.to_target is not None and study is not None:
         raise UserError("--target needs a run", out, "give the --out of elastune run, or --target to elastune tune")
@@ -179,6 +185,7 @@ def _changed(changes: Changes) -> dict[str, Any]:
         "steps_discarded": changes.discarded,
         "rounds_short": changes.short_rounds,
         "samples_left_out": changes.samples_left_out,
+        **({"changes_accepted": list(changes.accepted)} if changes.accepted else {}),
     }
 
 
@@ -190,6 +197,7 @@ def _run_lines(
     how = [plain(means.get("mode")), *([told] if (told := mechanism_text(means)) != "replicated" else [])]
     return (
         f"{metrics or 'no metrics'} after {steps} in {duration(end.seconds)} on {on} ({', '.join(how)})",
+        *(f"changed {line}" for line in changes.accepted),
         *(f"workers {line}" for line in (changes_line(changes),) if line),
         *(f"agreed  {line}" for line in (sync_line(story),) if line),
         *(f"adapted {line}" for line in (adaptation_line(adaptation),) if line),
@@ -221,6 +229,7 @@ def _study(story: StudyStory, entries: Sequence[Entry], out: Path, wish: Wish) -
         "pick": shown[0] if shown else None,
         "choices": shown,
         **_ending(story, out),
+        **({"changes_accepted": list(accepted)} if (accepted := accepted_lines(entries)) else {}),
         **({"kept": [{"trial": k.trial, "size": k.size} for k in study.kept]} if study.kept else {}),
         **({"assets": _assets_json(study.assets, asset)} if study.assets else {}),
     }
@@ -229,6 +238,7 @@ def _study(story: StudyStory, entries: Sequence[Entry], out: Path, wish: Wish) -
         told = "; ".join(f"{times} x {reason}" for reason, times in why)
         return Result(data, lines=(f"no trial has a result{f': {told}' if told else ''}",), stopped=data["reason"])
     lines = (
+        *(f"changed {line}" for line in accepted_lines(story.accepted)),
         *([f"pick    none: {plain(why_not, 400)}"] if why_not else []),
         *(line for place, each in enumerate(choices) for line in _choice_lines(study, each, place)),
         *([f"kept    {_kept_text(study)}"] if study.kept else []),

@@ -243,7 +243,12 @@ def fold(entries: Iterable[Entry]) -> TrialTable:
 
 def compared_all(entries: Iterable[Entry]) -> list[Entry]:
     """The journal as if no change had set trials apart: all of them are compared with each other."""
-    return [entry for entry in entries if not isinstance(entry.record, ChangesAccepted)]
+    return [
+        replace(entry, record=replace(entry.record, first_trial=0))
+        if isinstance(entry.record, ChangesAccepted)
+        else entry
+        for entry in entries
+    ]
 
 
 def _begun(record: TrialStarted, at: float, now_s: float) -> TrialLife:

@@ -15,6 +15,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from elastune.core.text import count, duration, number
 from elastune.report.gather import told_settings
+from elastune.report.tables.accepted import accepted_lines
 from elastune.report.tables.adapting import trial_batch_line
 from elastune.search.analysis.front import nondominated
 from elastune.search.analysis.importance import Importance
@@ -73,6 +74,7 @@ def explain(study: Study) -> Explanation:
     """
     importance = study.importance()
     parts = (
+        Part("Accepted changes", _accepted(study)),
         Part("The front", _front(study)),
         Part("Which trial to take", _choices(study)),
         Part("How sure the pick is", _sureness(study)),
@@ -83,6 +85,14 @@ def explain(study: Study) -> Explanation:
         Part("What to try next", _next(study)),
     )
     return Explanation(tuple(part for part in parts if part.lines), importance, worker_time(study))
+
+
+def _accepted(study: Study) -> tuple[str, ...]:
+    """From where on trials were of another program, space or data."""
+    lines = tuple(f"{line[:1].upper()}{line[1:]}." for line in accepted_lines(study.accepted))
+    earlier = sum(trial.number < study.since for trial in study.trials)
+    apart = f"Front and pick are of the trials since; {_trials(earlier)} began before (--across-changes compares all)."
+    return (*lines, apart) if earlier else lines
 
 
 def _front(study: Study) -> tuple[str, ...]:

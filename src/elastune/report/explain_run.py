@@ -14,6 +14,7 @@ from elastune.journal.records import Compiled, LayersDivided, Regrouped, RunStar
 from elastune.plan.state_bytes import StateBytes, state_of_worker
 from elastune.report.explain import Explanation, Part
 from elastune.report.gather import RunStory
+from elastune.report.tables.accepted import accepted_lines
 from elastune.report.tables.adapting import batch_line, gather_adaptation
 from elastune.report.tables.decision_text import stages_line
 from elastune.report.tables.memory import divided_lines
@@ -28,6 +29,7 @@ MOST_COPIES = 3
 def explain_run(run: RunStory, entries: Sequence[Entry]) -> Explanation:
     """Put a run into words, finished or not."""
     parts = (
+        Part("Accepted changes", tuple(f"{line[:1].upper()}{line[1:]}." for line in accepted_lines(entries))),
         Part("Batch and noise scale", _batch(entries)),
         Part("How workers agreed", _agreed(entries)),
         Part("Divided layers", divided_lines(run.divided, _last_mesh(Means.from_json(run.started.means), entries))),

@@ -12,6 +12,7 @@ from elastune.core.text import count, duration, flat, plain
 from elastune.journal.entry import Entry
 from elastune.journal.reader import read
 from elastune.journal.records import FrontierFound, PlanMade, RunStarted, StudyStarted
+from elastune.journal.trials import compared_all
 from elastune.plan.planned_steps import plan_told
 from elastune.report.document import Note, Page, Section, write
 from elastune.report.explain import Part, explain
@@ -22,6 +23,7 @@ from elastune.report.figures import study as study_figures
 from elastune.report.gather import RunStory, StudyStory, TrialStory, front_trials, gather_run, gather_study
 from elastune.report.plan_story import plan_page
 from elastune.report.tables import adapting, frontier_answer, frontier_tables, study_tables, tables
+from elastune.report.tables.accepted import accepted_lines
 from elastune.report.tables.adapting import Adaptation
 from elastune.report.tables.changes import (
     Changes,
@@ -43,15 +45,19 @@ from elastune.study.results.study import Picked, Study
 
 JOURNAL = "journal.jsonl"
 MOST_STRAGGLERS = 10
+DIGESTS = ("source", "space")  # of a study's request, by which a resume is compared with it
 
 
-def write_report(out: Path) -> Path:
+def write_report(out: Path, *, across_changes: bool = False) -> Path:
     """The report of whatever ``out/journal.jsonl`` holds; the path of ``report.html``, written beside the journal.
+
+    ``across_changes``: fronts are of trials from before accepted changes, too.
 
     A journal that has no end yet gives a report that says so. Raises ``UserError`` where there is no journal, a line of
     it is no record, or nothing was started in it.
     """
     entries = read(Path(out) / JOURNAL)
+    entries = compared_all(entries) if across_changes else entries
     return _writer(entries, Path(out))(entries, Path(out))
 
 
@@ -168,7 +174,7 @@ def _adapting_sections(adaptation: Adaptation) -> list[Section]:
 
 def _changes_sections(changes: Changes, seen: Ledger | None) -> list[Section]:
     """The story of the workers, if it is one."""
-    sections = []
+    sections = _accepted_sections(changes.accepted)
     told = [changes_line(changes), ", ".join(f"{n} x {plain(fault, 40)}" for fault, n in changes.faults)]
     notes = [Note(text) for text in (told[0], told[1] and f"Faults injected: {told[1]}.") if text]
     notes += [Note(plain(line, 400)) for line in changes.stragglers[:MOST_STRAGGLERS]]
@@ -181,6 +187,13 @@ def _changes_sections(changes: Changes, seen: Ledger | None) -> list[Section]:
         parts = tuple(Note(line) for line in ledger_lines(seen))
         sections.append(Section("Ledger of samples", parts, folded=seen.exact))
     return sections
+
+
+def _accepted_sections(lines: Sequence[str]) -> list[Section]:
+    """What was trained otherwise than at the beginning."""
+    return (
+        [Section("Accepted changes", tuple(Note(f"{each[:1].upper()}{each[1:]}.") for each in lines))] if lines else []
+    )
 
 
 def study_page(study: StudyStory, found: Study | None = None) -> Page:
@@ -273,6 +286,7 @@ def frontier_page(study: StudyStory) -> Page:
 
 def _study_sections(study: StudyStory, found: FrontierFound | None = None) -> list[Section]:
     sections = [Section("How it was measured", _how(study.started.context, study, found))]
+    sections = [*_accepted_sections(accepted_lines(study.accepted)), *sections]
     failures = study_tables.failures_table(study)
     if failures.rows:
         sections.insert(0, Section(failures.title, (failures,)))
@@ -290,7 +304,8 @@ def _how(
     if study and study.times:
         parts.append(tables.times_table(study.times))
     if study:
-        asked = flat({**study.settings, "program": program_path(study.settings.get("program", "–"))})
+        told = {name: value for name, value in study.settings.items() if name not in DIGESTS}
+        asked = flat({**told, "program": program_path(study.settings.get("program", "–"))})
         parts.append(Table("The request", ("asked for", "value"), tuple(asked.items())))
     if context:
         parts.append(tables.context_table(context))

@@ -89,6 +89,7 @@ def train_tree(
     epochs: int | None = None,
     seed: int = 0,
     divergence: float | None = FACTOR,
+    accept_changes: bool = False,
     cluster: Cluster | ClusterRequest | None = None,
     observe: Observe | None = None,
     command: CommandGiven | None = None,
@@ -112,6 +113,7 @@ def train_tree(
         seed: The seed of everything random.
         divergence: A training has failed once its loss is this many times that of its start; None: once it is not
             finite.
+        accept_changes: Go on with what is in ``out`` though the program or the data have changed.
         cluster: Where trials run; None: on this machine.
         observe: Called with every record of the journal.
         command: The command line that asks for it, for ``elastune resume``.
@@ -149,6 +151,7 @@ def train_tree(
         keep="all",
         resume=there,
         command=command,
+        accept_changes=accept_changes,
     )
     lives = table.trials.values()
     known = {life.number: str(life.started.config.get(NODE)) for life in lives}

@@ -24,6 +24,7 @@ def explain(
             help="The --out folder of elastune plan: show the step times that it predicted beside the measured ones.",
         ),
     ] = None,
+    across_changes: options.AcrossChanges = False,
     json: options.Json = False,
 ) -> int:
     """Explain in words what a study, frontier, run or plan found.
@@ -47,6 +48,7 @@ def explain(
     """
     from elastune.job.output_dir import JOURNAL
     from elastune.journal.reader import read
+    from elastune.journal.trials import compared_all
     from elastune.plan.planned_steps import plan_told
     from elastune.report.explain import Explanation, Part
     from elastune.report.explain import explain as explained
@@ -59,6 +61,7 @@ def explain(
     from elastune.study.results.study import Study
 
     entries = read(out / JOURNAL)
+    entries = compared_all(entries) if across_changes else entries
     story, run, own = gather_study(entries), gather_run(entries), plan_told(entries)
     told, made = predicted_in(entries), None if plan is None else plan_in(plan)
     lines: tuple[str, ...] = ()

@@ -91,6 +91,8 @@ def run(
     (calls that raised), not_measured: {monitor: why}, noise_scale, noise_scale_error, batch_size, lr (all four as
     measured last), batch_verdict (whether the batch is beyond the noise scale, in a sentence, or null)}.
 
+    With --accept-changes also changes_accepted: what has changed, from which step on.
+
     With --chaos also chaos: {faults: {kind: count}, not_injected: {fault: why}, changes, median_pause_s,
     longest_pause_s, steps_discarded, steps_lost, ledger: {exact, steps, samples}, undisturbed_sha256, equal, verified
     (false where too few faults happened; null without --chaos-verify)}.

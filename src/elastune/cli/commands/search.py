@@ -66,7 +66,8 @@ def tune(
     --json: {kind: "tune", objectives, trials: {state: count}, front: [{trial, values, metrics, config, means}],
     choices: [{trial, reason, values, command, found_after_s, batch_verdict (where its noise scale was measured)}], pick
     (the first of choices, or null), seconds, reason (why it ended), out, report}, with --keep also kept: [{trial, size
-    (bytes)}]. With --dry-run {kind: "dry_run", command: "tune", ...}.
+    (bytes)}]; with --accept-changes changes_accepted: what has changed, from which trial on. Front and choices are then
+    of the trials since. With --dry-run {kind: "dry_run", command: "tune", ...}.
     """
     from elastune.cli.dry_run import of_study, tell_dry_run
     from elastune.cli.progress import Progress, StudyTracker, told_before

@@ -74,6 +74,7 @@ def tree(
             epochs=training.epochs,
             seed=training.seed,
             divergence=training.factor,
+            accept_changes=folders.accept_changes,
             cluster=cluster,
             observe=progress.observe,
             command=command,

@@ -13,7 +13,7 @@ from elastune.core.errors import UserError
 from elastune.job.output_dir import JOURNAL
 from elastune.journal.entry import Entry
 from elastune.journal.reader import read
-from elastune.journal.records import AFTERWARDS, ArtifactKept, StudyFinished, StudyStarted
+from elastune.journal.records import AFTERWARDS, ArtifactKept, ChangesAccepted, StudyFinished, StudyStarted
 from elastune.journal.trials import AllocationSpan, compared_all, fold
 from elastune.search.analysis.front import (
     Pick,
@@ -70,6 +70,7 @@ class Study:
         kept: The trials whose weights and predictions were kept.
         since: Trials with lower numbers began before a change of the program, its space or the data, which was
             accepted. They are in ``trials``; fronts and picks are of the others.
+        accepted: What was accepted, and when.
         assets: Single trials, soups, ensembles and further models on one front; None until the first model of several
             trials was written.
         until: What ``--until`` asked for. Only trials that reach it are recommended.
@@ -103,6 +104,7 @@ class Study:
     proportional: frozenset[str] = frozenset()
     since: int = 0
     largest_class: float = 0.0
+    accepted: tuple[Entry, ...] = ()
 
     @classmethod
     def load(cls, out: str | Path, *, across_changes: bool = False) -> Study:
@@ -154,6 +156,7 @@ class Study:
             proportional=proportional(trials, names, asked),
             since=table.since,
             largest_class=largest_class(table),
+            accepted=tuple(entry for entry in entries if isinstance(entry.record, ChangesAccepted)),
         )
 
     @property

@@ -1,8 +1,9 @@
 """The source of a program as a journal keeps it, and the first line in which it differs from what it was.
 
-Kept are no texts: of each statement that decides what is trained, eight digits of its digest, by file and part (a
-function, a method, a constant). Comments, layout and docstrings do not count, nor do the search space, the objectives
-and ``__main__``. The program's own ``config`` does: a worker that comes later takes its settings from there.
+Kept are no texts: of each statement that decides what is trained, and of each element of a long list in it, eight
+digits of its digest, by file and part (a function, a method, a constant). Comments, layout and docstrings do not count,
+nor do the search space, the objectives and ``__main__``. The program's own ``config`` does: a worker that comes later
+takes its settings from there.
 
 The user's own modules, which the program imports from its folder or from ``sys.path`` outside of installed packages,
 count as a whole.
@@ -26,8 +27,9 @@ from elastune.train.program.digest import bound, is_main, used_by_training, with
 
 DIGITS = 8
 MOST_MODULES = 500
-PARSED_BYTES = 400_000  # of modules, a quarter of a second; of those beyond that all bytes count, comments too
+PARSED_BYTES = 200_000  # of modules, a tenth of a second; of those beyond that all bytes count, comments too
 MOST_STATEMENTS = 500  # of a part that a journal keeps one by one: a longer one is kept as a whole
+LONG_LIST = 3  # of arguments or elements, each of which has a line of its own, as likely as not
 MOST_TOLD = 3
 EDITED = "the program must not be edited while its run goes on"
 _INSTALLED = ("site-packages", "dist-packages")
@@ -152,7 +154,7 @@ def _read(program: Program, modules: Collection[str] | None) -> _Files:
         files |= _imported(_wanted(tree, used), path.parent)
     else:
         for file in modules:
-            where = _find(_name_of(file), None)
+            where = _find(_name_of(file), [str(path.parent), *(each or "." for each in sys.path)])
             if where is not None:
                 files[file] = _parts_of_module(where, parses=True)
     return files
@@ -227,8 +229,8 @@ def _own_paths(folder: Path) -> list[str]:
     return list(dict.fromkeys([str(folder), *(path or "." for path in sys.path if own(path))]))
 
 
-def _find(name: str, paths: list[str] | None) -> Path | None:
-    """The file of module ``name`` in ``paths`` (None: anywhere); None where it has no source there."""
+def _find(name: str, paths: list[str]) -> Path | None:
+    """The file of module ``name`` in ``paths``; None where it has no source there."""
     found = None
     inside = paths
     for depth in range(1, name.count(".") + 2):
@@ -283,7 +285,10 @@ def _parts(statements: list[ast.stmt]) -> dict[str, _Part]:
 
 
 def _digests(node: ast.AST, where: str) -> Iterator[tuple[str, int]]:
-    """Of ``node`` and of the statements in it, each by itself; ``where`` it stands."""
+    """Of ``node``, of the statements in it, and of the elements of long lists in it, each by itself.
+
+    ``where``: the fields of other nodes that it stands in. How lines are broken does not show.
+    """
     yield from _header(node, where)
     for name, value in ast.iter_fields(node):
         if _holds_statements(value):
@@ -293,22 +298,33 @@ def _digests(node: ast.AST, where: str) -> Iterator[tuple[str, int]]:
 
 def _header(node: ast.AST, where: str) -> Iterator[tuple[str, int]]:
     """Of ``node`` without the statements in it."""
-    own = [
-        f"{name}={_dumped(value)}"
-        for name, value in ast.iter_fields(node)
-        if not _holds_statements(value) and name != "type_comment"
-    ]
-    yield _digest(f"{where} {type(node).__name__} {', '.join(own)}"), getattr(node, "lineno", 1)
+    apart: list[tuple[ast.AST, str]] = []
+    text = _dumped(node, where, apart, leaves_out_statements=True)
+    yield _digest(f"{where} {text}"), getattr(node, "lineno", 1)
+    for each, place in apart:
+        yield from _header(each, place)
 
 
 def _holds_statements(value: object) -> bool:
     return isinstance(value, list) and any(isinstance(e, ast.stmt | ast.ExceptHandler | ast.match_case) for e in value)
 
 
-def _dumped(value: object) -> str:
+def _dumped(value: object, where: str, apart: list[tuple[ast.AST, str]], *, leaves_out_statements: bool = False) -> str:
+    """``value`` as text, but for the elements of long lists in it, which go to ``apart`` with their places."""
+    if isinstance(value, ast.AST):
+        own = [
+            f"{name}={_dumped(each, f'{where}/{name}', apart)}"
+            for name, each in ast.iter_fields(value)
+            if not (leaves_out_statements and _holds_statements(each)) and name != "type_comment"
+        ]
+        return f"{type(value).__name__}({', '.join(own)})"
     if isinstance(value, list):
-        return f"[{', '.join(map(_dumped, value))}]"
-    return ast.dump(value) if isinstance(value, ast.AST) else repr(value)
+        nodes = [each for each in value if isinstance(each, ast.expr | ast.keyword)]
+        if len(nodes) >= LONG_LIST:
+            apart += [(each, f"{where}[{nth}]") for nth, each in enumerate(nodes)]
+            return f"[{len(value)} elements]"
+        return f"[{', '.join(_dumped(each, where, apart) for each in value)}]"
+    return repr(value)
 
 
 def _digest(text: str) -> str:
