@@ -36,9 +36,7 @@ def test_an_idle_machine_does_all_of_it_in_90_seconds() -> None:
 
 def test_a_busy_machine_is_told_what_it_needs_and_with_short_leaves_the_search_out() -> None:
     found = plan_phases(BUSY, WORK, 60.0)
-    with pytest.raises(
-        UserError, match=r"40% of a budget are for the search.* 1\.0 min, .*use --budget \d+0s, or --short"
-    ):
+    with pytest.raises(UserError, match=r"40% of a budget are for the search.*use --budget \d+0s, or --short"):
         refuse_small(found, BUSY)
     short = plan_phases(BUSY, WORK, 60.0, short=True)
     assert (short.search, short.confirm, short.searches) == (0.0, 0.0, False)
@@ -82,7 +80,7 @@ def test_throughput_is_the_first_to_be_shortened() -> None:
     work = Work((1,) * 5, seeds=3, cores=2, throughput=20, rows=(1,), spent_s=5.0)
     whole = plan_phases(DIGITS, work, None)
     assert whole.throughput == pytest.approx(20 * DIGITS.timing_s())
-    less = plan_phases(DIGITS, work, 0.87 * whole.budget_s)
+    less = plan_phases(DIGITS, work, 0.82 * whole.budget_s)
     assert 0 < less.throughput < whole.throughput
     assert any("throughput" in words for words in less.left_out)
     assert less.seeds == 3
