@@ -101,6 +101,7 @@ class Execution(WorkerExecution):
     mesh: options.Mesh = None
     copies: options.Copies = None
     topology: options.Topology = Topology.shape
+    bucket_bytes: options.BucketBytes = None
 
     @property
     def chosen_mesh(self) -> Mesh | None:
@@ -110,7 +111,8 @@ class Execution(WorkerExecution):
     def means(self, workers: int | None, most_workers: int | None = None, learners: int = 1) -> Means:
         """The system parameters asked for. ``most_workers``: how many there may be later. ``learners``: they have as
         many slots each."""
-        means = replace(self.on(workers, self.chosen_mesh, self.copies), topology=Topology.parse(self.topology))
+        means = self.on(workers, self.chosen_mesh, self.copies)
+        means = replace(means, topology=Topology.parse(self.topology), bucket_bytes=self.bucket_bytes)
         least_slots = max(DEFAULT_SLOTS, MeshChoice.of(means).most_parts(max(means.workers, most_workers or 0)))
         least_slots = -(-least_slots // learners) * learners
         return replace(means, num_slots=least_slots if self.slots is None else self.slots)
