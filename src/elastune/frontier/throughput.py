@@ -1,7 +1,7 @@
 """The throughput phase: which means of a crew give the same bits sooner. Short runs, no quality, no training. Pure.
 
-One kind of means after the other (threads, mechanism, routes, buckets, micro-batch), each from the best of those before. What
-ends with other bits than the crew's own means did, after as many steps from the same seed, is not taken, however fast
+One kind of means after the other (threads, mechanism, routes, bucket size, micro-batch), each from the best of those
+before. What ends with other bits than the crew's own means did, after as many steps from the same seed, is not taken, however fast
 it is: what was told of the crew's quality then holds of them, too. The fastest of many short runs is often a lucky one,
 so that it and the crew's own means are timed again, and it is taken if it is faster then, too.
 """
@@ -127,9 +127,7 @@ class MeansClimb:
         if means.workers == 1 or not whole:
             return []
         usual = BUCKET_BYTES + FIRST_BUCKET_BYTES
-        sizes = [
-            size for size in BUCKETS if size < self.grad_bytes and (size < BUCKET_BYTES or usual < self.grad_bytes)
-        ]
+        sizes = [size for size in BUCKETS if self.grad_bytes > (size if size < BUCKET_BYTES else usual)]
         return [replace(means, bucket_bytes=size) for size in sizes if size != means.bucket_bytes]
 
     def _passes(self, means: Means) -> list[Means]:
