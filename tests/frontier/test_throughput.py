@@ -57,7 +57,7 @@ def test_bucket_sizes_are_tried_where_gradients_fill_several() -> None:
 
     assert sizes(50_000) == [None], "one bucket has them all"
     assert sizes(2 << 20) == [256 << 10, 1 << 20, None]
-    assert sizes(40 << 20) == [256 << 10, 1 << 20, 4 << 20, 4 << 20]
+    assert sizes(10 << 20) == [256 << 10, 1 << 20, 4 << 20, 4 << 20]
     assert sizes(100 << 20)[:4] == [256 << 10, 1 << 20, 4 << 20, 64 << 20]
     assert sizes(100 << 20, workers=1) == [None]
 

@@ -1,9 +1,9 @@
 """The throughput phase: which means of a crew give the same bits sooner. Short runs, no quality, no training. Pure.
 
 One kind of means after the other (threads, mechanism, routes, bucket size, micro-batch), each from the best of those
-before. What ends with other bits than the crew's own means did, after as many steps from the same seed, is not taken, however fast
-it is: what was told of the crew's quality then holds of them, too. The fastest of many short runs is often a lucky one,
-so that it and the crew's own means are timed again, and it is taken if it is faster then, too.
+before. What ends with other bits than the crew's own means did, after as many steps from the same seed, is not taken,
+however fast it is: what was told of the crew's quality then holds of them, too. The fastest of many short runs is often
+a lucky one, so that it and the crew's own means are timed again, and it is taken if it is faster then, too.
 """
 
 from __future__ import annotations
