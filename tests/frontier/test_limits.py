@@ -32,7 +32,7 @@ def asked(program: Program, out: Path, **changes: Any) -> FrontierRequest:
         ("accuracy:max", 95.0, "between 0 and 1 .*use --target 0.95"),
         ("test_f1:max", 1.01, "between 0 and 1"),
         ("auc:max", -0.1, "between 0 and 1"),
-        ("error_rate:min", 5.0, "use --target 0.05"),
+        ("error_rate:min", 5.0, "between 0 and 1 .*use --target 0.05"),
         ("loss:min", -1.0, "at least 0"),
         ("score:max", float("nan"), "finite"),
     ],

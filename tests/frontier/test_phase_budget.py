@@ -14,8 +14,8 @@ from elastune.frontier.phase_budget import (
     SEARCH_SHARE,
     TIMED_STEPS,
     PhaseBudget,
+    PhaseWork,
     TrainingCost,
-    Work,
     plan_phases,
     refuse_small,
     timed_steps,
@@ -24,7 +24,7 @@ from elastune.frontier.phase_budget import (
 
 DIGITS = TrainingCost(step_s=0.0031, steps=384, report_s=0.066, reports=12, start_s=0.1)  # measured on two idle cores
 BUSY = TrainingCost(step_s=0.012, steps=384, report_s=0.25, reports=12, start_s=0.7)  # beside eight other processes
-WORK = Work((1,) * 5, seeds=3, cores=2, timings=(16, 2, 0.06, 4), rows=(1, 2), spent_s=5.0)
+WORK = PhaseWork((1,) * 5, seeds=3, cores=2, timings=(16, 2, 0.06, 4), rows=(1, 2), spent_s=5.0)
 
 
 def test_an_idle_machine_does_all_of_it_in_90_seconds() -> None:
@@ -36,9 +36,7 @@ def test_an_idle_machine_does_all_of_it_in_90_seconds() -> None:
 
 def test_a_busy_machine_is_told_what_it_needs_and_with_short_leaves_the_search_out() -> None:
     found = plan_phases(BUSY, WORK, 60.0)
-    with pytest.raises(
-        UserError, match=r"40% of a budget are for the search.* 1\.0 min, .*use --budget \d+0s, or --short"
-    ):
+    with pytest.raises(UserError, match=r"40% of a budget are for the search.*use --budget \d+0s, or --short"):
         refuse_small(found, BUSY)
     short = plan_phases(BUSY, WORK, 60.0, short=True)
     assert (short.search, short.confirm, short.searches) == (0.0, 0.0, False)
@@ -79,10 +77,10 @@ def test_a_budget_that_is_chosen_holds_all_of_it() -> None:
 
 
 def test_throughput_is_the_first_to_be_shortened() -> None:
-    work = Work((1,) * 5, seeds=3, cores=2, throughput=20, rows=(1,), spent_s=5.0)
+    work = PhaseWork((1,) * 5, seeds=3, cores=2, throughput=20, rows=(1,), spent_s=5.0)
     whole = plan_phases(DIGITS, work, None)
     assert whole.throughput == pytest.approx(20 * DIGITS.timing_s())
-    less = plan_phases(DIGITS, work, 0.87 * whole.budget_s)
+    less = plan_phases(DIGITS, work, 0.82 * whole.budget_s)
     assert 0 < less.throughput < whole.throughput
     assert any("throughput" in words for words in less.left_out)
     assert less.seeds == 3
@@ -90,7 +88,7 @@ def test_throughput_is_the_first_to_be_shortened() -> None:
 
 
 def test_what_was_done_before_is_not_paid_again() -> None:
-    begun = Work((1,) * 5, seeds=3, cores=2, spent_s=60.0, done=15, searched_s=30.0)
+    begun = PhaseWork((1,) * 5, seeds=3, cores=2, spent_s=60.0, done=15, searched_s=30.0)
     found = plan_phases(BUSY, begun, 120.0)
     assert found.naive == 0.0
     assert found.search >= SEARCH_SHARE * 120 - 30
@@ -101,7 +99,7 @@ def test_no_split_takes_more_than_the_budget_or_the_searchs_share(seed: int) -> 
     draw = random.Random(seed)
     cost = TrainingCost(draw.uniform(1e-4, 2), draw.randint(1, 2000), draw.uniform(0, 1), draw.randint(1, 20), 0.3)
     counts = draw.randint(1, 6)
-    work = Work(
+    work = PhaseWork(
         trainers=tuple(draw.choice((1, 1, 2, 8)) for _ in range(counts)),
         policies=(2,) * draw.choice((0, 0, counts)),
         seeds=draw.randint(2, 5),

@@ -106,6 +106,7 @@ class Execution(WorkerExecution):
     mesh: options.Mesh = None
     copies: options.Copies = None
     topology: options.Topology = Topology.shape
+    bucket_bytes: options.BucketBytes = None
 
     @property
     def chosen_mesh(self) -> Mesh | None:
@@ -118,7 +119,7 @@ class Execution(WorkerExecution):
         """The system parameters asked for. ``most_workers``: how many there may be later. ``learners``: they have as
         many slots each. ``here``: as of ``on``."""
         asked = self.on(workers, self.chosen_mesh, self.copies, here=here)
-        means = replace(asked, topology=Topology.parse(self.topology))
+        means = replace(asked, topology=Topology.parse(self.topology), bucket_bytes=self.bucket_bytes)
         least_slots = max(DEFAULT_SLOTS, MeshChoice.of(means).most_parts(max(means.workers, most_workers or 0)))
         least_slots = -(-least_slots // learners) * learners
         return replace(means, num_slots=least_slots if self.slots is None else self.slots)

@@ -79,6 +79,12 @@ Slots = Annotated[
     ),
 ]
 MicroBatch = Annotated[int | None, typer.Option(help="Most samples in one forward pass. [default: no limit]")]
+BucketBytes = Annotated[
+    int | None,
+    typer.Option(
+        help="Most bytes of gradients in one message between replicated workers. [default: 16 MiB, the first 1 MiB]"
+    ),
+]
 Precision = Annotated[str, typer.Option(help="fp32, or bf16 (autocast in the forward pass).")]
 Mesh = Annotated[
     str | None,

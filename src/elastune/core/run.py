@@ -91,6 +91,8 @@ class Means:
             None: what the mechanism does by default.
         compress: How gradients are compressed, "int8" or "powersgd:rank=4" (``core.compression``); None: not at all.
         topology: The routes of sums, see ``core.topology``; a text is read as for ``--topology``.
+        bucket_bytes: The most bytes of gradients that are summed in one message, of replicated workers; None: 16 MiB,
+            the first one 1 MiB.
 
     Example:
         >>> elastune.run(train, {"lr": 0.1}, means=elastune.Means(workers=4, mode="fast", micro_batch=64))
@@ -112,10 +114,11 @@ class Means:
     zero_stage: int | None = None
     compress: str | None = None
     topology: Topology = field(default_factory=Topology)
+    bucket_bytes: int | None = None
 
     def __post_init__(self) -> None:
         told: Any = self
-        for name_ in ("copies", "virtual_tensor", "zero_stage"):
+        for name_ in ("copies", "virtual_tensor", "zero_stage", "bucket_bytes"):
             value = getattr(told, name_)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
                 raise UserError(f"{name_} must be a whole number", repr(value), f"for example {name_}=2")
@@ -186,6 +189,7 @@ class Means:
             "zero_stage": self.zero_stage is None,
             "compress": self.compress is None,
             "topology": self.topology == Topology(),
+            "bucket_bytes": self.bucket_bytes is None,
         }
         return {name: value for name, value in plain.items() if not silent.get(name, False)}
 

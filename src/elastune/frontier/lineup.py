@@ -9,6 +9,7 @@ from elastune.core.mesh import Mesh
 from elastune.core.run import Means
 from elastune.core.sync_choice import SyncChoice
 from elastune.core.sync_plan import SyncPlan
+from elastune.core.text import byte_count
 from elastune.frontier.crews import first_of
 from elastune.frontier.ways import StepKind, Way
 
@@ -94,6 +95,7 @@ class Lineup:
         words += [f"micro-batch {means.micro_batch or 'unbounded'}"] if means.micro_batch != base.micro_batch else []
         words += [f"{means.threads} threads"] if means.threads != base.threads else []
         words += [str(means.topology)] if means.workers > 1 and means.topology != base.topology else []
+        words += [f"buckets of {byte_count(means.bucket_bytes)}"] if means.bucket_bytes != base.bucket_bytes else []
         words += [f"{means.copies} copies"] if means.copies not in (None, base.copies) else []
         words += [f"stage {means.zero_stage}"] if means.zero_stage not in (None, base.zero_stage) else []
         return [*words, *(["offload"] if means.offload and not base.offload else [])]

@@ -70,7 +70,7 @@ class TrainingCost:
 
 
 @dataclass(frozen=True)
-class Work:
+class PhaseWork:
     """What a frontier is to do, after its first steps were measured.
 
     Args:
@@ -146,7 +146,7 @@ def trainings_s(trainers: Sequence[int], training_s: float, cores: int) -> float
     return training_s * (max(float(single > 0), single / lanes) + wide)
 
 
-def plan_phases(cost: TrainingCost, work: Work, budget_s: float | None, *, short: bool = False) -> PhaseBudget:
+def plan_phases(cost: TrainingCost, work: PhaseWork, budget_s: float | None, *, short: bool = False) -> PhaseBudget:
     """Split ``budget_s`` (None: one that all of ``work`` fits into) among the phases.
 
     With ``short``, a budget without time for the search is for the rest. Without it, and in a budget that is too small,
@@ -162,7 +162,7 @@ def plan_phases(cost: TrainingCost, work: Work, budget_s: float | None, *, short
         The seconds of each phase, and what was shortened.
 
     Example:
-        >>> plan_phases(TrainingCost(0.004, 384), Work((1, 1), seeds=3, cores=2), 90.0).seeds
+        >>> plan_phases(TrainingCost(0.004, 384), PhaseWork((1, 1), seeds=3, cores=2), 90.0).seeds
         3
     """
     whole = _others(cost, work, work.seeds, len(work.trainers), budget_s or LONGEST_S)
@@ -199,7 +199,7 @@ def refuse_small(found: PhaseBudget, cost: TrainingCost) -> None:
     raise UserError(rule, took, f"use --budget {needs_s:.0f}s, or --short to leave the search out")
 
 
-def _shorter(work: Work) -> list[tuple[int, int]]:
+def _shorter(work: PhaseWork) -> list[tuple[int, int]]:
     """(seeds, counts whose settings are confirmed), from all that was asked for to the least."""
     counts, least = len(work.trainers), min(work.seeds, LEAST_SEEDS)
     fewer = [(seeds, counts) for seeds in range(work.seeds, least - 1, -1)]
@@ -207,7 +207,7 @@ def _shorter(work: Work) -> list[tuple[int, int]]:
 
 
 def _others(
-    cost: TrainingCost, work: Work, seeds: int, confirmed: int, budget_s: float, *, tried: bool = True
+    cost: TrainingCost, work: PhaseWork, seeds: int, confirmed: int, budget_s: float, *, tried: bool = True
 ) -> tuple[float, float, float, float, float, float]:
     """Seconds of all phases but the search: calibrate, throughput, naive, policy, confirm, timing."""
     calibrate = work.spent_s + sum(cost.timing_s(factor, budget_s) for factor in work.timings)
@@ -219,7 +219,7 @@ def _others(
     return calibrate, throughput, naive, policy, confirm, timing
 
 
-def _without_search(cost: TrainingCost, work: Work, budget_s: float, needs_s: float) -> PhaseBudget:
+def _without_search(cost: TrainingCost, work: PhaseWork, budget_s: float, needs_s: float) -> PhaseBudget:
     """As many seeds as the budget has time for, at least one; nothing is confirmed."""
     calibrate = work.spent_s + sum(cost.timing_s(factor, budget_s) for factor in work.timings)
     left_s = budget_s - calibrate
@@ -232,7 +232,7 @@ def _without_search(cost: TrainingCost, work: Work, budget_s: float, needs_s: fl
     return replace(found, left_out=(why, *_left_out(work, found, False, 0.0)))
 
 
-def _left_out(work: Work, found: PhaseBudget, tried: bool, throughput_s: float) -> tuple[str, ...]:
+def _left_out(work: PhaseWork, found: PhaseBudget, tried: bool, throughput_s: float) -> tuple[str, ...]:
     words = []
     if work.throughput and not tried:
         words.append("the throughput phase: there is no time for it")

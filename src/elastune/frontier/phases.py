@@ -38,8 +38,8 @@ from elastune.frontier.phase_budget import (
     LEAST_SEEDS,
     SEARCH_SHARE,
     PhaseBudget,
+    PhaseWork,
     TrainingCost,
-    Work,
     plan_phases,
     refuse_small,
     trainings_s,
@@ -379,13 +379,13 @@ class _Frontier:
     def _short(self) -> bool:
         return self._request.short
 
-    def _work(self, runs: ShortRuns, searched_s: float = 0.0) -> Work:
+    def _work(self, runs: ShortRuns, searched_s: float = 0.0) -> PhaseWork:
         """What is to be done from here on."""
         plan, cells = self._plan, [(self._plan.naive_recipe(n), n) for n in self._plan.parts]
         given = [policies_of(text) for text in self._request.policies]
         crews, wanted, factor = plan.crews[: runs.timed_crews], runs.wanted(), runs.calibration.factor
         tries = sum(len(MeansClimb.most(crew, self._lanes)) for crew in crews) if self._request.throughput else 0
-        return Work(
+        return PhaseWork(
             trainers=tuple(plan.means(n).workers for n in plan.parts),
             policies=tuple(
                 plan.means(n, plan.naive_recipe(n, policies).way).workers for policies in given for n in plan.parts

@@ -68,8 +68,8 @@ def settings_table(found: FrontierFound) -> Table:
 
 def volumes_table(found: FrontierFound) -> Table:
     """What the naive rule, the same with settings tuned, and the search have found with as much to spend."""
-    found_by = ("found by", "hypervolume (95 % interval)", "seeds", "points", "trainings", "worker time", "scoring")
-    header, told = (*found_by, "against the naive rule"), found.volumes
+    spent = ("trainings", "worker time", "scoring", "against the naive rule")
+    header, told = ("found by", "hypervolume (95 % interval)", "seeds", "points", *spent), found.volumes
     rows = tuple(
         (
             plain(each.side, 200),

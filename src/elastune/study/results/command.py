@@ -25,6 +25,7 @@ FLAGS = {
     "zero_stage": "--zero-stage",
     "compress": "--compress",
     "topology": "--topology",
+    "bucket_bytes": "--bucket-bytes",
     "sync": "--sync",
     "sync_schedule": "--sync-schedule",
 }
