@@ -284,10 +284,9 @@ class Found:
         return compared(self.ways)
 
     def to_json(self) -> dict[str, Any]:
-        about = {}
         figures = {"begun_elsewhere": self.pairs, "beside_flat": self.beside}
         each = {"seeds_beside_flat": self.ways, "learnt_trees": self.trees}
-        return {**about, "loads": self.loads, "size": vars(self.size), **figures, **each}
+        return {"loads": self.loads, "size": vars(self.size), **figures, **each}
 
 
 def told(pairs: dict[str, Any], ways: dict[str, Any]) -> list[str]:

@@ -132,8 +132,7 @@ def main() -> int:
             loads.append(round(os.getloadavg()[0], 1))
             print(f"seed {seed}: tau {seeds[-1]['tau']}", flush=True)
             if not options.smoke:  # each time: who stops it here has what was measured so far
-                about = {"loads": loads}
-                whole = {**about, "size": vars(size), **figures(seeds), "seeds": seeds}
+                whole = {"loads": loads, "size": vars(size), **figures(seeds), "seeds": seeds}
                 write_result(options.out, whole)
     for name_of, value in figures(seeds).items():
         print(f"{name_of}: {value['mean']:+g} ± {value['ci95_half']} ({value['each']})")
