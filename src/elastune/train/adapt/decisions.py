@@ -132,7 +132,8 @@ class Decisions:
             "topology": self._applier.topology,
             "sync": trained.in_use.coming,
         }
-        old = {name: None for name, value in holds.items() if value is not None and getattr(decision, name) == value}
+        same = [name for name, value in holds.items() if value is not None and getattr(decision, name) == value]
+        old: dict[str, Any] = dict.fromkeys(same)
         if not old:
             return each
         rest = replace(decision, **old)
