@@ -183,7 +183,9 @@ def test_tune_prints_one_object(finished_study: Path, elastune: Command, here: P
     assert found["trials"] == {"complete": 3}
     assert found["reason"] == "3 trials"
     (best,) = found["front"]
-    assert found["pick"]["trial"] == best["trial"]
+    assert (found["pick"], found["choices"]) == (None, []), "none reached what --until asked for"
+    picked = elastune("report", finished_study, "--pick", "loss=1000", "--json").json
+    assert picked["pick"]["trial"] == best["trial"]
     assert (finished_study.parent / found["report"]).is_file()
     again = elastune("report", finished_study, "--json").json
     assert all(Path(image).is_file() for image in again.pop("images"))
@@ -224,7 +226,8 @@ def test_tune_resumes_and_shows_people_the_front(
     said = elastune(*(word if word != "3" else "5" for word in study_command), "--out", "out", "--resume")
     assert said.code == 0, said.err
     assert "ended (5 trials): 5 trials over" in said.err, "those of the first part count too"
-    assert "train   elastune run linear.py" in said.out
+    assert "pick    none: a trial must reach loss < -1 to be recommended" in said.out
+    assert "train   elastune run linear.py" in elastune("report", "out", "--pick", "loss=1000").out
     assert "report  out/report.html" in said.out
     assert elastune("report", "out", "--json").json["trials"] == {"complete": 5}
 
