@@ -132,7 +132,9 @@ class Decisions:
             "topology": self._applier.topology,
             "sync": trained.in_use.coming,
         }
-        old = {name: None for name, value in holds.items() if value is not None and getattr(decision, name) == value}
+        old: dict[str, Any] = {
+            name: None for name, value in holds.items() if value is not None and getattr(decision, name) == value
+        }
         if not old:
             return each
         rest = replace(decision, **old)
