@@ -80,15 +80,6 @@ def test_another_number_counts_and_so_does_the_same_once_workers_have_changed() 
     assert world.journaled == [{"workers": 3}, {"workers": 4}, {"workers": 4}]
 
 
-def test_a_resize_that_is_complete_by_now_is_no_second_one() -> None:
-    world = World()
-    world.agree(workers=3)
-    world.workers.size = 3
-    world.decisions.workers_changed()
-    world.agree(workers=3)
-    assert world.journaled == [{"workers": 3}]
-
-
 def test_a_factor_alone_may_come_step_by_step() -> None:
     world = World()
     world.agree(lr_factor=0.5)

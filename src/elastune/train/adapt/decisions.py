@@ -127,7 +127,7 @@ class Decisions:
         if of_policy and decision.batch_size is not None and decision.batch_size == self._progress.batch_size:
             return None  # nor does the learning rate follow the batch twice
         holds = {
-            "workers": self._asked_workers or self._workers.size,
+            "workers": self._asked_workers,  # not how many there are: after a loss some may not know that yet
             "mesh": self._asked_mesh,
             "topology": self._applier.topology,
             "sync": trained.in_use.coming,
