@@ -84,7 +84,7 @@ class SearchRequest:
     )
     grace_s: float = knob(Elastic.grace_s, "How long workers train on if this command dies")
     resume: bool = knob(False, "Continue what is in --out. With nothing there, start from the beginning.")
-    command: CommandGiven | None = None  # that asks for it
+    command: CommandGiven | None = field(default=None, compare=False)  # that asks for it
 
     def __post_init__(self) -> None:
         check_price(self.price_per_worker_hour)
