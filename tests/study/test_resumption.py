@@ -11,9 +11,22 @@ from elastune.study.resumption import differences
 
 EXACT, FAST = Means(workers=2).to_json(), Means(workers=2, mode="fast").to_json()
 THEN: dict[str, Any] = {
-    **{"kind": "tune", "program": "train.py", "objectives": {"loss": "min"}, "constraints": [], "config": {"batch": 8}},
-    **{"seed": 7, "epochs": None, "prices": None, "price_per_worker_hour": 2.0, "target": "loss <= 1"},
-    **{"sampler": "random", "stopping": "asha", "means": EXACT, "sync": "allreduce", "sync_schedule": "", "trials": 3},
+    "kind": "tune",
+    "program": "train.py",
+    "objectives": {"loss": "min"},
+    "constraints": [],
+    "config": {"batch": 8},
+    "seed": 7,
+    "epochs": None,
+    "prices": None,
+    "price_per_worker_hour": 2.0,
+    "target": "loss <= 1",
+    "sampler": "random",
+    "stopping": "asha",
+    "means": EXACT,
+    "sync": "allreduce",
+    "sync_schedule": "",
+    "trials": 3,
 }
 
 
