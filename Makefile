@@ -1,4 +1,5 @@
-# make run   the main job on embedded data: how far does examples/digits.py scale before accuracy pays?
+# make run   the main job on embedded data: how far does examples/digits.py scale before accuracy pays? It takes as long
+#            as its phases need on this machine, by its first steps: 1.5 minutes on two idle cores, more on busy ones
 # make test  style, types and tests
 # make soak  what make test and the smoke runs leave out: long runs under faults, all cells of wide matrices
 # make gpu   what needs a GPU: its tests and benchmark, by $(PYTHON) and the torch it has, with no network
@@ -20,7 +21,7 @@ SMOKES_AT_ONCE ?= 2
 .PHONY: run test suite gpu soak fuzz lint types bench-smoke clean
 
 run: $(VENV)/.installed
-	$(BIN)/elastune frontier examples/digits.py --workers 1,2,4,8,16 --target 0.95 --budget 90s
+	$(BIN)/elastune frontier examples/digits.py --workers 1,2,4,8,16 --target 0.95 --budget auto
 
 # mypy takes one core for a minute: the tests begin meanwhile.
 test: lint

@@ -19,11 +19,9 @@ Trainings are kept in ``--cache`` one by one: stopped, it goes on where it was.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -44,9 +42,9 @@ from adaptive_analysis import (
 from adaptive_figure import draw
 from adaptive_search import BATCHES, Chosen, Method, Size, fixed_methods, search
 from adaptive_time import calibrate, read
+from result_file import write_result
 
 from elastune.core.errors import UserError
-from elastune.job.machine import machine_context
 from elastune.plan.steps.data_parallel import DataParallelStep
 
 RESULTS = Path(__file__).parent / "results"
@@ -156,12 +154,11 @@ def main() -> int:
         smoke(options.processes)
         return 0
     if options.calibrate:
-        CALIBRATION.write_text(json.dumps(calibrate(40), indent=1) + "\n")
+        write_result(CALIBRATION, calibrate(40))
         print(CALIBRATION.read_text())
         return 0
     model = read(CALIBRATION)
     size = Size(seeds=options.seeds, batches=tuple(options.batches))
-    started = time.perf_counter()
     found: list[Chosen] = []
     told: dict[str, Any] = {}
     for data in options.data:
@@ -174,16 +171,13 @@ def main() -> int:
         raise UserError("there must be trainings to report on", f"none complete in {options.cache}", "run some first")
     draw(found, at_workers(model, WORKERS), f"Time is modelled for {WORKERS} workers", options.out.with_suffix(".png"))
     result = {
-        "command": "python " + " ".join(sys.argv),
         "time": "modelled: adaptive_time.py; parts measured: adaptive_calibration.json",
         "model": asdict(model),
         "size": asdict(size),
-        "wall_s": round(time.perf_counter() - started),
-        "machine": machine_context(),
         "results": told,
         "courses": [{"data": c.method.data, **course_data(c)} for c in found],
     }
-    options.out.write_text(json.dumps(result) + "\n")
+    write_result(options.out, result, indent=None)
     return 0
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -22,10 +21,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from result_file import write_result
+
 from elastune.cluster.elastic_run import ElasticRun
 from elastune.cluster.hosts import HostsCluster
 from elastune.core.run import Elastic, Means, Program, RunSpec
-from elastune.job.machine import machine_context
 from elastune.job.output_journal import journal_in
 from elastune.job.supervisor import JobSupervisor
 from elastune.journal.writer import JournalWriter
@@ -245,7 +245,6 @@ def main() -> int:
     options = parser.parse_args()
     if options.smoke:
         options.agents, options.changes, options.heartbeats, options.out = 64, 2, 3.0, None
-    load = os.getloadavg()
     found = measure(options.agents, options.room, options.changes, options.heartbeats)
     for name, changes in (("an agent dies", found.death), ("an agent joins", found.growth)):
         told_s, running_s, views = (median(changes, field) for field in ("told_s", "running_s", "views"))
@@ -255,14 +254,11 @@ def main() -> int:
     print(f"memory: {found.before_mb:.0f} MB before, {found.resident_mb:.0f} at the end, {found.peak_mb:.0f} at most")
     if options.out is not None:
         whole = {
-            "command": f"python benchmarks/agents.py {' '.join(sys.argv[1:])}",
-            "machine": machine_context(),
-            "load": [load, os.getloadavg()],
             "fakes": "agents and workers speak the protocol and do not train; they share this machine's cores",
             "goals": against_goals(found),
             "measured": asdict(found),
         }
-        options.out.write_text(json.dumps(whole, indent=2) + "\n")
+        write_result(options.out, whole)
     return 0
 
 

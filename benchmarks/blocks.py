@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import statistics
 import sys
 import time
@@ -24,6 +23,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from result_file import write_result
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
@@ -32,7 +32,6 @@ from elastune.comm.gloo import GlooFactory
 from elastune.core.batch_slices import BatchSlice
 from elastune.core.mesh import Mesh
 from elastune.core.run import Means
-from elastune.job.machine import machine_context
 from elastune.mechanisms.division import Division
 from elastune.mechanisms.tensor.divide import divide
 from elastune.mechanisms.tensor.division import TensorDivision
@@ -181,14 +180,11 @@ def main() -> None:
     if len({told["outputs"] for each in splits for told in each["workers"]}) > 1:
         sys.exit("the width shows in the outputs")
     if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
         result = {
-            "command": "python " + " ".join(sys.argv),
-            "machine": machine_context(),
             "cost": costs,
             "split": splits,
         }
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
+        write_result(args.out, result)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ import itertools
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -30,6 +29,7 @@ import torch
 import torch.nn.functional as F
 from forked import on_workers
 from paced import Paced
+from result_file import write_result
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -37,7 +37,6 @@ from elastune.comm.join import join, stand
 from elastune.core.mesh import Mesh
 from elastune.core.run import Means, Place, Program, RunSpec, Schedule
 from elastune.elastic.worker.group import WorkerGroup
-from elastune.job.machine import machine_context
 from elastune.mechanisms.pipeline.divide import Pipeline
 from elastune.mechanisms.pipeline.schedules import idle_part
 from elastune.train.session import Session
@@ -135,7 +134,6 @@ def main() -> None:
     if args.smoke:
         cells, rounds, steps = [(2, 4, name) for name in SCHEDULES[1:4:2]], 1, 3
     assert set(SCHEDULES) == set(get_args(Schedule))
-    load = os.getloadavg()[0]
     found: dict[Any, list[list[tuple[float, float]]]] = {cell: [] for cell in cells}
     for _, (stages, batches, schedule) in itertools.product(range(rounds), cells):
         found[stages, batches, schedule].append(measured(stages, schedule, batches, steps))
@@ -149,12 +147,11 @@ def main() -> None:
             flush=True,
         )
     if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
         result = {
-            "command": "python " + " ".join(sys.argv), "machine": machine_context(), "rounds": rounds, "steps": steps,
-            "load_at_start": load, "emulated": f"compute paced to {FLOPS_A_SECOND:g} FLOP/s a worker", "rows": rows,
+            "rounds": rounds, "steps": steps,
+            "emulated": f"compute paced to {FLOPS_A_SECOND:g} FLOP/s a worker", "rows": rows,
         }  # fmt: skip
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
+        write_result(args.out, result)
 
 
 if __name__ == "__main__":

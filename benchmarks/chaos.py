@@ -14,7 +14,6 @@ import json
 import os
 import random
 import signal
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -28,11 +27,11 @@ from typing import Any
 from driving import LOOK_S, Run, Stalled, running
 from holdings import Holding, growth, holding, marked
 from pauses import irregular, summary
+from result_file import write_result
 
 from elastune.cluster.local import LocalCluster
 from elastune.core.errors import UserError
 from elastune.core.run import Elastic, Means, Program, RunSpec
-from elastune.job.machine import machine_context
 from elastune.job.output_dir import JOURNAL
 from elastune.journal.reader import read
 from elastune.journal.records import FaultInjected, Regrouped, Reported, RunFinished
@@ -273,9 +272,8 @@ def main() -> None:
         raise SystemExit(f"FAILED: {error}") from None
     print(json.dumps(told, indent=1))
     if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        result = {"command": "python " + " ".join(sys.argv), "machine": machine_context(), "chaos": told}
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
+        result = {"chaos": told}
+        write_result(args.out, result)
     if told["wrong"]:
         raise SystemExit("FAILED: " + "; ".join(told["wrong"]))
     print(f"ok: {faults} faults, and nothing shows")

@@ -233,13 +233,12 @@ def main() -> None:
         jobs += [
             lambda w=workers: overhead_cell(w, args.mode, rounds, steps) for workers in sorted({w for w, _ in sizes})
         ]
-    load = os.getloadavg()
     cells = [attempt(job) for job in jobs]
     if args.peers:
         cells += peers(["torchrun", "torchft"], args.peers_dir, args.peer_repeats, sizes, events)
     conclude(cells)
     if args.out:
-        write(args.out, cells, load)
+        write(args.out, cells)
     if any("failed" in cell for cell in cells):
         sys.exit(1)
 

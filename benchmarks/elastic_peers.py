@@ -11,7 +11,6 @@ the median step: of any survivor (torchft), of whoever is rank 0 (torchrun, wher
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import socket
@@ -26,8 +25,8 @@ from typing import Any
 
 from pauses import Ticks, pause_s, reached, summary, survivors_pause_s, usual_gaps
 from peer_processes import SETTLED_STEPS, Processes, Stalled, job, peer_python
+from result_file import write_result
 
-from elastune.job.machine import machine_context
 from elastune.recipes.datasets import cache_folder
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -286,18 +285,14 @@ def over_elastune(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def write(out: Path, cells: Sequence[dict[str, Any]], load: Sequence[float]) -> None:
-    """The result: ``load`` is the machine's load average (1, 5, 15 minutes) before the run."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    loads = {"before": [round(value, 2) for value in load], "after": [round(value, 2) for value in os.getloadavg()]}
+def write(out: Path, cells: Sequence[dict[str, Any]]) -> None:
+    """The result."""
     result: dict[str, Any] = {
-        "command": "python " + " ".join(sys.argv),
-        "machine": {**machine_context(), "load_average": loads},
         "cells": cells,
     }
     if ratios := over_elastune(cells):
         result["over_elastune"] = ratios
-    out.write_text(json.dumps(result, indent=1) + "\n")
+    write_result(out, result)
 
 
 def main() -> None:
@@ -311,14 +306,13 @@ def main() -> None:
     parser.add_argument("--peers-dir", type=Path, default=cache_folder() / "benchmark-peers")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    load = os.getloadavg()
     if args.smoke:
         cells = peers(["torchrun"], args.peers_dir, 1, [(2, "small")], ("kill",))
     else:
         sizes = [(int(workers), size) for workers in args.workers.split(",") for size in args.sizes.split(",")]
         cells = peers(args.only.split(","), args.peers_dir, args.repeats, sizes, args.events.split(","))
     if args.out:
-        write(args.out, cells, load)
+        write(args.out, cells)
     if any("failed" in cell for cell in cells):
         sys.exit(1)
 

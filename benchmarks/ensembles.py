@@ -25,7 +25,6 @@ says so. At the end the same members are trained as one study by one worker and 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import tempfile
 import time
@@ -39,13 +38,13 @@ from typing import Any
 import torch
 from ensembles_told import BEST, ONE, OWN, Row, goals, line, summary
 from programs.ensembles_train import build, splits
+from result_file import write_result
 from torch import nn
 
 import elastune
 from elastune.cluster.local import WARM, LocalCluster
 from elastune.core.run import Means, Program, RunSpec
 from elastune.core.start_from import StartFrom
-from elastune.job.machine import machine_context
 from elastune.job.run import run_job
 from elastune.recipes import datasets
 from elastune.reuse.candidates import Candidate, library
@@ -278,10 +277,9 @@ def main() -> int:
     for one in turns:
         print(f"{one['members']} members, {one['computing']} computing: seconds by workers {one['seconds']}")
     if not options.smoke:
-        whole = {"command": "OMP_NUM_THREADS=1 python benchmarks/ensembles.py", "machine": machine_context()}
         fallen = images == "digits"
-        told = {**whole, "digits_instead_of_fashion_mnist": fallen, "results": found, "members_in_turns": turns}
-        options.out.write_text(json.dumps(told, indent=2) + "\n")
+        told = {"digits_instead_of_fashion_mnist": fallen, "results": found, "members_in_turns": turns}
+        write_result(options.out, told)
     return 0
 
 

@@ -62,6 +62,7 @@ from genetic_replay import (
     rules,
     speed_up,
 )
+from result_file import conditions
 
 from elastune.cluster.devices import devices
 from elastune.core.errors import UserError
@@ -306,14 +307,10 @@ def run(size: Size, folder: Path, options: argparse.Namespace) -> dict[str, Any]
     rows = replays(table, size, options.seeds, options.workers)
     random = report(table, size, rows, options.seeds)
     return {
-        "command": "OMP_NUM_THREADS=1 python benchmarks/genetic_mnist.py --live --table RESULT"
-        if options.table is not None
-        else "OMP_NUM_THREADS=1 python benchmarks/genetic_mnist.py --live",
         "labels": {
             MEASURED: "real trainings, begun and ended by elastune tune",
             REPLAYED: "the same study on elastune simulate's clock; its trainings are those under trainings, measured",
         },
-        "machine": machine_context(),
         "settings": {
             **asdict(size),
             "rates": RATES,
@@ -354,7 +351,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(written(found))
+    options.out.write_text(written({**conditions(), **found}))
     return 0
 
 

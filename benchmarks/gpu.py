@@ -32,6 +32,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from gpu_cells import DETERMINISTIC, FAST, PLAIN, exact, measure, shown
+from result_file import CONDITIONS, command, write_result
 
 from elastune.cluster.devices import devices
 from elastune.job.machine import machine_context
@@ -210,7 +211,7 @@ def main() -> int:
         cells, watched = timed(MODELS, [(1, "bf16"), (1, "fp32"), (2, "bf16"), (4, "bf16")]), monitored(MODELS)
     if not gpu:
         print("no GPU here: small models on the CPU; nothing is said of a GPU's bits, times or memory", flush=True)
-    command, result = "python " + " ".join(sys.argv), {}
+    result: dict[str, Any] = {}
     if args.out and args.out.exists() and [*args.parts] != [*PARTS]:
         result = json.loads(args.out.read_text())
     result |= {"machine": machine(gpu), "device": device, "size": size}
@@ -222,10 +223,11 @@ def main() -> int:
     for name in args.parts:
         started = time.monotonic()
         found = parts[name]()
-        result[name] = {"command": command, "seconds": round(time.monotonic() - started, 1), **found}
+        result[name] = {"command": command(), "seconds": round(time.monotonic() - started, 1), **found}
         if args.out:
-            args.out.parent.mkdir(parents=True, exist_ok=True)
-            args.out.write_text(json.dumps(result, indent=1) + "\n")
+            write_result(
+                args.out, {**{k: v for k, v in result.items() if k not in CONDITIONS}, "machine": machine(gpu)}
+            )
     seconds = sum(result[name]["seconds"] for name in args.parts)
     print("; ".join(wrong(result)) or "ok", f"({seconds:.0f} s, {result['machine']['gpu'] or 'CPU'})")
     return 1 if wrong(result) else 0

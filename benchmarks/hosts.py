@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,8 @@ from elastic_peers import by_event
 from hosts_peers import BATCH, EACH, HOSTS, LINK_BURST, PEERS, SIZE, peer_rows
 from pauses import Ticks, irregular, reached, survivors_pause_s
 from programs.workload import OWNER, SAMPLE_S
+from result_file import write_result
 
-from elastune.job.machine import machine_context
 from elastune.journal.reader import read
 from elastune.journal.records import Adopted, Regrouped
 from elastune.recipes.datasets import cache_folder
@@ -237,16 +237,13 @@ def verdicts(cells: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {"goals": goals, "over_elastune": ratios, "goal_over_elastune": RATIO}
 
 
-def write(out: Path, shape: Shape, load: Sequence[float], told: dict[str, Any]) -> None:
-    """``load``: averages of the machine (1, 5, 15 minutes) before the run; each cell has that of its last 5 minutes."""
+def write(out: Path, shape: Shape, told: dict[str, Any]) -> None:
+    """The result; each cell has the load average of its last 5 minutes."""
     result = {
-        "command": "python " + " ".join(sys.argv),
-        "machine": {**machine_context(), "load_average_before": [round(value, 2) for value in load]},
         "emulated": f"compute, {shape.sample_s:g} s a sample; hosts are namespaces, links shaped to {LINK}",
         "hosts": HOSTS, "workers_a_host": EACH, "batch": BATCH, "slots": shape.slots, **told,
     }  # fmt: skip
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=1) + "\n")
+    write_result(out, result)
 
 
 def main() -> None:
@@ -258,7 +255,6 @@ def main() -> None:
     parser.add_argument("--peers-dir", type=Path, default=cache_folder() / "benchmark-peers")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    load = os.getloadavg()
     shape = SMALL if args.smoke else Shape(rounds=args.rounds)
     os.environ.update({OWNER: str(os.getpid()), SAMPLE_S: str(shape.sample_s), "OMP_NUM_THREADS": "1"})
     only = ["elastune"] if args.smoke else args.only.split(",")
@@ -273,7 +269,7 @@ def main() -> None:
         cells[who] = {**by_event(rows), "load_average": round(os.getloadavg()[1], 2)}
         told = {"cells": cells, "run": ended, **verdicts(cells)}
         if args.out:  # after each: the slowest comes last
-            write(args.out, shape, load, told)
+            write(args.out, shape, told)
     print(json.dumps({name: value for name, value in told.items() if name != "cells"}, indent=1))
     if ended and not (ended["equal"] and ended["exact_ledger"] and not ended["skipped"] and not ended["repeated"]):
         sys.exit("a step was lost or done twice, or the weights are not those of an undisturbed run")

@@ -11,7 +11,6 @@ Optuna refuses reports with several objectives.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -24,8 +23,8 @@ from optuna.distributions import BaseDistribution, FloatDistribution, IntDistrib
 from optuna.samplers import RandomSampler
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
+from result_file import write_result
 
-from elastune.job.machine import machine_context
 from elastune.journal.reader import read
 from elastune.journal.records import Reported, RunFinished, TrialFinished, TrialReported, TrialStarted
 from elastune.journal.writer import JournalWriter
@@ -124,8 +123,7 @@ def main() -> int:
     for name, row in found.items():
         print(f"{name:32} {row['median_ms']:8.3f} ms a trial, {row['quartiles_ms']}, {row['trials']} trials")
     if not options.smoke:
-        whole = {"command": "OMP_NUM_THREADS=1 python benchmarks/journal.py", "machine": machine_context()}
-        options.out.write_text(json.dumps({**whole, "results": found}, indent=2) + "\n")
+        write_result(options.out, {"results": found})
     return 0
 
 

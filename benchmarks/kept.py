@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import multiprocessing
-import os
 import signal
 import sys
 import time
@@ -20,9 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from result_file import CONDITIONS, write_result
+
 from elastune.core.errors import UserError
-from elastune.job.machine import machine_context
-from elastune.journal.atomic import atomic_write
 from elastune.testing.agent_runs import CommandRefused
 
 Row = dict[str, Any]
@@ -58,11 +57,7 @@ def write(out: Path | None, settings: Mapping[str, Any], told: Mapping[str, Any]
     """All that is ``told`` by now, under what it was asked and measured with; ``out`` None: nowhere."""
     if out is None:
         return
-    threads = [f"OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']}"] if "OMP_NUM_THREADS" in os.environ else []
-    command = " ".join([*threads, "python", *sys.argv])
-    head = {"command": command, "machine": machine_context(), "settings": settings}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(out, json.dumps({**head, **told}, indent=1).encode() + b"\n")
+    write_result(out, {"settings": settings, **told})
 
 
 class Rows:
@@ -78,7 +73,7 @@ class Rows:
         before = begun(out, self._settings)
         self.cells: Cells = before.get("cells", {})
         self.told: dict[str, Any] = {}
-        self._head: Row = {name: before[name] for name in ("command", "machine") if name in before}  # of the newest row
+        self._head: Row = {name: before[name] for name in CONDITIONS if name in before}  # of the newest row
 
     def of(self, key: str, measure: Callable[[], Row]) -> Row:
         """The row of ``key``, which with the settings says all that it depends on. Raises ``OutOfTime``."""

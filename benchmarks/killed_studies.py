@@ -38,9 +38,9 @@ from killed_life import one_life
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
+from result_file import write_result
 
 from elastune.core.run import Program
-from elastune.job.machine import machine_context
 from elastune.journal.reader import read
 from elastune.journal.records import Record, TrialFinished, TrialPaused, TrialResumed, TrialStarted
 from elastune.report.export_optuna import to_optuna
@@ -121,10 +121,8 @@ def run(kills: int, trials: int, longest_s: float, seed: int) -> dict[str, Any]:
 
 def simulated(kills: int, seed: int, out: Path | None, *, keep: bool) -> int:
     found = killed_simulated.run(max(1, kills // len(killed_simulated.STUDIES)), seed)
-    command = "OMP_NUM_THREADS=1 python benchmarks/killed_studies.py --simulated"
     if keep:
-        told = {"command": command, "simulated": True, "machine": machine_context(), "result": found}
-        (out or SIMULATED).write_text(json.dumps(told, indent=1) + "\n")
+        write_result(out or SIMULATED, {"simulated": True, "result": found})
     return int(found["studies_that_differ"] > 0)
 
 
@@ -158,11 +156,8 @@ def main() -> int:
     kills, trials = (2, 6) if options.smoke else (options.kills, options.trials)
     found = run(kills, trials, options.longest or 8.0, options.seed)
     print(json.dumps(found, indent=2))
-    command = "OMP_NUM_THREADS=1 python benchmarks/killed_studies.py"
     if not options.smoke:
-        (options.out or RESULT).write_text(
-            json.dumps({"command": command, "machine": machine_context(), "result": found}, indent=2) + "\n"
-        )
+        write_result(options.out or RESULT, {"result": found})
     bad = found["kills_after_which_a_finished_trial_was_missing"] + found["processes_left_behind"]
     bad += found["kills_after_which_a_trial_was_recorded_twice"] + found["states_in_the_end"].get("running", 0)
     bad += found["exported_to_optuna"].get("RUNNING", 0)

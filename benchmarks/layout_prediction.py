@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import os
 import sys
 import time
@@ -30,9 +29,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from result_file import write_result
 from scipy.stats import kendalltau
 
-from elastune.job.machine import machine_context
 from elastune.plan.steps.probes import probe
 from elastune.plan.steps.splits import StepSplits
 from elastune.plan.steps.step_model import StepModel
@@ -209,12 +208,8 @@ def main() -> int:
     results["goals_met"] = met
     print("  goals: " + ", ".join(f"{name} {'met' if good else 'MISSED'}" for name, good in met.items()))
     if options.out:
-        how: dict[str, Any] = {
-            "command": "python " + " ".join(sys.argv),
-            "machine": machine_context(),
-            "load": os.getloadavg()[0],
-        }
-        options.out.write_text(json.dumps(how | results, indent=1) + "\n")
+        how: dict[str, Any] = {}
+        write_result(options.out, how | results)
     return 0
 
 

@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from hashlib import sha256
@@ -22,6 +21,7 @@ from typing import Any
 
 import torch
 from forked import on_workers
+from result_file import write_result
 from torch.distributed import TCPStore
 
 from elastune.comm.comms import Comms, form_comms
@@ -29,7 +29,6 @@ from elastune.comm.exact import ExactReducer
 from elastune.comm.gloo import GlooFactory
 from elastune.core.mesh import Mesh
 from elastune.core.slots import cut
-from elastune.job.machine import machine_context
 from elastune.testing.hosts import INTERFACE, Network, enter
 
 LINKS = ("200mbit", "1gbit", "none")
@@ -144,13 +143,12 @@ def main() -> None:
                 flush=True,
             )
     if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
         result = {
-            "command": "python " + " ".join(sys.argv), "machine": machine_context(), "rounds": rounds,
+            "rounds": rounds,
             "summed_bytes": 4 * size, "slots": SLOTS, "emulated": "links shaped (tbf) between namespaces",
             "rows": rows,
         }  # fmt: skip
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
+        write_result(args.out, result)
 
 
 if __name__ == "__main__":

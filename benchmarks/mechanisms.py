@@ -35,6 +35,7 @@ import torch
 import torch.multiprocessing as mp
 import torch.nn.functional as F
 from forked import on_workers
+from result_file import write_result
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -45,7 +46,6 @@ from elastune.comm.group import Group
 from elastune.comm.join import join, stand
 from elastune.core.run import Means, Place, Program, RunSpec
 from elastune.elastic.worker.group import WorkerGroup
-from elastune.job.machine import machine_context
 from elastune.mechanisms.registry import MECHANISMS
 from elastune.train.session import Session
 
@@ -437,9 +437,8 @@ def main() -> None:
         cells.append(measure(*size))
         show(cells[-1])
         if args.out:
-            args.out.parent.mkdir(parents=True, exist_ok=True)
-            result = {"command": "python " + " ".join(sys.argv), "machine": machine_context(), "cells": cells}
-            args.out.write_text(json.dumps(result, indent=1) + "\n")
+            result = {"cells": cells}
+            write_result(args.out, result)
 
 
 if __name__ == "__main__":

@@ -15,18 +15,18 @@ import argparse
 import json
 import os
 import random
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from result_file import write_result
 
 from elastune.cluster.elastic_run import ElasticRun
 from elastune.cluster.local import LocalCluster
 from elastune.core.mesh import Mesh
 from elastune.core.mesh_choice import MeshChoice
 from elastune.core.run import Elastic, Means, Program
-from elastune.job.machine import machine_context
 from elastune.journal.records import Record, Regrouped, Restarted, RunFinished, StateLost
 from elastune.testing.elastic_runs import Runs
 
@@ -139,14 +139,11 @@ def main() -> None:
                 print("\n".join([*told[-1]["wrong"], *told[-1]["events"]]), flush=True)
     injected = sum(case["kills"] + case["reshapes"] for case in told)
     if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
         result = {
-            "command": "python " + " ".join(sys.argv),
-            "machine": machine_context(),
             "injected": injected,
             "runs": told,
         }
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
+        write_result(args.out, result)
     if failed := [case["mechanism"] for case in told if case["wrong"]]:
         raise SystemExit(f"FAILED: {', '.join(failed)}")
     if injected < events * len(mechanisms):

@@ -15,7 +15,6 @@ import itertools
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from forked import on_workers
 from overhead_programs import PROGRAMS, measure_program
+from result_file import write_result
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
@@ -34,7 +34,6 @@ from elastune.comm.group import Group
 from elastune.comm.join import join
 from elastune.core.run import Means, Place, Program, RunSpec
 from elastune.elastic.worker.group import WorkerGroup
-from elastune.job.machine import machine_context
 from elastune.train.session import Session
 
 SAMPLES = 4096
@@ -182,9 +181,8 @@ def main() -> None:
     for measure_framework in FRAMEWORKS.values():
         cells.append(told_of(measure_framework(64, *rounds)))
     if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        result = {"command": "python " + " ".join(sys.argv), "machine": machine_context(), "cells": cells}
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
+        result = {"cells": cells}
+        write_result(args.out, result)
 
 
 if __name__ == "__main__":

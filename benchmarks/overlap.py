@@ -17,7 +17,6 @@ import argparse
 import json
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from typing import Any
 
 import torch
 from forked import on_workers
+from result_file import write_result
 from topologies import HOSTS, LIMIT_S, network
 from torch.distributed import TCPStore
 
@@ -36,7 +36,6 @@ from elastune.comm.post import Post
 from elastune.comm.tags import CALLS_TAG
 from elastune.core.fragments import fragments_of, sendings
 from elastune.core.sync_plan import SyncPlan
-from elastune.job.machine import machine_context
 from elastune.sync.async_pairs import AsyncPairAveraging
 from elastune.sync.local import Local
 from elastune.sync.pair_averaging import PairAveraging
@@ -237,13 +236,12 @@ def main() -> None:
             rows.append(measured(case, rate, (size, rounds, rest_s)))
             print("  ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
     if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
         result = {
-            "command": "python " + " ".join(sys.argv), "machine": machine_context(), "rounds": rounds,
+            "rounds": rounds,
             "bytes": 4 * size, "plan": str(PLAN), "pairs": str(PAIRS),
             "emulated": "links shaped (tbf) between namespaces, computing is a rest", "rows": rows,
         }  # fmt: skip
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
+        write_result(args.out, result)
 
 
 if __name__ == "__main__":

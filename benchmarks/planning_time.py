@@ -11,15 +11,14 @@ bring.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from result_file import write_result
 
-from elastune.job.machine import machine_context
 from elastune.plan.cluster_plan import PlanBounds, ProgramForecast, best_plans
 from elastune.plan.divisions import Allowed, Nodes, divisions
 from elastune.plan.next_doubling import doublings
@@ -75,15 +74,13 @@ def main() -> int:
     for row in rows:
         print(row)
     found = {
-        "command": "OMP_NUM_THREADS=1 python benchmarks/planning_time.py",
         "measured": "CPU seconds of one answer, the program being measured already; see the file's head",
-        "machine": machine_context(),
         "goal_s": GOAL_S,
         "met": all(row["most_cpu_s"] <= GOAL_S for row in rows),
         "rows": rows,
     }
     if options.out and not options.smoke:
-        options.out.write_text(json.dumps(found, indent=1) + "\n")
+        write_result(options.out, found)
     return 0
 
 

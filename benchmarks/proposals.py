@@ -12,7 +12,6 @@ more is told, which shares them.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from result_file import write_result
 from sampler import INSTANCES, OBJECTIVES, PARAMETERS, Surrogate, machine, space
 
 from elastune.core.errors import UserError
@@ -100,12 +100,11 @@ def main() -> int:
         run(folder, INSTANCES[:1], TOLD[:1], 1)
         return 0
     found = {
-        "command": "OMP_NUM_THREADS=1 python benchmarks/proposals.py",
         "measured": "seconds of CPU of a proposal of the Gaussian process, two objectives, seven parameters",
         "machine": machine(),
         "results": run(folder, INSTANCES, TOLD, options.seeds),
     }
-    options.out.write_text(json.dumps(found, indent=1) + "\n")
+    write_result(options.out, found)
     return 0
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from result_file import write_result
 
 from elastune.comm.group import Group
 from elastune.core.leaves import Leaf, Split
@@ -242,13 +243,13 @@ def main() -> int:
     sizes = ["1M"] if asked.smoke else ["1M", "10M", *(["100M"] if asked.large else [])]
     times = 1 if asked.smoke else 3
     cells = [(size, workers) for size in sizes for workers in ((4,) if asked.smoke else (4, 8))]
-    found: dict[str, Any] = {"command": "python " + " ".join(sys.argv)}
+    found: dict[str, Any] = {}
     rows = [row for size, workers in cells for row in reshapes(size, workers, times, not asked.smoke)]
     found["reshapes"] = rows
     found["dcp"] = [] if asked.smoke else [checkpointed(size, workers) for size, workers in cells]
     found["machine"] = machine_context()
     if asked.out is not None:
-        asked.out.write_text(json.dumps(found, indent=1) + "\n")
+        write_result(asked.out, found)
     good = all(row["same_bits"] and abs(row["of_minimum"] - 1) < 1e-9 for row in rows)
     return 0 if good else 1
 

@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 from forked import on_workers
+from result_file import write_result
 from torch.distributed import TCPStore
 
 from elastune.cluster.local import LocalCluster
@@ -36,7 +37,6 @@ from elastune.core.leaves import Leaf, Split
 from elastune.core.mesh import Mesh
 from elastune.core.ownership import held
 from elastune.core.run import Program
-from elastune.job.machine import machine_context
 from elastune.journal.records import Regrouped
 from elastune.testing.agent_runs import LIMIT_S, AgentRun
 from elastune.testing.elastic_runs import SLOTS, Runs
@@ -217,12 +217,12 @@ def main() -> int:
     asked = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     times, width = (1, SMALL) if asked.smoke else (asked.times, WIDTH)
-    found: dict[str, Any] = {"command": "python " + " ".join(sys.argv), "machine": machine_context()}
+    found: dict[str, Any] = {}
     for where in WHERE[:1] if asked.smoke else asked.only.split(","):
         found[where] = over_loopback(times, width) if where == "loopback" else over_hosts(times, width)
         print(json.dumps({where: found[where]}), flush=True)
     if asked.out is not None:
-        asked.out.write_text(json.dumps(found, indent=1) + "\n")
+        write_result(asked.out, found)
     return 0 if all(found[where]["same_bits"] for where in WHERE if where in found) else 1
 
 

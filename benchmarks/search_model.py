@@ -42,6 +42,7 @@ from typing import Any
 import numpy as np
 from fidelity_loop import Study as StoppingStudy
 from multi_fidelity import yardstick
+from result_file import write_result
 from sampler import EPOCHS, INSTANCES, OBJECTIVES, PARAMETERS, Floats, Surrogate, decode, machine, space
 
 from elastune.core.errors import UserError
@@ -302,7 +303,6 @@ def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         runs = RUNS[:1]
     known = json.loads(options.out.read_text()) if options.out.exists() and not options.smoke else {}
     found: dict[str, Any] = {
-        "command": "OMP_NUM_THREADS=1 python benchmarks/search_model.py",
         "measured": "simulated studies on the lcbench surrogate, see the file's head; nothing was trained",
         "machine": machine(),
         "seeds": seeds,
@@ -341,8 +341,7 @@ def main() -> int:
         return 2
     print(json.dumps({name: found[name] for name in PARTS if name != "makespans"}, indent=1))
     if not options.smoke:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(found, indent=1) + "\n")
+        write_result(options.out, found)
     return 0
 
 

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -26,11 +24,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from overhead import lenet
+from result_file import write_result
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from elastune.core.run import Means
-from elastune.job.machine import machine_context
 from elastune.testing.sessions import lone_session
 
 SLOTS = (1, 2, 4, 8)
@@ -202,9 +200,8 @@ def main() -> None:
         cells.append(measure(name, (2, 8), 3) if args.smoke else measure(name, SLOTS, args.rounds))
         print(shown(cells[-1]), flush=True)
         if args.out:
-            args.out.parent.mkdir(parents=True, exist_ok=True)
-            result = {"command": "python " + " ".join(sys.argv), "machine": machine_context(), "cells": cells}
-            args.out.write_text(json.dumps(result, indent=1) + "\n")
+            result = {"cells": cells}
+            write_result(args.out, result)
 
 
 if __name__ == "__main__":

@@ -26,13 +26,13 @@ import torch
 import torch.nn.functional as F
 from forked import on_workers
 from paced import Paced
+from result_file import write_result
 from torch.utils.data import TensorDataset
 
 from elastune.comm.join import join, stand
 from elastune.core.mesh import Mesh
 from elastune.core.run import Means, Place, Program, RunSpec
 from elastune.elastic.worker.group import WorkerGroup
-from elastune.job.machine import machine_context
 from elastune.mechanisms.tensor.plan import TrunkByData
 from elastune.testing.hosts import INTERFACE, Network, enter
 from elastune.train.session import Session
@@ -139,12 +139,11 @@ def main() -> None:
                 flush=True,
             )
     if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
         result = {
-            "command": "python " + " ".join(sys.argv), "machine": machine_context(), "rounds": rounds, "steps": steps,
+            "rounds": rounds, "steps": steps,
             "emulated": f"compute paced to {FLOPS_A_SECOND:g} FLOP/s a worker, links shaped", "rows": rows,
         }  # fmt: skip
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
+        write_result(args.out, result)
 
 
 if __name__ == "__main__":

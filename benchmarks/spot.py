@@ -28,10 +28,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from result_file import write_result
 from spot_live import Live, live
 
 from elastune.core.cost import ON_DEMAND, SPOT, Prices
-from elastune.job.machine import machine_context
 from elastune.plan.traces import Availability
 from elastune.policies.library.spot import SpotRules
 from elastune.simulate.forecast import HINDSIGHT, POLICY, CostForecast, forecasts
@@ -176,8 +176,6 @@ def main() -> int:
     print("\n".join(["short of a goal:", *short] if short else ["all goals met"]))
     if args.out:
         data = {
-            "command": "python " + " ".join(sys.argv),
-            "machine": machine_context(),
             "prices_assumed": {"spot": 0.918, "on-demand": 3.06},
             "overheads_s": {"start": seen.start_s, "join": seen.join_s, "loss": seen.loss_s},
             "restart_overheads_s": {"join": 20.0, "loss": 74.0},
@@ -185,7 +183,7 @@ def main() -> int:
             "simulated": cells,
             "short_of_goals": short,
         }
-        args.out.write_text(json.dumps(data, indent=1) + "\n")
+        write_result(args.out, data)
     return int(bool(seen.wrong))
 
 

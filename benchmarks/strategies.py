@@ -32,6 +32,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 from kept import OutOfTime, Row, Rows, ended
+from result_file import conditions, write_result
 from strategies_hosts import HOSTS, on_hosts, paces
 from strategies_task import CNN, CNN_LONG, GRU, GRU_LONG, SMOKE, TASKS, Task, text_sha256
 from strategies_told import SLOWEST, goals, times_to_target
@@ -39,7 +40,6 @@ from strategies_trial import Course, Tuned, mean_of, tuned
 
 from elastune.core.errors import UserError
 from elastune.core.sync_plan import SyncPlan
-from elastune.job.machine import machine_context
 
 RESULTS = Path(__file__).parent / "results" / "strategies.json"
 SEEDS = (1, 2, 3)
@@ -250,14 +250,12 @@ def keep(out: Path, told: Row) -> None:
     """What is known, with what follows from all of it."""
     told["times"] = times_to_target(told)
     told["goals"] = goals(told, (*SELDOM, *ROUNDED))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(told, indent=1) + "\n")
+    write_result(out, told)
 
 
 def context() -> Row:
     """Of a part of the results: parts may come of several commands."""
-    load = [round(value, 2) for value in os.getloadavg()]
-    return {"command": "python " + " ".join(sys.argv), "machine": {**machine_context(), "load_average_before": load}}
+    return conditions()
 
 
 def smoke() -> None:

@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import statistics
-import sys
 import tempfile
 import threading
 import time
@@ -27,6 +26,7 @@ from typing import Any
 
 import torch
 from forked import on_workers
+from result_file import write_result
 from torch.distributed import TCPStore
 
 from elastune.comm.exact import ExactReducer
@@ -37,7 +37,6 @@ from elastune.comm.probe import probe_links
 from elastune.core.routes import routes_of
 from elastune.core.slots import cut
 from elastune.core.topology import Topology
-from elastune.job.machine import machine_context
 from elastune.plan.route_times import HostLinks, Sums, best
 from elastune.testing.hosts import INTERFACE, Network, enter
 from elastune.train.adapt.link_watch import LinkWatch
@@ -224,13 +223,12 @@ def main() -> None:
     live = {} if args.smoke else answered(size, 45)
     print(live, flush=True)
     if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
         result = {
-            "command": "python " + " ".join(sys.argv), "machine": machine_context(), "rounds": rounds,
+            "rounds": rounds,
             "summed_bytes": 4 * size, "slots": SLOTS, "emulated": "links shaped (tbf) between namespaces",
             "rows": rows, "turns_slow": live,
         }  # fmt: skip
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
+        write_result(args.out, result)
 
 
 if __name__ == "__main__":

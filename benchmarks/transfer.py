@@ -32,7 +32,6 @@ too.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import tempfile
 from dataclasses import dataclass
@@ -43,6 +42,7 @@ import torch
 from programs.transfer_train import LOADERS, PARTS, build, splits, view
 from programs.transfer_train import config as defaults
 from programs.transfer_train import model_of as model_in_its_role
+from result_file import write_result
 from torch import nn
 from transfer_told import TRAINED, compared, epochs_to, multiplications, started
 
@@ -50,7 +50,6 @@ import elastune
 from elastune.cluster.local import LocalCluster
 from elastune.core.run import Means, Program, RunSpec
 from elastune.core.start_from import StartFrom
-from elastune.job.machine import machine_context
 from elastune.job.run import run_job
 from elastune.journal.reader import read
 from elastune.journal.run_records import Reported
@@ -285,10 +284,9 @@ class Found:
         return compared(self.ways)
 
     def to_json(self) -> dict[str, Any]:
-        about = {"command": "OMP_NUM_THREADS=1 python benchmarks/transfer.py", "machine": machine_context()}
         figures = {"begun_elsewhere": self.pairs, "beside_flat": self.beside}
         each = {"seeds_beside_flat": self.ways, "learnt_trees": self.trees}
-        return {**about, "load": self.loads, "size": vars(self.size), **figures, **each}
+        return {"loads": self.loads, "size": vars(self.size), **figures, **each}
 
 
 def told(pairs: dict[str, Any], ways: dict[str, Any]) -> list[str]:
@@ -335,7 +333,7 @@ def main() -> int:
                 print(f"seed {seed}: {tests}", flush=True)
             found.loads.append(round(os.getloadavg()[0], 1))
             if not options.smoke:  # each time: who stops it here has what was measured so far
-                options.out.write_text(json.dumps(found.to_json(), indent=2) + "\n")
+                write_result(options.out, found.to_json())
     print("\n".join(told(found.pairs, found.beside)))
     unequal = [name for name, one in found.beside.items() if abs(one["compute_over_flat"] - 1) > UNEQUAL]
     if unequal and not options.smoke:

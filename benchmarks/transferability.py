@@ -14,7 +14,6 @@ best and the mean one in hindsight, and of a training that begins with none. Not
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import tempfile
 from dataclasses import dataclass
@@ -25,13 +24,13 @@ from typing import Any
 import torch
 from programs.transfer_features import halves, new_task
 from programs.transfer_train import LOADERS
+from result_file import write_result
 from transfer import FRESH, MEANS, PROGRAM, Place
 from transfer_told import gained
 
 import elastune
 from elastune.cluster.local import LocalCluster
 from elastune.core.start_from import StartFrom
-from elastune.job.machine import machine_context
 from elastune.reuse.transfer import RankedSource
 from elastune.study.request import StudyRequest
 from elastune.study.run import tune
@@ -133,9 +132,8 @@ def main() -> int:
             loads.append(round(os.getloadavg()[0], 1))
             print(f"seed {seed}: tau {seeds[-1]['tau']}", flush=True)
             if not options.smoke:  # each time: who stops it here has what was measured so far
-                about = {"command": "OMP_NUM_THREADS=1 python benchmarks/transferability.py", "load": loads}
-                whole = {**about, "machine": machine_context(), "size": vars(size), **figures(seeds), "seeds": seeds}
-                options.out.write_text(json.dumps(whole, indent=2) + "\n")
+                whole = {"loads": loads, "size": vars(size), **figures(seeds), "seeds": seeds}
+                write_result(options.out, whole)
     for name_of, value in figures(seeds).items():
         print(f"{name_of}: {value['mean']:+g} ± {value['ci95_half']} ({value['each']})")
     return 0

@@ -37,6 +37,7 @@ def test_a_policy_of_the_program_is_picked_told_and_journaled(here: Path, elastu
     adapt = said.json["adapt"]
     assert (adapt["policies"], adapt["decisions"], adapt["failed"]) == (["Doubling:at=2"], 1, 0)
     assert adapt["noise_scale"] > 0
+    assert adapt["batch_verdict"].startswith("Gradient noise scale ")
     assert adapt["batch_size"] in (16, 32), "as measured last"
     assert "Doubling: batch 16 -> 32, lr 0.01 -> 0.02" in said.err
     records = [entry.record for entry in read(here / "out" / "journal.jsonl")]
@@ -55,6 +56,7 @@ def test_a_policy_of_the_program_is_picked_told_and_journaled(here: Path, elastu
     told = elastune("report", "out", "--tensorboard")
     assert told.code == 0, told.err
     assert "Decisions (1)" in told.out
+    assert f"batch   {adapt['batch_verdict']}" in told.out.splitlines()
     assert "batch 16 -> 32, lr 0.01 -> 0.02" in told.out
     assert "events  out/tensorboard" in told.out
     assert json.loads(elastune("report", "out", "--json").out)["adapt"] == adapt

@@ -13,11 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cli.documented import documented, unlike
 
 from elastune.cli import main
+from elastune.cli.commands.run import _explain, run
+from elastune.cli.commands.search import tune
+from elastune.cli.results import result_of
 from elastune.core.run import Program
 from elastune.journal.reader import read
-from elastune.journal.records import Reported, RunFinished, StudyStarted
+from elastune.journal.records import Reported, RunFailed, RunFinished, StudyStarted, SyncChanged, TopologyLaid
+from elastune.journal.writer import JournalWriter
 
 Command = Callable[..., Any]
 
@@ -66,6 +71,21 @@ def test_run_prints_one_object(finished_run: Path) -> None:
         "out": "out",
     }
     assert len(found["sha256"]) == 64
+
+
+def test_every_field_of_a_run_is_documented(finished_run: Path) -> None:
+    assert unlike(said_by(finished_run), documented(run)) == []
+
+
+def test_every_field_of_a_run_whose_strategy_changed_is_documented(tmp_path: Path, finished_run: Path) -> None:
+    lines = (finished_run / "journal.jsonl").read_text().splitlines(keepends=True)
+    with JournalWriter(tmp_path / "journal.jsonl") as journal:
+        journal.write(SyncChanged(2, "local:learners=4,every=2", "schedule", 1.0))
+        journal.write(TopologyLaid(3, "tree", 2, "Mine", 1.0))
+    (tmp_path / "journal.jsonl").write_text("".join(lines) + (tmp_path / "journal.jsonl").read_text())
+    found = result_of(tmp_path).data
+    assert len(found["sync_changes"]) == 2
+    assert unlike(found, documented(run)) == []
 
 
 def test_report_tells_when_a_run_reached_a_target(finished_run: Path, elastune: Command) -> None:
@@ -171,6 +191,10 @@ def test_tune_prints_one_object(finished_study: Path, elastune: Command, here: P
     assert again == found | moved, "the journal alone tells all"
 
 
+def test_every_field_of_a_study_is_documented(finished_study: Path) -> None:
+    assert unlike(said_by(finished_study), documented(tune)) == []
+
+
 def test_tune_hands_its_options_on(finished_study: Path) -> None:
     started = next(e.record for e in read(finished_study / "journal.jsonl") if isinstance(e.record, StudyStarted))
     expected = {
@@ -215,7 +239,10 @@ def test_frontier_prints_one_object(here: Path, elastune: Command) -> None:
     assert found["kind"] == "frontier"
     assert found["quality"] == "loss"
     assert {(row["role"], row["workers"]) for row in found["rows"]} >= {("naive", 1), ("naive", 2)}
-    assert found["answer"]
+    told = found["answer"]
+    assert 3 <= len(told["sentence"].split()) <= 20
+    assert told["command"].startswith("elastune run linear.py")
+    assert told["this_machine"]["cores"] >= 1
     assert Path(found["report"]).is_file()
 
 
@@ -232,6 +259,16 @@ def test_ctrl_c_ends_a_run_and_says_how_to_go_on(here: Path) -> None:
     assert json.loads(out)["stopped"] == "requested"
     assert "--resume --out slow" in err
     assert "Traceback" not in err
+
+
+def test_a_second_ctrl_c_is_an_interruption(
+    finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failure = RunFailed("interrupted", "ended by a second interrupt", 0)
+    assert _explain(failure, tmp_path) == 130
+    assert capsys.readouterr().err == "elastune: ended by a second interrupt; there is no checkpoint yet\n"
+    assert _explain(failure, finished_run) == 130
+    assert f"go on after step 8 with --resume --out {finished_run}" in capsys.readouterr().err
 
 
 def test_help_shows_what_stands_in_brackets(capsys: pytest.CaptureFixture[str]) -> None:

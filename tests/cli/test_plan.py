@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cli.documented import documented, unlike
 
+from elastune.cli.commands.plan import plan
 from elastune.core.run import Program
 from elastune.core.text import number
+from elastune.frontier.plan_commands import PLACEHOLDER
 from elastune.plan.search_time import BLIND, CROWDING
 from elastune.train.rehearsal import ProgramSize
 from elastune.train.rehearse_apart import rehearse_apart
@@ -23,6 +26,10 @@ def kept(finished_plan: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a plan, which stands in the one where the program is."""
     monkeypatch.chdir(finished_plan.parent)
     return finished_plan
+
+
+def test_every_field_of_a_plan_is_documented(kept: Path) -> None:
+    assert unlike(json.loads((kept / "said.json").read_text()), documented(plan)) == []
 
 
 def test_a_plan_of_a_program_as_json(kept: Path) -> None:
@@ -72,7 +79,9 @@ def test_a_plan_that_was_kept_is_reported_and_explained(kept: Path, command_here
 
 def test_the_commands_of_a_plan_run(kept: Path, command_here: Any) -> None:
     best = json.loads((kept / "said.json").read_text())["plans"][0]
-    one, all_of_it = (shlex.split(best[name]) for name in ("command", "search_command"))
+    assert all(best[name].endswith(f" {PLACEHOLDER}") for name in ("command", "search_command"))
+    here = (best[name].removesuffix(f" {PLACEHOLDER}") for name in ("command", "search_command"))
+    one, all_of_it = map(shlex.split, here)
     assert command_here(*one[1:], "--out", "one").code == 0
     assert all_of_it[all_of_it.index("--workers") + 1] == str(best["workers"])
     told = int(all_of_it[all_of_it.index("--trials") + 1])
@@ -229,8 +238,23 @@ def test_a_program_that_fails_in_its_probe_tells_its_own_error_once(elastune: An
     assert told.err.count("RuntimeError: no such thing") == 1
 
 
-@pytest.mark.parametrize("options", [(), ("--measure", 1), ("--out", "out")])
-def test_a_cluster_is_for_measuring(elastune: Any, options: tuple[object, ...]) -> None:
-    told = elastune("plan", "linear.py", "--nodes", 1, "--cluster", "hosts:7070", "--token-file", "token", *options)
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--cluster", "hosts:7070", "--token-file", "token", "--measure", 1), "runs on a cluster need a folder"),
+        (("--cluster", "hosts:7070", "--token-file", "token", "--probe"), "runs on a cluster need a folder"),
+        (("--cluster", "hosts:7070"), "a cluster of agents needs a secret"),
+        (("--cluster", "moon"), "--cluster must be"),
+        (("--probe", "--out", "out", "--memory", "1GiB"), "--probe runs on a node of the cluster"),
+        (("--cluster", "hosts:7070", "--token-file", "token", "--probe", "--out", "out"), "add --memory, or --device"),
+        (("--device", "h1000"), "use one of h200, h100, "),
+        (("--device", "cpu"), "the memory of a worker on one core of a CPU must be given"),
+        (("--device", "h100", "--measure", 1), "add --cluster, or leave --measure out"),
+        (("--copies", 0), "use --copies 1 or 2"),
+    ],
+)
+def test_what_a_plan_cannot_be_made_of_is_one_line(elastune: Any, options: tuple[object, ...], words: str) -> None:
+    told = elastune("plan", "linear.py", "--nodes", 1, *options)
     assert told.code == 2
-    assert "a cluster is where plans are measured" in told.err
+    assert words in told.err
+    assert told.err.count("\n") == 1

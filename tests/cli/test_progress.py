@@ -20,6 +20,7 @@ from elastune.journal.records import (
     RunFailed,
     RunFinished,
     RunStarted,
+    StepsPlanned,
     StudyFinished,
     StudyStarted,
     TrialFinished,
@@ -54,9 +55,39 @@ def test_a_run_tells_its_start_and_its_end() -> None:
     tracker = RunTracker(1, None)
     started = RunStarted(program="p", config={}, seed=0, means={})
     assert tracker.hear(started) == ("", False)
+    assert tracker.hear(started) == ("", False)
+    tracker.first = "each part has 2 holders"
+    assert tracker.hear(started) == ("each part has 2 holders", True)
     assert tracker.hear(RunStarted("p", {}, 0, {}, resumed_step=7)) == ("resumed after step 7", True)
     assert tracker.hear(RunFailed("exception", "no luck", 0)) == ("", False), "the command's last line says it"
     assert tracker.hear(RunFinished("0", 1, 2, 3, 4.0, {"loss": 0.5})) == ("done: loss 0.5", True)
+
+
+@pytest.mark.parametrize("stopped", ["requested", "notice", "policy"])
+def test_a_run_that_was_cut_is_not_done_and_has_nothing_to_go(
+    stopped: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tracker = RunTracker(epochs=4, max_steps=None)
+    progress = Progress(tracker)
+    monkeypatch.setattr(progress, "_elapsed_s", lambda: 10.0)
+    progress.observe(reported(1, 30))
+    assert "30 s to go" in capsys.readouterr().err
+    progress.observe(RunFinished("0", 31, 2, 3, 4.0, {"loss": 0.5}, stopped=stopped))  # type: ignore[arg-type]
+    said = capsys.readouterr().err
+    assert "to go" not in said
+    assert ("done: loss 0.5" in said) == (stopped == "policy"), "the command's last line says the others, once"
+
+
+def test_an_advice_comes_once_it_trains() -> None:
+    tracker = RunTracker(1, None, ["check it"])
+    assert tracker.hear(RunStarted("p", {}, 0, {"mode": "exact", "num_slots": 8, "workers": 1})) == ("", False)
+    assert tracker.hear(StepsPlanned(9)) == ("check it", True)
+    line, must = tracker.hear(reported(1, 4))
+    assert "slots" in line
+    assert must
+    assert tracker.hear(reported(1, 9)) == ("epoch 1/1, step 9: accuracy 0.9", False)
+    tracker = RunTracker(1, None, ["check it"])
+    assert tracker.hear(reported(1, 4)) == ("check it", True), "nobody knows how many steps"
 
 
 def test_a_run_that_adapts_tells_what_it_measured_and_every_decision() -> None:

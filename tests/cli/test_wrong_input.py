@@ -53,6 +53,13 @@ def files(folder: Path) -> dict[str, bytes]:
         (["run", "linear.py", "--device", "tpu"], "choose one of cpu"),
         (["run", "linear.py", "--set", "lrr=1"], "known: batch_size, epochs, lr"),
         (["run", "linear.py", "--set", "lr"], "NAME=VALUE"),
+        (["run", "linear.py", "--set", "lr=abc"], "lr must be a number, as in the program's config (got 'abc')"),
+        (["run", "linear.py", "--set", "lr.x=1"], "known: batch_size, epochs, lr"),
+        (["tune", "linear.py", "--trials", "2", "--set", "batch_size=many"], "batch_size must be a number"),
+        (["frontier", "linear.py", "--set", "batch_size=many"], "batch_size must be a number"),
+        (["plan", "linear.py", "--nodes", "1", "--set", "lr=abc"], "lr must be a number"),
+        (["run", "adaptive.py", "--set", "kind=adma"], "kind must be one of the choices of the space (got 'adma')"),
+        (["run", "adaptive.py", "--set", "optim.lr=abc"], "optim.lr must be a number"),
         (["run", "linear.py", "--epochs", "0"], "--epochs must be at least 1"),
         (["run", "linear.py", "--divergence", "0.5"], "a factor above 1"),
         (["tune", "linear.py", "--trials", "2", "--divergence", "soon"], "a factor above 1"),
@@ -120,7 +127,9 @@ def test_one_line(here: Path, elastune: Command, arguments: list[str], expected:
     (here / "broken.py").write_text("import math\ndef train(session:\n")
     (here / "raises.py").write_text("1 / 0\n")
     space = (
-        "def space(trial):\n    return {'policy': trial.suggest_categorical('policy', ['none', 'wizard:might=9'])}\n"
+        "config = {'kind': 'sgd', 'optim': {'lr': 0.1}}\ndef space(trial):\n"
+        "    kind = trial.suggest_categorical('kind', ['sgd', 'adam'])\n"
+        "    return {'kind': kind, 'policy': trial.suggest_categorical('policy', ['none', 'wizard:might=9'])}\n"
     )
     (here / "adaptive.py").write_text(f"objectives = {{'loss': 'min'}}\n{space}def train(session):\n    pass\n")
     before = files(here)
@@ -268,6 +277,13 @@ def test_what_is_refused_leaves_nothing(here: Path, elastune: Command, arguments
     assert after == before
     assert not (here / "new").exists()
     assert not (here / "elastune-out").exists()
+
+
+def test_an_agent_looks_for_no_address_that_is_none(here: Path, elastune: Command) -> None:
+    (here / "token").touch(mode=0o600)
+    (here / "token").write_text("0123456789abcdef")
+    said = elastune("agent", "--join", "[::1:5", "--token-file", "token", "--workers", "1", "--patience", "60s")
+    assert "must be HOST:PORT (got [::1:5)" in said.line
 
 
 def test_a_byte_order_mark_is_no_error(here: Path, elastune: Command) -> None:

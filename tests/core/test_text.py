@@ -4,7 +4,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastune.core.text import cost, count, duration, flat, interval, number, plain, plus_minus, rate, settings_text
+from elastune.core.text import (
+    cost,
+    count,
+    cut,
+    duration,
+    flat,
+    interval,
+    number,
+    plain,
+    plus_minus,
+    printable,
+    rate,
+    settings_text,
+)
 
 
 @pytest.mark.parametrize(
@@ -110,8 +123,28 @@ def test_intervals(ends, text):
 
 
 def test_plain_is_one_short_printable_line():
-    assert plain("a\nb\tc\x00\x1b[31md") == "a b c [31md"
+    assert plain("a\nb\tc\x00\x1b[31md") == "a b c\\x00\\x1b[31md"
     assert plain("x" * 200, 10) == "x" * 9 + "…"
+
+
+def test_what_a_terminal_obeys_or_hides_is_made_visible():
+    assert printable("\x1b[2J\u202egpj.exe\x07\r\x9b\u200b\u2028\ud800") == (
+        "\\x1b[2J\\u202egpj.exe\\x07\\r\\x9b\\u200b\\u2028\\ud800"
+    )
+    for kept in ("a\n\tb", "Größe ∞ 数", "1\u202f000\u00a0€", ""):
+        assert printable(kept) == kept
+
+
+@given(st.text())
+def test_what_is_printable_stays_so(text):
+    shown = printable(text)
+    assert printable(shown) == shown
+    assert all(c.isprintable() or c in "\n\t" or c.isspace() for c in shown)
+
+
+def test_a_long_text_keeps_its_ends():
+    assert cut("abc", 3) == "abc"
+    assert cut("begin" + "x" * 100 + "end", 10) == "begin [...] xxend"
 
 
 def test_settings_and_nested_mappings():

@@ -10,6 +10,10 @@ from elastune.core.seeds import derive
 
 
 def test_an_error_is_one_line_with_rule_value_and_fix() -> None:
+    hostile = UserError("a\x1b[1m rule", "x" * 3_000_000 + "\u202eend", "fix\x07")
+    assert str(hostile).startswith("a\\x1b[1m rule (got xxx")
+    assert str(hostile).endswith("\\u202eend): fix\\x07")
+    assert len(str(hostile)) < 4000
     error = UserError("workers must be at least 1", "0\n\t0", "use --workers 1")
     assert str(error) == "workers must be at least 1 (got 0 0): use --workers 1"
 

@@ -19,10 +19,17 @@ from elastune.train.checkpoints.checkpoint import complete, step_of
 
 TINY = Path(__file__).parents[1] / "programs" / "tiny.py"
 COUNTS = (1, 2)
+ONE = "def space(trial):\n    return {'lr': 0.02, 'batch_size': 20}\n\n\n"
+
+
+def text() -> str:
+    """The tiny program with one setting to search."""
+    whole = TINY.read_text()
+    return whole[: whole.index("def space")] + ONE + whole[whole.index("def data") :]
 
 
 def request(program: Program, out: Path, **changes: Any) -> FrontierRequest:
-    settings: dict[str, Any] = {"budget_s": 0.5, "seeds": 2, "sampler": "random", "config": {"epochs": 4}, **changes}
+    settings: dict[str, Any] = {"budget_s": 300.0, "seeds": 2, "sampler": "grid", "config": {"epochs": 4}, **changes}
     return FrontierRequest(program, out, COUNTS, **settings)
 
 
@@ -58,8 +65,10 @@ def results(out: Path) -> dict[tuple[float, int, int], str]:
 
 @pytest.fixture(scope="module")
 def undisturbed(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[float, int, int], str]:
-    out = tmp_path_factory.mktemp("undisturbed") / "out"
-    frontier(request(Program(TINY), out), cluster=cluster)
+    folder = tmp_path_factory.mktemp("undisturbed")
+    out, one = folder / "out", folder / "one.py"
+    one.write_text(text())
+    frontier(request(Program(one), out), cluster=cluster)
     found = results(out)
     assert len(found) == 4
     return found
@@ -79,7 +88,7 @@ def test_a_killed_frontier_trains_on_from_its_checkpoints(
     gate = tmp_path / "go on"
     waits = f"session.seed == 1 and session.epoch == 3 and not os.path.exists({str(gate)!r})"
     wait = f"        while {waits}:\n            time.sleep(0.01)\n"
-    slow = program(tiny.path.read_text() + wait)
+    slow = program(text() + wait)
     out = tmp_path / "out"
     running = controller(lambda: frontier(request(slow, out)))
     until(lambda: len(cut_short(out)) >= 1, 60.0)
@@ -114,7 +123,7 @@ def test_trainings_outlive_the_controller_of_a_frontier(
     waits = f"session.seed == 1 and session.epoch == 3 and not os.path.exists({str(gate)!r})"
     note = f"        print(os.getpid(), file=open({str(pids)!r}, 'a'))\n"
     wait = f"{note}        while {waits}:\n            time.sleep(0.01)\n"
-    slow = program(tiny.path.read_text() + wait)
+    slow = program(text() + wait)
 
     def ask(resume: bool) -> object:
         return frontier(request(slow, out, grace_s=120.0, resume=resume), cluster=request_of("local"))

@@ -89,7 +89,7 @@ def test_a_second_interrupt_ends_it(tmp_path: Path, tiny: Program, controller, u
     all_gone(family)
     failure = records(out)[-1]
     assert isinstance(failure, RunFailed)
-    assert failure.detail == "ended by a second interrupt"
+    assert (failure.reason, failure.detail) == ("interrupted", "ended by a second interrupt")
 
 
 def test_a_killed_controller_takes_its_workers_along_and_the_run_goes_on(

@@ -34,8 +34,8 @@ BY = FrontierCriteria(Objective("loss", "min"), None, 1.0, Times(DataParallelSte
 class Told:
     """A frontier of the tiny program for 1 and 4 workers, and what was trained of it."""
 
-    def __init__(self, tiny: Program, out: Path) -> None:
-        self.plan = check(FrontierRequest(tiny, out, (1, 4), budget_s=1.0, seeds=2))
+    def __init__(self, tiny: Program, out: Path, counts: tuple[int, ...] = (1, 4)) -> None:
+        self.plan = check(FrontierRequest(tiny, out, counts, budget_s=1.0, seeds=2))
         self.table = TrialTable()
         self.choice = Choice(self.plan, Trainings(self.table))
 
@@ -69,6 +69,14 @@ def test_a_count_is_spoken_for_by_its_own_slots(tmp_path: Path, tiny: Program) -
     assert [t.trial for t in told.choice.tried(recipe, 1)] == of_one
     assert told.choice.best(4, BY, confirmed_only=True) == recipe
     assert told.choice.unconfirmed(BY) == []
+
+
+def test_the_largest_count_and_then_the_smallest_are_confirmed_first(tmp_path: Path, tiny: Program) -> None:
+    """Without the same settings on one worker nobody knows what the others are worth."""
+    told = Told(tiny, tmp_path / "out", (1, 2, 4))
+    told.train({**told.plan.config, "lr": 0.1}, range(5, 6), 2, 0.2)
+    (_, baseline), *others = told.choice.unconfirmed(BY)
+    assert (baseline, [parts for _, parts in others]) == (1, [4, 1, 2])
 
 
 def test_a_training_has_a_slot_for_each_worker_it_speaks_for(tmp_path: Path, tiny: Program) -> None:
@@ -115,6 +123,17 @@ def test_all_trainings_wait_for_each_other_as_long_as_was_asked(tmp_path: Path, 
         assert ready.spec.elastic == Elastic(*changes.get("trial_workers", ()), collective_timeout_s=90.0)
     with pytest.raises(UserError, match="wait for each other"):
         check(replace(plan.request, collective_timeout_s=0.01))
+
+
+def test_constraints_of_the_programs_file_count_beside_those_that_are_added(tmp_path, tiny):
+    path = tmp_path / "bounded.py"
+    path.write_text(f"{tiny.path.read_text()}\n\nconstraints = ['lr <= 0.5', 'seconds <= 60']\n")
+    asked = FrontierRequest(
+        Program(path), tmp_path / "out", (1,), budget_s=1.0, constraints=("seconds <= 60", "lr > 0")
+    )
+    plan = check(asked)
+    assert [each.text for each in plan.constraints] == ["lr <= 0.5", "seconds <= 60", "lr > 0"]
+    assert plan.settings["constraints"] == ["lr <= 0.5", "seconds <= 60", "lr > 0"]
 
 
 def test_of_what_was_cut_off_steps_are_timed_for_a_moment_only(tmp_path: Path, tiny: Program) -> None:

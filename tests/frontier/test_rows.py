@@ -6,16 +6,17 @@ from dataclasses import replace
 
 import pytest
 
+from elastune.core.mesh import Mesh
 from elastune.core.run import Means
 from elastune.frontier.criteria import FrontierCriteria
-from elastune.frontier.rows import mark_front, noise_scale_of, row, with_efficiency
+from elastune.frontier.rows import mark_front, noise_scale_of, row
 from elastune.frontier.trainings import Training
-from elastune.frontier.ways import Recipe
+from elastune.frontier.ways import Recipe, StepKind
 from elastune.journal.records import FrontierRow, RunFinished
 from elastune.plan.intervals import bounded_ci, wilson
 from elastune.search.space.objective import Objective
+from elastune.testing.frontiers import FREE, cell, training
 from elastune.testing.frontiers import TARGETED as BY
-from elastune.testing.frontiers import cell, training
 
 
 def made(trainings: list[Training], workers: int = 1, by: FrontierCriteria = BY) -> FrontierRow | None:
@@ -115,14 +116,28 @@ def test_throughput_is_samples_by_the_rows_own_time() -> None:
     assert found.throughput == pytest.approx(300 / 15)
 
 
-def test_scaling_efficiency_is_speed_up_over_one_worker_by_workers() -> None:
-    rows = [cell(throughput=100.0), cell(workers=4, throughput=300.0), cell(workers=8, throughput=480.0)]
-    rows[2] = replace(rows[2], seconds_label="modelled")
-    found = [(r.scaling_efficiency, r.scaling_label) for r in with_efficiency(rows)]
-    assert found == [(1.0, "measured"), (0.75, "measured"), (0.6, "modelled")]
-    base = replace(rows[0], seconds_label="modelled")
-    assert with_efficiency([base, rows[1]])[1].scaling_label == "modelled", "either time decides"
-    assert with_efficiency(rows[1:]) == rows[1:], "nothing to compare with"
+def test_scaling_efficiency_compares_the_same_settings_on_fewer_workers() -> None:
+    """A tuned row once had 346 %: its settings' gain was counted as its workers'."""
+    one, two, eight = StepKind(Mesh()), StepKind(Mesh(data=2)), StepKind(Mesh(data=8))
+    others = {1: one, 2: two, 8: eight}
+
+    def of(workers: int, batch: int) -> FrontierRow:
+        crew = Means(workers=workers, num_slots=workers)
+        recipe = Recipe({"batch_size": batch, "lr": 0.1})
+        found = row("tuned", crew, recipe, "none", [training(0.9, batch=batch)], BY, (), others[workers], "", others)
+        assert found is not None
+        return found
+
+    fewest, measured, modelled = of(1, 10), of(2, 20), of(8, 10)
+    assert (fewest.scaling_efficiency, fewest.scaling_label) == (None, None), "nothing to compare with"
+    assert [point.workers for point in fewest.scaling] == [1, 2, 8]
+    alone_s = 0.01 + 0.001 * 20  # of a batch of 20, which was measured on two workers alone
+    assert measured.scaling_efficiency == pytest.approx(alone_s / 0.25 / 2)
+    assert measured.scaling_label == "modelled", "either time decides"
+    assert modelled.scaling_efficiency == pytest.approx(30 * 0.5 / modelled.seconds / 8)
+    for each in (fewest, measured, modelled):
+        own = next(point for point in each.scaling if point.workers == each.workers)
+        assert (own.seconds, own.seconds_label, own.cost) == (each.seconds, each.seconds_label, each.cost)
 
 
 def test_time_to_target_is_the_mean_over_seeds_of_the_first_report_there() -> None:
@@ -143,6 +158,9 @@ def test_the_front_is_over_quality_time_and_cost() -> None:
     rows = [cell(), cell(workers=2, quality=0.8), cell("tuned", 2), cell("tuned", 4, 0.95, cost=0.5)]
     assert [r.on_front for r in mark_front(rows, BY)] == [False, False, False, True]
     assert [r.on_front for r in mark_front(rows[:3], BY)] == [False, False, True]
+    missed = [*rows, cell(quality=0.1, cost=0.1, seconds=0.1, verdict="falls")]
+    assert [r.on_front for r in mark_front(missed, BY)] == [False, False, False, True, False], "it misses the target"
+    assert mark_front(missed, FREE)[4].on_front, "without one it is a point like others"
     with_cheap = [*rows, cell(quality=0.1, cost=0.1, seconds=100.0)]
     assert [r.on_front for r in mark_front(with_cheap, BY)] == [False, False, False, True, True]
 

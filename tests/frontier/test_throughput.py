@@ -45,6 +45,35 @@ def test_each_kind_of_means_goes_on_from_the_best_before() -> None:
     assert "4 by mechanism zero, threads 2, mesh shard=4 (2.50 times as fast, timed again)" in in_words([climb.found])
 
 
+def test_bucket_sizes_are_tried_where_gradients_fill_several() -> None:
+    def sizes(grad_bytes: int, **changes: object) -> list[int | None]:
+        climb = MeansClimb(replace(FOUR, **changes), 64, 4, free=False)  # type: ignore[arg-type]
+        for means in climb.rounds():
+            for each in means:
+                step_s = 0.5 if each.bucket_bytes == 4 << 20 else 1.0
+                climb.hear(each, replace(ran(step_s), grad_bytes=grad_bytes))
+        sizes_tried = [Means.from_json(timed.means).bucket_bytes for timed in climb.tried]
+        return [*dict.fromkeys(size for size in sizes_tried if size is not None), climb.best.bucket_bytes]
+
+    assert sizes(50_000) == [None], "one bucket has them all"
+    assert sizes(2 << 20) == [256 << 10, 1 << 20, None]
+    assert sizes(10 << 20) == [256 << 10, 1 << 20, 4 << 20, 4 << 20]
+    assert sizes(100 << 20)[:4] == [256 << 10, 1 << 20, 4 << 20, 64 << 20]
+    assert sizes(100 << 20, workers=1) == [None]
+
+
+def test_without_time_the_best_so_far_is_timed_again_or_given_up() -> None:
+    climb = MeansClimb(FOUR, 64, 8, free=False)
+    for means in climb.rounds():
+        for each in means:
+            climb.hear(each, ran(0.5 if each.threads == 2 else 1.0))
+        climb.hurried = len(climb.tried) > 1
+    assert [timed.changed for timed in climb.tried] == ["as asked for", "threads 2", "as asked for", "threads 2"]
+    assert climb.best.threads == 2
+    climb.give_up()
+    assert (climb.best, climb.found.chosen) == (FOUR, 0)
+
+
 def test_other_bits_are_not_taken_however_fast() -> None:
     climb = MeansClimb(FOUR, 64, 8, free=False)
     climbed(climb, {"replicated 2 native None": ran(0.1, "other"), "replicated 1 ring None": None})

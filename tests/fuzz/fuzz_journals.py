@@ -17,9 +17,11 @@ from elastune.journal.records import (
     Decided,
     EarlierTrial,
     FaultInjected,
+    FrontierAnswer,
     FrontierFound,
     FrontierRow,
     FrontierVolumes,
+    Gain,
     LinkMeasured,
     Measured,
     MembershipEvent,
@@ -170,11 +172,15 @@ def frontier() -> list[Record]:
         ]
     sides = [SideVolume("search", 0.9, (0.85, 0.95), 3, 4, 12, 12, 60.0, True)]
     volumes = FrontierVolumes(60.0, ReferencePoint(0.5, 44.0, 0.02), sides)
+    gain = Gain(2, 1, 1.8, 1.3, 2.5, "modelled", 1.1, 0)
+    answer = FrontierAnswer(
+        "Two workers do.", pick=1, workers=gain, command="elastune run linear.py", not_done=["a policy"]
+    )
     return [
         StudyStarted(settings, CONTEXT),
         *trials,
         TimesFitted(2e-3, 3e-5, 4e-4, 1e-9, 400, [1, 2], {"batch 64 on 2 workers": 1.07}),
-        FrontierFound("accuracy", "max", 0.9, 1.0, rows, volumes, "Two workers do.", 1, "elastune run linear.py"),
+        FrontierFound("accuracy", "max", 0.9, 1.0, rows, volumes, answer),
         StudyFinished("the budget is spent", 60.0),
     ]
 

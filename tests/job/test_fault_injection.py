@@ -132,7 +132,8 @@ def test_the_last_healthy_member_is_spared_and_a_newcomer_is_not() -> None:
     handle.living = {n: p for n, p in handle.living.items() if n not in handle.killed}
     handle.at = 3
     assert made.act(handle) == []
-    assert made.left == ()
+    assert made.not_injected == dict.fromkeys(("kill@step:2", "notice@step:3"), "the last healthy worker is spared")
+    assert made.planned_missing
 
 
 def test_a_frozen_worker_goes_on_after_two_heartbeats() -> None:
@@ -180,4 +181,18 @@ def test_a_part_of_the_run_needs_its_length() -> None:
     assert len(by_epochs.act(handle)) == 1
     unknown, _ = injector("kill@40%", clock)
     assert unknown.act(handle) == []
-    assert len(unknown.left) == 1
+    assert unknown.not_injected == {"kill@40%": "the run ended before its turn came"}
+    assert unknown.planned_missing
+
+
+def test_a_rate_that_brought_nothing_is_told_and_one_that_brought_something_is_not() -> None:
+    clock, handle = Clock(), NotingHandle(workers=3, low=3, high=3)
+    made, _ = injector("kill:1/s,join:1/s,stop:0.001/s", clock)
+    made.act(handle)
+    clock.time += 5
+    assert {fault.fault for fault in made.act(handle)} == {"kill"}
+    assert made.not_injected == {
+        "stop": "none fell due at 0.001 a second",
+        "join": "--workers allows no other number",
+    }
+    assert not made.planned_missing, "a rate promises an average"

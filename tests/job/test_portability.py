@@ -114,7 +114,8 @@ def test_who_asks_for_the_rank() -> None:
     ]
 
 
-def test_the_command_tells_a_line_each(command_here, tmp_path: Path) -> None:
+def test_the_command_tells_a_line_each(command_here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = tmp_path / "mine.py"
     path.write_text(PROGRAM.format(before="pass", after="session.report(rank=session.rank)"))
     said = command_here("check", path)

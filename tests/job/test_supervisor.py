@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from elastune.cluster.base import Event, Exited, Handle, Message
+from elastune.cluster.base import Event, Exited, Handle, Message, how_it_ended
 from elastune.core.run import Means, Program, RunSpec
+from elastune.job.shutdown import ShutdownControl
+from elastune.job.signals import Interrupts
 from elastune.job.supervisor import EXIT_S, GRACE_S, JobSupervisor
 from elastune.journal.records import Reported, RunFailed, RunFinished
 
@@ -120,6 +122,54 @@ def test_signals_codes_and_logs_are_told() -> None:
     silent = watch(Exited(0, 0, ""), Exited(1, 0, ""))
     assert isinstance(silent, RunFailed)
     assert silent.detail == "all workers ended without a result"
+
+
+CRASH = """--- worker 1
+Fatal Python error: Segmentation fault
+
+Thread 0x00007f2ea4b8b6c0 (most recent call first):
+  File "/elsewhere/client.py", line 299 in _serve
+
+Current thread 0x00007f2ec87d1b80 (most recent call first):
+  File "/usr/lib/python3.11/ctypes/__init__.py", line 519 in string_at
+  File "/usr/lib/python3.11/site-packages/torch/nn/functional.py", line 5 in linear
+  File "/somewhere/train.py", line 13 in train
+  File "/somewhere/other.py", line 67 in entered
+
+Extension modules: numpy.linalg._umath_linalg (total: 1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "log", "words"),
+    [
+        (-11, CRASH, "was ended by signal 11 (a segmentation fault at train.py:13)"),
+        (-6, CRASH.replace("Segmentation fault", "Aborted"), "was ended by signal 6 (an abort at train.py:13)"),
+        (-11, "no trace", "was ended by signal 11 (a segmentation fault)"),
+        (-11, "Current thread 0x0 (most recent call first):\n", "was ended by signal 11 (a segmentation fault)"),
+        (-9, CRASH, "was ended by signal 9 (out of memory?)"),
+        (-15, CRASH, "was ended by signal 15"),
+        (3, CRASH, "exited with code 3"),
+    ],
+)
+def test_a_crash_is_told_by_its_line_in_the_program(code: int, log: str, words: str) -> None:
+    assert how_it_ended(code, log) == words
+    failure = watch(Exited(1, code, log))
+    assert isinstance(failure, RunFailed)
+    assert failure.detail == f"worker 1 {words}"
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_second_interrupt_is_no_loss_of_a_worker(at_once: bool) -> None:
+    handle, interrupts = ScriptedHandle(2), Interrupts()
+    watched = JobSupervisor(handle, clock=StandingClock())
+    ending = ShutdownControl(watched, interrupts)
+    for count in (2,) if at_once else (1, 2):
+        interrupts.count = count
+        ending.look()
+    watched.pump()
+    assert watched.outcome == RunFailed("interrupted", "ended by a second interrupt", 0)
+    assert (handle.stops, handle.kills) == (0 if at_once else 1, 1)
 
 
 def test_others_have_a_grace_to_say_what_they_saw() -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,8 @@ from hypothesis import strategies as st
 from elastune.core.errors import UserError
 from elastune.journal.entry import Entry, decode_entry, encode_entry
 from elastune.journal.reader import read
-from elastune.journal.records import Reported, RunFinished, StudyFinished, TrialFinished
-from elastune.journal.writer import JournalWriter, check_unwritten
+from elastune.journal.records import Reported, RunFailed, RunFinished, StudyFinished, TrialFinished
+from elastune.journal.writer import JournalWriter, _last_line, check_unwritten
 
 
 def report(step: int) -> Reported:
@@ -129,6 +130,45 @@ def test_a_very_long_torn_tail_is_cut_off(tmp_path):
     path.write_bytes(intact + b'{"at":1.0,"kind":"' + b"x" * 200_000)
     JournalWriter(path).close()
     assert path.read_bytes() == intact
+
+
+@pytest.mark.parametrize(
+    "content", [b"a", b"\n", b"a\n", b"a\nb", b"a\nbc\n", b"\n\n", b"abc\n\ndef\n", b"a\n" + b"b" * 40]
+)
+def test_the_last_line_is_found_whatever_the_blocks(tmp_path, content):
+    (tmp_path / "file").write_bytes(content)
+    start = content.rfind(b"\n", 0, len(content) - 1) + 1
+    with (tmp_path / "file").open("rb") as file:
+        for block in (1, 2, 3, 5, 64):
+            assert _last_line(file.fileno(), len(content), block) == (start, content[start:])
+
+
+def test_a_last_line_of_many_blocks_takes_no_longer_than_they_do(tmp_path):
+    line = b"x" * (1 << 21)
+    (tmp_path / "file").write_bytes(b"first\n" + line)
+    with (tmp_path / "file").open("rb") as file:
+        began = time.process_time()
+        assert _last_line(file.fileno(), 6 + len(line), block=16) == (6, line)
+    assert time.process_time() - began < 5, "a tenth of that; half a minute where each block copies all later ones"
+
+
+def test_a_bad_line_of_megabytes_is_told_in_one_short_line(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    good = encode_entry(Entry(1.0, report(0)))
+    path.write_bytes(b"\n".join([good, b'{"at":1.0,"kind":"\\u001b' + b"x" * 3_000_000 + b'"}', good, b""]))
+    with pytest.raises(UserError, match="line 2") as told:
+        read(path)
+    assert len(str(told.value)) < 1000
+    assert str(told.value).isprintable()
+
+
+def test_reasons_are_written_and_read_without_what_a_terminal_obeys():
+    failed = RunFailed("exception", "\x1b[2J\u202e", 0)
+    assert failed.detail == "\\x1b[2J\\u202e"
+    line = encode_entry(Entry(1.0, TrialFinished(0, "infeasible", reason="a\x07b")))
+    assert b"a\\\\x07b" in line
+    older = line.replace(b"a\\\\x07b", b"a\\u0007b")
+    assert decode_entry(older).record == decode_entry(line).record
 
 
 def test_a_whole_last_line_of_unknown_kind_is_not_cut_off(tmp_path):
@@ -288,6 +328,7 @@ def test_the_disk_is_waited_for_but_not_at_every_record(tmp_path: Path, monkeypa
 def test_half_a_surrogate_pair_costs_no_journal(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     with JournalWriter(path) as journal:
-        journal.write(TrialFinished(0, "infeasible", reason="exception: \ud800 and \u00e9 and \U0001f600\u2028"))
+        journal.write(RunFailed("exception", "\ud800", 0, log="exception: \ud800 and \u00e9 and \U0001f600\u2028"))
     (entry,) = read(path)
-    assert entry.record.reason == "exception: ? and \u00e9 and \U0001f600\u2028"
+    assert entry.record.log == "exception: ? and \u00e9 and \U0001f600\u2028"
+    assert entry.record.detail == "\\ud800"

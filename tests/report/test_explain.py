@@ -30,6 +30,7 @@ def test_a_whole_study_in_words() -> None:
     parts = explained(told)
     assert list(parts) == [
         "The front",
+        "Which trial to take",
         "How sure the pick is",
         "What decides each objective",
         "What was stopped early",
@@ -45,11 +46,16 @@ def test_a_whole_study_in_words() -> None:
 
 
 def test_the_front_says_what_a_step_costs() -> None:
-    lines = explained(front_of((0.9, 10.0), (0.95, 30.0), (0.8, 40.0), (0.951, 90.0)))["The front"]
+    parts = explained(front_of((0.9, 10.0), (0.95, 30.0), (0.8, 40.0), (0.951, 90.0)))
+    lines = parts["The front"]
     assert lines[0] == "No trial beats these 3 in everything: accuracy from 0.9 to 0.951; seconds from 10 s to 1.5 min."
-    assert lines[1].startswith("The pick is trial 1 (0.95, 30 s): the knee")
-    assert lines[1].endswith("It was there after 2.0 min, everything before it counted.")
-    assert lines[2:] == (
+    pick, command, other, again = parts["Which trial to take"]
+    assert pick.startswith("The pick is trial 1 (0.95, 30 s): the fastest within 1% of the best accuracy.")
+    assert pick.endswith("It was there after 2.0 min, everything before it counted.")
+    assert other == "Or trial 3 (0.951, 1.5 min): the best accuracy."
+    assert command.startswith("elastune run examples/digits.py --workers 1")
+    assert again == command, "these trials have the same settings"
+    assert lines[1:] == (
         "accuracy 0.9 -> 0.95 (trial 0 -> 1): seconds +20 s (worse).",
         "accuracy 0.95 -> 0.951 (trial 1 -> 3): seconds +1.0 min (worse).",
     )
@@ -67,8 +73,8 @@ def test_one_objective_and_no_result() -> None:
 
 def test_a_long_front_is_told_in_a_few_steps() -> None:
     lines = explained(front_of(*((0.5 + 0.01 * i, 10.0 + i) for i in range(30))))["The front"]
-    assert len(lines) == 2 + 6
-    assert lines[2].startswith("accuracy 0.5 ->")
+    assert len(lines) == 1 + 6
+    assert lines[1].startswith("accuracy 0.5 ->")
     assert "-> 0.79 " in lines[-1]
 
 

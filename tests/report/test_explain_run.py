@@ -16,8 +16,10 @@ from elastune.journal.records import (
     StagesCut,
     WorkerMemory,
 )
+from elastune.report.document import Note
 from elastune.report.explain_run import explain_run
 from elastune.report.gather import gather_run
+from elastune.report.page import run_page
 
 MIB = 1 << 20
 CONTEXT = RunContext(DataContext(), MIB, "cpu", "a processor", 2)  # 4 MiB of parameters
@@ -71,13 +73,29 @@ def test_what_tensor_leaves_whole_is_in_the_model() -> None:
     held = WorkerMemory(0, 3 * MIB, 3 * MIB, 6 * MIB, MIB)
     ended = replace(FINISHED, memory=[replace(held, rank=rank) for rank in range(4)])
     told = explained(started, LayersDivided(4, MIB // 2, MIB // 2, apart=True), ended)
-    (line,) = told["Divided layers"]
+    line, serial = told["Divided layers"]
     assert line.startswith("524,288 of 1,048,576 trained numbers are in layers of 4 virtual blocks;")
     assert line.endswith("runs it on slots of its own (TrunkByData).")
+    assert serial.startswith("tensor leaves 50% of parameters whole on each worker (the serial share)")
+    assert "62% on tensor=4" in serial
     measured, modelled, replicated, *_ = told["Memory of a worker"]
     assert measured.split(": ", 1)[1] == modelled.split(": ", 1)[1]
     assert "(2 holders of each part): 12 MiB" in modelled
     assert replicated.endswith("16 MiB: parameters 4 MiB, gradients 4 MiB, optimizer 8 MiB.")
+
+
+def test_the_page_of_a_run_tells_what_tensor_leaves_whole() -> None:
+    started = replace(STARTED, means={"workers": 2, "mechanism": "tensor", "mesh": "tensor=2", "virtual_tensor": 4})
+    records = started, LayersDivided(4, 3 * MIB, MIB, apart=False), FINISHED
+    run = gather_run([Entry(float(i), record) for i, record in enumerate(records)])
+    assert run is not None
+    (section,) = (each for each in run_page(run).sections if each.title == "Divided layers")
+    whole, serial = (part.text for part in section.parts if isinstance(part, Note))
+    assert whole.endswith("which runs it on the same samples.")
+    assert serial.startswith("tensor leaves 25% of parameters whole on each worker (the serial share)")
+    plain = gather_run([Entry(0.0, STARTED), Entry(1.0, FINISHED)])
+    assert plain is not None
+    assert "Divided layers" not in [each.title for each in run_page(plain).sections]
 
 
 def test_every_cut_of_a_pipeline_is_told_once() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from elastune.core.text import printable
 from elastune.report.export import FORMULA, to_csv, to_json
 from elastune.study.results.study import Study
 from elastune.testing.studies import Telling, stopping_study
@@ -48,7 +49,16 @@ def test_csv_holds_every_trial_with_every_figure_in_full() -> None:
 def test_csv_survives_odd_texts(text: str) -> None:
     told = Telling().start(0, lr=0.1, note=text).wait(1).fail(0, text)
     (row,) = read_csv(to_csv(study(told)))
-    assert row["config.note"] == row["reason"] == text
+    assert row["config.note"] == row["reason"] == printable(text)
+
+
+def test_csv_shows_what_a_terminal_would_obey() -> None:
+    told = Telling().start(0, **{"\x1b[31mlr\u202e": 0.1}).wait(1).fail(0, "\x1b]0;title\x07")
+    text = to_csv(study(told))
+    (row,) = read_csv(text)
+    assert row["params.\\x1b[31mlr\\u202e"] == "0.1"
+    assert row["reason"] == "\\x1b]0;title\\x07"
+    assert all(c.isprintable() or c in "\r\n" for c in text)
 
 
 @pytest.mark.parametrize("start", FORMULA)
@@ -56,7 +66,9 @@ def test_a_spreadsheet_runs_nothing(start: str) -> None:
     text = f"{start}HYPERLINK(\"http://x\",A1)|cmd!'A0'"
     told = Telling().start(0, lr=0.1, note=text).wait(1).fail(0, text)
     (row,) = read_csv(to_csv(study(told)))
-    assert row["reason"] == row["config.note"] == f"'{text}"
+    assert row["reason"].removeprefix("'") == row["config.note"].removeprefix("'") == printable(text)
+    assert not row["reason"].startswith(FORMULA)
+    assert not row["config.note"].startswith(FORMULA)
 
 
 def test_negative_numbers_are_no_formulas_and_lists_are_json() -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from tests.programs.nodes import build, points
 from tests.programs.views import build as build_view
 from tests.programs.views import view
@@ -26,8 +25,8 @@ from elastune.journal.records import AssetMade
 from elastune.journal.training import training_together
 from elastune.journal.trials import fold
 from elastune.reuse.class_tree import class_tree
-from elastune.reuse.composed_file import KEY
 from elastune.reuse.joined import JoinedModel
+from elastune.reuse.model_file import KEY, write_model_file
 from elastune.reuse.stacked import StackedParts
 from elastune.study.request import StudyRequest
 from elastune.study.run import tune
@@ -157,16 +156,16 @@ def test_a_file_of_something_else_is_refused(made: Path, tmp_path: Path) -> None
         content, tensors = json.loads(opened.metadata()[KEY]), {n: opened.get_tensor(n) for n in opened.keys()}  # noqa: SIM118
 
     def told(changes: dict[str, Any], words: str) -> None:
-        save_file(tensors, tmp_path / "other", {KEY: json.dumps({**content, **changes})})
+        write_model_file(tmp_path / "other", {**content, **changes}, tensors)
         with pytest.raises(UserError, match=words):
             elastune.load_composed(tmp_path / "other", build)
 
-    told({"format": 2}, "format")
+    told({"format": 3}, "format")
     told({"tree": [[0], [1]]}, "5 parts of 1 nodes")
     told({"tree": [[0]]}, "a tree of classes")
-    told({"tree": None}, "no tree of a joined model")
-    told({"form": "stacked"}, "no head of a stacked model")
-    told({"form": "stacked", "head": [10**9, 10**9]}, "no head of 1000000000 inputs")
+    told({"tree": None}, "a joined model has a tree and no head")
+    told({"form": "stacked"}, "a stacked model has a head and no tree")
+    told({"form": "stacked", "tree": None, "head": [10**9, 10**9]}, "no head of 1000000000 inputs")
     told({"parts": []}, "parts")
     told({"more": 1}, "more")
     with pytest.raises(UserError, match="tensor for tensor"):

@@ -20,7 +20,7 @@ from elastune.core.errors import UserError
 from elastune.journal.records import ArtifactKept
 from elastune.reuse.candidates import ReadTooSoon, SealedTest, library
 from elastune.reuse.ensemble import parse_times
-from elastune.reuse.ensemble_file import KEY
+from elastune.reuse.model_file import KEY, write_model_file
 from elastune.train.predictions import file_of
 
 
@@ -213,20 +213,18 @@ def test_rubbish_is_no_ensemble(kept_study: Path, tmp_path: Path) -> None:
     refused()
     bad.write_bytes(file.read_bytes()[:-10])
     refused()
-    save_file(tensors, bad)
-    assert "no ensemble" in refused()
+    save_file(tensors, bad, {KEY: json.dumps(told)})  # as it was, but for the digest
+    assert "an ensemble" in refused()
     for change in (
         {"members": []},
         {"width": "three"},
-        {"format": 2},
+        {"format": 3},
         {"more": 1},
         {"members": [{**told["members"][0], "weight": 0.2}]},
         {"members": [{**told["members"][0], "weight": float("nan")}]},
     ):
-        save_file(tensors, bad, {KEY: json.dumps({**told, **change})})
+        write_model_file(bad, {**told, **change}, tensors)
         refused()
-    save_file(tensors, bad, {KEY: "[" * 100_000})
-    refused()
     shutil.copy(file, bad)
     assert "names" not in refused(lambda config: torch.nn.Linear(2, 3))
     assert "torch.nn.Module" in refused(lambda config: "a model")

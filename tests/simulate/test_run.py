@@ -31,6 +31,7 @@ from elastune.simulate.world import Losses
 from elastune.study.request import StudyRequest
 from elastune.study.results.study import Study
 from elastune.study.run import tune
+from elastune.study.validate import check
 from elastune.train.program.load import load
 
 SURROGATE = """
@@ -84,6 +85,40 @@ def test_a_simulated_study_is_a_study_with_virtual_times(made_up: Program, tmp_p
     assert found.seconds > 150.0 > found.real_seconds
     busy = sum(trial.seconds for trial in found.study.trials)
     assert found.used == pytest.approx(busy / (4 * found.seconds))
+
+
+def test_a_grid_needs_no_budget_and_ends_with_its_last_configuration(made_up: Program, tmp_path: Path) -> None:
+    def space(trial: Any) -> dict[str, Any]:
+        return {
+            "kind": trial.suggest_categorical("kind", ["a", "b"]),
+            "lr": trial.suggest_categorical("lr", [0.1, 0.2]),
+        }
+
+    asked = request_of(made_up, tmp_path / "out", sampler="grid", trials=None)
+    found = simulated(asked, space=space)
+    assert len(found.study.complete) == 4
+    assert found.study.ending == "the space is exhausted"
+    for changes in ({"sampler": "random"}, {"stopping": "pbt:population=2"}):
+        with pytest.raises(UserError, match="a study needs a budget"):
+            check(replace(asked, out=tmp_path / "other", **changes), space)
+
+
+def test_constraints_of_the_programs_file_count_beside_those_of_the_call(program, tmp_path: Path) -> None:
+    bounded = program(f"{SURROGATE}\nconstraints = ['seconds <= 60', 'lr <= 0.5']\n")
+    asked = request_of(bounded, tmp_path / "out", constraints=("error <= 1",))
+    study = simulated(asked).study
+    assert all(trial.config["lr"] <= 0.5 for trial in study.trials), "settings that break it are not tried"
+    slow = [trial for trial in study.trials if trial.config["kind"] == "a"]
+    assert slow
+    assert all("breaks seconds <= 60 (by 40)" in trial.reason for trial in slow)
+    assert {trial.config["kind"] for trial in study.complete} == {"b"}
+    assert all(trial.values["error"] <= 1 for trial in study.complete)
+    (started, *_) = [each for each in records(tmp_path / "out") if isinstance(each, StudyStarted)]
+    assert started.settings["constraints"] == ["seconds <= 60", "lr <= 0.5", "error <= 1"]
+    assert len(simulated(replace(asked, resume=True, trials=13)).study.trials) == 13, "a resumed study has the same"
+    bounded.path.write_text(SURROGATE)
+    with pytest.raises(UserError, match="resumes with the constraints it was begun with"):
+        simulated(replace(asked, resume=True, trials=14))
 
 
 def test_the_same_request_gives_the_same_journal(made_up: Program, tmp_path: Path) -> None:

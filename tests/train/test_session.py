@@ -260,6 +260,32 @@ def test_going_on_after_every_step_ends_where_an_undisturbed_run_does(tmp_path: 
     assert len(complete(tmp_path / "parts" / "checkpoints")) == 2
 
 
+@pytest.mark.parametrize(("most", "reports"), [(4, [4]), (6, [4, 6]), (8, [4, 8]), (12, [4, 8, 12])])
+def test_at_its_step_limit_a_run_reports_each_epoch_once(tmp_path: Path, most: int, reports: list[int]) -> None:
+    told: list[Any] = []
+
+    def run(resume: bool) -> Session:
+        session = lone_session(tmp_path, max_steps=most, checkpoint_every_steps=None, resume=resume, send=told.append)
+        model = network()
+        model, rule = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in session.epochs(3):  # of four steps
+            for x, y in session.batches(samples(), batch_size=16):
+                session.backward(F.mse_loss(model(x.double()), y.double()))
+                rule.step()
+                rule.zero_grad()
+            session.report(loss=1.0)
+        return session
+
+    session = run(resume=False)
+    assert [record.step for record in told if isinstance(record, Reported)] == reports
+    assert (session.step, session.stopped) == (most, "complete" if most == 12 else "max_steps")
+    if most % 4 == 0:
+        told.clear()
+        again = run(resume=True)
+        assert (again.step, again.stopped) == (most, session.stopped)
+        assert not [record for record in told if isinstance(record, Reported)], "the last epoch was reported"
+
+
 def test_a_wish_to_stop_saves_and_leaves_the_loop(tmp_path: Path) -> None:
     model = network()
     wishes = iter([False, False, True])
@@ -332,6 +358,25 @@ def test_metrics_are_reported_and_test_metrics_too(tmp_path: Path) -> None:
     for wrong in ({}, {"seconds": 1.0}):
         with pytest.raises(UserError, match="report needs metrics"):
             session.report(**wrong)
+
+
+def test_a_report_of_many_metrics_compares_each_name_a_few_times(tmp_path: Path) -> None:
+    compared = 0
+
+    class Counted(str):
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+    sent: list[Any] = []
+    session = lone_session(tmp_path, send=sent.append)
+    session.report(**{Counted(f"metric {at}"): at for at in range(400)})
+    assert sent[0].metrics == {f"metric {at}": at for at in range(400)}
+    assert compared < 10 * 400
 
 
 def test_a_report_tells_on_how_many_samples_its_metrics_were_measured(tmp_path: Path) -> None:

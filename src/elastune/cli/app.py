@@ -33,7 +33,7 @@ from elastune.cli.commands.simulate import simulate
 from elastune.cli.commands.soup import soup
 from elastune.cli.commands.transfer import transfer
 from elastune.cli.commands.tree import tree
-from elastune.cli.output import FAILED, INTERRUPTED, OK, WRONG, results_alone
+from elastune.cli.output import FAILED, INTERRUPTED, OK, WRONG, print_error, results_alone
 from elastune.cli.setup import finish_copies
 from elastune.core.errors import UserError
 from elastune.job.output_dir import release_unused
@@ -135,5 +135,5 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _tell(message: str, code: int) -> int:
-    print(f"elastune: {' '.join(message.split())}", file=sys.stderr)
+    print_error(message)
     return code

@@ -2,34 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from elastune.core.errors import UserError
 from elastune.core.run import Elastic, Place, RunSpec
 from elastune.core.text import count
-from elastune.job.fault_injection import Chaos, Injector, Planned, parse_chaos
+from elastune.job.fault_injection import Chaos, Injector, parse_chaos
 from elastune.job.output_dir import JOURNAL
 from elastune.journal.entry import Entry
 from elastune.journal.reader import read
-from elastune.journal.records import RunFinished
+from elastune.journal.records import FaultInjected, RunFinished
 
 VERIFIED = ("complete", "max_steps", "policy", "program")  # endings that an undisturbed run comes to, too
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """``data`` for --json, ``lines`` for people; ``good`` unless a step or sample was lost, or the weights differ."""
+    """``data`` for --json, ``lines`` for people; ``good`` unless a step or sample was lost, the weights differ, or what
+    was to be verified did not happen."""
 
     data: dict[str, Any]
     lines: tuple[str, ...]
     good: bool
 
 
-def verdict(entries: Sequence[Entry], undisturbed: str | None = None, missed: Sequence[str] = ()) -> Verdict:
-    """Of the journal of a run. ``undisturbed``: the final sha256 of one without faults; ``missed``: faults that never
-    came to their turn."""
+def verdict(
+    entries: Sequence[Entry],
+    undisturbed: str | None = None,
+    not_injected: Mapping[str, str] = MappingProxyType({}),
+    *,
+    verified: bool | None = None,
+) -> Verdict:
+    """Of the journal of a run.
+
+    ``undisturbed``: the final sha256 of one without faults. ``not_injected``: what was asked for and has not happened,
+    and why not. ``verified``: whether enough has happened for a comparison to show what was asked; None where none was
+    asked for.
+    """
     # Here: every run asks this file for its faults, and reports take a controller longer than it has for workers.
     from elastune.report.tables.changes import changes_line, gather_changes
     from elastune.report.tables.sample_ledger import ledger, lines
@@ -41,7 +53,7 @@ def verdict(entries: Sequence[Entry], undisturbed: str | None = None, missed: Se
     faults = dict(changes.faults)
     data = {
         "faults": faults,
-        "missed": list(missed),
+        "not_injected": dict(not_injected),
         "changes": len(changes.regroupings),
         "median_pause_s": changes.median_pause_s,
         "longest_pause_s": changes.longest_pause_s,
@@ -50,17 +62,29 @@ def verdict(entries: Sequence[Entry], undisturbed: str | None = None, missed: Se
         "ledger": {"exact": seen.exact, "steps": seen.steps, "samples": sum(e.once for e in seen.epochs)},
         "undisturbed_sha256": undisturbed,
         "equal": equal,
+        "verified": verified,
     }
     told = ", ".join(f"{number} {kind}" for kind, number in sorted(faults.items())) or "none"
     text = [f"chaos   faults injected: {told}"]
-    text += [f"        at no time: {', '.join(missed)}"] if missed else []
+    text += [f"        not injected: {name} ({why})" for name, why in not_injected.items()]
     text += [f"        {line}" for line in (changes_line(changes),) if line]
     text += [f"        {count(lost, 'step')} lost"] if lost is not None else []
     text += [f"        {line}" for line in lines(seen, all_epochs=False)]
-    if equal is not None:
-        text.append(f"        {'the same' if equal else 'NOT the same'} state as an undisturbed run: {undisturbed}")
-    good = seen.exact and lost in (0, None) and equal is not False
+    text += [f"        {line}" for line in (_compared(equal, told, not_injected, undisturbed),) if line]
+    if verified is False:
+        text.append("        NOT verified: not all that was to be survived has happened")
+    good = seen.exact and lost in (0, None) and equal is not False and verified is not False
     return Verdict(data, tuple(text), good)
+
+
+def _compared(equal: bool | None, told: str, not_injected: Mapping[str, str], undisturbed: str | None) -> str:
+    if equal is None:
+        return ""
+    if not equal:
+        return f"NOT the same state as an undisturbed run: {undisturbed}"
+    if not_injected:  # "the same state" would be taken for a word on all that was asked for
+        return f"equal to an undisturbed run as far as {told} can show: {undisturbed}"
+    return f"the same state as an undisturbed run: {undisturbed}"
 
 
 @dataclass(frozen=True)
@@ -97,16 +121,14 @@ class Faults:
             return None
         from elastune.job.run import run_job
 
-        entries = read(spec.out / JOURNAL)
+        entries, missing = read(spec.out / JOURNAL), injector.not_injected
+        happened = any(isinstance(entry.record, FaultInjected) for entry in entries)
         ended = entries[-1].record
-        calm = None
-        if self.verify and isinstance(ended, RunFinished) and ended.stopped in VERIFIED:
-            alone = replace(spec.means.on(1), mesh=None, copies=None)
-            again = replace(spec, out=spec.out / "undisturbed", means=alone, elastic=Elastic(), resume=False)
-            calm = run_job(replace(again, checkpoint_every_steps=0)).sha256
-        missed = [f"{fault.kind}@{_point(fault)}" for fault in injector.left]
-        return verdict(entries, calm, missed)
-
-
-def _point(fault: Planned) -> str:
-    return f"step:{fault.step}" if fault.part is None else f"{100 * fault.part:g}%"
+        if not (self.verify and isinstance(ended, RunFinished) and ended.stopped in VERIFIED):
+            return verdict(entries, None, missing)
+        if not happened:  # two undisturbed runs would be compared
+            return verdict(entries, None, missing, verified=False)
+        alone = replace(spec.means.on(1), mesh=None, copies=None)
+        again = replace(spec, out=spec.out / "undisturbed", means=alone, elastic=Elastic(), resume=False)
+        calm = run_job(replace(again, checkpoint_every_steps=0)).sha256
+        return verdict(entries, calm, missing, verified=not injector.planned_missing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -57,6 +58,28 @@ class ClusterOptions:
     def local(self) -> bool:
         """Whether workers run on this machine."""
         return self.cluster == LOCAL
+
+    @property
+    def words(self) -> str:
+        """The options again, for a command that runs on the same cluster; "" for this machine.
+
+        Raises ``UserError`` for what names no cluster.
+        """
+        if self.local:
+            return ""
+        from elastune.cluster.kinds.hosts import HostsKind
+        from elastune.cluster.kinds.kind import Access
+        from elastune.cluster.kinds.registry import parse_cluster
+
+        kind = parse_cluster(self.cluster)
+        if isinstance(kind, HostsKind):  # the others look for what may be on the login node alone
+            kind.check(Access(self.token_file))
+        found = ["--cluster", self.cluster]
+        found += [] if self.token_file is None else ["--token-file", str(self.token_file)]
+        found += [] if self.interface is None else ["--interface", self.interface]
+        found += ["--tls"] if self.tls else []
+        found += [] if self.gather == type(self).gather else ["--gather", self.gather]
+        return shlex.join(found)
 
     def request(self) -> ClusterRequest:
         """What is asked for; nothing is opened yet. Raises ``UserError`` for what contradicts itself."""

@@ -68,17 +68,22 @@ class WorkerExecution:
         """How long a worker waits for another one that lives and does not come."""
         return parse.duration(self.collective_timeout, "--collective-timeout")
 
-    def of_one(self) -> Means:
-        """The system parameters of one worker. Only the device is checked here: the job checks the others."""
-        return self.on(None)
+    def of_one(self, *, here: bool = True) -> Means:
+        """The system parameters of one worker. Only the device is checked: the job checks the others."""
+        return self.on(None, here=here)
 
-    def on(self, workers: int | None, mesh: Mesh | None = None, copies: int | None = None) -> Means:
-        """The system parameters of ``workers``, or of those of ``mesh``; what is None follows from the others."""
+    def on(
+        self, workers: int | None, mesh: Mesh | None = None, copies: int | None = None, *, here: bool = True
+    ) -> Means:
+        """The system parameters of ``workers``, or of those of ``mesh``; what is None follows from the others.
+
+        ``here``: whether they run on this machine; other hosts may have devices that it lacks.
+        """
         said = {
             "workers": workers,
             "mode": self.mode,
             "threads": self.threads,
-            "device": choose_device(self.device),
+            "device": choose_device(self.device, here=here),
             "precision": self.precision,
             "micro_batch": self.micro_batch,
             "mechanism": self.mechanism,
@@ -101,16 +106,20 @@ class Execution(WorkerExecution):
     mesh: options.Mesh = None
     copies: options.Copies = None
     topology: options.Topology = Topology.shape
+    bucket_bytes: options.BucketBytes = None
 
     @property
     def chosen_mesh(self) -> Mesh | None:
         """The mesh that was asked for."""
         return None if self.mesh is None else Mesh.parse(self.mesh)
 
-    def means(self, workers: int | None, most_workers: int | None = None, learners: int = 1) -> Means:
+    def means(
+        self, workers: int | None, most_workers: int | None = None, learners: int = 1, *, here: bool = True
+    ) -> Means:
         """The system parameters asked for. ``most_workers``: how many there may be later. ``learners``: they have as
-        many slots each."""
-        means = replace(self.on(workers, self.chosen_mesh, self.copies), topology=Topology.parse(self.topology))
+        many slots each. ``here``: as of ``on``."""
+        asked = self.on(workers, self.chosen_mesh, self.copies, here=here)
+        means = replace(asked, topology=Topology.parse(self.topology), bucket_bytes=self.bucket_bytes)
         least_slots = max(DEFAULT_SLOTS, MeshChoice.of(means).most_parts(max(means.workers, most_workers or 0)))
         least_slots = -(-least_slots // learners) * learners
         return replace(means, num_slots=least_slots if self.slots is None else self.slots)
@@ -193,6 +202,7 @@ class Folders:
     data: options.Data = None
     out: options.Out = None
     resume: options.Resume = False
+    accept_changes: options.AcceptChanges = False
     json: options.Json = False
 
     def program(self, file: Path) -> Program:
@@ -269,7 +279,7 @@ class Search:
         return parse.trial_workers(self.trial_workers)
 
     def request(
-        self, program: Program, out: Path, workers: int, means: Means, training: Training, *, resume: bool
+        self, program: Program, out: Path, workers: int, means: Means, training: Training, folders: Folders
     ) -> StudyRequest:
         """The study that these options ask for."""
         from elastune.search.space.objective import parse_objectives
@@ -298,7 +308,8 @@ class Search:
             divergence=training.factor,
             price_per_worker_hour=self.price,
             trial_timeout_s=None if timeout is None else parse.duration(timeout, "--trial-timeout"),
-            resume=resume,
+            resume=folders.resume,
+            accept_changes=folders.accept_changes,
         )
 
 
@@ -333,12 +344,18 @@ class FrontierQuestion:
             help="A policy to train and compare with static settings, such as gns:max_batch=2048. May be repeated.",
         ),
     ] = None
+    short: Annotated[
+        bool,
+        typer.Option(
+            "--short", help="In a budget that is too small for a search, do the rest, and say what was left out."
+        ),
+    ] = False
     throughput: Annotated[
         bool,
         typer.Option(
             "--throughput",
-            help="Try other threads, mechanisms, routes and micro-batches in short runs, and use what gives the same "
-            "bits sooner.",
+            help="Try other threads, mechanisms, routes, bucket sizes and micro-batches in short runs, and use what "
+            "gives the same bits sooner. They take part of the budget.",
         ),
     ] = False
 

@@ -25,6 +25,15 @@ Out = Annotated[
     ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help=HELP["resume"])]
+AcrossChanges = Annotated[
+    bool,
+    typer.Option(
+        "--across-changes",
+        help="Of a study: compare trials that began before an accepted change of the program, its space or the data "
+        "with those after it.",
+    ),
+]
+AcceptChanges = Annotated[bool, typer.Option("--accept-changes", help=HELP["accept_changes"])]
 FromDcp = Annotated[
     Path | None,
     typer.Option(
@@ -35,12 +44,21 @@ FromDcp = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, and everything else on stderr.")]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Check all that can be checked without a worker, print what would be started, and end. No results are "
+        "written.",
+    ),
+]
 Set = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="Override a value of the program's config, such as lr=0.01. May be repeated.",
+        help="Override a value of the program's config, such as lr=0.01, or optim.lr=0.01 of a nested one. May be "
+        "repeated.",
     ),
 ]
 Data = Annotated[Path | None, typer.Option(help="Folder of the data sets, instead of $ELASTUNE_DATA.")]
@@ -61,6 +79,12 @@ Slots = Annotated[
     ),
 ]
 MicroBatch = Annotated[int | None, typer.Option(help="Most samples in one forward pass. [default: no limit]")]
+BucketBytes = Annotated[
+    int | None,
+    typer.Option(
+        help="Most bytes of gradients in one message between replicated workers. [default: 16 MiB, the first 1 MiB]"
+    ),
+]
 Precision = Annotated[str, typer.Option(help="fp32, or bf16 (autocast in the forward pass).")]
 Mesh = Annotated[
     str | None,
@@ -126,6 +150,12 @@ Compress = Annotated[
 Threads = Annotated[int, typer.Option(help="CPU threads of each worker.")]
 Device = Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda or cuda:N.")]
 Budget = Annotated[str | None, typer.Option(metavar="TIME", help=HELP["budget_s"] + ", such as 90s, 3m or 1.5h.")]
+FrontierBudget = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME|auto", help="Wall time for all phases, such as 90s, 3m or 1.5h; auto: as long as they need."
+    ),
+]
 Objectives = Annotated[
     list[str] | None,
     typer.Option(
@@ -240,7 +270,11 @@ Chaos = Annotated[
 ]
 ChaosVerify = Annotated[
     bool,
-    typer.Option("--chaos-verify", help="With --chaos: train again on one worker without faults, and compare."),
+    typer.Option(
+        "--chaos-verify",
+        help="With --chaos: train again on one worker without faults, and compare. Exit code 1 where the states "
+        "differ, and where no fault, or not every one with a point of its own, has happened.",
+    ),
 ]
 NoticeFile = Annotated[
     Path | None,

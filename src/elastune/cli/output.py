@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from elastune.core.text import printable
+
 if TYPE_CHECKING:
     from elastune.cli.results import Result
 
@@ -52,7 +54,7 @@ def print_result(result: Result, *, as_json: bool, **more: object) -> None:
     for table in result.tables:
         console.print(to_rich(table, console.width))
     for line in (*result.lines, *(f"{what:<7} {value}" for what, value in more.items() if value is not None)):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
 
 def print_json(data: Mapping[str, Any]) -> None:
@@ -67,7 +69,13 @@ def print_json(data: Mapping[str, Any]) -> None:
 
 def print_error(text: str) -> None:
     """A line for people that is no result."""
-    sys.stderr.write(f"elastune: {' '.join(text.split())}\n")
+    sys.stderr.write(f"elastune: {printable(' '.join(text.split()))}\n")
+
+
+def say(*lines: str) -> None:
+    """Lines for people on stdout. What names and texts of others hold that a terminal would obey is made visible."""
+    for line in lines:
+        print(printable(line))
 
 
 def _strict(value: Any) -> Any:

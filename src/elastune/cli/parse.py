@@ -92,12 +92,15 @@ def trial_workers(text: str | None) -> tuple[int, int] | None:
 
 
 def settings(pairs: Iterable[str]) -> Config:
-    """The configuration of "lr=0.05", "name=text": values are JSON numbers, truths, null, text or lists, else text."""
+    """The configuration of "lr=0.05", "name=text": values are JSON numbers, truths, null, text or lists, else text.
+
+    "optim.lr=0.05" is of a nested configuration.
+    """
     config: Config = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
-        if not equals or not name.strip().isidentifier():
-            raise UserError("--set must be NAME=VALUE", repr(pair), "such as --set lr=0.05")
+        if not equals or not all(part.isidentifier() for part in name.strip().split(".")):
+            raise UserError("--set must be NAME=VALUE", repr(pair), "such as --set lr=0.05, or optim.lr=0.05")
         if name.strip() in config:
             raise UserError("a setting may be given once", name.strip(), "remove the others")
         config[name.strip()] = value(name.strip(), text.strip())
@@ -135,7 +138,7 @@ def value(name: str, text: str) -> ConfigValue:
     except ValueError:
         return text
     if not _is_plain(found):
-        raise UserError(rule, text, "give each of its entries a name of its own")
+        raise UserError(rule, text, "give each of its entries alone, such as optim.lr=0.05")
     return found  # type: ignore[no-any-return]
 
 

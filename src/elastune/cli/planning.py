@@ -31,6 +31,21 @@ class PlannedCluster:
         str | None, typer.Option(metavar="TIME", help="Time that the whole search may take, such as 8h.")
     ] = None
     price: options.Price = 1.0
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="What each worker has: h200, h100, a100, a100-40gb, v100, l40s, l4, a10, t4 or cpu (one core). Times "
+            "and memory are then assumed from its data sheet, and nothing is run here. [default: as this machine]",
+        ),
+    ] = None
+    copies: Annotated[
+        int,
+        typer.Option(
+            help="How many workers hold each part of divided state; memory is counted so. With 2 a lost worker costs "
+            "no progress, as in elastune run where nothing is said."
+        ),
+    ] = 1
     link: Annotated[
         str,
         typer.Option(metavar="SPEED", help="Speed of the link between nodes, such as 25Gbit/s. It is not measured."),
@@ -56,6 +71,8 @@ class PlannedCluster:
             ),
             "link": NodeLink(parse.seconds_per_byte(self.link)),
             "mesh": None if self.mesh is None else Mesh.parse(self.mesh),
+            "device": self.device,
+            "copies": self.copies,
         }
 
 
@@ -112,6 +129,14 @@ class Probing:
     calibrate: Annotated[
         str, typer.Option(metavar="TIME", help="Time for short runs on this machine, which calibrate the model.")
     ] = "60s"
+    probe: Annotated[
+        bool,
+        typer.Option(
+            "--probe",
+            help="Calibrate by short runs on one node of --cluster, not on this machine. It needs --out, and --memory "
+            "or --device.",
+        ),
+    ] = False
     measure: Annotated[
         int,
         typer.Option(
@@ -134,6 +159,7 @@ class Probing:
         return {
             "noise_scale": self.noise_scale,
             "calibrate_s": parse.duration(self.calibrate, "--calibrate"),
+            "probe": self.probe,
             "measured": self.measure,
             "earlier": tuple(self.from_ or ()),
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -15,13 +15,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from elastune.core.text import count, duration, plain, settings_text
+from elastune.core.text import count, duration, plain, printable, settings_text
 from elastune.elastic.coordinator.refusals import refusal_line
 from elastune.job.output_dir import JOURNAL
 from elastune.journal.entry import Entry
 from elastune.journal.reader import read
 from elastune.journal.records import (
     Adopted,
+    ChangesAccepted,
     ChangesUnreached,
     CheckpointFailed,
     Decided,
@@ -31,6 +32,7 @@ from elastune.journal.records import (
     Measured,
     NotLetIn,
     NotMeasured,
+    PhasesPlanned,
     PolicyFailed,
     Record,
     Regrouped,
@@ -40,6 +42,7 @@ from elastune.journal.records import (
     RunStarted,
     StagesCut,
     StartedFrom,
+    StepsPlanned,
     Straggling,
     StudyFinished,
     StudyStarted,
@@ -56,6 +59,7 @@ from elastune.journal.records import (
 )
 from elastune.journal.trials import fold
 from elastune.plan.slot_cost import slot_cost_text
+from elastune.report.tables.accepted import what_text
 from elastune.report.tables.decision_text import (
     begun_line,
     cut_line,
@@ -72,6 +76,7 @@ from elastune.search.space.objective import valued
 
 PLAIN_EVERY_S = 5.0
 REFRESHES_PER_S = 4
+ASKED = ("requested", "notice")  # endings of a run that somebody, or something, has asked to stop
 
 
 class Tracker(Protocol):
@@ -91,14 +96,15 @@ class Tracker(Protocol):
 
 
 class RunTracker:
-    """One run of ``epochs`` epochs, or of ``max_steps`` steps."""
+    """One run of ``epochs`` epochs, or of ``max_steps`` steps; ``first``: the lines to begin with, once it trains."""
 
-    def __init__(self, epochs: int | None, max_steps: int | None) -> None:
+    def __init__(self, epochs: int | None, max_steps: int | None, first: Sequence[str] = ()) -> None:
         self.epochs = epochs
         self._max_steps = max_steps
+        self._first = [line for line in first if line]  # said once it trains: what is refused is one line
         self._last = ""
         self._measured = ""
-        self._cost = ""
+        self._over = False
         self._parts: dict[str, float] = {}  # done, by what bounds the run
 
     def hear(self, record: Record) -> tuple[str, bool]:
@@ -108,20 +114,23 @@ class RunTracker:
                 return f"resumed after step {step}{instead if record.damaged else ''}", True
             case StartedFrom():
                 return begun_line(record), True
+            case ChangesAccepted():
+                return f"goes on with accepted changes: {what_text(record)}", True
             case Adopted():
                 on = count(len(record.workers), "worker")
                 return f"took over {on}, which had lost their controller, after {duration(record.seconds)}", True
             case RunStarted(means={"mode": "exact", "num_slots": int(slots), "workers": int(workers)}):
-                self._cost = slot_cost_text(slots, workers)  # told once it trains: what is refused is one line
+                self._first += filter(None, [slot_cost_text(slots, workers)])
+            case StepsPlanned() if self._first:
+                return self._first.pop(0), True
             case Reported():
                 if self.epochs:
                     self._parts["epochs"] = record.epoch / self.epochs
                 self._count(record.step)
                 of = f"/{self.epochs}" if self.epochs else ""
                 self._last = f"epoch {record.epoch}{of}, step {record.step}: {_metrics(record.metrics)}"
-                if cost := self._cost:
-                    self._cost = ""
-                    return cost, True
+                if self._first:
+                    return self._first.pop(0), True
                 return self.state(), False
             case Measured():
                 self._measured = f"step {record.step}: {measured_text(record)}"
@@ -159,14 +168,18 @@ class RunTracker:
             case FaultInjected():
                 at = "" if record.worker is None else f" of worker {record.worker}"
                 return f"chaos: {plain(record.fault)}{at}", True
-            case RunFinished():
-                return f"done: {_metrics(record.metrics)}", True
+            case RunFinished(stopped=stopped):
+                self._over = True
+                # What was asked to stop is not done, and the command's last line says so.
+                return ("", False) if stopped in ASKED else (f"done: {_metrics(record.metrics)}", True)
         return "", False
 
     def state(self) -> str:
         return "; ".join(filter(None, (self._last, self._measured))) or "starting"
 
     def done(self, elapsed_s: float) -> float | None:
+        if self._over:
+            return 1.0
         return min(1.0, max(self._parts.values())) if self._parts else None
 
     def _count(self, step: int) -> None:
@@ -195,6 +208,9 @@ class StudyTracker:
                 return ("resumed", True) if record.resumed else ("", False)
             case WarmStarted():
                 return warm_line(record), True
+            case ChangesAccepted():
+                apart = f"; front and pick are of trials from {record.first_trial} on"
+                return f"goes on with accepted changes: {what_text(record)}{apart}", True
             case TrialStarted():
                 changed, self._phase = self._phase != record.phase, record.phase
                 return (f"phase: {record.phase}", True) if changed else ("", False)
@@ -209,6 +225,9 @@ class StudyTracker:
                 return f"trial {record.trial}: {record.before} -> {count(record.after, 'worker')}{why}", False
             case TrialFinished():
                 return self._ended(record), False
+            case PhasesPlanned():
+                self._budget_s = record.budget_s
+                return ("", False) if record.took else (planned_line(record), True)
             case TimesFitted():
                 return f"a step takes {duration(record.base_s)} + {duration(record.per_sample_s)} a sample", True
             case FrontierFound() | StudyFinished(reason="interrupted"):
@@ -240,6 +259,13 @@ class StudyTracker:
         paused = len(self._table.of("paused")) if self._halves else 0  # most of which will not go on
         parts += [(len(self._table.ended) + paused) / self._trials] if self._trials else []
         return min(1.0, max(parts)) if parts else None
+
+
+def planned_line(record: PhasesPlanned) -> str:
+    """How a frontier's budget is split, and what is left out."""
+    shares = ", ".join(f"{name} {duration(seconds)}" for name, seconds in record.planned.items() if seconds > 0)
+    left_out = "".join(f"; left out: {plain(words, 300)}" for words in record.left_out)
+    return f"a budget of {duration(record.budget_s)}: {shares}; {count(record.seeds, 'seed')} a row{left_out}"
 
 
 def warm_line(record: WarmStarted) -> str:
@@ -286,13 +312,14 @@ class Progress:
         line, must = self._tracker.hear(record)
         if not line:
             return
+        line = printable(line)
         if self._live is not None:
             if must:
                 self._console.print(Text(line, style="dim"))
             return
         elapsed_s = self._elapsed_s()
         if must or elapsed_s - self._told >= PLAIN_EVERY_S:
-            self._told = elapsed_s
+            self._told = self._told if must else elapsed_s
             sys.stderr.write(f"[{elapsed_s:7.1f} s] {line}{self._remaining(elapsed_s)}\n")
             sys.stderr.flush()
 
@@ -308,7 +335,8 @@ class Progress:
         done = self._tracker.done(elapsed_s)
         row = Table.grid(padding=(0, 1))
         bar = ProgressBar(total=1.0, completed=done or 0.0, pulse=done is None, width=24)
-        row.add_row(bar, Text(f"{duration(elapsed_s)}{self._remaining(elapsed_s)}"), Text(self._tracker.state()))
+        state = Text(printable(self._tracker.state()))
+        row.add_row(bar, Text(f"{duration(elapsed_s)}{self._remaining(elapsed_s)}"), state)
         return row
 
     def __enter__(self) -> Progress:

@@ -20,28 +20,34 @@ from elastune.job.output_dir import JOURNAL
 from elastune.journal.entry import Entry
 from elastune.journal.money import money
 from elastune.journal.reader import read
-from elastune.journal.records import FrontierFound, RunFailed, RunFinished
+from elastune.journal.records import FrontierFound, PhasesPlanned, RunFailed, RunFinished
+from elastune.journal.trials import compared_all
 from elastune.plan.planned_steps import plan_told
 from elastune.report.gather import RunStory, StudyStory, front_trials, gather_run, gather_study, mechanism_text
 from elastune.report.plan_story import plan_lines
+from elastune.report.tables.accepted import accepted_lines
 from elastune.report.tables.adapting import (
     Adaptation,
     adaptation_json,
     adaptation_line,
+    batch_line,
     decisions_table,
     failures_table,
     gather_adaptation,
+    trial_batch_line,
 )
 from elastune.report.tables.changes import Changes, changes_line, gather_changes, left_out_table
+from elastune.report.tables.frontier_answer import answer_lines
 from elastune.report.tables.frontier_tables import frontier_table, settings_table, volumes_table
 from elastune.report.tables.memory import memory_line
-from elastune.report.tables.study_tables import assets_table, front_table, subset_table
+from elastune.report.tables.study_tables import assets_table, front_table, subset_table, tasks_table
 from elastune.report.tables.sync_story import SyncStory, gather_sync, sync_line, sync_table
 from elastune.report.tables.tables import Table
 from elastune.search.space.constraint import Constraint
 from elastune.search.space.objective import valued
 from elastune.study.results.assets import COSTS, Assets, PickedAsset, asset_json
-from elastune.study.results.study import Study
+from elastune.study.results.eligible import task_of
+from elastune.study.results.study import Picked, Study
 from elastune.study.results.trials import Trial
 from elastune.study.time_to_target import shortfall, time_to
 
@@ -60,8 +66,8 @@ class Result:
 
 @dataclass(frozen=True)
 class Wish:
-    """Which trial of a study to pick, by ``targets`` or ``weights`` (neither: the knee), and how many to stand for the
-    front (None: no such question)."""
+    """Which trial of a study to pick, by ``targets`` or ``weights`` (neither: ``Study.choices``), and how many to stand
+    for the front (None: no such question)."""
 
     targets: dict[str, float] = field(default_factory=dict)
     weights: dict[str, float] = field(default_factory=dict)
@@ -74,10 +80,14 @@ class Wish:
         return bool(self.targets or self.weights or self.subset is not None)
 
 
-def result_of(out: Path, wish: Wish | None = None) -> Result:
-    """What ``out/journal.jsonl`` holds. Raises ``UserError`` where there is nothing, or a line is no record."""
+def result_of(out: Path, wish: Wish | None = None, *, across_changes: bool = False) -> Result:
+    """What ``out/journal.jsonl`` holds. Raises ``UserError`` where there is nothing, or a line is no record.
+
+    ``across_changes``: fronts are of trials from before accepted changes, too.
+    """
     wish = wish or Wish()
     entries = read(out / JOURNAL)
+    entries = compared_all(entries) if across_changes else entries
     study, run = gather_study(entries), gather_run(entries)
     if wish.to_target is not None and study is not None:
         raise UserError("--target needs a run", out, "give the --out of elastune run, or --target to elastune tune")
@@ -175,6 +185,7 @@ def _changed(changes: Changes) -> dict[str, Any]:
         "steps_discarded": changes.discarded,
         "rounds_short": changes.short_rounds,
         "samples_left_out": changes.samples_left_out,
+        **({"changes_accepted": list(changes.accepted)} if changes.accepted else {}),
     }
 
 
@@ -186,9 +197,11 @@ def _run_lines(
     how = [plain(means.get("mode")), *([told] if (told := mechanism_text(means)) != "replicated" else [])]
     return (
         f"{metrics or 'no metrics'} after {steps} in {duration(end.seconds)} on {on} ({', '.join(how)})",
+        *(f"changed {line}" for line in changes.accepted),
         *(f"workers {line}" for line in (changes_line(changes),) if line),
         *(f"agreed  {line}" for line in (sync_line(story),) if line),
         *(f"adapted {line}" for line in (adaptation_line(adaptation),) if line),
+        *(f"batch   {line}" for line in (batch_line(adaptation),) if line),
         *([f"wire    {byte_count(round(end.sent_bytes))} sent in a step"] if means.get("compress") else []),
         *(f"memory  {line}" for line in (memory_line(end.memory),) if line),
         f"state   sha256 {end.sha256}",
@@ -200,39 +213,38 @@ def _study(story: StudyStory, entries: Sequence[Entry], out: Path, wish: Wish) -
     study = Study.of(out, entries)
     asset = _picked_asset(study, wish)
     own = Wish() if asset is not None else wish  # of trials alone
-    picked = study.pick(weights=own.weights or None, **own.targets) if study.complete or wish.any else None
-    front = [_shown(trial) for trial in study.front()]
+    if study.tasks and not wish.any:
+        return _tasks(story, study, out)
+    stated = bool(own.targets or own.weights)
+    why_not = "" if stated else study.no_choice()
+    choices: tuple[Picked, ...] = () if why_not else study.choices() if not stated else ()
+    if stated:
+        choices = (study.pick(weights=own.weights or None, **own.targets),)
+    shown = [_choice_json(each) for each in choices]
     data = {
         "kind": "tune",
         "objectives": {o.name: o.direction for o in study.objectives},
         "trials": dict(Counter(t.state for t in study.trials)),
-        "front": front,
-        "pick": picked
-        and {
-            "trial": picked.trial.number,
-            "reason": picked.reason,
-            "command": picked.command,
-            "found_after_s": picked.trial.ended_s,
-        },
+        "front": [_shown(trial) for trial in study.front()],
+        "pick": shown[0] if shown else None,
+        "choices": shown,
         **_ending(story, out),
+        **({"changes_accepted": list(accepted)} if (accepted := accepted_lines(entries)) else {}),
         **({"kept": [{"trial": k.trial, "size": k.size} for k in study.kept]} if study.kept else {}),
         **({"assets": _assets_json(study.assets, asset)} if study.assets else {}),
     }
-    if picked is None:
+    if not study.complete:
         why = Counter(plain(t.reason, 200) or t.state for t in study.trials).most_common(3)
         told = "; ".join(f"{times} x {reason}" for reason, times in why)
         return Result(data, lines=(f"no trial has a result{f': {told}' if told else ''}",), stopped=data["reason"])
-    values = ", ".join(f"{name} {valued(name, value, story.price)}" for name, value in picked.trial.values.items())
     lines = (
-        f"pick    trial {picked.trial.number} ({plain(picked.reason, 300)}): {values}",
-        f"        {settings_text(picked.trial.config)}",
-        f"found   {_found_after(study, picked.trial)}",
-        f"train   {picked.command}",
-        *([f"        {picked.caveat}"] if picked.caveat else []),
+        *(f"changed {line}" for line in accepted_lines(story.accepted)),
+        *([f"pick    none: {plain(why_not, 400)}"] if why_not else []),
+        *(line for place, each in enumerate(choices) for line in _choice_lines(study, each, place)),
         *([f"kept    {_kept_text(study)}"] if study.kept else []),
         *([_asset_line(asset)] if asset is not None else []),
     )
-    tables = [front_table(story, front_trials(story))]
+    tables = [front_table(story, front_trials(story), choices)]
     if study.assets is not None:
         tables.append(assets_table(study.assets, None if asset is None else asset.point))
     if wish.subset is not None:
@@ -240,6 +252,55 @@ def _study(story: StudyStory, entries: Sequence[Entry], out: Path, wish: Wish) -
         data["subset"] = [_shown(trial) | {"reason": reason} for trial, reason in chosen]
         tables.append(subset_table(study, chosen))
     return Result(data, tuple(tables), lines, stopped=data["reason"])
+
+
+def _tasks(story: StudyStory, study: Study, out: Path) -> Result:
+    """Of a study whose trials have different tasks: what each has reached. None of them is picked."""
+    data = {
+        "kind": "tune",
+        "objectives": {o.name: o.direction for o in study.objectives},
+        "trials": dict(Counter(t.state for t in study.trials)),
+        "tasks": {str(trial.number): task_of(trial.config) for trial in study.trials},
+        "front": [],
+        "pick": None,
+        "choices": [],
+        **_ending(story, out),
+        **({"kept": [{"trial": k.trial, "size": k.size} for k in study.kept]} if study.kept else {}),
+    }
+    done = Counter(task_of(trial.config) for trial in study.complete)
+    lines = (
+        f"trained {len(done)} of {count(len(study.tasks), 'part')} of a tree of classes: each is a task of its own, so "
+        "none is picked",
+        f"join    elastune join {plain(out)} --tree LISTS --front FLAT makes one model of them; FLAT is a study of all "
+        "classes, see docs/transfer.md",
+        *([f"kept    {_kept_text(study)}"] if study.kept else []),
+    )
+    return Result(data, (tasks_table(study),), lines, stopped=data["reason"])
+
+
+def _choice_json(choice: Picked) -> dict[str, Any]:
+    return {
+        "trial": choice.trial.number,
+        "reason": choice.reason,
+        "values": choice.trial.values,
+        "command": choice.command,
+        "found_after_s": choice.trial.ended_s,
+        **({"batch_verdict": line} if (line := trial_batch_line(choice.trial)) else {}),
+    }
+
+
+def _choice_lines(study: Study, choice: Picked, place: int) -> list[str]:
+    """The pick at length, with when it was found; a further choice in short."""
+    trial, price = choice.trial, study.price_per_worker_hour
+    values = ", ".join(f"{name} {valued(name, value, price)}" for name, value in trial.values.items())
+    first = "or      " if place else "pick    "
+    return [
+        f"{first}trial {trial.number} ({plain(choice.reason, 300)}): {values}",
+        *([] if place else [f"        {settings_text(trial.config)}", f"found   {_found_after(study, trial)}"]),
+        f"train   {choice.command}",
+        *([f"        {choice.caveat}"] if choice.caveat else []),
+        *(f"batch   {line}" for line in (trial_batch_line(trial),) if line),
+    ]
 
 
 def _picked_asset(study: Study, wish: Wish) -> PickedAsset | None:
@@ -303,22 +364,32 @@ def _frontier(story: StudyStory, out: Path) -> Result:
     if found is None:
         data = {"kind": "frontier", "unfinished": True, "trials": len(story.ended), **ending}
         return Result(data, lines=("no frontier yet",), stopped=ending["reason"])
-    data = {**asdict(found), "kind": "frontier", **ending}
+    phases = None if story.phases is None else {k: v for k, v in asdict(story.phases).items() if k != "kind"}
+    data = {**asdict(found), "kind": "frontier", "phases": phases, **ending}
     tables = (frontier_table(found), settings_table(found), volumes_table(found))
-    return Result(data, tables, _frontier_lines(found), stopped=ending["reason"])
+    return Result(data, tables, (*_frontier_lines(found), *phase_lines(story.phases)), stopped=ending["reason"])
 
 
 def _frontier_lines(found: FrontierFound) -> tuple[str, ...]:
-    lines = [plain(found.answer, 2000)]
-    lines += [f"{each.weight:<7} {plain(each.text, 2000)}" for each in found.reasons]
+    lines = [plain(found.answer.sentence, 2000)]
+    lines += [f"{name:<8} {line}" for name, line in answer_lines(found)]
+    lines += [f"{each.weight:<8} {plain(each.text, 2000)}" for each in found.reasons]
     links = [
         f"{plain(where)} {duration(link.latency_s)} a message, {bandwidth(link.seconds_per_byte)}"
         for where, link in found.links.items()
     ]
-    lines += [f"links   {'; '.join(links)}"] if links else []
+    lines += [f"links    {'; '.join(links)}"] if links else []
     if found.command:
-        lines += [f"train   {plain(found.command, 4000)}", f"        {plain(found.command_note, 600)}"]
+        lines += [f"train    {plain(found.command, 4000)}", f"         {plain(found.answer.command_note, 600)}"]
     return tuple(line for line in lines if line)
+
+
+def phase_lines(phases: PhasesPlanned | None) -> tuple[str, ...]:
+    """What each phase of a frontier took of the budget."""
+    if phases is None or not phases.took:
+        return ()
+    took = ", ".join(f"{name} {duration(seconds)}" for name, seconds in phases.took.items() if seconds >= 0.05)
+    return (f"took    {duration(sum(phases.took.values()))} of a budget of {duration(phases.budget_s)}: {took}",)
 
 
 def _ending(story: StudyStory, out: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,9 +75,13 @@ def choose_workers(
     return min(high, max(low, cores())), replace(elastic, high=high)
 
 
-def choose_device(wanted: str) -> str:
-    """The device of a run; "auto" becomes "cuda" or "cpu", as this machine has it."""
-    if wanted == "cpu":
+def choose_device(wanted: str, *, here: bool = True) -> str:
+    """The device of a run; "auto" becomes "cuda" or "cpu", as this machine has it.
+
+    ``here``: whether workers run on this machine. A login node may lack what the hosts of its cluster have, which each
+    say for themselves.
+    """
+    if wanted == "cpu" or (not here and re.fullmatch(r"cuda(:[0-9]{1,3})?", wanted)):
         return wanted
     from elastune.cluster.devices import assign, devices
 

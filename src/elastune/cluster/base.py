@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,13 +45,44 @@ class Exited:
 Event = Message | Exited
 
 
-def how_it_ended(code: int | None) -> str:
-    """Return a process's exit code in words, to follow "worker 3"."""
+_SIGNALS: dict[int, str] = {
+    signal.SIGKILL: "out of memory?",
+    signal.SIGSEGV: "a segmentation fault",
+    signal.SIGBUS: "a bus error",
+    signal.SIGABRT: "an abort",
+    signal.SIGILL: "an illegal instruction",
+    signal.SIGFPE: "an arithmetic error",
+}
+# What faulthandler writes into a worker's log.
+_CRASHED = re.compile(r"^(?:Current thread|Stack) .*\(most recent call first\):\n((?:  File .*\n?)+)", re.MULTILINE)
+_FRAME = re.compile(r'^  File "([^"]+)", line ([0-9]+) in ', re.MULTILINE)
+_LIBRARIES = re.compile(r"/lib(?:64)?/python[0-9.]+/|/site-packages/|^<frozen ")
+
+
+def how_it_ended(code: int | None, log: str = "") -> str:
+    """Return a process's exit code in words, to follow "worker 3".
+
+    Args:
+        code: The exit code; negative: the signal that ended it; None: nobody knows.
+        log: The end of its log. Where the process has crashed, the log tells the line of the program.
+    """
     if code is None:
         return "ended, nobody knows how"
     if code >= 0:
         return f"exited with code {code}"
-    return f"was ended by signal {-code}" + (" (out of memory?)" if code == -9 else "")
+    words = _SIGNALS.get(-code)
+    at = place_of_crash(log) if -code != signal.SIGKILL else ""
+    shown = f" ({words}{f' at {at}' if at else ''})" if words else ""
+    return f"was ended by signal {-code}{shown}"
+
+
+def place_of_crash(log: str) -> str:
+    """Return the line outside of libraries at which a process has crashed, as "train.py:13"; "": nobody knows."""
+    crashes = _CRASHED.findall(log)
+    for path, line in _FRAME.findall(crashes[-1]) if crashes else ():
+        if not _LIBRARIES.search(path):
+            return f"{os.path.basename(path)}:{line}"
+    return ""
 
 
 class NoRoomError(UserError):

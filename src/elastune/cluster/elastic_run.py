@@ -38,6 +38,9 @@ from elastune.elastic.protocol.messages import Progressed, ReshapeAsked, ResizeA
 from elastune.elastic.protocol.worker_spec import WorkerSpec
 from elastune.journal.records import Checkpointed, Record, RunFailed, RunFinished
 from elastune.mechanisms.abilities import meshes_of
+from elastune.train.program.source import EDITED, differences
+
+LOOK_AGAIN_S = 1.0  # between looks whether an edit of the program was undone
 
 
 class ElasticRun(ElasticHandle):
@@ -69,6 +72,7 @@ class ElasticRun(ElasticHandle):
         self._queue = DriverQueue()
         self.said = Said()
         self._free = -1  # as the coordinator was told last
+        self._edited_until: float | None = None  # the program was, and is looked at again then
         self._announced = self.closed = False
         self.coordinator = self._coordinate(
             CrewBounds(self.low, self.high, elastic.most_losses, meshes_of(spec.means)),
@@ -180,11 +184,19 @@ class ElasticRun(ElasticHandle):
 
     def room(self, free: int) -> int:
         """Tell the coordinator how many workers could be started, of ``free`` in the cluster; what it leaves."""
-        mine = max(0, min(free, self.high - len(self._facts.running)))
+        mine = 0 if self._edited else max(0, min(free, self.high - len(self._facts.running)))
         if mine != self._free and not self.over:
             self._free = mine
             self.coordinator.capacity(mine)
         return free if self.over or not free else max(0, free - self.coordinator.membership.missing)
+
+    @property
+    def _edited(self) -> bool:
+        """Whether a worker that was started now would load another program than the others have."""
+        if self._edited_until is not None and time.monotonic() >= self._edited_until:
+            edited = bool(differences(self.spec.source, self.spec.program))
+            self._edited_until = time.monotonic() + LOOK_AGAIN_S if edited else None
+        return self._edited_until is not None
 
     def heed(self) -> None:
         """Hear what the coordinator has, and do what follows."""
@@ -228,6 +240,10 @@ class ElasticRun(ElasticHandle):
             self._queue.put(Message(sent.worker, sent.record))
 
     def _judge(self, news: ForController) -> None:
+        if isinstance(news, RecordSent) and isinstance(news.record, RunFailed) and EDITED in news.record.detail:
+            self._edited_until = time.monotonic() + LOOK_AGAIN_S
+            self.coordinator.capacity(0)  # before it asks for another one, which would load the same
+            self._free = 0
         why_left = self.coordinator.why_left(news.worker) if isinstance(news, Buried) else ""
         moment = Moment(time.monotonic(), self.coordinator.members, why_left)
         self._do(judgement.step(self._facts, news, moment))

@@ -188,7 +188,7 @@ def _given_up(facts: RunFacts, why: str) -> Judged:
     kill = Kill(tuple(facts.running))
     if facts.last_lost in facts.running:
         return facts.put(facts.last_lost, fatal=why), (kill,)
-    told = "" if last.rank == NOBODY else f"; worker {last.rank} {how_it_ended(last.code)}"
+    told = "" if last.rank == NOBODY else f"; worker {last.rank} {how_it_ended(last.code, last.log)}"
     return facts, (kill, _one_too_many(why + told, last))
 
 

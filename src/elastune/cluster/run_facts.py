@@ -51,7 +51,7 @@ class WorkerFacts:
         """How its process has ended, in words; "" where it has not."""
         if self.end is None:
             return ""
-        return self.end.why or f"worker {self.number} {how_it_ended(self.end.code)}"
+        return self.end.why or f"worker {self.number} {how_it_ended(self.end.code, self.end.log)}"
 
     @property
     def exited(self) -> Exited:

@@ -205,9 +205,10 @@ class ExactReducer(Reducer[ExactBucket]):
         hold: bool = False,
         deal: Deal = cut,
         lane: int = 0,
+        bucket_bytes: int | None = None,
     ) -> None:
-        first = lane * len(like)
-        buckets = [ExactBucket(members, like, num_slots, group, deal, hold=hold, first=first) for members in plan(like)]
+        first, members = lane * len(like), plan(like, bucket_bytes)
+        buckets = [ExactBucket(each, like, num_slots, group, deal, hold=hold, first=first) for each in members]
         super().__init__(buckets, group, gradients)
 
     def begin_with(self, slots: Mapping[int, Sequence[torch.Tensor]]) -> None:

@@ -76,5 +76,14 @@ class FlatBucket(Bucket):
 class FlatReducer(Reducer[FlatBucket]):
     """Sums what each worker ``put``, once a step. See ``Reducer`` and ``Bucket``."""
 
-    def __init__(self, like: Sequence[torch.Tensor], group: Group, gradients: int = 0, *, hold: bool = False) -> None:
-        super().__init__([FlatBucket(members, like, group, hold=hold) for members in plan(like)], group, gradients)
+    def __init__(
+        self,
+        like: Sequence[torch.Tensor],
+        group: Group,
+        gradients: int = 0,
+        *,
+        hold: bool = False,
+        bucket_bytes: int | None = None,
+    ) -> None:
+        members = plan(like, bucket_bytes)
+        super().__init__([FlatBucket(each, like, group, hold=hold) for each in members], group, gradients)

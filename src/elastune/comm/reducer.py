@@ -379,14 +379,18 @@ class Reducer(Generic[B]):
             bucket.regroup(group)
 
 
-def plan(like: Sequence[torch.Tensor]) -> list[list[int]]:
-    """Members of each bucket: runs of equal dtype and device, the first small so that sending starts early."""
+def plan(like: Sequence[torch.Tensor], bucket_bytes: int | None = None) -> list[list[int]]:
+    """Members of each bucket: runs of equal dtype and device, the first small so that sending starts early.
+
+    ``bucket_bytes``: a bucket is full with so many; None: with ``BUCKET_BYTES``.
+    """
+    full = BUCKET_BYTES if bucket_bytes is None else bucket_bytes
     buckets: list[list[int]] = []
     room = 0
     for i, tensor in enumerate(like):
         first = like[buckets[-1][0]] if buckets else None
         if first is None or room <= 0 or (first.dtype, first.device) != (tensor.dtype, tensor.device):
-            room = BUCKET_BYTES if buckets else FIRST_BUCKET_BYTES
+            room = full if buckets else min(full, FIRST_BUCKET_BYTES)
             buckets.append([])
         buckets[-1].append(i)
         room -= tensor.numel() * tensor.element_size()

@@ -5,6 +5,9 @@ from __future__ import annotations
 import inspect
 
 from elastune.core.pages import page_of
+from elastune.core.text import cut, printable
+
+LONGEST = 3000  # characters of each part of a message: what is longer hides the others
 
 
 class UserError(Exception):
@@ -41,9 +44,9 @@ class UserError(Exception):
         return self.rule, str(self.value), self.fix, self.page
 
     def __str__(self) -> str:
-        shown = " ".join(str(self.value).split())
-        line = f"{self.rule} (got {shown}): {self.fix}"
-        return line if not self.page or ".md" in self.fix else f"{line} ({self.page})"
+        rule, shown, fix = (cut(text, LONGEST) for text in (self.rule, " ".join(str(self.value).split()), self.fix))
+        line = printable(f"{rule} (got {shown}): {fix}")
+        return line if not self.page or ".md" in fix else f"{line} ({self.page})"
 
 
 class Diverged(Exception):

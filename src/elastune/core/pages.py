@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 PROGRAMS, PROGRAM = "docs/programs.md", "README.md#your-program"
+EDITS = f"{PROGRAMS}#edits-and-other-data"
 
 # A name stands for all that is in it; of several the longest counts.
 PAGES = {
@@ -19,6 +20,7 @@ PAGES = {
     "train.compiling": f"{PROGRAMS}#compiled-models",
     "train.data": f"{PROGRAMS}#data",
     "train.data.planned": "docs/sync.md",
+    "train.data.seen": EDITS,
     "train.data.stream": f"{PROGRAMS}#streams",
     "train.data.tars": f"{PROGRAMS}#streams",
     "train.device": "docs/gpu.md",
@@ -26,6 +28,7 @@ PAGES = {
     "train.freezing": f"{PROGRAMS}#frozen-for-a-while",
     "train.predictions": "docs/ensembles.md#what-a-program-does-for-it",
     "train.program": PROGRAM,
+    "train.program.source": EDITS,
     "train.rehearsal": "docs/meshes.md#which-mechanism-searched",
     "train.scaling": f"{PROGRAMS}#mixed-precision-of-the-programs-own",
     "train.session_assets": "docs/ensembles.md#what-a-program-does-for-it",
@@ -44,6 +47,7 @@ PAGES = {
     "adapters.transformers": f"{PROGRAMS}#hugging-faces-trainer",
     "adapters.trainer_parts": f"{PROGRAMS}#hugging-faces-trainer",
     "cli.from_plain": PROGRAMS,
+    "job.changes": EDITS,
     "job.portability": f"{PROGRAMS}#what-elastune-check-finds",
     "job.resumption": f"{PROGRAMS}#going-on-with-a-run",
     # workers, and how they come together
@@ -101,6 +105,7 @@ PAGES = {
     "search.stopping": "docs/studies.md#which-trials-go-on---stopping",
     "simulate": "docs/simulate.md",
     "study": "docs/studies.md",
+    "study.changes": EDITS,
 }
 
 

@@ -25,6 +25,8 @@ DEFAULT_SLOTS = 4  # docs/decisions/0010; more workers than that raise it
 DEFAULT_VIRTUAL_TENSOR = 4  # likewise, where layers are divided
 ConfigValue = Scalar | None | list["ConfigValue"]
 Config = dict[str, ConfigValue]
+ProgramSource = dict[str, dict[str, str]]
+"""Digests of a program's statements by file and part, see ``train.program.source``; empty: not known."""
 
 
 def number(config: Config, name: str) -> float:
@@ -89,6 +91,8 @@ class Means:
             None: what the mechanism does by default.
         compress: How gradients are compressed, "int8" or "powersgd:rank=4" (``core.compression``); None: not at all.
         topology: The routes of sums, see ``core.topology``; a text is read as for ``--topology``.
+        bucket_bytes: The most bytes of gradients that are summed in one message, of replicated workers; None: 16 MiB,
+            the first one 1 MiB.
 
     Example:
         >>> elastune.run(train, {"lr": 0.1}, means=elastune.Means(workers=4, mode="fast", micro_batch=64))
@@ -110,10 +114,11 @@ class Means:
     zero_stage: int | None = None
     compress: str | None = None
     topology: Topology = field(default_factory=Topology)
+    bucket_bytes: int | None = None
 
     def __post_init__(self) -> None:
         told: Any = self
-        for name_ in ("copies", "virtual_tensor", "zero_stage"):
+        for name_ in ("copies", "virtual_tensor", "zero_stage", "bucket_bytes"):
             value = getattr(told, name_)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
                 raise UserError(f"{name_} must be a whole number", repr(value), f"for example {name_}=2")
@@ -184,6 +189,7 @@ class Means:
             "zero_stage": self.zero_stage is None,
             "compress": self.compress is None,
             "topology": self.topology == Topology(),
+            "bucket_bytes": self.bucket_bytes is None,
         }
         return {name: value for name, value in plain.items() if not silent.get(name, False)}
 
@@ -265,6 +271,9 @@ class RunSpec:
         measure_link: Time a few all-reduces at the end, for the step-time model.
         spread: Use as many hosts as there are, instead of as few as it takes; for measuring.
         divergence: When the run has failed.
+        source: The program as the run was begun with it: a worker that has loaded another one is not let in.
+        data_seen: The training set that is expected, as a journal keeps it (``DataContext``); None: not known.
+        accept_changes: Go on from a checkpoint with another program or other data.
     """
 
     program: Program
@@ -288,6 +297,9 @@ class RunSpec:
     elastic: Elastic = field(default_factory=Elastic)
     adapt: Adapt = field(default_factory=Adapt)
     divergence: Divergence = field(default_factory=Divergence)
+    source: ProgramSource = field(default_factory=dict)
+    data_seen: dict[str, Any] | None = None
+    accept_changes: bool = False
 
     @property
     def most_workers(self) -> int:

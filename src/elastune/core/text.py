@@ -8,9 +8,32 @@ from typing import Any
 
 
 def plain(value: object, limit: int = 120) -> str:
-    """``value`` as one printable line of at most ``limit`` characters. Not escaped: that is the renderer's part."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in str(value)).split())
+    """``value`` as one printable line of at most ``limit`` characters. To escape it for HTML is the renderer's part."""
+    line = printable(" ".join(str(value).split()))
     return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def printable(text: str) -> str:
+    """``text`` with an escape, such as ``\\x1b`` or ``\\u202e``, for what a terminal obeys or does not show.
+
+    Line breaks, tabs and wide spaces stay.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" or _is_space(c) else _escape(c) for c in text)
+
+
+def cut(text: str, most: int) -> str:
+    """``text``, or both of its ends where it has more than ``most`` characters."""
+    return text if len(text) <= most else f"{text[: most // 2]} [...] {text[-most // 2 :]}"
+
+
+def _is_space(c: str) -> bool:
+    return c.isspace() and c >= "\xa0" and c not in "\u2028\u2029"
+
+
+def _escape(c: str) -> str:
+    return c.encode("unicode_escape").decode()
 
 
 def number(value: float | None, digits: int = 4) -> str:

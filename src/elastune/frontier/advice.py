@@ -1,11 +1,11 @@
-"""The one conclusion of a frontier, and what it rests on, in words. Pure."""
+"""How far the naive rule goes, and what the answer of a frontier rests on, in words. Pure."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from elastune.core.text import count, duration, estimate, interval, modelled, number
+from elastune.core.text import count, estimate, interval, number
 from elastune.frontier.criteria import FrontierCriteria
 from elastune.journal.records import FrontierReason, FrontierRow
 from elastune.plan.noise_scale import batch_against_noise, samples_text
@@ -28,13 +28,9 @@ class Advice:
     pick: int | None
     faster: int | None = None
 
-    def answer(self) -> str:
-        """What to use, and how far the naive rule scales before quality pays."""
-        if self._base is None:
-            return (
-                f"The program's own settings diverged at {self._label(self.parts[0])}: there is nothing to scale yet."
-            )
-        return f"{self._use(self._base)} {self._naive_rule(self._base)}"
+    def naive_rule(self) -> str:
+        """How far the naive rule scales before quality pays; "" where it diverges at once."""
+        return "" if self._base is None else self._naive_rule(self._base)
 
     def reasons(self) -> list[FrontierReason]:
         """What decides, most of all first, then hints that the trainings outweigh."""
@@ -52,44 +48,6 @@ class Advice:
     @property
     def _base(self) -> FrontierRow | None:
         return next((r for r in self.rows if r.role == "naive" and r.num_slots == self.parts[0]), None)
-
-    def _use(self, base: FrontierRow) -> str:
-        if self.pick is None:
-            words = f"reach the target {self.by.target:g}" if self.by.target is not None else "hold it"
-            return f"No settings were found that may {words}; search longer."
-        chosen = self.rows[self.pick]
-        which, parts = _named(chosen), chosen.num_slots
-        own = f"the program's own settings x {parts}" if parts > base.num_slots else "its own settings"
-        settings = f"batch {chosen.batch_size}, lr {number(chosen.lr, 3)}"
-        what = f"{which} with {f'tuned settings ({settings})' if chosen.role == 'tuned' else f'{own} ({settings})'}"
-        name, label = self.by.quality.name, ", emulated," if chosen.quality_label == "emulated" else ""
-        value = f"{name} {estimate(chosen.quality, chosen.ci)}{label}"
-        if chosen.verdict != "holds":
-            more = "more --seeds or a longer search may show it"
-            return f"No settings are shown to {self._goal}: nearest are {what}, {value}; {more}."
-        return f"Use {what}: {value} {self._reaches}, and training takes {_time(chosen)}{self._gain(chosen, base)}."
-
-    def _gain(self, chosen: FrontierRow, base: FrontierRow) -> str:
-        if chosen == base:
-            return ""
-        gain = base.seconds / chosen.seconds
-        factors = [r.seconds_factor for r in (base, chosen) if r.seconds_label == "modelled"]
-        if None in factors:
-            reach = "by an unchecked model "
-        elif factors:
-            factor = max(f for f in factors if f is not None)
-            reach = f"({number(gain / factor, 2)} to {number(gain * factor, 2)} within the model's error) "
-        else:
-            reach = ""
-        return f", {number(gain, 3)} times {reach}as fast as {_named(base)} with the program's own settings"
-
-    @property
-    def _goal(self) -> str:
-        return f"reach the target {self.by.target:g}" if self.by.target is not None else f"hold {self.by.quality.name}"
-
-    @property
-    def _reaches(self) -> str:
-        return f"reaches the target {self.by.target:g}" if self.by.target is not None else "holds"
 
     def _naive_rule(self, base: FrontierRow) -> str:
         naive = {r.num_slots: r for r in reversed(self.rows) if r.role == "naive"}
@@ -110,7 +68,7 @@ class Advice:
 
     def _label(self, parts: int) -> str:
         """The first workers that cut a batch into so many parts."""
-        return next((_named(r) for r in self.rows if r.num_slots == parts), _workers(parts))
+        return next((named(r) for r in self.rows if r.num_slots == parts), _workers(parts))
 
     def _lost(self, r: FrontierRow | None) -> str:
         if r is None:
@@ -169,9 +127,9 @@ class Advice:
 
     def _tie(self, chosen: FrontierRow, faster: FrontierRow) -> str:
         if faster.seconds >= chosen.seconds:
-            return f"{_named(faster)} would be no faster than {chosen.workers}"
+            return f"{named(faster)} would be no faster than {chosen.workers}"
         gain = f"{number(chosen.seconds / faster.seconds, 3)} times as fast"
-        return f"{_named(faster)} would be {gain} by the step-time model, within its error: fewer are taken"
+        return f"{named(faster)} would be {gain} by the step-time model, within its error: fewer are taken"
 
 
 def noise_scale_hint(chosen: FrontierRow, model: DataParallelStep) -> str:
@@ -196,16 +154,12 @@ def _supports(scale: float | None, model: DataParallelStep) -> str:
     return f", which at {samples_text(share)} samples a worker ({efficient}) is work for {_workers(workers)}"
 
 
-def _time(r: FrontierRow) -> str:
-    label = "measured" if r.seconds_label == "measured" else modelled(r.seconds_factor)
-    return f"{duration(r.seconds)} ({label})"
-
-
 def _value(r: FrontierRow) -> str:
     return estimate(r.quality, r.ci)
 
 
-def _named(r: FrontierRow) -> str:
+def named(r: FrontierRow) -> str:
+    """Its workers, and what of their means stands apart."""
     return f"{_workers(r.workers)} ({r.apart})" if r.apart else _workers(r.workers)
 
 

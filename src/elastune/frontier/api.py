@@ -23,7 +23,8 @@ def find_frontier(
     *,
     workers: Sequence[int] | None = None,
     meshes: Sequence[str | Mesh] = (),
-    budget_s: float = 180.0,
+    budget_s: float | None = 180.0,
+    short: bool = False,
     target: float | None = None,
     quality: str | None = None,
     margin: float | None = None,
@@ -43,6 +44,7 @@ def find_frontier(
     price_per_worker_hour: float = FrontierRequest.price_per_worker_hour,
     prices: str | Path | None = None,
     resume: bool = False,
+    accept_changes: bool = False,
     cluster: Cluster | str | None = None,
     grace_s: float = FrontierRequest.grace_s,
 ) -> FrontierFound:
@@ -56,7 +58,9 @@ def find_frontier(
         workers: Worker counts to ask about, ascending; 1, 2, 4 and 8 where neither ``workers`` nor ``meshes`` are
             given.
         meshes: Meshes to ask about as well, such as "data=2,shard=2".
-        budget_s: Seconds for everything; the trainings of the naive rule are always finished.
+        budget_s: Seconds for all phases, of which at least two fifths are for the search; None: as long as all of them
+            take, by the first steps.
+        short: In a budget that is too small for a search, do the rest, and say that the search was left out.
         target: The quality that must be reached.
         quality: The objective that ``target`` is about; None: the first.
         margin: By how much quality may be worse than on the smallest worker count and still hold.
@@ -72,18 +76,20 @@ def find_frontier(
         prices: A file with the prices of hosts by their kind (docs/spot.md), instead of ``price_per_worker_hour``.
         grace_s: Seconds that trainings go on without this process, should it die. The same call with ``resume`` takes
             them over.
-        constraints, sampler, stopping, trial_workers, seed, divergence, price_per_worker_hour, resume: As in ``tune``.
+        constraints, sampler, stopping, trial_workers, seed, divergence, price_per_worker_hour, resume,
+            accept_changes: As in ``tune``.
 
     Returns:
-        The rows of the table, the front among them, and which row to take: ``found.rows[found.pick]``,
-        ``found.command``.
+        The rows of the table, the front among them, and ``found.answer``: which row to take
+        (``found.rows[found.pick]``), what its settings and what its workers buy, and ``found.command``.
 
     Raises:
-        UserError: For a wrong request, and for a program that fails with its own settings.
+        UserError: For a wrong request, for a program that fails with its own settings, and for a budget that is too
+            small, once the first steps were measured; the fix names the budget that it needs.
 
     Example:
         >>> found = elastune.find_frontier(train, workers=(1, 2, 4), target=0.95, budget_s=90)
-        >>> print(found.answer, found.command)
+        >>> print(found.answer.sentence, found.command)
     """
     asked = cluster_asked(cluster, grace_s)
     request = FrontierRequest(
@@ -92,6 +98,7 @@ def find_frontier(
         workers=tuple(workers) if workers is not None else () if meshes else COUNTS,
         meshes=tuple(mesh if isinstance(mesh, Mesh) else Mesh.parse(mesh) for mesh in meshes),
         budget_s=budget_s,
+        short=short,
         target=target,
         quality=quality,
         margin=margin,
@@ -110,6 +117,7 @@ def find_frontier(
         price_per_worker_hour=price_per_worker_hour,
         grace_s=grace_s,
         resume=resume,
+        accept_changes=accept_changes,
     )
     request = priced(request, prices_asked(None, prices, cluster), SystemClock())
     with results_folder(out, request.program, "frontier", resume=resume) as folder:

@@ -6,6 +6,7 @@ on as many as there are, which tells the links within and across apart.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from statistics import median
 from elastune.core.errors import UserError
 from elastune.core.run import Means
 from elastune.frontier.criteria import Times, batch_of
+from elastune.frontier.phase_budget import TIMED_STEPS, TrainingCost, timed_steps
 from elastune.frontier.plan import FrontierPlan
 from elastune.frontier.trainings import TIMED
 from elastune.frontier.ways import StepKind
@@ -23,7 +25,8 @@ from elastune.plan.steps.timed_steps import Fit, Observation, fit_parts
 from elastune.search.stopping.schedule import FixedTrial, Next
 from elastune.study.loop.fixed_trials import FixedTrials
 
-STEPS = 25
+STEPS = TIMED_STEPS
+FIRST_STEPS = 12  # of the first short run: nobody knows yet how long they are
 
 
 @dataclass(frozen=True)
@@ -40,14 +43,17 @@ class Timing:
 class Calibration:
     """The steps of one program as this controller measured them, and the model fitted to them.
 
-    ``workers_per_host``: None where all are on one host. Trials of earlier controllers, whose machine may have been
-    another one, do not count.
+    ``cost``: of a training, once the first steps were timed; ``budget_s``: of the frontier. Short runs of long steps
+    take fewer of them. ``workers_per_host``: None where all are on one host. Trials of earlier controllers, whose
+    machine may have been another one, do not count.
     """
 
     def __init__(self, plan: FrontierPlan, table: TrialTable, workers_per_host: int | None = None) -> None:
         self.workers_per_host = workers_per_host
         self.links: list[LinkMeasured] = []
-        self._plan = plan
+        self.plan = plan
+        self.cost: TrainingCost | None = None
+        self.budget_s = math.inf
         self._table = table
         self._before = set(table.trials)
         self._asked: set[Timing] = set()
@@ -89,6 +95,10 @@ class Calibration:
         apart = {words: median(each) for words, each in elsewhere.items() if words}
         return Times(found.model, measured, errors, slower, apart), found.to_record()
 
+    def asked(self, timing: Timing) -> bool:
+        """Whether a short run for it was begun."""
+        return timing in self._asked
+
     def run_of(self, timing: Timing) -> RunFinished | None:
         """How the last short run for it ended; None where it was not made, or failed."""
         end = self._end_of(timing)
@@ -104,10 +114,14 @@ class Calibration:
         ]
 
     def _end_of(self, timing: Timing) -> TrialFinished | None:
+        life = self._life_of(timing)
+        return None if life is None else life.finished
+
+    def _life_of(self, timing: Timing) -> TrialLife | None:
         for life in reversed(self._ended()):
             started = life.started
             if (batch_of(started.config), started.means) == (timing.batch, timing.crew.to_json()):
-                return life.finished
+                return life
         return None
 
     def _timed(self) -> dict[tuple[int, StepKind, int], Observation]:
@@ -118,7 +132,7 @@ class Calibration:
             if run is not None and run.step_s is not None:
                 batch = batch_of(life.started.config)
                 mean = min(batch, -(-run.samples // run.steps))  # a batch may exceed the data
-                kind = self._plan.lineup.kind_of(Means.from_json(life.started.means))
+                kind = self.plan.lineup.kind_of(Means.from_json(life.started.means))
                 found[batch, kind, run.hosts] = Observation(kind.workers, mean, run.step_s, hosts=run.hosts)
                 if kind.workers == 1 and not kind.apart:
                     self._grad_bytes = run.grad_bytes
@@ -137,8 +151,37 @@ class Calibration:
                 raise UserError("the program must train with its own settings", life.finished.reason, fix)
 
     def _trial(self, timing: Timing, phase: Phase) -> FixedTrial:
-        config = {**self._plan.config, "batch_size": timing.batch}
-        return FixedTrial(config, self._plan.request.seed, timing.crew, phase, STEPS, timing.spread)
+        config = {**self.plan.config, "batch_size": timing.batch}
+        return FixedTrial(config, self.plan.request.seed, timing.crew, phase, self.steps(timing.batch), timing.spread)
+
+    def steps(self, batch: int) -> int:
+        """How many steps a short run with a global ``batch`` takes: always as many, so that their bits compare."""
+        if self.cost is None:
+            return FIRST_STEPS
+        return timed_steps(self.cost.step_s * max(1.0, self.factor(batch)), self.budget_s)
+
+    def factor(self, batch: int) -> float:
+        """A global batch over the program's own."""
+        return batch / self.plan.base_batch
+
+    def learn_cost(self, timing: Timing) -> TrainingCost | None:
+        """What a training takes, from the short run for ``timing``; None where it was paused before its end."""
+        life = self._life_of(timing)
+        if life is None or life.finished is None:
+            return None
+        finished, run = life.finished, life.finished.run
+        if run is None:  # it diverged: of its steps no time is known but that of all
+            return TrainingCost(finished.seconds / FIRST_STEPS, FIRST_STEPS)
+        step_s = run.step_s if run.step_s is not None else run.seconds / max(1, run.steps)
+        planned = max((report.epochs for report, _ in life.reports), default=0)
+        beside_s = max(0.0, run.seconds - run.steps * step_s) / max(1, len(life.reports))
+        samples = None if run.context is None or run.context.data is None else run.context.data.samples
+        steps = run.steps
+        if run.stopped != "complete" and planned and samples:
+            steps = planned * -(-samples // self.plan.real_batch(self.plan.base_batch))
+        start_s = max(0.0, finished.seconds - run.seconds)
+        reports = len(life.reports) if run.stopped == "complete" else max(1, planned)
+        return TrainingCost(step_s, steps, beside_s, reports, start_s)
 
 
 def _accept() -> None:
@@ -157,12 +200,14 @@ class _OneByOne(FixedTrials):
         return super().next(fresh)
 
 
-def batches_to_measure(base: int, counts: Sequence[int]) -> list[int]:
-    """Shares of one worker from the smallest to the largest that any worker count may get, about four of them."""
-    largest = base * max(counts)
+def batches_to_measure(base: int, counts: Sequence[int], samples: int | None = None) -> list[int]:
+    """Shares of one worker, what tells most first: its own, the largest and the smallest of any count, one between.
+
+    None holds more than the ``samples`` of the training set.
+    """
+    largest = base * max(counts) if samples is None else max(base, min(samples, base * max(counts)))
     smallest = max(1, base // max(counts))
-    middle = [base, round((base * largest) ** 0.5)]
-    return sorted({smallest, *middle, largest})
+    return list(dict.fromkeys((base, largest, smallest, round((base * largest) ** 0.5))))
 
 
 def layouts(batch: int, crew: Means, workers_per_host: int | None) -> list[Timing]:

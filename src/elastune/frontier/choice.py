@@ -65,10 +65,13 @@ class Choice:
     def unconfirmed(self, by: FrontierCriteria) -> list[Cell]:
         """What looks best for a worker count, where one lucky seed, or another count's training, may have made it so.
 
-        The largest counts come first: what tuning buys back is most there. Before them the baseline, where the others
-        are to be compared with it seed by seed.
+        The largest count comes first: what tuning buys back is most there. Then the smallest, without which nobody
+        knows whether the others are worth their price. Before both the baseline, where the others are to be compared
+        with it seed by seed.
         """
-        best = [(recipe, parts) for parts in reversed(self._plan.lineup.parts) for recipe in self.bests(parts, by)]
+        smallest, *larger = self._plan.lineup.parts
+        order = dict.fromkeys([*larger[-1:], smallest, *reversed(larger)])
+        best = [(recipe, parts) for parts in order for recipe in self.bests(parts, by)]
         new = [(recipe, parts) for recipe, parts in best if not self._confirmed(recipe, parts)]
         paired = by.target is None and new and not self._complete(*self._base, FRESH_SEEDS)
         return [self._base, *new] if paired else new

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from elastune.core.errors import UserError
 from elastune.core.run import Means
 from elastune.frontier.advice import Advice
+from elastune.frontier.answer import answer_of, pick_row
 from elastune.frontier.choice import Choice
-from elastune.frontier.criteria import FrontierCriteria
+from elastune.frontier.criteria import FrontierCriteria, batch_of
 from elastune.frontier.plan import FrontierPlan
-from elastune.frontier.rows import mark_front, row, with_efficiency
+from elastune.frontier.rows import mark_front, row
 from elastune.frontier.throughput import in_words
 from elastune.frontier.trainings import Training, name_of
-from elastune.frontier.volumes import Side, volumes
-from elastune.frontier.ways import Recipe
-from elastune.journal.records import FrontierFound, FrontierReason, FrontierRow, ThroughputTuned
-from elastune.search.analysis.front import pick
-from elastune.search.space.objective import Objective
+from elastune.frontier.volumes import SEARCH, Side, volumes
+from elastune.frontier.ways import Recipe, StepKind
+from elastune.job.validate_adapt import policies_of
+from elastune.journal.records import (
+    FrontierAnswer,
+    FrontierFound,
+    FrontierReason,
+    FrontierRow,
+    OwnMachine,
+    ThroughputTuned,
+)
 from elastune.study.results.command import run_command
 
 
@@ -32,19 +39,21 @@ def conclude(
     found: Sequence[Side],
     throughput: Sequence[ThroughputTuned] = (),
     untimed: Sequence[str] = (),
+    left_out: Sequence[str] = (),
 ) -> FrontierFound:
     """The answer. ``tuned``: parts of a batch -> recipes; ``rules``: by ``name_of(config)``, its learning rate's.
     ``found``: what is compared at equal budget; ``throughput``: what the phase of that name found; ``untimed``: whose
-    steps could not be timed here, and why.
+    steps could not be timed here, and why; ``left_out``: what else was asked for and not done, and why.
 
     Raises ``UserError`` where no training succeeded.
     """
     made = _rows(plan, choice, tuned, rules, by)
-    rows = with_efficiency(mark_front([each for each, _ in made], by))
-    chosen, faster = pick_row(plan.axes, rows, by)
-    shown = None if chosen is None else next(t for t in made[chosen][1] if t.run is not None)
-    advice = Advice(by, plan.parts, tuple(rows), chosen, faster)
-    timed = in_words(throughput) if chosen is not None else ""
+    rows = mark_front([each for each, _ in made], by)
+    absent = [*left_out, *_not_done(plan, rows, found, untimed)]
+    answer = answer_of(rows, by, plan.parts, _this_machine(plan), absent)
+    picked = pick_row(rows, by)
+    advice = Advice(by, plan.parts, tuple(rows), answer.pick, picked.faster)
+    timed = in_words(throughput) if answer.pick is not None else ""
     failed = [FrontierReason("hint", f"time: modelled, since no step could be timed of {each}") for each in untimed]
     return FrontierFound(
         quality=by.quality.name,
@@ -54,55 +63,66 @@ def conclude(
         prices_change=by.prices is not None,
         rows=rows,
         volumes=volumes(found, choice, by),
-        answer=advice.answer(),
+        answer=_with_commands(plan, answer, rows, [trainings for _, trainings in made]),
         reasons=[*advice.reasons(), *([FrontierReason("decides", timed)] if timed else []), *failed],
         model_errors=dict(by.times.errors),
         links=by.times.links,
-        pick=chosen,
-        command="" if chosen is None or shown is None else _command(plan, rows[chosen], shown),
-        command_trial=None if shown is None else shown.trial,
-        command_metrics={} if shown is None or shown.run is None else dict(shown.run.metrics),
-        command_note="" if chosen is None or shown is None else _note(plan, rows[chosen], shown),
     )
 
 
-def pick_row(
-    axes: Sequence[Objective], rows: Sequence[FrontierRow], by: FrontierCriteria
-) -> tuple[int | None, int | None]:
-    """The row to use and, where one is faster by no more than the step-time model's own error, that one.
+def _with_commands(
+    plan: FrontierPlan, answer: FrontierAnswer, rows: Sequence[FrontierRow], trainings: Sequence[Sequence[Training]]
+) -> FrontierAnswer:
+    """``answer`` with the commands that train the rows that it names."""
 
-    Of the rows that are shown to hold: the fastest, without a target the knee of their front. Where none is shown to
-    hold: of those that may, the one whose interval comes nearest to the target, or whose loss is bound lowest. None
-    where all of them fall.
-    """
-    holding = [i for i, r in enumerate(rows) if r.verdict == "holds"]
-    if not holding:
-        open_ones = [i for i, r in enumerate(rows) if r.verdict == "not shown"]
-        return min(open_ones, key=lambda i: _doubt(rows[i], by), default=None), None
-    if by.target is None:
-        held = [rows[i] for i in holding]
-        values = [{by.quality.name: r.validation, "seconds": r.seconds, "cost": r.cost} for r in held]
-        first = holding[pick(values, axes).index]
-    else:
-        first = min(holding, key=lambda i: (rows[i].seconds, rows[i].workers))
-    tied = [i for i in holding if rows[i].workers < rows[first].workers and _tie(rows[i], rows[first])]
-    best = min([first, *tied], key=lambda i: (rows[i].workers, rows[i].seconds))
-    return best, None if best == first else first
+    def repeated(row: int) -> Training:
+        return next(t for t in trainings[row] if t.run is not None)
 
+    def command(row: int | None) -> str:
+        return "" if row is None else _command(plan, rows[row], repeated(row))
 
-def _tie(fewer: FrontierRow, more: FrontierRow) -> bool:
-    """Whether more workers are not shown to be faster: nothing but the model says so, within its own error."""
-    if fewer.seconds <= more.seconds:
-        return True
-    factors = [r.seconds_factor for r in (fewer, more) if r.seconds_label == "modelled"]
-    return bool(factors) and fewer.seconds <= more.seconds * max(math.inf if f is None else f for f in factors)
+    answer = replace(answer, fastest_command=command(answer.fastest_row))
+    if (here := answer.this_machine) is not None:
+        answer = replace(answer, this_machine=replace(here, command=command(here.row)))
+    if answer.pick is None:
+        return answer
+    shown = repeated(answer.pick)
+    return replace(
+        answer,
+        command=command(answer.pick),
+        command_trial=shown.trial,
+        command_metrics={} if shown.run is None else dict(shown.run.metrics),
+        command_note=_note(plan, rows[answer.pick], shown),
+    )
 
 
-def _doubt(r: FrontierRow, by: FrontierCriteria) -> float:
-    """How far what is shown of a row is from what it should be."""
-    if by.target is not None:
-        return max((by.loss(end, by.target) for end in r.ci), default=math.inf) if r.ci else math.inf
-    return math.inf if r.loss_bound is None else r.loss_bound
+def _this_machine(plan: FrontierPlan) -> OwnMachine | None:
+    """What it has room for; None where the trainings run on other hosts."""
+    if plan.timeable is None:
+        return None
+    gpus = 0
+    if plan.request.means.device.startswith("cuda"):
+        import torch
+
+        gpus = torch.cuda.device_count()
+    return OwnMachine(plan.timeable, gpus)
+
+
+def _not_done(
+    plan: FrontierPlan, rows: Sequence[FrontierRow], found: Sequence[Side], untimed: Sequence[str]
+) -> list[str]:
+    """What was asked for and has no training, or no time, behind it."""
+    missing = [f"{SEARCH}: none of its trainings ended" for side in found if side.name == SEARCH and not side.of]
+    searched = not missing
+    untuned = [n for n in plan.parts if not any(r.role == "tuned" and r.num_slots == n for r in rows)]
+    if untuned and searched:
+        counts = ", ".join(map(str, untuned))
+        missing.append(f"other settings than the naive rule's for {counts} workers: none was confirmed as better")
+    tried = {r.means.get("policy") for r in rows}
+    for text in plan.request.policies:
+        if not any(policy in tried for policy in policies_of(text)):
+            missing.append(f"policy {text}: no training with it is in the table")
+    return [*missing, *(f"timing the steps of {each}" for each in untimed)]
 
 
 def _rows(
@@ -118,8 +138,8 @@ def _rows(
     def add(role: Literal["naive", "tuned"], crew: Means, recipe: Recipe, trainings: list[Training]) -> None:
         lineup, way = plan.lineup, recipe.way
         rule = "linear" if role == "naive" else rules.get(name_of(recipe.config), "linear")
-        kind, ways = lineup.kind(crew, way), lineup.ways(crew, way)
-        made = row(role, lineup.by(crew, way), recipe, rule, trainings, by, baseline, kind, ways)
+        kind, ways, others = lineup.kind(crew, way), lineup.ways(crew, way), _kinds(plan, recipe)
+        made = row(role, lineup.by(crew, way), recipe, rule, trainings, by, baseline, kind, ways, others)
         if made is not None:
             found.append((made, trainings))
 
@@ -127,11 +147,22 @@ def _rows(
         add("naive", crew, plan.naive_recipe(crew.num_slots), choice.with_own_seeds(crew.num_slots))
     for crew in plan.lineup.crews:
         for recipe in tuned.get(crew.num_slots, ()):
-            if plan.goes(crew, recipe.way):
+            if plan.goes(crew, recipe.way) and not (crew in plan.crews and recipe == plan.naive_recipe(crew.num_slots)):
                 add("tuned", crew, recipe, choice.tried(recipe, crew.num_slots))
     if not found:
         raise UserError("some training must succeed", "all diverged or failed", "lower the program's lr")
     return found
+
+
+def _kinds(plan: FrontierPlan, recipe: Recipe) -> dict[int, StepKind]:
+    """Of steps with ``recipe`` on each number of workers that was asked about, where that can train it.
+
+    What divides layers is left out: its time is measured where it is a row's own, and not modelled.
+    """
+    lineup, batch = plan.lineup, batch_of(recipe.config)
+    able = [crew for crew in lineup.asked if crew.num_slots <= batch and plan.goes(crew, recipe.way)]
+    kinds = {crew.workers: lineup.kind(crew, recipe.way) for crew in reversed(able)}
+    return {workers: kind for workers, kind in kinds.items() if kind.mesh.tensor == 1}
 
 
 def _note(plan: FrontierPlan, chosen: FrontierRow, repeated: Training) -> str:

@@ -74,6 +74,7 @@ def _probe_of(journal: Path, program: Program, config: Config, like: RunContext 
         mechanism=means.mechanism,
         micro_batch=means.micro_batch,
         num_slots=means.num_slots,
+        copies=means.copies,
     )
     alike = (
         (Path(begun.program).resolve(), begun.config, end.context) == (program.path.resolve(), dict(config), like)

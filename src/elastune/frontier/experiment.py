@@ -59,6 +59,10 @@ class FrontierExperiment:
     def objectives(self) -> Sequence[Objective]:
         return self._plan.searched
 
+    def use(self, plan: FrontierPlan) -> None:
+        """Go on with what was learned of ``plan``."""
+        self._plan = plan
+
     def look_at(self, trainings: Trainings) -> None:
         """What was trained already is not trained again."""
         self._trainings = trainings
@@ -178,6 +182,8 @@ class FrontierExperiment:
             elastic=elastic,
             adapt=Adapt(way.policies, monitors),
             divergence=Divergence(self._request.divergence),
+            source=self._plan.source,
+            accept_changes=self._request.accept_changes,
         )
 
 

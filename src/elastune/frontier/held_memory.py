@@ -9,12 +9,13 @@ from elastune.plan.steps.memory import BUFFERS, HeldAlone
 from elastune.train.rehearsal import ProgramSize
 
 
-def held_by(size: ProgramSize, alone: Sequence[WorkerMemory] = ()) -> HeldAlone:
+def held_by(size: ProgramSize, alone: Sequence[WorkerMemory] = (), copies: int = 1) -> HeldAlone:
     """What a worker holds that trains alone. What a pass keeps is divided with the layers as their parameters are.
 
     Args:
         size: From the rehearsal. It counts tensors, not what operations take for themselves while they run.
         alone: Measured here, of the program's own batch in one pass on one worker: where that is more, it counts.
+        copies: Holders of each part of divided state.
     """
     told = max((each.activations for each in alone if each.activations is not None), default=0)
     kept = max(size.pass_bytes, (told - size.pass_fixed_bytes) / size.batch_size)
@@ -26,6 +27,7 @@ def held_by(size: ProgramSize, alone: Sequence[WorkerMemory] = ()) -> HeldAlone:
         kept_whole=kept * (1 - size.divided),
         fixed=size.pass_fixed_bytes,
         buffer=float(size.gradient_bytes),
+        copies=copies,
     )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from elastune.core.mechanism_name import MechanismName
 from elastune.core.mesh import Mesh
 from elastune.core.run import Means
 from elastune.core.sync_choice import SyncChoice
 from elastune.core.sync_plan import SyncPlan
+from elastune.core.text import byte_count
 from elastune.frontier.crews import first_of
 from elastune.frontier.ways import StepKind, Way
 
@@ -53,6 +54,12 @@ class Lineup:
         if standing_of(crew) not in map(standing_of, self.crews):
             self._found.append(crew)
 
+    def without(self, parts: Collection[int]) -> Lineup:
+        """The same without those asked about who cut a batch into so many ``parts``; one at least must be left."""
+        left = Lineup([crew for crew in self.asked if crew.num_slots not in parts], self._base)
+        left._found, left._faster = list(self._found), dict(self._faster)
+        return left
+
     def speed_up(self, crew: Means, means: Means) -> None:
         """Run ``crew`` by ``means`` from now on, which give the same bits sooner, where it goes the way asked for."""
         self._faster[standing_of(crew)] = means
@@ -88,6 +95,7 @@ class Lineup:
         words += [f"micro-batch {means.micro_batch or 'unbounded'}"] if means.micro_batch != base.micro_batch else []
         words += [f"{means.threads} threads"] if means.threads != base.threads else []
         words += [str(means.topology)] if means.workers > 1 and means.topology != base.topology else []
+        words += [f"buckets of {byte_count(means.bucket_bytes)}"] if means.bucket_bytes != base.bucket_bytes else []
         words += [f"{means.copies} copies"] if means.copies not in (None, base.copies) else []
         words += [f"stage {means.zero_stage}"] if means.zero_stage not in (None, base.zero_stage) else []
         return [*words, *(["offload"] if means.offload and not base.offload else [])]

@@ -10,7 +10,7 @@ import math
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -26,11 +26,12 @@ from elastune.frontier.held_memory import held_by
 from elastune.job.run import JobFailed, run_job
 from elastune.job.signals import Interrupted
 from elastune.journal.records import RunContext, RunFinished, WorkerMemory
+from elastune.plan.devices import Device
 from elastune.plan.steps.memory import peak_bytes
 from elastune.plan.steps.probes import probe
 from elastune.plan.steps.splits import StepSplits
 from elastune.plan.steps.step_model import StepModel, prior_model
-from elastune.plan.steps.terms import Constant
+from elastune.plan.steps.terms import CONSTANTS, Constant
 from elastune.plan.steps.work import StepWork, chain_of
 from elastune.train.rehearsal import ProgramSize
 
@@ -75,7 +76,8 @@ class MachineProbes:
     be run, and why. ``noise``: of a measured step, relative. ``out``: where its runs are kept; ``earlier``:
     folders of runs that have been kept, of which ``carried`` counted as measured. ``room_bytes``: what this machine
     has for all workers of a run: no run is begun that is modelled to need more. ``beside_s``: what a training takes
-    beside its steps, of the second run, when what runs are started from was warm."""
+    beside its steps, of the second run, when what runs are started from was warm. ``assumed``: the device that workers
+    have, if it is not this machine's; ``copies``: holders of each part of divided state."""
 
     program: Program
     config: Config
@@ -94,37 +96,55 @@ class MachineProbes:
     noise_scale: float | None = None
     noise: float = NOISE_HERE
     beside_s: float = 0.0
+    assumed: Device | None = None
+    copies: int = 1
     _context: RunContext | None = None
     _runs: int = 0
     _steps: int = 0
 
-    def learn(self, link: NodeLink) -> StepModel:
+    def prior(self, link: NodeLink) -> StepModel:
+        """What is taken for the machine, or for the device that is ``assumed``, before anything is measured."""
+        none = StepSplits(*(np.ones(0) for _ in range(7)))
+        return prior_model(self._constants(link), work_of(self.size), none, self.noise)
+
+    def learn(self, link: NodeLink, cluster: Cluster | None = None) -> StepModel:
         """Measure as long as the budget lasts, and the program's own batch on one worker in any case.
 
         Where this machine has no room for that, nothing is run: the model is then what is taken for any machine.
+
+        Args:
+            link: Between nodes, as declared.
+            cluster: Where probes run; None: here.
 
         Raises:
             UserError: Where the program fails on one worker.
         """
         if not self.has_room(*self._first[0]):
-            none = StepSplits(*(np.ones(0) for _ in range(7)))
-            return prior_model(_constants(link), work_of(self.size), none, self.noise)
+            return self.prior(link)
+        if cluster is not None:
+            return self._learn_on(cluster, link)
+        with LocalCluster(capacity=self.cores) as here:
+            return self._learn_on(here, link)
+
+    def _learn_on(self, cluster: Cluster, link: NodeLink) -> StepModel:
         begun = time.monotonic()
-        with LocalCluster(capacity=self.cores) as cluster:
-            self._measure_twice(cluster)
-            for each in earlier_probes(self.earlier, self.program, self.config, self._context):
-                if (each.mesh, each.micro) not in self.measured:
-                    self.measured[each.mesh, each.micro] = each.step_s
-                    self.held[each.mesh, each.micro] = list(each.memory)
-                    self.carried.append((each.mesh, each.micro))
-            if self.wants_noise:
-                self._measure_noise(cluster)
-            while True:
-                plans, splits = self._candidates()
-                try:
-                    return self._fit(cluster, link, plans, splits, begun)
-                except _Refused as refused:
-                    self.refused[refused.axis] = refused.why
+        self._measure_twice(cluster)
+        for each in earlier_probes(self.earlier, self.program, self.config, self._context):
+            if (each.mesh, each.micro) not in self.measured:
+                self.measured[each.mesh, each.micro] = each.step_s
+                self.held[each.mesh, each.micro] = list(each.memory)
+                self.carried.append((each.mesh, each.micro))
+        if self.wants_noise:
+            self._measure_noise(cluster)
+        while True:
+            plans, splits = self._candidates()
+            try:
+                return self._fit(cluster, link, plans, splits, begun)
+            except _Refused as refused:
+                self.refused[refused.axis] = refused.why
+
+    def _constants(self, link: NodeLink) -> tuple[Constant, ...]:
+        return _constants(link) if self.assumed is None else _constants(link, self.assumed.constants())
 
     def _fit(
         self,
@@ -138,7 +158,7 @@ class MachineProbes:
             return self._measure(cluster, *plans[i])
 
         return probe(
-            _constants(link),
+            self._constants(link),
             work_of(self.size),
             splits,
             MOST_PROBES + len(self.carried),
@@ -152,7 +172,7 @@ class MachineProbes:
         """Whether this machine's memory has room for all workers of a training, as far as is modelled."""
         columns = (batch or self.size.batch_size, micro, mesh.data, mesh.shard, mesh.tensor, mesh.pipeline, self.cores)
         splits = StepSplits(*(np.array([each], float) for each in columns))
-        each = peak_bytes(held_by(self.size), work_of(self.size), splits, sharded)[0]
+        each = peak_bytes(held_by(self.size, copies=self.copies), work_of(self.size), splits, sharded)[0]
         return bool(each * mesh.workers <= self.room_bytes)
 
     @property
@@ -197,7 +217,8 @@ class MachineProbes:
         known = self.measured.get((mesh, micro))
         if known is not None:
             return known
-        means = Means(mode="fast", mesh=None if mesh == Mesh() else mesh, micro_batch=micro)
+        copies = self.copies if mesh.replica > 1 else None
+        means = Means(mode="fast", mesh=None if mesh == Mesh() else mesh, micro_batch=micro, copies=copies)
         finished = self._run(cluster, means, STEPS)
         if finished.step_s is None:
             rule = "a program must take a few steps, so that they can be timed"
@@ -234,7 +255,7 @@ class MachineProbes:
                 Path(folder) / "run" if self.out is None else self._next_folder(),
                 config={**self.config, **config},
                 seed=self.seed,
-                means=means,
+                means=means if self.assumed is None else replace(means, device=self.assumed.kind),
                 max_steps=steps,
                 checkpoint_every_steps=0,
                 adapt=Adapt(monitors=monitors),
@@ -273,13 +294,17 @@ def _refusal(means: Means, why: str) -> Exception:
     return UserError("the program must train with its own settings", why, "mend it, or its --set")
 
 
-def _constants(link: NodeLink) -> tuple[Constant, ...]:
-    """What is taken for a machine before anything is measured, its link between nodes as declared."""
+def _constants(link: NodeLink, own: Sequence[Constant] = (*HERE, *REST)) -> tuple[Constant, ...]:
+    """What is taken for a machine before anything is measured, its link between nodes as declared.
+
+    ``own``: what is taken for its workers and the link within a node.
+    """
     across = (
         Constant("across_hop_s", link.latency_s, 1.5),
         Constant("across_byte_s", link.seconds_per_byte, 1.5),
     )
-    return (*HERE, *across, *REST)
+    told = {constant.name: constant for constant in (*own, *across)}
+    return tuple(told[name] for name in CONSTANTS)
 
 
 def work_of(size: ProgramSize) -> StepWork:

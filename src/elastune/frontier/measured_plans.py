@@ -71,31 +71,38 @@ class MeasuredPlan:
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """How one training is split. ``mechanism``: None: what ``ClusterPlan`` means by the mesh and ``sharded``."""
+    """How one training is split. ``mechanism``: None: what ``ClusterPlan`` means by the mesh and ``sharded``.
+    ``copies``: holders of each part of what is divided."""
 
     mesh: Mesh
     batch: int
     micro: int
     sharded: bool = False
     mechanism: str | None = None
+    copies: int = 1
 
     @property
     def means(self) -> Means:
-        """How it runs: ``fast``, with one holder of each part, as its memory is counted."""
+        """How it runs: ``fast``, with as many holders of each part as its memory is counted with."""
         mesh = self.mesh
         whole = mesh.shard * mesh.tensor * mesh.pipeline == 1
         words = [axis for axis in ("tensor", "pipeline") if mesh.size(axis) > 1]
         words += ["sharded"] if self.sharded else ["zero"] if mesh.shard > 1 else []
         name = self.mechanism or "+".join(words) or "replicated"
         slots = max(DEFAULT_SLOTS, mesh.workers)  # whoever is lost, there is one for each that is left
-        copies = None if whole or MechanismName.parse(name).foreign else 1
+        copies = None if whole or MechanismName.parse(name).foreign else min(self.copies, mesh.workers)
         return Means(mode="fast", mesh=mesh, mechanism=name, micro_batch=self.micro, copies=copies, num_slots=slots)
+
+
+def training_of(plan: ClusterPlan, copies: int = 1) -> TrainingPlan:
+    """How one training of ``plan`` is split."""
+    return TrainingPlan(plan.mesh, plan.batch, plan.micro, plan.sharded, copies=copies)
 
 
 def plans_here(plans: Iterable[ClusterPlan], probes: MachineProbes, most: int) -> tuple[TrainingPlan, ...]:
     """The first trainings of ``plans`` that differ, that this machine has cores for, and the program a setting."""
     settable = BATCH in merge(load_as_guest(probes.program).config, probes.config)
-    told = (TrainingPlan(plan.mesh, plan.batch, plan.micro, plan.sharded) for plan in plans)
+    told = (training_of(plan, probes.copies) for plan in plans)
     fitting = (
         plan
         for plan in told
@@ -109,7 +116,7 @@ def plans_here(plans: Iterable[ClusterPlan], probes: MachineProbes, most: int) -
 def plans_on(plans: Iterable[ClusterPlan], probes: MachineProbes, most: int) -> tuple[TrainingPlan, ...]:
     """The same where a cluster has room for all of them."""
     settable = BATCH in merge(load_as_guest(probes.program).config, probes.config)
-    told = (TrainingPlan(plan.mesh, plan.batch, plan.micro, plan.sharded) for plan in plans)
+    told = (training_of(plan, probes.copies) for plan in plans)
     return tuple(dict.fromkeys(each for each in told if settable or each.batch == probes.size.batch_size))[:most]
 
 
@@ -172,5 +179,5 @@ def _measured(
         ran = probes.run(cluster, plan.means, **config)
     except UserError as error:
         return replace(row, failed=str(error))
-    alone = probes.held[Mesh(), probes.size.batch_size]
+    alone = probes.held.get((Mesh(), probes.size.batch_size), [])  # none where times are assumed
     return with_measured(row, ran, beside_bytes((probes.several or alone) if plan.mesh.workers > 1 else alone))

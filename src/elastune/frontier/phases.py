@@ -6,14 +6,17 @@ show in the result who computes a slot, so one worker does it all (*emulated*), 
 same result to the last bit. In fast mode it does, and W workers train, however few cores there are. Times are measured
 where this machine has the cores and modelled beyond. Phases, each a schedule of one study loop: calibrate, throughput
 (means that the space names, and those that give the same bits sooner), naive rule, policies that were given, search,
-confirm, time what was found.
+confirm, time what was found. They share one budget, which is split by the first measured steps (``phase_budget``): no
+training begins that would not end in its phase's time, and what is left out is told.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from statistics import median
 
 from elastune.cluster.base import Cluster
 from elastune.cluster.hosts import HostsCluster
@@ -23,18 +26,30 @@ from elastune.core.clock import Clock, SystemClock
 from elastune.core.errors import UserError
 from elastune.core.run import Means
 from elastune.core.sync_choice import SYNC_NAMES
-from elastune.frontier.calibration import Calibration, Timing, batches_to_measure, layouts
+from elastune.core.text import count, duration
+from elastune.frontier.calibration import Calibration
 from elastune.frontier.choice import FRESH_SEEDS, Cell, Choice, Confirm
 from elastune.frontier.conclusion import conclude
-from elastune.frontier.crews import timed_with
-from elastune.frontier.criteria import FrontierCriteria, Times, batch_of
+from elastune.frontier.criteria import FrontierCriteria, Times
 from elastune.frontier.experiment import FrontierExperiment
 from elastune.frontier.found_crews import found_crews
+from elastune.frontier.phase_budget import (
+    LANE,
+    LEAST_SEEDS,
+    SEARCH_SHARE,
+    PhaseBudget,
+    PhaseWork,
+    TrainingCost,
+    plan_phases,
+    refuse_small,
+    trainings_s,
+)
 from elastune.frontier.plan import FrontierPlan, check
+from elastune.frontier.short_runs import ShortRuns
 from elastune.frontier.throughput import MeansClimb
 from elastune.frontier.trainings import Trainings, name_of
-from elastune.frontier.volumes import sides
-from elastune.frontier.ways import Recipe, StepKind
+from elastune.frontier.volumes import SEARCH, TUNED, sides
+from elastune.frontier.ways import Recipe
 from elastune.job.output_dir import check_out
 from elastune.job.output_journal import journal_in
 from elastune.job.pool import Pool
@@ -47,9 +62,10 @@ from elastune.journal.records import (
     FrontierFound,
     LinkMeasured,
     Phase,
+    PhasesPlanned,
     Record,
+    RunFinished,
     StudyFinished,
-    ThroughputTuned,
     TimesFitted,
     TrialFinished,
     TrialPaused,
@@ -60,6 +76,7 @@ from elastune.search.samplers.suggest import Suggester
 from elastune.search.stopping.registry import make_schedule
 from elastune.search.stopping.schedule import FixedTrial, Schedule
 from elastune.study.allocation.rebalancer import sharing
+from elastune.study.changes import study_changes
 from elastune.study.loop.async_suggester import Proposals
 from elastune.study.loop.budget import Bounds
 from elastune.study.loop.fixed_trials import FixedTrials
@@ -71,8 +88,6 @@ from elastune.study.tuning import trials_left
 from elastune.study.validate import check_same_study
 from elastune.train.machine import cores
 
-CONFIRM_SHARE = 0.4  # of the budget is kept for confirming what the search found with fresh seeds
-MOST_NAMED = 8  # kinds of steps that a space names, and that are timed before it is searched
 LASTING = (TrialFinished, TrialPaused, FrontierFound, StudyFinished)
 
 
@@ -83,7 +98,7 @@ def frontier(
     observe: Observe | None = None,
     clock: Clock | None = None,
 ) -> FrontierFound:
-    """Answer the question within ``request.budget_s`` (the naive rule's trainings are always finished).
+    """Answer the question within ``request.budget_s``, all phases together.
 
     The journal, from which ``elastune report`` draws the report, lies in ``request.out``; a frontier that was killed
     resumes from it, unfinished trainings from their last checkpoints.
@@ -93,20 +108,15 @@ def frontier(
     Trainings that have outlived their controller, by ``request.grace_s``, come to their ends before that.
 
     Raises:
-        UserError: for a request that is wrong, or a program that fails with its own settings.
+        UserError: for a request that is wrong, a program that fails with its own settings, or a budget that is too
+            small for a search, unless the request is ``short``.
         Interrupted: where it was interrupted before there was anything to tell.
     """
-    elsewhere = cluster.varies if isinstance(cluster, Cluster) else cluster is not None and not cluster.kind.here
-    plan = check(request, None if elsewhere else cores())
-    path = check_out(request.out, request.resume)
-    before = read(path) if path.exists() else []
-    check_same_study(plan.settings, before, path)
+    plan, before = checked(request, cluster)
+    elsewhere = _elsewhere(cluster)
+    changed = study_changes(plan.settings, before, request.program, request.accept_changes)
     widest = plan.crews[-1].workers
     most = widest if plan.together else 1
-    if isinstance(cluster, Cluster) and cluster.capacity < most:
-        rule = "in fast mode, and under a policy, only so many workers train as so many do"
-        fix = "use --mode exact and no policy, or fewer --workers"
-        raise UserError(rule, f"{most} workers, room for {cluster.capacity}", fix)
     wanted = widest if elsewhere else max(cores(), most)
     room = RoomWanted(
         request.out, wanted, wanted, grows=False, grace_s=request.grace_s, adopts=trials_left(request.out, before)
@@ -128,10 +138,45 @@ def frontier(
         pool = Pool(place, most=None if elsewhere or isinstance(cluster, Cluster) else cores(), clock=clock)
         job = _Frontier(plan, place, pool, keep, clock or SystemClock(), lambda: interrupts.count, before)
         stack.callback(job.loop.close)  # whatever happens: a cluster that is not ours lives on, its trainings must not
-        job.resume()
+        job.resume(changed)
         if isinstance(cluster, ClusterRequest) and isinstance(place, HostsCluster):
             place.gather(wanted, cluster.access.gather_s, lambda: interrupts.count > 0)
         return job.run(place.capacity if elsewhere else cores(), 1 if elsewhere else cores())
+
+
+def checked(
+    request: FrontierRequest, cluster: Cluster | ClusterRequest | None = None
+) -> tuple[FrontierPlan, list[Entry]]:
+    """All that ``frontier`` checks before it opens its journal and its cluster. Nothing is written or started.
+
+    Args:
+        request: As ``frontier`` takes it.
+        cluster: As ``frontier`` takes it.
+
+    Returns:
+        The plan, and what the journal has already.
+
+    Raises:
+        UserError: As ``frontier`` raises it.
+
+    Example:
+        >>> plan, before = checked(request)
+    """
+    plan = check(request, None if _elsewhere(cluster) else cores())
+    path = check_out(request.out, request.resume)
+    before = read(path) if path.exists() else []
+    check_same_study(plan.settings, before, path)
+    most = plan.crews[-1].workers if plan.together else 1
+    if isinstance(cluster, Cluster) and cluster.capacity < most:
+        rule = "in fast mode, and under a policy, only so many workers train as so many do"
+        fix = "use --mode exact and no policy, or fewer --workers"
+        raise UserError(rule, f"{most} workers, room for {cluster.capacity}", fix)
+    return plan, before
+
+
+def _elsewhere(cluster: Cluster | ClusterRequest | None) -> bool:
+    """Whether workers run on other hosts."""
+    return cluster.varies if isinstance(cluster, Cluster) else cluster is not None and not cluster.kind.here
 
 
 class _Frontier:
@@ -169,48 +214,66 @@ class _Frontier:
         )
         self._trainings = Trainings(self.loop.table)
         self._choice = Choice(plan, self._trainings)
-        self._calibration: Calibration | None = None
+        self._budget_s = math.inf if request.budget_s is None else request.budget_s
+        self._short_runs: ShortRuns | None = None
         self._cluster = cluster
-        self._workers_per_host: int | None = None
-        self._timeable = 0
-        self._tuned: list[ThroughputTuned] = []
+        self._lanes = pool.capacity
+        self._phases: PhaseBudget | None = None
+        self._took: dict[str, float] = {}
 
     def run(self, timeable: int, threads: int) -> FrontierFound:
         """From measuring step times to the answer.
 
         ``timeable``: workers whose steps can be timed, one each a core; ``threads``: that they may share, all together.
         """
-        request, choice, rooms = self._request, self._choice, self._cluster.host_rooms
-        self._workers_per_host, self._timeable = rooms[0] if len(rooms) > 1 else None, timeable
-        calibration = self._calibration = Calibration(self._plan, self.loop.table, self._workers_per_host)
+        rooms = self._cluster.host_rooms
+        per_host = rooms[0] if len(rooms) > 1 else None
+        runs = self._short_runs = ShortRuns(self._plan, self.loop, self._interrupts, per_host, timeable)
         try:
-            self._measure(calibration, self._wanted())
-            self._throughput(calibration, threads)
-            by = self._fitted(calibration)
-            self._naive()
+            cost = runs.first_steps(lambda run: self._learn_samples([run]))
+            phases = self._split(runs, cost)
+            runs.measure()
+            self._note("calibrate")
+            runs.throughput(threads)
+            self._note("throughput")
+            by = self._fitted(runs.calibration)
+            self._naive(runs, cost)
         except Interrupted:
             self.loop.finish("interrupted")
             raise
-        reserve_s = CONFIRM_SHARE * request.budget_s
-        if self.loop.elapsed_s < request.budget_s - reserve_s:
-            self._run(self._search, Bounds(budget_s=request.budget_s, reserve_s=reserve_s))
+        phases = self._phases or phases
+        why = self._search_for(phases) if phases.searches else ""
+        self._note("search")
+        searched = any(t.phase == "search" and t.run is not None for t in self._trainings.done.values())
         for crew in found_crews(self._plan, [*self._trainings.done.values(), *self._experiment.twins], by):
             self._plan.lineup.join(crew)
-        compared = sides(self._plan, choice, self._trainings.searched, by)
-        self._confirm(by, [cell for side in reversed(compared) for cell in side.cells])
-        tuned = {parts: choice.bests(parts, by, confirmed_only=True) for parts in self._plan.lineup.parts}
-        found = [t for parts, each in tuned.items() for recipe in each for t in self._to_measure(parts, recipe, by)]
-        if found:
-            self._run(calibration.schedule(found, may_fail=True), Bounds())  # what is not measured is modelled
-        by = self._fitted(calibration)
-        rules, untimed = self._experiment.rules, calibration.untimed(found)
-        answer = conclude(self._plan, choice, tuned, rules, by, compared, self._tuned, untimed)
+        compared = sides(self._plan, self._choice, self._trainings.searched, by)
+        if searched:
+            self._confirm(by, [cell for side in reversed(compared) for cell in side.cells])
+        else:
+            compared = [side for side in compared if side.name not in (TUNED, SEARCH)]
+        self._note("confirm")
+        tuned = {parts: self._tuned_recipes(parts, by, searched) for parts in self._plan.lineup.parts}
+        found = [
+            t
+            for parts, each in tuned.items()
+            for recipe in each
+            for t in runs.to_measure(parts, recipe, by, self._choice)
+        ]
+        runs.time(found)
+        self._note("timing")
+        by = self._fitted(runs.calibration)
+        rules, untimed = self._experiment.rules, runs.calibration.untimed(found)
+        answer = conclude(self._plan, self._choice, tuned, rules, by, compared, runs.tuned, untimed, runs.left_out)
+        self._tell_phases(phases)
         self.loop.tell(answer)
-        self.loop.finish("interrupted" if self._interrupts() else f"a budget of {request.budget_s:g} s")
+        self.loop.finish(self._end(why, searched))
         return answer
 
-    def resume(self) -> None:
+    def resume(self, changed: Sequence[str]) -> None:
         """Take over what earlier controllers have done; the search learns of it by the step times that they knew.
+
+        ``changed``: what is another now, as was accepted.
 
         Trainings that have outlived their controller come to their ends: beside them no step could be timed.
         """
@@ -218,16 +281,18 @@ class _Frontier:
         fits = [entry.record for entry in self._before if isinstance(entry.record, TimesFitted)]
         if fits:
             self._experiment.by = self._criteria(Times(DataParallelStep.from_record(fits[-1]), {}))
+        told = [life.finished.run for life in earlier.trials.values() if life.finished is not None]
+        self._learn_samples([run for run in told if run is not None])
         for life in earlier.trials.values():
             if rule := life.started.tags.get("lr_rule"):
                 self._experiment.rules[name_of(life.started.config)] = rule
-        self.loop.replay(self._before, self._plan.settings, self._request.command)
+        self.loop.replay(self._before, self._plan.settings, self._request.command, changed)
         self._experiment.look_at(self._trainings)
         self.loop.await_running(self._interrupts)
 
     def _keep(self, record: Record) -> None:
-        if isinstance(record, LinkMeasured) and self._calibration is not None:
-            self._calibration.links.append(record)
+        if isinstance(record, LinkMeasured) and self._short_runs is not None:
+            self._short_runs.calibration.links.append(record)
         self._keep_record(record)
 
     def _criteria(self, times: Times) -> FrontierCriteria:
@@ -242,71 +307,206 @@ class _Frontier:
         self._experiment.by = self._criteria(times)
         return self._experiment.by
 
-    def _run(self, schedule: Schedule, bounds: Bounds) -> None:
-        self.loop.run(bounds, self._interrupts, schedule)
+    def _run(self, schedule: Schedule, bounds: Bounds | None = None) -> str:
+        """Until it has nothing more to begin, at most until the budget is over. Returns why it ended."""
+        return self.loop.run(bounds or self._within(self._budget_s), self._interrupts, schedule)
+
+    def _within(self, end_s: float, training_s: float = 0.0) -> Bounds:
+        """Nothing begins that would not end by ``end_s`` if it takes ``training_s``; what runs ends with the budget."""
+        if self._budget_s == math.inf:
+            return Bounds()
+        return Bounds(budget_s=self._budget_s, reserve_s=max(0.0, self._budget_s - end_s + training_s))
+
+    def _use(self, plan: FrontierPlan) -> None:
+        """Go on with ``plan``: what was learned has changed it."""
+        self._plan = plan
+        self._choice = Choice(plan, self._trainings)
+        self._experiment.use(plan)
+        if self._short_runs is not None:
+            self._short_runs.use(plan)
+
+    def _note(self, phase: str) -> None:
+        """A phase is over."""
+        self._took[phase] = max(0.0, self.loop.elapsed_s - sum(self._took.values()))
+
+    def _tell_phases(self, phases: PhaseBudget) -> None:
+        took = {name: round(seconds, 3) for name, seconds in self._took.items()} if "timing" in self._took else {}
+        planned = {name: round(seconds, 3) for name, seconds in phases.seconds.items()}
+        self.loop.tell(PhasesPlanned(phases.budget_s, planned, phases.seeds, took, self._left_out))
+
+    @property
+    def _left_out(self) -> list[str]:
+        """What there was no time for, in words."""
+        return [] if self._short_runs is None else self._short_runs.left_out
+
+    def _end(self, why: str, searched: bool) -> str:
+        """Why the frontier ended; ``why``: its search did."""
+        if self._interrupts():
+            return "interrupted"
+        if not searched:
+            return f"no time for a search in a budget of {self._budget_s:g} s"
+        spent = why.startswith("a budget") or self.loop.elapsed_s >= self._budget_s
+        return f"a budget of {self._budget_s:g} s" if spent else why
 
     # -- phases -------------------------------------------------------------------------------------------------------
 
-    def _measure(self, calibration: Calibration, wanted: Sequence[Timing]) -> None:
-        """Time a few steps of each, and of two workers for each link that none of these has told of."""
-        crews = self._plan.crews
-        self._run(calibration.schedule(wanted), Bounds())
-        several = crews[-1].workers > 1 and self._timeable > 1
-        pair = layouts(self._plan.base_batch * 2, timed_with(crews, 2), self._workers_per_host) if several else []
-        for timing in pair:
-            across = timing.spread or self._workers_per_host == 1
-            if not any((link.hosts > 1) == across for link in calibration.links) and not self._interrupts():
-                self._run(calibration.schedule([timing]), Bounds())
+    def _learn_samples(self, runs: Sequence[RunFinished]) -> None:
+        """From the newest of ``runs`` that tells: no batch holds more than the training set."""
+        told = [run.context.data.samples for run in runs if run.context is not None and run.context.data is not None]
+        known = [samples for samples in told if samples > 0]
+        if known and self._plan.samples != known[-1]:
+            self._use(replace(self._plan, samples=known[-1]))
+
+    def _split(self, runs: ShortRuns, cost: TrainingCost) -> PhaseBudget:
+        """Split the budget among the phases. Raises ``UserError`` where the search would get less than its share."""
+        searched_s = sum(life.seconds for life in self.loop.table.trials.values() if life.started.phase == "search")
+        began = searched_s > 0
+        found = plan_phases(
+            cost, self._work(runs, searched_s / max(1, self._lanes)), self._request.budget_s, short=self._short
+        )
+        if not self._short and not began:
+            refuse_small(found, cost)
+        if began and not found.searches:
+            found = replace(found, searches=True, left_out=())  # it goes on in what is left
+        self._budget_s = found.budget_s
+        self._phases = found
+        runs.split(found)
+        runs.left_out += [*self._plan.cut, *found.left_out]
+        self._tell_phases(found)
+        return found
+
+    @property
+    def _short(self) -> bool:
+        return self._request.short
+
+    def _work(self, runs: ShortRuns, searched_s: float = 0.0) -> PhaseWork:
+        """What is to be done from here on."""
+        plan, cells = self._plan, [(self._plan.naive_recipe(n), n) for n in self._plan.parts]
+        given = [policies_of(text) for text in self._request.policies]
+        crews, wanted, factor = plan.crews[: runs.timed_crews], runs.wanted(), runs.calibration.factor
+        tries = sum(len(MeansClimb.most(crew, self._lanes)) for crew in crews) if self._request.throughput else 0
+        return PhaseWork(
+            trainers=tuple(plan.means(n).workers for n in plan.parts),
+            policies=tuple(
+                plan.means(n, plan.naive_recipe(n, policies).way).workers for policies in given for n in plan.parts
+            ),
+            seeds=self._request.seeds,
+            cores=self._lanes,
+            timings=tuple(factor(timing.batch) for timing in wanted),
+            throughput=sum(timing not in wanted for timing in runs.named()) + tries,
+            rows=tuple(factor(plan.naive_batch(crew.num_slots)) for crew in crews),
+            spent_s=self.loop.elapsed_s,
+            done=len(cells) * self._request.seeds - len(self._choice.missing("naive", cells)),
+            searched_s=searched_s,
+        )
+
+    def _naive(self, runs: ShortRuns, cost: TrainingCost) -> None:
+        """Batch and learning rate x W, whatever comes of it; then the same under each policy that was given.
+
+        One seed for every count first: what these take says for how many more there is time. What has none is left out.
+        """
+        assert self._phases is not None
+        cells = [(self._plan.naive_recipe(n), n) for n in self._plan.parts]
+        first = [trial for trial in self._fixed("naive", cells) if trial.seed == self._request.seed]
+        self._run(FixedTrials("naive", first), self._within(self._budget_s, cost.training_s))
+        phases, seeds = self._phases, self._phases.seeds
+        if (usual_s := self._usual_s) is not None and not self._interrupts():
+            work = replace(self._work(runs), timings=(), throughput=0)
+            again = plan_phases(replace(cost, whole_s=usual_s / self._slowed), work, phases.budget_s, short=self._short)
+            seeds = min(phases.seeds, again.seeds if again.searches or not phases.searches else LEAST_SEEDS)
+        after_s = self._least_after_s(phases, cost)
+        lasts = self._within(self._budget_s - after_s, self._usual_s or cost.training_s)
+        low = self._request.seed
+        more = [trial for trial in self._fixed("naive", cells) if trial.seed < low + seeds]
+        self._run(FixedTrials("naive", sorted(more, key=lambda trial: trial.seed)), lasts)
+        self._note("naive")
+        given = [policies_of(text) for text in self._request.policies]
+        under = [(self._plan.naive_recipe(n, policies), n) for policies in given for n in self._plan.parts]
+        if self._interrupts():
+            raise Interrupted  # a missing row would read as one that diverged
+        self._keep_trained(cells, cost)
+        if under:
+            last = self._request.seed + self._choice.seeds().stop - self._choice.seeds().start
+            more = [trial for trial in self._fixed("policy", under) if trial.seed < last]
+            self._run(FixedTrials("policy", sorted(more, key=lambda trial: trial.seed)), lasts)
+            lost = [each for each in self._choice.missing("", under) if each[1] in self._plan.parts]
+            if lost:
+                self._left_out.append(f"{count(len(lost), 'training')} under policies: there was no time")
+        self._note("policy")
         if self._interrupts():
             raise Interrupted
 
-    def _wanted(self) -> list[Timing]:
-        base, crews = self._plan.base_batch, self._plan.crews
-        one = [Timing(batch, timed_with(crews, 1)) for batch in batches_to_measure(base, self._plan.parts)]
-        timeable = [crew for crew in crews if crew.workers <= self._timeable]
-        return one + [t for crew in timeable for t in layouts(base * crew.num_slots, crew, self._workers_per_host)]
+    def _keep_trained(self, cells: Sequence[Cell], cost: TrainingCost) -> None:
+        """Go on with the counts and the seeds that were trained. Raises ``UserError`` where the first count was not."""
+        ended = {
+            parts: [self._choice.of_seed(r, parts, seed) is not None for seed in self._choice.seeds()]
+            for r, parts in cells
+        }
+        if not any(ended[self._plan.parts[0]]):
+            rule = "a budget must have time for one training with the program's own settings"
+            took = f"{self._budget_s:g} s, where one takes about {duration(cost.training_s)} here now"
+            raise UserError(rule, took, f"use --budget {math.ceil(max(self._phases_needs_s, 2 * self._budget_s)):.0f}s")
+        lost = [parts for parts, seeds in ended.items() if not seeds[0]]
+        whole = [
+            all(seeds[i] for parts, seeds in ended.items() if parts not in lost) for i in range(self._request.seeds)
+        ]
+        seeds = whole.index(False) if False in whole else len(whole)
+        if lost:
+            workers = ", ".join(str(crew.workers) for crew in self._plan.crews if crew.num_slots in lost)
+            self._left_out.append(f"{workers} workers: there was no time for a training")
+        planned = self._phases.seeds if self._phases is not None else seeds
+        if seeds < planned:
+            self._left_out.append(f"{count(planned - seeds, 'seed')} for each cell of the table: trainings took longer")
+        if self._phases is not None:
+            self._phases = replace(self._phases, seeds=seeds)
+        lineup = self._plan.lineup.without(lost) if lost else self._plan.lineup
+        self._use(replace(self._plan, lineup=lineup, request=replace(self._plan.request, seeds=max(1, seeds))))
 
-    def _throughput(self, calibration: Calibration, threads: int) -> None:
-        """Time what the space names beside what was asked for; look for means that give the same bits sooner."""
-        self._run(calibration.schedule(self._named(), "throughput", may_fail=True), Bounds())
-        for crew in [crew for crew in self._plan.crews if self._request.throughput and crew.workers <= self._timeable]:
-            free = self._request.means.mechanism == "replicated" and crew.mesh is None
-            climb = MeansClimb(crew, self._plan.base_batch * crew.num_slots, threads, free)
-            for means in climb.rounds():
-                timings = [Timing(climb.batch, each, nth=int(climb.repeats)) for each in means]
-                self._run(calibration.schedule(timings, "throughput", may_fail=True), Bounds())
-                if self._interrupts():
-                    raise Interrupted
-                for timing in timings:
-                    climb.hear(timing.crew, calibration.run_of(timing))
-            self._plan.lineup.speed_up(crew, climb.best)
-            self._tuned.append(climb.found)
-            self.loop.tell(climb.found)
+    @property
+    def _phases_needs_s(self) -> float:
+        return 0.0 if self._phases is None else self._phases.needs_s
 
-    def _named(self) -> list[Timing]:
-        """The kinds of steps that the space names, each on who it names or, where these are too many, on fewer."""
-        lineup, found = self._plan.lineup, dict[StepKind, Timing]()
-        widest = [crew for crew in self._plan.crews if crew.workers <= self._timeable][-1:]
-        for crew, way in self._plan.named:
-            if way.agreed.sync.in_rounds:
-                continue  # the median step of a few tells nothing of rounds
-            for each in [crew] if crew.workers <= self._timeable else widest:
-                means = lineup.by(each, way)
-                kind = lineup.kind_of(means)
-                if (kind.apart or kind.workers > 1) and self._plan.goes(each, replace(way, policies=())):
-                    batch = self._plan.base_batch * each.num_slots
-                    found.setdefault(kind, Timing(batch, means))
-        return list(found.values())[:MOST_NAMED]
+    @property
+    def _usual_s(self) -> float | None:
+        """What a training of the naive rule took, in the median; None: none has ended."""
+        took = [t.result.seconds for t in self._trainings.done.values() if t.phase == "naive" and t.run is not None]
+        return median(took) if took else None
 
-    def _naive(self) -> None:
-        """Batch and learning rate x W, whatever comes of it; then the same under each policy that was given."""
-        given: list[tuple[Phase, list[tuple[str, ...]]]]
-        given = [("naive", [()]), ("policy", [policies_of(text) for text in self._request.policies])]
-        for phase, each in given:
-            cells = [(self._plan.naive_recipe(n, policies), n) for policies in each for n in self._plan.parts]
-            self._run(FixedTrials(phase, self._fixed(phase, cells)), Bounds())
-        if self._interrupts():
-            raise Interrupted  # a missing row would read as one that diverged
+    @property
+    def _slowed(self) -> float:
+        """By what factor a training takes longer where all that may train do."""
+        return self._lanes / (1 + LANE * (self._lanes - 1))
+
+    def _least_after_s(self, phases: PhaseBudget, cost: TrainingCost) -> float:
+        """What the search and the least that follows it need of the budget."""
+        if not phases.searches:
+            return 0.0
+        usual_s = (self._usual_s or cost.training_s) / self._slowed
+        widest = self._plan.means(self._plan.parts[-1]).workers
+        least_s = trainings_s((widest,) * LEAST_SEEDS, usual_s, self._lanes)
+        return SEARCH_SHARE * phases.budget_s + least_s + phases.timing
+
+    def _search_for(self, phases: PhaseBudget) -> str:
+        """Search in its share of the budget, and in what the phases before it have left. Returns why it ended."""
+        begun_s, usual_s = self.loop.elapsed_s, self._usual_s or 0.0
+        searched = sum(life.started.phase == "search" for life in self.loop.table.trials.values())
+        widest = self._plan.means(self._plan.parts[-1]).workers
+        least_s = trainings_s((widest,) * len(self._choice.seeds()), usual_s / self._slowed, self._lanes)
+        free_s = phases.budget_s - begun_s - phases.timing
+        confirm_s = max(least_s, min(phases.confirm, free_s - SEARCH_SHARE * phases.budget_s))
+        end_s = begun_s + free_s - confirm_s
+        if end_s - begun_s < usual_s and not searched:
+            took, planned = duration(begun_s), duration(phases.calibrate + phases.naive + phases.policy)
+            self._left_out.append(f"the search: the phases before it took {took}, not {planned}, and no time was left")
+            return ""
+        why = self._run(self._search, Bounds(budget_s=max(end_s, begun_s), reserve_s=usual_s))
+        got_s = self.loop.elapsed_s - begun_s
+        if got_s < 0.95 * SEARCH_SHARE * phases.budget_s and why.startswith("a budget") and not searched:
+            part = f"{got_s / phases.budget_s:.0%} of the budget instead of {SEARCH_SHARE:.0%}"
+            self._left_out.append(
+                f"part of the search: it had {part}, since trainings took longer than their first steps"
+            )
+        return why
 
     def _confirm(self, by: FrontierCriteria, compared: list[Cell]) -> None:
         """Train what looks best with fresh seeds, then what is ``compared``, seed by seed, while the budget lasts."""
@@ -316,7 +516,17 @@ class _Frontier:
             return best or sorted(self._fixed("confirm", compared, FRESH_SEEDS), key=lambda trial: trial.seed)
 
         schedule = Confirm(wanted, lambda: bool(self._trainings.open("confirm")))
-        self._run(schedule, Bounds(budget_s=self._request.budget_s, reserve_s=0.0))
+        end_s = self._budget_s - (0.0 if self._phases is None else self._phases.timing)
+        self._run(schedule, self._within(end_s, self._usual_s or 0.0))
+        if lost := sorted({parts for _, parts in self._choice.unconfirmed(by)}):
+            workers = ", ".join(str(crew.workers) for crew in self._plan.lineup.crews if crew.num_slots in lost)
+            self._left_out.append(f"confirming what looked best for {workers} workers: there was no time")
+
+    def _tuned_recipes(self, parts: int, by: FrontierCriteria, searched: bool) -> list[Recipe]:
+        """What is shown as tuned: never the naive rule itself nor, without a search, what only the rule has trained."""
+        naive = self._plan.naive_recipe(parts).name
+        best = self._choice.bests(parts, by, confirmed_only=True)
+        return [recipe for recipe in best if recipe.name != naive and (searched or recipe.way.policies)]
 
     def _fixed(self, phase: Phase, cells: list[Cell], first: int = 0) -> list[FixedTrial]:
         found = []
@@ -325,15 +535,3 @@ class _Frontier:
             beside = {name: told[name] for name in ("policy", *SYNC_NAMES) if name in told}
             found.append(FixedTrial(recipe.config, seed, means, phase, told=beside, parts=parts))
         return found
-
-    def _to_measure(self, parts: int, recipe: Recipe, by: FrontierCriteria) -> list[Timing]:
-        """The steps to time for rows, where this machine can and the program is the one that was calibrated.
-
-        Rounds are not seen in the median step: of these there are models alone.
-        """
-        run = next((t.run for t in self._choice.tried(recipe, parts) if t.run is not None), None)
-        same = run is not None and run.grad_bytes == by.times.model.grad_bytes
-        steps, lineup = not recipe.way.agreed.sync.in_rounds, self._plan.lineup
-        crews = [crew for crew in lineup.crews if crew.num_slots == parts and self._plan.goes(crew, recipe.way)]
-        timed = [lineup.by(crew, recipe.way) for crew in crews if same and steps]
-        return [Timing(batch_of(recipe.config), means) for means in timed if means.workers <= self._timeable]

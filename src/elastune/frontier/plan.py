@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from elastune.core.cost import MEASURED
 from elastune.core.errors import UserError
-from elastune.core.run import Adapt, Config, Elastic, Means, RunSpec, number
+from elastune.core.run import Adapt, Config, Elastic, Means, ProgramSource, RunSpec, number
 from elastune.core.sync_choice import SyncChoice, in_full, strategy_settings
 from elastune.frontier.crews import chosen_crew, crews_of, first_of
 from elastune.frontier.lineup import Lineup, standing_of
@@ -21,14 +21,17 @@ from elastune.job.validate_means import check_means
 from elastune.plan.scaling import LR_RULES, scaled_lr
 from elastune.policies.library.registry import build
 from elastune.search.samplers.registry import check_sampler
-from elastune.search.space.constraint import Constraint, parse_constraints, violations
+from elastune.search.space.constraint import Constraint, all_texts, parse_constraints, violations
 from elastune.search.space.feasible import check_feasible
 from elastune.search.space.objective import Objective, parse_objectives
+from elastune.search.space.overrides import override
 from elastune.search.space.space import Sample, Space, corners, probe
 from elastune.search.stopping.registry import make_schedule
+from elastune.study.changes import SpaceSeen, space_seen
 from elastune.study.request import FrontierRequest
 from elastune.study.trial_results import OF_MEANS, SYSTEM_PARAMETERS
 from elastune.train.program.load import LoadedProgram, load_as_guest, merge
+from elastune.train.program.source import source_of
 
 PROBED = 64  # configurations that are looked at before any is trained
 ONE_STRATEGY = "a frontier's step times are those of one strategy"
@@ -52,7 +55,8 @@ class FrontierPlan:
     """What a frontier trains and searches. ``axes`` are the front's objectives, ``searched`` the sampler's.
 
     ``lineup``: for whom it speaks; the search adds to it. ``named``: for whom, and in which ways, the space may train,
-    as far as it was looked at. ``timeable``: the most workers whose steps can be timed; None: any.
+    as far as it was looked at. ``timeable``: the most workers whose steps can be timed; None: any. ``samples``: of the
+    training set, once a run has told; None: not known, and no batch is cut.
     """
 
     request: FrontierRequest
@@ -64,6 +68,9 @@ class FrontierPlan:
     program: LoadedProgram
     named: tuple[tuple[Means, Way], ...] = ()
     timeable: int | None = None
+    source: ProgramSource = field(default_factory=dict)
+    seen: SpaceSeen = field(default_factory=dict)
+    samples: int | None = None
 
     @property
     def crews(self) -> tuple[Means, ...]:
@@ -100,10 +107,29 @@ class FrontierPlan:
         """Into how many parts the crews asked about cut a batch, ascending: quality depends on no more of a crew."""
         return tuple(sorted({crew.num_slots for crew in self.crews}))
 
+    def real_batch(self, batch: int) -> int:
+        """What a step has of ``batch`` samples: never more than the training set."""
+        return batch if self.samples is None else min(batch, self.samples)
+
+    def naive_batch(self, parts: int) -> int:
+        """The global batch of the naive rule: x ``parts``, as far as there are samples."""
+        return self.real_batch(self.base_batch * parts)
+
     def naive(self, parts: int) -> Config:
-        """The naive rule: global batch and learning rate x ``parts``."""
-        lr = number(self.config, "lr") * parts
-        return {**self.config, "batch_size": self.base_batch * parts, "lr": lr}
+        """The naive rule: global batch and learning rate x ``parts``; a batch is cut at the training set's size."""
+        batch, base = self.naive_batch(parts), self.real_batch(self.base_batch)
+        lr = number(self.config, "lr") * (batch / base)
+        return {**self.config, "batch_size": batch if batch != base else self.base_batch, "lr": lr}
+
+    @property
+    def cut(self) -> tuple[str, ...]:
+        """Which batches of the naive rule exceed the training set, in words with both numbers."""
+        return tuple(
+            f"batch {self.base_batch * parts:,} of {parts} workers is cut to the {self.samples:,} samples of the "
+            f"training set, and its learning rate to {self.naive(parts)['lr']:.4g}"
+            for parts in self.parts
+            if self.samples is not None and self.base_batch * parts > self.samples
+        )
 
     def naive_recipe(self, parts: int, policies: tuple[str, ...] = ()) -> Recipe:
         """The naive rule in the way that was asked for, perhaps under policies."""
@@ -202,10 +228,12 @@ class FrontierPlan:
         """The configuration that ``values`` of the space stand for, its learning rate scaled, and the rule."""
         system = {*SYSTEM_PARAMETERS, *strategy_settings(values, self.config)} - set(self.config) | {"lr_rule"}
         plain = {k: v for k, v in values.items() if k not in system}
-        config = merge(self.config, plain)
+        config = _with_epochs(merge(self.config, plain), self.request.epochs)
         rule = str(values["lr_rule"])
-        lr = scaled_lr(number(config, "lr"), int(number(config, "batch_size")), self.base_batch, rule)
-        return {**config, "lr": lr}, rule
+        batch = self.real_batch(int(number(config, "batch_size")))
+        lr = scaled_lr(number(config, "lr"), batch, self.real_batch(self.base_batch), rule)
+        cut = {"batch_size": batch} if batch < number(config, "batch_size") else {}
+        return {**config, **cut, "lr": lr}, rule
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -222,6 +250,8 @@ class FrontierPlan:
         plain["constraints"] = list(self.request.constraints)
         plain["policies"] = list(self.request.policies)
         plain["objectives"] = {o.name: o.direction for o in self.axes}
+        plain["source"], plain["space"] = self.source, self.seen
+        del plain["accept_changes"]  # once is not for ever
         return {"kind": "frontier", **plain}
 
 
@@ -233,7 +263,7 @@ def check(request: FrontierRequest, timeable: int | None = None) -> FrontierPlan
     counts = request.workers
     if not (counts or request.meshes) or any(w < 1 for w in counts) or list(counts) != sorted(set(counts)):
         raise UserError("worker counts must ascend from at least 1", counts, "for example --workers 1,2,4,8")
-    if not request.budget_s > 0:
+    if request.budget_s is not None and not request.budget_s > 0:
         raise UserError("a budget must be positive", request.budget_s, "for example --budget 3m")
     if request.seeds < 2:
         raise UserError("confidence intervals need at least 2 seeds", request.seeds, "use --seeds 3")
@@ -243,7 +273,7 @@ def check(request: FrontierRequest, timeable: int | None = None) -> FrontierPlan
     program = load_as_guest(request.program)
     if program.space is None:
         raise UserError("a frontier needs a search space", request.program.path, "define space(trial) in the file")
-    config = merge(program.config, request.config)
+    config = _with_epochs(override(program.config, request.config, program.space), request.epochs)
     _check_scalable(config)
     objectives = [(n, d) for n, d in program.objectives.items() if n not in MEASURED]
     if not objectives:
@@ -253,6 +283,8 @@ def check(request: FrontierRequest, timeable: int | None = None) -> FrontierPlan
         known = ", ".join(n for n, _ in objectives)
         raise UserError("the quality must be one of the program's objectives", name, f"use one of {known}")
     (quality,) = parse_objectives({name: dict(objectives)[name]})
+    request = replace(request, constraints=all_texts(program.constraints, request.constraints))
+    check_target(request.target, quality)
     lineup, constraints = Lineup(crews, request.means), parse_constraints(request.constraints)
     plan = FrontierPlan(request, config, quality, program.space, constraints, lineup, program, timeable=timeable)
     check_sampler(request.sampler, plan.searched)
@@ -275,7 +307,38 @@ def check(request: FrontierRequest, timeable: int | None = None) -> FrontierPlan
     samples = [*corners(plan.space, request.seed), *probe(plan.space, PROBED, request.seed)]
     named = _named(plan, samples)  # a space that raises does so before anything is trained
     check_feasible(plan.space, plan.constraints, {}, request.seed)
-    return replace(plan, named=named)
+    seen = space_seen(program.space, request.seed)
+    return replace(plan, named=named, source=source_of(request.program), seen=seen)
+
+
+def check_target(target: float | None, quality: Objective, seen: float | None = None) -> None:
+    """Raise ``UserError`` for a target that ``quality`` cannot have, by its bounds or by the first value ``seen``.
+
+    A metric of unknown bounds that begins as a part of 1, and is to reach more than 1 and at most 100, is taken for a
+    part of 1 whose target was given in percent.
+    """
+    if target is None or (seen is not None and not math.isfinite(seen)):
+        return
+    low, high = quality.low, quality.high
+    if not math.isfinite(target) or not low <= target <= high:
+        where = (
+            f"between {low:g} and {high:g}" if high < math.inf else f"at least {low:g}" if low > -math.inf else "finite"
+        )
+        part = target / 100
+        hint = f"use --target {part:g}" if low <= part <= high and target > 1 else "use a target that can be reached"
+        raise UserError(f"a target must be a value that {quality.name} can have, {where}", f"{target:g}", hint)
+    unbounded = quality.direction == "max" and (low, high) == (-math.inf, math.inf)
+    if seen is not None and unbounded and 0 < seen <= 1 < target <= 100:
+        rule = f"a target must be a value that {quality.name} can have"
+        fix = (
+            f"use --target {target / 100:g}, or declare bounds, such as objectives = {{'{quality.name}': 'max 0..100'}}"
+        )
+        raise UserError(rule, f"{target:g}, where the first value is {seen:.3g}", fix)
+
+
+def _with_epochs(config: Config, epochs: int | None) -> Config:
+    """``config`` with the epochs that are trained, where it names them and they were replaced."""
+    return {**config, "epochs": epochs} if epochs is not None and "epochs" in config else config
 
 
 def _check_scalable(config: Mapping[str, Any]) -> None:

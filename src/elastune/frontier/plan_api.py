@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -41,6 +42,9 @@ def find_plan(
     top: int = 5,
     measure: int = 0,
     cluster: Cluster | str | None = None,
+    device: str | None = None,
+    probe: bool = False,
+    copies: int = 1,
     out: str | Path | None = None,
     earlier: Sequence[str | Path] = (),
     config: Config | None = None,
@@ -73,7 +77,11 @@ def find_plan(
         calibrate_s: Seconds for short runs on this machine.
         top: Number of plans to return.
         measure: How many of the best plans to run. ``found.measured`` then has predicted and measured figures.
-        cluster: Where the measured plans run, as ``--cluster`` names it; None: on this machine. It needs ``out``.
+        cluster: The cluster that the plan is for, as ``--cluster`` names it. It stands in the commands, and ``probe``
+            and ``measure`` run there, which needs ``out``. None: they run on this machine.
+        device: What each worker has, such as "h100": times and memory are then assumed from its data sheet.
+        probe: Calibrate by short runs on a node of ``cluster``, not on this machine.
+        copies: Workers that hold each part of divided state, as ``--copies``. Memory is counted with as many.
         out: A new folder that keeps the plan and the measured runs.
         earlier: Folders of earlier runs: those of ``train`` on equal hardware need no probe.
         config: Settings that replace those of the program's own ``config``.
@@ -111,6 +119,10 @@ def find_plan(
         shown=top,
         measured=measure,
         cluster=None if cluster is None else cluster_asked(cluster, 0.0),
+        cluster_words=f"--cluster {shlex.quote(cluster)}" if isinstance(cluster, str) else "",
+        device=device,
+        probe=probe,
+        copies=copies,
         out=None if out is None else Path(out),
         earlier=tuple(Path(each) for each in earlier),
     )

@@ -7,17 +7,21 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
-
-from elastune.core.run import Program
 from elastune.frontier.cluster_planning import PlanFound, PlanRequest
-from elastune.frontier.measured_plans import BATCH, MeasuredPlan, TrainingPlan
+from elastune.frontier.measured_plans import BATCH, MeasuredPlan
+from elastune.frontier.plan_commands import (
+    PLACEHOLDER,
+    command_of,
+    lacks_note,
+    placeholder_note,
+    search_command_of,
+    trials_note,
+)
 from elastune.job.output_dir import JOURNAL
 from elastune.journal.records import PlanMade
 from elastune.journal.writer import JournalWriter
 from elastune.plan.cluster_plan import ClusterPlan
-from elastune.plan.search_time import SearchModel
-from elastune.study.results.command import run_command
+from elastune.plan.devices import device_named
 
 
 def record_of(request: PlanRequest, found: PlanFound) -> PlanMade:
@@ -47,6 +51,10 @@ def asked_json(request: PlanRequest) -> dict[str, Any]:
         "calibrate_s": request.calibrate_s,
         "config": dict(request.config),
         "seed": request.seed,
+        "cluster": request.cluster_words,
+        "device": request.device,
+        "copies": request.copies,
+        "probe": request.probe,
     }
 
 
@@ -55,6 +63,7 @@ def plan_json(request: PlanRequest, found: PlanFound) -> dict[str, Any]:
     plain = asdict(found)
     plain["plans"] = [_plan(each, request, found) for each in found.plans]
     plain["measured"] = [_measured(each) for each in found.measured]
+    plain["command_notes"] = command_notes(request, found)
     del plain["doublings"]
     plain["gains"] = {axis: each.factor for axis, each in found.doublings.items() if each.factor is not None}
     plain["reasons"] = {axis: each.why for axis, each in found.doublings.items()}
@@ -62,43 +71,38 @@ def plan_json(request: PlanRequest, found: PlanFound) -> dict[str, Any]:
     return told
 
 
-def command_of(plan: ClusterPlan, program: Program, config: Mapping[str, Any], seed: int, own_batch: int) -> str:
-    """The command that trains once as ``plan`` does. ``own_batch``: the program's, which needs no setting."""
-    means = TrainingPlan(plan.mesh, plan.batch, plan.micro, plan.sharded).means
-    settings = {**config, **({} if plan.batch == own_batch else {BATCH: plan.batch})}
-    told = {name: value for name, value in means.to_json().items() if value is not None and name != "device"}
-    return run_command(str(program.path), settings, told, seed, data=program.told_data)
-
-
-def search_command_of(
-    plan: ClusterPlan,
-    program: Program,
-    config: Mapping[str, Any],
-    seed: int,
-    own_batch: int,
-    search: SearchModel,
-    sampler: str = "auto",
-) -> str:
-    """The command that searches as ``plan`` does: so many trainings at once, and as many in all as they then need."""
-    one = command_of(plan, program, config, seed, own_batch).replace("elastune run ", "elastune tune ", 1)
-    trials = math.ceil(search.needed(np.array([float(plan.width)]))[0])
-    stopping = "" if search.kept == 1 else " --stopping asha"
-    by = "" if sampler == "auto" else f" --sampler {sampler}"
-    return f"{one} --workers {plan.workers} --trials {trials}{by}{stopping}"
-
-
 def _plan(each: ClusterPlan, request: PlanRequest, found: PlanFound) -> dict[str, Any]:
     deadline_s, own = request.bounds.deadline_s, found.size.batch_size
     told = each, request.program, request.config, request.seed, own
+    device = None if request.device is None else device_named(request.device).kind
+    more: dict[str, Any] = {"copies": request.copies, "device": device, "where": _where(request)}
+    search = search_command_of(*told, found.search, request.sampler, chosen=found.chosen, **more)
     return {
         **asdict(each),
         "mesh": str(each.mesh),
         "workers": each.workers,
         "cost_interval": each.cost_interval,
         "odds": None if deadline_s is None else each.odds(deadline_s),
-        "command": command_of(*told),
-        "search_command": search_command_of(*told, found.search, request.sampler),
+        "command": command_of(*told, **more),
+        "search_command": None if found.lacks else search,
     }
+
+
+def _where(request: PlanRequest) -> str:
+    """The options that name the cluster in commands: as given, or a placeholder for several nodes."""
+    return request.cluster_words or (PLACEHOLDER if request.nodes.count > 1 else "")
+
+
+def command_notes(request: PlanRequest, found: PlanFound) -> list[str]:
+    """What is to be known of the commands of the first plan, in words."""
+    best = found.plans[0]
+    notes = [lacks_note(found.lacks)] if found.lacks else [trials_note(best, found.search)]
+    other = {BATCH} if best.batch != found.size.batch_size else set[str]()
+    if not found.lacks and (left := sorted({*request.config, *other} & set(found.chosen))):
+        notes.append(f"the search's command leaves {', '.join(left)} to space(trial), which chooses it")
+    if not request.cluster_words and request.nodes.count > 1:
+        notes.append(placeholder_note(request.nodes.count))
+    return [note for note in notes if note]
 
 
 def _measured(each: MeasuredPlan) -> dict[str, Any]:

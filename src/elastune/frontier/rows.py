@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, stdev
 from typing import Literal
@@ -15,7 +15,7 @@ from elastune.frontier.criteria import FrontierCriteria, batch_of
 from elastune.frontier.trainings import NOISE_SCALE, Training
 from elastune.frontier.verdict import judge
 from elastune.frontier.ways import Recipe, StepKind
-from elastune.journal.records import FrontierRow, RunFinished
+from elastune.journal.records import FrontierRow, RunFinished, ScalingPoint
 from elastune.plan.intervals import bounded_ci
 from elastune.search.analysis.front import nondominated
 
@@ -30,12 +30,13 @@ def row(
     baseline: Sequence[Training] = (),
     kind: StepKind | None = None,
     ways: str = "",
+    others: Mapping[int, StepKind] | None = None,
 ) -> FrontierRow | None:
     """The table's row for ``recipe`` and ``crew``, over the seeds in ``trainings``; None where all seeds diverged.
 
     ``crew``: as it would train it, its way and all. ``baseline``: trainings of the program's own settings on the
     smallest worker count, with whatever seeds. ``kind``: of its steps; ``ways``: what of its means is not as it was
-    asked for.
+    asked for. ``others``: the kinds of steps of other numbers of workers, for ``scaling``.
     """
     good = [t for t in trainings if t.run is not None]
     name = by.quality.name
@@ -46,8 +47,9 @@ def row(
     noise_scale, noise_scale_error = noise_scale_of([t.run for t in good if t.run is not None])
     workers, mesh, config = crew.workers, crew.first_mesh, recipe.config
     kind = kind or StepKind(mesh)
-    timed = [by.seconds(t, kind) for t in good]
-    seconds, measured = fmean(s for s, _ in timed), all(measured for _, measured in timed)
+    points = _scaling(good, {**(others or {}), workers: kind}, by)
+    own = next(point for point in points if point.workers == workers)
+    efficiency, label = _efficiency(points[0], own)
     reached = _times_to_target(good, kind, by)
     return FrontierRow(
         role=role,
@@ -70,11 +72,13 @@ def row(
         margin=None if found.against is None else found.against.margin,
         pairs=0 if found.against is None else found.against.pairs,
         validation=fmean(t.result.metrics[name] for t in good),
-        seconds=seconds,
-        seconds_label="measured" if measured else "modelled",
-        seconds_factor=1.0 if measured else by.times.factor_of(kind),
-        throughput=fmean(t.run.samples for t in good if t.run is not None) / seconds if seconds > 0 else None,
-        cost=by.cost(workers, seconds),
+        seconds=own.seconds,
+        seconds_label=own.seconds_label,
+        seconds_factor=own.seconds_factor,
+        throughput=fmean(t.run.samples for t in good if t.run is not None) / own.seconds if own.seconds > 0 else None,
+        scaling_efficiency=efficiency,
+        scaling_label=label,
+        cost=own.cost,
         time_to_target_s=fmean(reached) if len(reached) == len(good) else None,
         time_to_target_ci=bounded_ci(reached, 0.0) if len(reached) == len(good) else None,
         reached=len(reached),
@@ -86,7 +90,30 @@ def row(
         num_slots=crew.num_slots,
         means=recipe.way.told(crew),
         ways=ways,
+        scaling=points,
+        seed_values=list(found.values),
+        seed_seconds=[by.seconds(t, kind)[0] for t in good],
     )
+
+
+def _scaling(trainings: Sequence[Training], kinds: Mapping[int, StepKind], by: FrontierCriteria) -> list[ScalingPoint]:
+    """What ``trainings`` would take by each of ``kinds``, which are those of so many workers; fewest first."""
+    points = []
+    for workers, kind in sorted(kinds.items(), key=lambda each: each[0]):
+        timed = [by.seconds(t, kind) for t in trainings]
+        seconds, measured = fmean(s for s, _ in timed), all(measured for _, measured in timed)
+        factor = 1.0 if measured else by.times.factor_of(kind)
+        label: Literal["measured", "modelled"] = "measured" if measured else "modelled"
+        points.append(ScalingPoint(workers, seconds, label, factor, by.cost(workers, seconds)))
+    return points
+
+
+def _efficiency(fewest: ScalingPoint, own: ScalingPoint) -> tuple[float | None, Literal["measured", "modelled"] | None]:
+    """How many times as fast over how many times as many workers; (None, None) where they are the fewest."""
+    if fewest.workers == own.workers or own.seconds <= 0:
+        return None, None
+    measured = fewest.seconds_label == own.seconds_label == "measured"
+    return fewest.seconds / own.seconds * fewest.workers / own.workers, "measured" if measured else "modelled"
 
 
 def noise_scale_of(runs: Sequence[RunFinished]) -> tuple[float | None, float | None]:
@@ -124,24 +151,8 @@ def points(rows: Sequence[FrontierRow], by: FrontierCriteria) -> np.ndarray:
 
 
 def mark_front(rows: Sequence[FrontierRow], by: FrontierCriteria) -> list[FrontierRow]:
-    """The rows with ``on_front`` set."""
-    keep = nondominated(points(rows, by))
-    return [replace(r, on_front=bool(k)) for r, k in zip(rows, keep, strict=True)]
-
-
-def with_efficiency(rows: Sequence[FrontierRow]) -> list[FrontierRow]:
-    """The rows with their scaling efficiency: samples a second over those of one worker with the program's own
-    settings, divided by workers. None have one where no such row is."""
-    base = next((r for r in rows if r.role == "naive" and r.workers == 1), None)
-    return [r if base is None else _efficient(r, base) for r in rows]
-
-
-def _efficient(r: FrontierRow, base: FrontierRow) -> FrontierRow:
-    if not r.throughput or not base.throughput:
-        return r
-    both_measured = r.seconds_label == base.seconds_label == "measured"
-    return replace(
-        r,
-        scaling_efficiency=r.throughput / base.throughput / r.workers,
-        scaling_label="measured" if both_measured else "modelled",
-    )
+    """The rows with ``on_front`` set. Where there is a target, no row that misses it by its whole interval is on it."""
+    there = [i for i, r in enumerate(rows) if by.target is None or r.verdict != "falls"]
+    keep = nondominated(points([rows[i] for i in there], by))
+    front = {i for i, kept in zip(there, keep, strict=True) if kept}
+    return [replace(r, on_front=i in front) for i, r in enumerate(rows)]

@@ -1,9 +1,9 @@
 """The throughput phase: which means of a crew give the same bits sooner. Short runs, no quality, no training. Pure.
 
-One kind of means after the other (threads, mechanism, routes, micro-batch), each from the best of those before. What
-ends with other bits than the crew's own means did, after as many steps from the same seed, is not taken, however fast
-it is: what was told of the crew's quality then holds of them, too. The fastest of many short runs is often a lucky one,
-so that it and the crew's own means are timed again, and it is taken if it is faster then, too.
+One kind of means after the other (threads, mechanism, routes, bucket size, micro-batch), each from the best of those
+before. What ends with other bits than the crew's own means did, after as many steps from the same seed, is not taken,
+however fast it is: what was told of the crew's quality then holds of them, too. The fastest of many short runs is often
+a lucky one, so that it and the crew's own means are timed again, and it is taken if it is faster then, too.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ from dataclasses import dataclass, field, replace
 
 from elastune.core.mechanism_name import MechanismName
 from elastune.core.mesh import Mesh
+from elastune.core.ownership import BUCKET_BYTES, FIRST_BUCKET_BYTES
 from elastune.core.run import Means
 from elastune.core.topology import Topology
 from elastune.journal.records import MeansTimed, RunFinished, ThroughputTuned
 
 GAIN = 1.05  # what is not faster by so much is not worth other means: a step's time varies by as much from run to run
+BUCKETS = (256 << 10, 1 << 20, 4 << 20, 64 << 20)
+"""Bytes of gradients that are summed in one message, where there are more of them."""
 ROUTES = ("ring", "tree", "star")  # that are tried where more than two workers sum
 
 
@@ -26,7 +29,9 @@ class MeansClimb:
     """The tuning of one crew: it asks for ``pending`` to be timed, and is told what came of it.
 
     ``batch``: the global batch of all its short runs; ``cores``: how many its workers share; ``free``: whether nobody
-    has said how its workers stand, so that another mechanism may do.
+    has said how its workers stand, so that another mechanism may do. ``grad_bytes``: of all gradients, as its first
+    short run tells. ``hurried``: no time is left for more kinds of
+    means; the best so far is timed again.
     """
 
     crew: Means
@@ -34,10 +39,19 @@ class MeansClimb:
     cores: int
     free: bool
     tried: list[MeansTimed] = field(default_factory=list)
+    hurried: bool = False
+    grad_bytes: int = 0
     _means: list[Means] = field(default_factory=list)
     _best: int = 0
     _sha256: str = ""
     _again: list[int] = field(default_factory=list)
+
+    @classmethod
+    def most(cls, crew: Means, cores: int, free: bool = True) -> list[Means]:
+        """All that could be tried of a crew, and the best again, if no kind changes what the next one can try."""
+        climb = cls(crew, crew.first_mesh.batch * 2, cores, free, grad_bytes=1 << 62)
+        kinds = (climb._threads, climb._mechanisms, climb._routes, climb._buckets, climb._passes)
+        return [crew, *(means for kind in kinds for means in kind(crew)), crew, crew]
 
     @property
     def repeats(self) -> bool:
@@ -49,7 +63,9 @@ class MeansClimb:
         yield [self.crew]
         if self.tried[0].step_s is None:
             return  # it fails by itself, or has too few steps to time
-        for kind in (self._threads, self._mechanisms, self._routes, self._passes):
+        for kind in (self._threads, self._mechanisms, self._routes, self._buckets, self._passes):
+            if self.hurried:
+                break
             yield kind(self._means[self._best])
         if self._best:
             self._again = [0, self._best]
@@ -58,11 +74,16 @@ class MeansClimb:
             lucky = own.step_s is None or other.step_s is None or other.step_s * GAIN >= own.step_s or not other.same
             self._best = 0 if lucky else len(self.tried) - 1
 
+    def give_up(self) -> None:
+        """No time is left to time the best again: the crew keeps its own means."""
+        self._best = 0
+
     def hear(self, means: Means, run: RunFinished | None) -> None:
         """A short run by ``means`` has ended; None: it failed."""
         first = not self.tried
         if first and run is not None:
             self._sha256 = run.sha256
+            self.grad_bytes = run.grad_bytes
         step_s = None if run is None else run.step_s
         same = None if run is None else run.sha256 == self._sha256
         words = changed(self.crew, means) or "as asked for"
@@ -82,7 +103,7 @@ class MeansClimb:
     @property
     def found(self) -> ThroughputTuned:
         """What to tell of it."""
-        return ThroughputTuned(self.batch, list(self.tried), self._best)
+        return ThroughputTuned(self.batch, list(self.tried), self._best)  # which has one at least: the crew's own
 
     def _threads(self, means: Means) -> list[Means]:
         most = self.cores // means.workers
@@ -99,6 +120,15 @@ class MeansClimb:
         if means.workers <= 2 or means.parts != MechanismName() or means.compress is not None:
             return []
         return [replace(means, topology=Topology.parse(name)) for name in ROUTES if name != str(means.topology)]
+
+    def _buckets(self, means: Means) -> list[Means]:
+        """Sizes by which there are other buckets than by the usual ones."""
+        whole = means.parts == MechanismName() and means.compress is None
+        if means.workers == 1 or not whole:
+            return []
+        usual = BUCKET_BYTES + FIRST_BUCKET_BYTES
+        sizes = [size for size in BUCKETS if self.grad_bytes > (size if size < BUCKET_BYTES else usual)]
+        return [replace(means, bucket_bytes=size) for size in sizes if size != means.bucket_bytes]
 
     def _passes(self, means: Means) -> list[Means]:
         share = -(-self.batch // means.first_mesh.batch)

@@ -88,7 +88,8 @@ def key(config: Config, seed: int, told: Mapping[str, Any]) -> str:
 
 
 class Trainings:
-    """A view of the trials in ``table`` whose quality counts: not of those that measure step times."""
+    """A view of the trials in ``table`` whose quality counts: not of those that measure step times, nor of those that
+    began before an accepted change of the program."""
 
     def __init__(self, table: TrialTable) -> None:
         self._table = table
@@ -100,7 +101,7 @@ class Trainings:
         """Those that ended, by ``key``, in the order they did."""
         if self._counted != len(self._table.ended):
             self._counted, self._done = len(self._table.ended), {}
-            for life in (self._table.trials[number] for number in self._table.ended):
+            for life in (self._table.trials[n] for n in self._table.ended if n >= self._table.since):
                 if life.started.phase not in TIMED and not _refused(life):
                     self._done.setdefault(_key_of(life.started), training_of(life))
         return self._done
@@ -108,7 +109,7 @@ class Trainings:
     @property
     def searched(self) -> list[Spent]:
         """All that the search began and does not run just now, in the order in which it ended or paused."""
-        lives = [life for life in self._table.trials.values() if life.started.phase == "search"]
+        lives = [life for life in self._lives if life.started.phase == "search"]
         resting = sorted((life for life in lives if life.state != "running"), key=lambda life: life.last_s)
         return [
             Spent(life.worker_seconds, life.started, training_of(life) if life.state == "over" else None)
@@ -117,8 +118,12 @@ class Trainings:
 
     def open(self, phase: str) -> set[str]:
         """The keys of those of ``phase`` that run, or will go on."""
-        lives = [life.started for life in self._table.trials.values() if life.state != "over"]
+        lives = [life.started for life in self._lives if life.state != "over"]
         return {_key_of(started) for started in lives if started.phase == phase}
+
+    @property
+    def _lives(self) -> list[TrialLife]:
+        return [life for life in self._table.trials.values() if life.number >= self._table.since]
 
 
 def training_of(life: TrialLife) -> Training:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
 
+from elastune.core.text import count, duration
 from elastune.frontier.choice import FRESH_SEEDS, Cell, Choice
 from elastune.frontier.criteria import FrontierCriteria, batch_of
 from elastune.frontier.plan import FrontierPlan
@@ -70,7 +71,7 @@ def follows_rule(plan: FrontierPlan, started: TrialStarted) -> bool:
     means, way = read_way(started.means)
     batch = batch_of(started.config)
     scaled = batch == plan.base_batch or started.tags.get("lr_rule") == "linear"
-    return way == plan.way and scaled and batch == plan.base_batch * started.tags.get(FOR_WORKERS, means.num_slots)
+    return way == plan.way and scaled and batch == plan.naive_batch(started.tags.get(FOR_WORKERS, means.num_slots))
 
 
 def volumes(found: Sequence[Side], choice: Choice, by: FrontierCriteria) -> FrontierVolumes:
@@ -100,7 +101,19 @@ def volumes(found: Sequence[Side], choice: Choice, by: FrontierCriteria) -> Fron
         told.append(volume)
     worst = low + 1.1 * span
     corner = ReferencePoint(_sign(by) * float(worst[0]), *(float(np.exp(value)) for value in worst[1:]))
+    told = [each if i == 0 else replace(each, against=against(each, told[0])) for i, each in enumerate(told)]
     return FrontierVolumes(budget_s, corner if len(every) else None, told)
+
+
+def against(side: SideVolume, naive: SideVolume) -> str:
+    """What the intervals say of ``side`` and the naive rule; no claim without as much to spend and as many seeds."""
+    if not side.equal:
+        return f"no claim: it had {duration(side.spent_s)} of {duration(naive.spent_s)}"
+    if side.ci is None or naive.ci is None or side.seeds != naive.seeds:
+        return f"no claim: {count(side.seeds, 'seed')}, where the rule has {naive.seeds}"
+    if side.ci[0] > naive.ci[1]:
+        return "shown to be better"
+    return "shown to be worse" if side.ci[1] < naive.ci[0] else "not shown to be better"
 
 
 def _of_rule(name: str, plan: FrontierPlan, choice: Choice, policies: tuple[str, ...], budget_s: float | None) -> Side:

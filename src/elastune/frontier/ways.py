@@ -59,7 +59,7 @@ class Way:
             return own
         whole = "tensor" if own.parts.tensor else "replicated"
         own = replace(own, workers=1, mesh=None, mechanism=whole, topology=Topology())
-        return replace(own, offload=False, copies=None, zero_stage=None)
+        return replace(own, offload=False, copies=None, zero_stage=None, bucket_bytes=None)
 
     def told(self, means: Means) -> dict[str, Any]:
         """``means`` and this way as a journal holds them, without what says nothing."""

@@ -12,6 +12,7 @@ from elastune.elastic.protocol.client import CONTACT_NAME, left_behind
 from elastune.job.output_dir import JOURNAL
 from elastune.journal.reader import read
 from elastune.journal.records import Record, RunFinished, RunStarted
+from elastune.train.program.source import differences
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,10 @@ def left_over(spec: RunSpec) -> LeftOver | None:
             rule = f"workers of this run may still train: it goes on with the same {what}"
             fix = f"say the same as before, or remove {spec.out / CONTACT_NAME} once no worker is left"
             raise UserError(rule, f"{now}, after {then}", fix)
+    if changed := differences(started.source, spec.program):
+        rule = "workers of this run may still train: it goes on with the program that they have loaded"
+        fix = f"undo the edit, or remove {spec.out / CONTACT_NAME} once no worker is left and add --accept-changes"
+        raise UserError(rule, "; ".join(changed), fix)
     return found
 
 

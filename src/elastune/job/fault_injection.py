@@ -28,6 +28,16 @@ KINDS: dict[Kind, str] = {
     "notice": "a worker is told that it will be taken away",
     "reshape": "workers stand as another mesh, any that the run can have",
 }
+_LAST = "the last healthy worker is spared"
+_BOUNDS = "--workers allows no other number"
+WHY_NOT: dict[Kind, str] = {
+    "kill": _LAST,
+    "stop": _LAST,
+    "join": _BOUNDS,
+    "leave": _BOUNDS,
+    "notice": _LAST,
+    "reshape": "there is no other mesh",
+}
 DEFAULT_RATE_PER_S = 0.05
 MOST_PER_S = 1000.0
 FROZEN_HEARTBEATS = 2.0
@@ -41,6 +51,9 @@ class Planned:
     kind: Kind
     step: int | None = None
     part: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.kind}@" + (f"step:{self.step}" if self.part is None else f"{100 * self.part:g}%")
 
 
 @dataclass(frozen=True)
@@ -124,11 +137,23 @@ class Injector:
         self._struck: set[int] = set()
         self._steps_per_epoch: float | None = None
         self._target: int | None = None
+        self._rates = dict(chaos.rates)
+        self._done: set[Kind] = set()  # of those that come by a rate
+        self._spared: dict[str, str] = {}  # what was due and could not be, and why
 
     @property
-    def left(self) -> tuple[Planned, ...]:
-        """Planned faults whose point of the run did not come."""
-        return tuple(self._planned)
+    def not_injected(self) -> dict[str, str]:
+        """What was asked for and has not happened, by its name on the command line, and why not."""
+        found = {str(fault): "the run ended before its turn came" for fault in self._planned}
+        for kind, rate_per_s in self._rates.items():
+            if kind not in self._done and kind not in self._spared:
+                found[kind] = f"none fell due at {rate_per_s:g} a second"
+        return {**found, **{name: why for name, why in self._spared.items() if name not in self._done}}
+
+    @property
+    def planned_missing(self) -> bool:
+        """Whether a fault with a point of its own has not happened: one by a rate may not come."""
+        return bool(self._planned) or any("@" in name for name in self._spared)
 
     def hear(self, record: Record) -> None:
         """Reports tell how long an epoch is."""
@@ -144,14 +169,20 @@ class Injector:
         if self._began is None:
             self._began = self._clock.now()
         self._thaw(handle)
-        due: list[Kind] = []
+        done: list[FaultInjected | None] = []
         while self._next is not None and self._until() <= 0:
-            due.append(self._next[1])
+            kind = self._next[1]
             self._next = next(self._arrivals, None)
+            done.append(self._do(kind, handle))
+            if done[-1] is not None:
+                self._done.add(kind)
+            else:
+                self._spared[kind] = WHY_NOT[kind]
         for planned in [fault for fault in self._planned if self._reached(fault, handle.step)]:
             self._planned.remove(planned)
-            due.append(planned.kind)
-        done = [self._do(kind, handle) for kind in due]
+            done.append(self._do(planned.kind, handle))
+            if done[-1] is None:
+                self._spared[str(planned)] = WHY_NOT[planned.kind]
         return [fault for fault in done if fault is not None]
 
     def _until(self) -> float:

@@ -20,6 +20,7 @@ from elastune.core.cost import UNTOLD
 from elastune.core.errors import UserError
 from elastune.core.run import Place, RunSpec
 from elastune.job.adoption import adopted, left_over
+from elastune.job.changes import accepted_changes, with_source
 from elastune.job.fault_injection import Injector
 from elastune.job.machine import machine_context
 from elastune.job.output_journal import journal_in
@@ -27,7 +28,7 @@ from elastune.job.resumption import check_resumed
 from elastune.job.shutdown import ShutdownControl
 from elastune.job.signals import Interrupts
 from elastune.job.supervisor import JobSupervisor
-from elastune.journal.records import HostsHeld, Record, RunFailed, RunFinished, RunStarted
+from elastune.journal.records import ChangesAccepted, HostsHeld, Record, RunFailed, RunFinished, RunStarted
 from elastune.train.data.sample_log import records_of
 
 Observe = Callable[[Record], None]
@@ -79,6 +80,8 @@ def run_job(
         UserError: For what can be known to be wrong before a worker starts.
     """
     found = None if cluster is None else left_over(spec)
+    changed = accepted_changes(spec) if found is None else None
+    spec = with_source(spec)
     if found is None:
         _check(spec)
     check_resumed(spec)
@@ -95,7 +98,7 @@ def run_job(
         if handle is None:
             if found is not None:
                 _check(spec)
-            for record in _opening(spec, LocalFiles() if cluster is None else cluster.files, command):
+            for record in _opening(spec, LocalFiles() if cluster is None else cluster.files, command, changed):
                 keep(record)
         place = cluster or stack.enter_context(LocalCluster(capacity=spec.most_workers))
         handle = handle or place.start(spec)
@@ -140,6 +143,7 @@ def run_here(spec: RunSpec, place: Place, observe: Observe | None = None, comman
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     for plan in (spec.sync, *(plan for _, plan in spec.sync_schedule.changes)):
         plan.check_quorum(elastic=False)
+    changed, spec = accepted_changes(spec), with_source(spec)
     _check(spec)
     check_resumed(spec)
     if place.rank != 0:
@@ -152,7 +156,7 @@ def run_here(spec: RunSpec, place: Place, observe: Observe | None = None, comman
                 observe(record)
 
         workers = {UNTOLD: place.world}
-        for record in [*_opening(spec, LocalFiles(), command), HostsHeld(workers, workers)]:
+        for record in [*_opening(spec, LocalFiles(), command, changed), HostsHeld(workers, workers)]:
             keep(record)
         return work(spec, place, keep, stop.is_set)
 
@@ -177,8 +181,10 @@ def print_failure(record: Record) -> None:
         print(f"elastune: worker {record.rank}, {record.reason}: {record.detail}", file=sys.stderr, flush=True)
 
 
-def _opening(spec: RunSpec, files: RunFiles, command: CommandGiven | None) -> list[Record]:
-    """What a journal begins with: where the run goes on, and what had been done up to there.
+def _opening(
+    spec: RunSpec, files: RunFiles, command: CommandGiven | None, changed: ChangesAccepted | None
+) -> list[Record]:
+    """What a journal begins with: where the run goes on, what has changed, and what had been done up to there.
 
     Checkpoints that are not whole are set aside. Raises ``UserError``, and leaves them, where there is no other.
     """
@@ -200,9 +206,11 @@ def _opening(spec: RunSpec, files: RunFiles, command: CommandGiven | None) -> li
         start_from=None if spec.start_from is None else spec.start_from.to_json(),
         from_dcp=None if spec.from_dcp is None else str(spec.from_dcp),
         command=command,
+        source=spec.source,
     )
+    accepted = [replace(changed, step=saved[-1])] if changed is not None and saved else []
     # Workers may have trained on and saved while the controller before this one was frozen: its journal lacks that.
-    return [started, *(records_of(files.spans(spec.out, saved[-1])) if saved else [])]
+    return [started, *accepted, *(records_of(files.spans(spec.out, saved[-1])) if saved else [])]
 
 
 def _saved(spec: RunSpec, files: RunFiles) -> tuple[list[int], list[str]]:

@@ -38,7 +38,10 @@ class ShutdownControl:
         """Act on what has happened since the last call."""
         if self._interrupts.count > self._heard:
             self._heard = self._interrupts.count
-            self._watch.stop() if self._heard == 1 else self._watch.end("ended by a second interrupt")
+            if self._heard == 1:
+                self._watch.stop()
+            else:
+                self._watch.end("ended by a second interrupt", "interrupted")
         if self.notice is None:
             self.notice = self._told()
             if self.notice is not None:

@@ -73,10 +73,10 @@ class JobSupervisor:
             self.outcome = self._judge()
         return records
 
-    def end(self, why: str) -> None:
+    def end(self, why: str, reason: Literal["worker_lost", "interrupted"] = "worker_lost") -> None:
         """End the workers now; the outcome says ``why``, unless the job has failed or finished already."""
         if not self._failures:
-            self._failures.append(RunFailed("worker_lost", why, 0))
+            self._failures.append(RunFailed(reason, why, 0))
         self._kill()
 
     def _kill(self) -> None:
@@ -85,7 +85,7 @@ class JobSupervisor:
 
     def _exited(self, event: Exited) -> None:
         if event.code != 0 and not any(f.rank == event.rank for f in self._failures):
-            detail = f"worker {event.rank} {how_it_ended(event.code)}"
+            detail = f"worker {event.rank} {how_it_ended(event.code, event.log)}"
             lost = RunFailed("worker_lost", detail, event.rank, event.code, event.log)
             if event.code == -9 and self._kill_at == float("inf"):
                 self._ended_by_us.append(lost)

@@ -79,6 +79,13 @@ def check_values(spec: RunSpec) -> None:
     if means.micro_batch is not None and not (type(means.micro_batch) is int and means.micro_batch >= 1):
         rule = "micro_batch must be at least 1, a whole number"
         raise UserError(rule, repr(means.micro_batch), "leave it out or raise it")
+    if means.bucket_bytes is not None and not means.bucket_bytes >= 1:
+        raise UserError("a bucket must have at least one byte", means.bucket_bytes, "leave --bucket-bytes out")
+    sums_whole = means.mechanism == "replicated" and means.compress is None and not spec.sync.in_rounds
+    if means.bucket_bytes is not None and not sums_whole:
+        rule = "a bucket size is that of gradients which replicated workers sum in each step, not compressed"
+        got = f"{means.mechanism}, {means.compress or 'not compressed'}, {spec.sync}"
+        raise UserError(rule, got, "leave --bucket-bytes out")
     if means.threads < 1:
         raise UserError("threads must be at least 1", means.threads, "use --threads 1 or more")
 

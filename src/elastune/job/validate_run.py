@@ -5,7 +5,8 @@ from __future__ import annotations
 from elastune.core.run import RunSpec
 from elastune.job.validate_adapt import check_adapt
 from elastune.job.validate_means import check_means
-from elastune.train.program.load import load_as_guest, merge
+from elastune.search.space.overrides import override
+from elastune.train.program.load import load_as_guest
 
 
 def check_run(spec: RunSpec) -> None:
@@ -15,5 +16,5 @@ def check_run(spec: RunSpec) -> None:
     """
     check_means(spec)
     program = load_as_guest(spec.program)
-    merge(program.config, spec.config)
+    override(program.config, spec.config, program.space)
     check_adapt(spec.adapt, program, spec)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import field
 from typing import Any, Literal
 
@@ -12,6 +13,23 @@ from elastune.journal.study_records import LinkFitted
 from elastune.journal.values import Count
 
 _RULES = ConfigDict(extra="forbid")
+
+SETTINGS_OF_MEANS = ("compress", "micro_batch", "precision", "sync", "sync_schedule", "policy")
+"""The means that are a row's settings: all others say who computes, and by which routes."""
+
+
+@dataclass(frozen=True, config=_RULES)
+class ScalingPoint:
+    """What a training with one row's settings takes and costs on a number of workers.
+
+    ``seconds_label`` and ``seconds_factor`` are as in ``FrontierRow``.
+    """
+
+    workers: Count
+    seconds: float
+    seconds_label: Literal["measured", "modelled"]
+    seconds_factor: float | None
+    cost: float
 
 
 @dataclass(frozen=True, config=_RULES)
@@ -34,9 +52,11 @@ class FrontierRow:
         seconds_factor: A modelled time may be off by this factor either way; 1.0: measured; None: the model could not
             be checked.
         throughput: Samples a second.
-        scaling_efficiency: ``throughput`` over that of one worker with the program's own settings, divided by
-            ``workers``; None where there is no such row.
+        scaling: The same settings on each number of workers that was asked about, fewest first, and on its own.
+        scaling_efficiency: How many times as fast its workers are as the first of ``scaling``, over how many times as
+            many they are: always of the same settings. None where there are no fewer workers to compare with.
         scaling_label: "modelled" where the time of either is.
+        seed_values: The quality of each seed that did not diverge; ``seed_seconds``: its training time.
         time_to_target_s: Seconds to the target, the mean over seeds; None unless all have ``reached`` it.
         time_to_target_ci: Its 95 % interval over seeds.
         noise_scale: The noise scale at the end of training, in samples; ``noise_scale_error`` is its standard error.
@@ -83,6 +103,15 @@ class FrontierRow:
     num_slots: Count = 1
     means: dict[str, Any] = field(default_factory=dict)
     ways: str = ""
+    scaling: list[ScalingPoint] = field(default_factory=list)
+    seed_values: list[float] = field(default_factory=list)
+    seed_seconds: list[float] = field(default_factory=list)
+
+    @property
+    def settings(self) -> str:
+        """What makes the settings of two rows the same, however many workers they have."""
+        means = {name: value for name, value in self.means.items() if name in SETTINGS_OF_MEANS}
+        return json.dumps([self.config, self.mode, means], sort_keys=True)
 
     @property
     def division(self) -> str:
@@ -156,6 +185,7 @@ class SideVolume:
         spent_s: The worker-seconds that these took.
         equal: Whether there was as much to spend.
         scoring_s: Worker-seconds of further trainings, which give the points more seeds; they found nothing.
+        against: What the intervals say of it and the naive rule; "" for the naive rule itself.
     """
 
     side: str
@@ -168,6 +198,7 @@ class SideVolume:
     spent_s: float
     equal: bool
     scoring_s: float = 0.0
+    against: str = ""
 
 
 @dataclass(frozen=True, config=_RULES)
@@ -197,17 +228,126 @@ class FrontierVolumes:
 
 
 @dataclass(frozen=True, config=_RULES)
-class FrontierFound:
-    """The answer of ``elastune frontier``: the rows, the pick among them, and the command that trains it.
+class Gain:
+    """What one thing buys while all others stay as they are: one training beside another.
 
     Attributes:
-        rows: The rows of the table.
+        workers: The workers of the training that is judged.
+        beside_workers: Those of the training that it is compared with.
+        times_as_fast: The other's time over its own.
+        low: The lower end of ``times_as_fast``: by the spread over seeds and, where a time is modelled, by the model's
+            own error. None where nothing tells: seeds take equal steps, or the model could not be checked.
+        high: The upper end.
+        label: "modelled" where either time is.
+        times_the_cost: Its own cost over the other's.
+        beside: The row of the other training; None where the table has none.
+    """
+
+    workers: Count
+    beside_workers: Count
+    times_as_fast: float
+    low: float | None
+    high: float | None
+    label: Literal["measured", "modelled"]
+    times_the_cost: float
+    beside: Count | None = None
+
+    @property
+    def pays(self) -> bool:
+        """Whether it buys more speed than it costs, and more than the model's own error."""
+        shown = self.low > 1 if self.low is not None else self.label == "measured"
+        return shown and self.times_as_fast > self.times_the_cost
+
+
+@dataclass(frozen=True, config=_RULES)
+class OwnMachine:
+    """What the machine that measured can do by itself.
+
+    Attributes:
+        cores: The cores that it may use; ``gpus``: its GPUs, where the program trains on them.
+        row: The best row within them; None: no row with so few workers qualifies.
+        command: Trains that row.
+    """
+
+    cores: Count
+    gpus: Count = 0
+    row: Count | None = None
+    command: str = ""
+
+
+Conclusion = Literal[
+    "use", "fewest are enough", "fewest may be enough", "own settings do", "not shown", "none", "diverged"
+]
+"""How an answer ends. "own settings do": as well as the best that is shown, by ``more_seeds`` that are yet to train."""
+
+
+@dataclass(frozen=True, config=_RULES)
+class FrontierAnswer:
+    """The one record of a frontier's answer: headline, lines, table, pictures and command are all drawn from it.
+
+    Attributes:
+        sentence: The headline, at most 20 words.
         pick: The number of the row to take; None: none.
-        answer: The one conclusion.
-        reasons: What the answer rests on.
+        settings_name: What the pick's settings are: "tuned settings", "the program's own settings", "the naive rule".
+        settings: What the pick's settings buy beside the program's own, both on the fewest workers; None: they are
+            the program's own, or it was not measured.
+        workers: What the pick's workers buy beside the fewest, both with the pick's settings; None: it has the fewest.
+        total: Both together: the pick beside the program's own settings on the fewest workers.
+        naive: The pick beside the naive rule on as many workers.
+        more_workers: What more workers than the pick's would buy, with its settings; the fastest number of them.
+        cheapest: The pick beside the cheapest row that also qualifies; None: it is the pick.
+        fastest: The fastest row that also qualifies beside the pick; None: it is the pick. ``fastest_row``: its number.
+        fastest_command: Trains that row.
+        shown: The row that is shown to qualify, where the pick is the program's own settings.
+        more_seeds: So many more would show that the pick qualifies, were its mean and spread to stay.
+        this_machine: None where the trainings ran on other hosts.
+        naive_rule: How far the naive rule goes, in words.
+        not_done: What was asked for and not done, and why.
         command: A command that repeats ``command_trial``, one training of the pick's row, with the same seed.
         command_metrics: What that training reports.
         command_note: That in words.
+    """
+
+    sentence: str
+    conclusion: Conclusion = "use"
+    pick: Count | None = None
+    settings_name: str = ""
+    settings: Gain | None = None
+    workers: Gain | None = None
+    total: Gain | None = None
+    naive: Gain | None = None
+    more_workers: Gain | None = None
+    cheapest: Gain | None = None
+    fastest: Gain | None = None
+    fastest_row: Count | None = None
+    fastest_command: str = ""
+    shown: Count | None = None
+    more_seeds: Count | None = None
+    this_machine: OwnMachine | None = None
+    naive_rule: str = ""
+    not_done: list[str] = field(default_factory=list)
+    command: str = ""
+    command_trial: Count | None = None
+    command_metrics: dict[str, float] = field(default_factory=dict)
+    command_note: str = ""
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The numbers of all rows that it names."""
+        gains = (self.settings, self.workers, self.total, self.naive, self.more_workers, self.cheapest, self.fastest)
+        beside = [gain.beside for gain in gains if gain is not None]
+        here = None if self.this_machine is None else self.this_machine.row
+        return tuple(row for row in (self.pick, self.shown, self.fastest_row, here, *beside) if row is not None)
+
+
+@dataclass(frozen=True, config=_RULES)
+class FrontierFound:
+    """What ``elastune frontier`` found: the rows, and the answer drawn from them.
+
+    Attributes:
+        rows: The rows of the table.
+        answer: The answer.
+        reasons: What the answer rests on.
         model_errors: Predicted over measured values of the step-time model, by what.
         links: The links of the model, "within a host" and "across hosts", where there are several hosts.
         price_per_worker_hour: The price of a worker-hour; where ``prices_change``, that of the beginning.
@@ -219,20 +359,36 @@ class FrontierFound:
     price_per_worker_hour: float
     rows: list[FrontierRow]
     volumes: FrontierVolumes
-    answer: str
-    pick: Count | None = None
-    command: str = ""
-    command_trial: Count | None = None
-    command_metrics: dict[str, float] = field(default_factory=dict)
-    command_note: str = ""
+    answer: FrontierAnswer
     reasons: list[FrontierReason] = field(default_factory=list)
     model_errors: dict[str, float] = field(default_factory=dict)
     links: dict[str, LinkFitted] = field(default_factory=dict)
     prices_change: bool = False
     kind: Literal["frontier_found"] = "frontier_found"
 
+    @property
+    def pick(self) -> int | None:
+        """The number of the row to take."""
+        return self.answer.pick
+
+    @property
+    def command(self) -> str:
+        """Trains the pick."""
+        return self.answer.command
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_an_older_journal(cls, told: Any) -> Any:
+        """There the answer was a sentence, and the pick and its command stood beside it."""
+        if not (isinstance(told, dict) and isinstance(told.get("answer"), str)):
+            return told
+        moved = ("pick", "command", "command_trial", "command_metrics", "command_note")
+        rest = {name: value for name, value in told.items() if name not in moved}
+        answer = {"sentence": told["answer"], **{name: told[name] for name in moved if name in told}}
+        return {**rest, "answer": answer}
+
     @model_validator(mode="after")
-    def _picks_a_row(self) -> FrontierFound:
-        if self.pick is not None and self.pick >= len(self.rows):
-            raise ValueError("pick: must be the number of a row")
+    def _names_its_rows(self) -> FrontierFound:
+        if any(row >= len(self.rows) for row in self.answer.rows):
+            raise ValueError("answer: must name rows by their numbers")
         return self

@@ -13,6 +13,8 @@ from pydantic.dataclasses import dataclass
 from elastune.journal.values import Count
 
 _RULES = ConfigDict(extra="forbid")
+BY_CHECKPOINT = "the checkpoint"
+"""The ``cause`` of a topology that a resumed run has from its checkpoint."""
 
 
 @dataclass(frozen=True, config=_RULES)

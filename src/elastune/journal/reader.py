@@ -8,7 +8,10 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from elastune.core.errors import UserError
+from elastune.core.text import cut
 from elastune.journal.entry import Entry, decode_entry
+
+LONGEST_WHY = 300  # characters: a broken line can be a name of many megabytes
 
 
 def read(path: Path) -> list[Entry]:
@@ -52,4 +55,4 @@ def _entry(path: Path, number: int, line: bytes) -> Entry:
     except ValueError as error:
         why = str(error)
     fix = f"restore the file, or delete line {number} if its record can be missed"
-    raise UserError("every line of a journal must be a record", f"{path}, line {number}: {why}", fix)
+    raise UserError("every line of a journal must be a record", f"{path}, line {number}: {cut(why, LONGEST_WHY)}", fix)

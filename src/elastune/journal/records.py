@@ -11,15 +11,21 @@ from typing import Annotated
 from pydantic import Field, TypeAdapter
 
 from elastune.journal.asset_records import AssetMade, AssetMember, AssetPart, SingleScore
+from elastune.journal.change_records import ChangesAccepted
 from elastune.journal.compile_records import Compiled
 from elastune.journal.division_records import LayersDivided, StagesCut
 from elastune.journal.frontier_records import (
+    Conclusion,
+    FrontierAnswer,
     FrontierFound,
     FrontierReason,
     FrontierRow,
     FrontierVolumes,
+    Gain,
     MeansTimed,
+    OwnMachine,
     ReferencePoint,
+    ScalingPoint,
     SideVolume,
     ThroughputTuned,
 )
@@ -62,6 +68,7 @@ from elastune.journal.study_records import (
     EarlierTrial,
     LinkFitted,
     Phase,
+    PhasesPlanned,
     ProposalAsked,
     ScalingPredicted,
     StudyFinished,
@@ -88,18 +95,22 @@ __all__ = [
     "AssetMade",
     "AssetMember",
     "AssetPart",
+    "ChangesAccepted",
     "ChangesUnreached",
     "CheckpointFailed",
     "Checkpointed",
     "Compiled",
+    "Conclusion",
     "DataContext",
     "Decided",
     "EarlierTrial",
     "FaultInjected",
+    "FrontierAnswer",
     "FrontierFound",
     "FrontierReason",
     "FrontierRow",
     "FrontierVolumes",
+    "Gain",
     "HostsHeld",
     "LayersDivided",
     "LearnerLeftOut",
@@ -110,7 +121,9 @@ __all__ = [
     "MembershipEvent",
     "NotLetIn",
     "NotMeasured",
+    "OwnMachine",
     "Phase",
+    "PhasesPlanned",
     "PlanMade",
     "PolicyFailed",
     "PredictionsAdded",
@@ -127,6 +140,7 @@ __all__ = [
     "RunFailed",
     "RunFinished",
     "RunStarted",
+    "ScalingPoint",
     "ScalingPredicted",
     "SideVolume",
     "SingleScore",
@@ -162,6 +176,7 @@ __all__ = [
 
 Record = Annotated[
     RunStarted
+    | ChangesAccepted
     | Adopted
     | Reported
     | Checkpointed
@@ -214,6 +229,7 @@ Record = Annotated[
     | ArtifactRemoved
     | TimesFitted
     | ThroughputTuned
+    | PhasesPlanned
     | FrontierFound
     | PlanMade
     | StudyFinished,

@@ -12,10 +12,10 @@ from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from elastune.core.command import CommandGiven
-from elastune.journal.values import Count, MeansUsed, Whole
+from elastune.journal.values import Count, MeansUsed, Whole, Words
 
 _RULES = ConfigDict(extra="forbid")
-Reason = Literal["diverged", "exception", "out_of_memory", "worker_lost", "user_error", "timeout"]
+Reason = Literal["diverged", "exception", "out_of_memory", "worker_lost", "user_error", "timeout", "interrupted"]
 
 
 @dataclass(frozen=True, config=_RULES)
@@ -24,7 +24,8 @@ class RunStarted:
 
     ``damaged``: what is wrong with each newer checkpoint, from which it did therefore not go on. ``data``: the folder
     of data sets that it was told. ``sync``: how its workers agree. ``start_from``, ``from_dcp``: with whose weights it
-    began. ``command``: the command line that it was begun by; None: a Python program.
+    began. ``command``: the command line that it was begun by; None: a Python program. ``source``: its program's, see
+    ``train.program.source``; empty: not known.
     """
 
     program: str
@@ -43,6 +44,7 @@ class RunStarted:
     start_from: dict[str, Any] | None = None
     from_dcp: str | None = None
     command: CommandGiven | None = None
+    source: dict[str, dict[str, str]] = field(default_factory=dict)
     kind: Literal["run_started"] = "run_started"
 
 
@@ -91,7 +93,7 @@ class CheckpointFailed:
     """There was no room for a checkpoint, on a disk or on the way (``why``); the run goes on, and older ones stay."""
 
     step: Count
-    why: str
+    why: Words
     kind: Literal["checkpoint_failed"] = "checkpoint_failed"
 
 
@@ -201,7 +203,7 @@ class RunFinished:
     memory: list[WorkerMemory] = field(default_factory=list)
     hosts: Count = 1
     sent_bytes: float = 0.0
-    stop_why: str = ""
+    stop_why: Words = ""
     kind: Literal["run_finished"] = "run_finished"
 
 
@@ -217,7 +219,7 @@ class RunFailed:
     """
 
     reason: Reason
-    detail: str
+    detail: Words
     rank: Whole
     exit_code: Whole | None = None
     log: str = ""
@@ -294,7 +296,7 @@ class NotMeasured:
 
     monitor: str
     step: Count
-    why: str
+    why: Words
     kind: Literal["not_measured"] = "not_measured"
 
 
@@ -311,7 +313,7 @@ class Decided:
     decision: dict[str, Any]
     cause: Measured
     outcome: Literal["applied", "disagreed", "refused"]
-    detail: str = ""
+    detail: Words = ""
     kind: Literal["decided"] = "decided"
 
 
@@ -323,7 +325,7 @@ class PolicyFailed:
     hook: str
     step: Count
     worker: Whole
-    detail: str
+    detail: Words
     off: bool = False
     kind: Literal["policy_failed"] = "policy_failed"
 
@@ -360,7 +362,7 @@ class WorkerGone:
 
     worker: Whole
     how: Literal["lost", "left"]
-    why: str
+    why: Words
     code: Whole | None = None
     log: str = ""
     kind: Literal["worker_gone"] = "worker_gone"
@@ -371,7 +373,7 @@ class Straggling:
     """A worker keeps the others waiting: one line for people."""
 
     worker: Whole
-    line: str
+    line: Words
     kind: Literal["straggling"] = "straggling"
 
 
@@ -380,7 +382,7 @@ class NotLetIn:
     """Connections from ``host`` to a run's coordinator were refused: so many, for the same reason."""
 
     host: str
-    why: str
+    why: Words
     times: Count
     kind: Literal["not_let_in"] = "not_let_in"
 
@@ -389,6 +391,6 @@ class NotLetIn:
 class FaultInjected:
     """Chaos did this to ``worker`` (None: to the run as a whole)."""
 
-    fault: str
+    fault: Words
     worker: Whole | None = None
     kind: Literal["fault_injected"] = "fault_injected"

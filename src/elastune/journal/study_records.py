@@ -10,7 +10,7 @@ from pydantic.dataclasses import dataclass
 
 from elastune.core.command import CommandGiven
 from elastune.journal.run_records import Adopted, Regrouped, Reported, RunFinished
-from elastune.journal.values import EXACT, Count, MeansUsed, Number, Settings, Whole
+from elastune.journal.values import EXACT, Count, MeansUsed, Number, Settings, Whole, Words
 
 _RULES = ConfigDict(extra="forbid")
 _Some = Annotated[int, Field(ge=1, le=EXACT)]
@@ -69,7 +69,7 @@ class ScalingPredicted:
     source: str
     steps: Annotated[list[tuple[_Some, _Some, Annotated[float, Field(gt=0, le=1e15)]]], Field(min_length=1)]
     most: Count
-    why: str
+    why: Words
     kind: Literal["scaling_predicted"] = "scaling_predicted"
 
 
@@ -129,7 +129,7 @@ class TrialPaused:
     epoch: Count
     seconds: float
     worker_seconds: float
-    reason: str = ""
+    reason: Words = ""
     cut_off: bool = False
     cost: float | None = None
     held: bool = False
@@ -145,7 +145,7 @@ class TrialResumed:
 
     trial: Number
     workers: Count
-    reason: str = ""
+    reason: Words = ""
     until_epoch: Count | None = None
     cut_off: bool = False
     kind: Literal["trial_resumed"] = "trial_resumed"
@@ -167,7 +167,7 @@ class TrialReallocated:
     trial: Number
     before: Count
     after: Count
-    reason: str = ""
+    reason: Words = ""
     kind: Literal["trial_reallocated"] = "trial_reallocated"
 
 
@@ -204,7 +204,7 @@ class TrialFinished:
     metrics: dict[str, float] = field(default_factory=dict)
     violations: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
-    reason: str = ""
+    reason: Words = ""
     run: RunFinished | None = None
     worker_seconds: float | None = None
     cost: float | None = None
@@ -275,9 +275,29 @@ class TimesFitted:
 
 
 @dataclass(frozen=True, config=_RULES)
+class PhasesPlanned:
+    """How a frontier's budget is split among its phases; told again at the end, with what each took.
+
+    Attributes:
+        budget_s: Seconds for everything: as asked for, or chosen by the first steps.
+        planned: Seconds of each phase, by its name.
+        took: The seconds that each took, once all are over.
+        seeds: Trainings of each cell of the table.
+        left_out: What was shortened or left out, and why.
+    """
+
+    budget_s: float
+    planned: dict[str, float]
+    seeds: Count
+    took: dict[str, float] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+    kind: Literal["phases_planned"] = "phases_planned"
+
+
+@dataclass(frozen=True, config=_RULES)
 class StudyFinished:
     """The study ended: by its budget, by exhaustion of the space, or on request."""
 
-    reason: str
+    reason: Words
     seconds: float
     kind: Literal["study_finished"] = "study_finished"

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import ConfigDict, model_validator
 from pydantic.dataclasses import dataclass
 
-from elastune.journal.values import Count, Whole
+from elastune.journal.values import Count, Whole, Words
 
 _RULES = ConfigDict(extra="forbid")
 
@@ -21,7 +21,7 @@ class SyncChanged:
 
     step: Count
     sync: str
-    why: str
+    why: Words
     seconds: float
     kind: Literal["sync_changed"] = "sync_changed"
 

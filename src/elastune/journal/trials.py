@@ -14,6 +14,7 @@ from elastune.journal.records import (
     AFTERWARDS,
     ArtifactKept,
     ArtifactRemoved,
+    ChangesAccepted,
     PredictionsAdded,
     Reported,
     StartedFrom,
@@ -152,6 +153,7 @@ class TrialTable:
     ``ended``: the numbers of those that are over, in the order they ended. ``cut_off``: of those that wait since they
     were paused by no decision of the search, the longest waiting first. ``artifacts``: what was kept of trials that are
     over. ``seconds``: how long controllers have worked on the study: time between two controllers does not count.
+    ``since``: trials with lower numbers began before a change that was accepted: they are not compared with others.
     """
 
     def __init__(self) -> None:
@@ -160,6 +162,7 @@ class TrialTable:
         self.cut_off: dict[int, None] = {}
         self.artifacts: dict[int, ArtifactKept] = {}
         self.seconds = 0.0
+        self.since = 0
         self._begin_at: float | None = None
         self._last_at = 0.0
         self._spans = _Spans()
@@ -175,6 +178,9 @@ class TrialTable:
         if isinstance(record, StudyStarted | StudyFinished):
             self._spans.end_all("lost", self.seconds)
         self._keep_time(entry)
+        if isinstance(record, ChangesAccepted):
+            self.since = max(self.since, record.first_trial)
+            self.cut_off = {number: None for number in self.cut_off if number >= self.since}
         if isinstance(record, ArtifactKept):
             self.artifacts[record.trial] = record
         elif isinstance(record, ArtifactRemoved):
@@ -233,6 +239,16 @@ def fold(entries: Iterable[Entry]) -> TrialTable:
     for entry in entries:
         table.hear(entry)
     return table
+
+
+def compared_all(entries: Iterable[Entry]) -> list[Entry]:
+    """The journal as if no change had set trials apart: all of them are compared with each other."""
+    return [
+        replace(entry, record=replace(entry.record, first_trial=0))
+        if isinstance(entry.record, ChangesAccepted)
+        else entry
+        for entry in entries
+    ]
 
 
 def _begun(record: TrialStarted, at: float, now_s: float) -> TrialLife:

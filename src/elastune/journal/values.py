@@ -7,12 +7,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
+from elastune.core.text import printable
+
 EXACT = 2**53  # up to here every whole number is a float, too
 LAST_AT = 253_402_214_400.0  # 9999-12-31 in seconds since 1970: calendars go no further
 
 Count = Annotated[int, Field(ge=0, le=EXACT)]
 Number = Annotated[int, Field(ge=-1, le=EXACT)]
 """Of a trial; -1 stands for one of another study."""
+Words = Annotated[str, AfterValidator(printable)]
+"""A reason, an error: names and texts of the user's may be in it, and people read it on a terminal."""
 Whole = Annotated[int, Field(ge=-(2**64), le=2**64)]
 """A seed, an exit code, a rank: not to be reckoned with."""
 

@@ -186,16 +186,17 @@ def _cut_torn_tail(file: int, path: Path) -> None:
 
 def _last_line(file: int, size: int, block: int = 65536) -> tuple[int, bytes]:
     """Where the last line starts, and the line, whether or not it has its end."""
-    tail = b""
+    blocks: list[bytes] = []  # joined once: a line may have many megabytes
     at = size
     while at > 0:
         step = min(block, at)
         at -= step
-        tail = os.pread(file, step, at) + tail
-        cut = tail.rfind(b"\n", 0, len(tail) - 1)
+        blocks.append(os.pread(file, step, at))
+        cut = blocks[-1].rfind(b"\n", 0, step if len(blocks) > 1 else step - 1)
         if cut >= 0:
-            return at + cut + 1, tail[cut + 1 :]
-    return 0, tail
+            blocks[-1] = blocks[-1][cut + 1 :]
+            return at + cut + 1, b"".join(reversed(blocks))
+    return 0, b"".join(reversed(blocks))
 
 
 def _cannot_write(path: Path, error: OSError) -> UserError:

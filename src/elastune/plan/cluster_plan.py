@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from elastune.core.cost import check_price
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
 from elastune.core.text import byte_count, count, duration
+from elastune.plan.copies import ELASTIC_COPIES
 from elastune.plan.divisions import Allowed, Divisions, Nodes, divisions
 from elastune.plan.search_time import SearchModel
 from elastune.plan.steps.memory import HeldAlone, held_most, peak_bytes
@@ -79,6 +80,8 @@ class ClusterPlan:
         limits: The largest part of a step, and its share of the step.
         most_parameters: Bytes of parameters that a model could have and fit the memory when split like this, if all its
             state grows alike and its activations stay; infinite where no memory was asked.
+        copied_bytes: Bytes of the fullest worker with two holders of each part, which a run has where nothing is said;
+            None: as many have been counted in ``memory_bytes``.
     """
 
     width: int
@@ -95,6 +98,7 @@ class ClusterPlan:
     noise_ratio: float
     limits: tuple[str, float]
     most_parameters: float = math.inf
+    copied_bytes: float | None = None
 
     @property
     def cost_interval(self) -> tuple[float, float]:
@@ -210,6 +214,11 @@ def _judged(
     if wanted.memory_bytes is not None:
         most = held_most(forecast.held, forecast.work, splits, sharded, wanted.memory_bytes)
     noise = search.noise_scale
+    copied = None
+    if forecast.held.copies < ELASTIC_COPIES:
+        twice = replace(forecast.held, copies=ELASTIC_COPIES)
+        kinds = (peak_bytes(twice, forecast.work, splits, each) for each in (True, False))
+        copied = np.where(sharded, *kinds)
     return [
         ClusterPlan(
             width=int(plans.width[i]),
@@ -226,6 +235,7 @@ def _judged(
             noise_ratio=float(splits.batch[i] / noise) if noise else float("inf"),
             limits=(names[largest[i]], float(shares[largest[i], i])),
             most_parameters=float(most[i]),
+            copied_bytes=None if copied is None else float(copied[i]),
         )
         for i in range(len(splits))
     ]

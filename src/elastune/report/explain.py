@@ -15,6 +15,8 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from elastune.core.text import count, duration, number
 from elastune.report.gather import told_settings
+from elastune.report.tables.accepted import accepted_lines
+from elastune.report.tables.adapting import trial_batch_line
 from elastune.search.analysis.front import nondominated
 from elastune.search.analysis.importance import Importance
 from elastune.search.space.objective import Objective, oriented, valued
@@ -72,7 +74,9 @@ def explain(study: Study) -> Explanation:
     """
     importance = study.importance()
     parts = (
+        Part("Accepted changes", _accepted(study)),
         Part("The front", _front(study)),
+        Part("Which trial to take", _choices(study)),
         Part("How sure the pick is", _sureness(study)),
         Part("What decides each objective", tuple(line for each in importance for line in _importance(each))),
         Part("What was stopped early", _stopped(study)),
@@ -83,25 +87,51 @@ def explain(study: Study) -> Explanation:
     return Explanation(tuple(part for part in parts if part.lines), importance, worker_time(study))
 
 
+def _accepted(study: Study) -> tuple[str, ...]:
+    """From where on trials were of another program, space or data."""
+    lines = tuple(f"{line[:1].upper()}{line[1:]}." for line in accepted_lines(study.accepted))
+    earlier = sum(trial.number < study.since for trial in study.trials)
+    apart = f"Front and pick are of the trials since; {_trials(earlier)} began before (--across-changes compares all)."
+    return (*lines, apart) if earlier else lines
+
+
 def _front(study: Study) -> tuple[str, ...]:
+    if study.tasks:
+        return (f"Its trials are for {len(study.tasks)} parts of a tree of classes: they have no front together.",)
     front = study.front()
     if not front:
         return ("No trial has a result yet.",)
     first = study.objectives[0]
-    picked = study.pick()
-    when = f"It was there after {duration(picked.trial.ended_s)}, everything before it counted."
     if len(study.objectives) == 1:
-        best = picked.trial
-        return (f"The best {first.name} is {_valued(study, first, best)}, by trial {best.number}. {when}",)
+        best = front[0]
+        return (f"The best {first.name} is {_valued(study, first, best)}, by trial {best.number}. {_when(best)}",)
     reach = "; ".join(
         f"{o.name} from {_valued(study, o, ends[0])} to {_valued(study, o, ends[-1])}"
         for o in study.objectives
         for ends in [sorted(front, key=lambda trial: trial.values[o.name])]
     )
-    chosen = ", ".join(_valued(study, o, picked.trial) for o in study.objectives)
     size = "One trial is best in everything" if len(front) == 1 else f"No trial beats these {len(front)} in everything"
-    lines = [f"{size}: {reach}.", f"The pick is trial {picked.trial.number} ({chosen}): {picked.reason}. {when}"]
-    return (*lines, *_steps(study, front))
+    return (f"{size}: {reach}.", *_steps(study, front))
+
+
+def _choices(study: Study) -> tuple[str, ...]:
+    """The trials to choose from, the pick first, each with the command that trains it."""
+    if not study.complete:
+        return ()
+    if why := study.no_choice():
+        return (f"None: {why}.",)
+    lines = []
+    for place, choice in enumerate(study.choices()):
+        trial = choice.trial
+        values = ", ".join(_valued(study, o, trial) for o in study.objectives)
+        who = f"Or trial {trial.number}" if place else f"The pick is trial {trial.number}"
+        lines += [f"{who} ({values}): {choice.reason}.{'' if place else f' {_when(trial)}'}", choice.command]
+        lines += [line for line in (trial_batch_line(trial),) if line]
+    return tuple(lines)
+
+
+def _when(trial: Trial) -> str:
+    return f"It was there after {duration(trial.ended_s)}, everything before it counted."
 
 
 def _steps(study: Study, front: Sequence[Trial]) -> list[str]:
@@ -128,9 +158,9 @@ def _steps(study: Study, front: Sequence[Trial]) -> list[str]:
 
 def _sureness(study: Study) -> tuple[str, ...]:
     """Whether the pick's lead is more than what another seed would change: known only where seeds repeat."""
-    if not study.front():
+    if not study.complete or study.no_choice():
         return ()
-    first, picked = study.objectives[0], study.pick().trial
+    first, picked = study.objectives[0], study.choices()[0].trial
     by_seed: dict[str, dict[int, float]] = defaultdict(dict)
     for trial in study.complete:
         told = told_settings(trial.config, trial.means)
@@ -234,7 +264,7 @@ def _times(study: Study) -> tuple[str, ...]:
 
 def _next(study: Study) -> tuple[str, ...]:
     """Bounds of the space that the best trials sit on: what lies beyond them was not looked at."""
-    best = _best(study)
+    best = [] if study.tasks else _best(study)
     lines: list[str] = []
     for name in sorted({name for trial in best for name in trial.params}):
         with_it = [trial for trial in best if name in trial.params and name in trial.distributions]

@@ -8,6 +8,7 @@ from elastune.core.text import count, duration, estimate, modelled, plain
 from elastune.journal.records import FrontierFound, FrontierRow
 from elastune.report.explain import Explanation, Part
 from elastune.report.gather import StudyStory
+from elastune.report.tables.frontier_answer import answer_lines
 
 PHASES = {
     "calibrate": "to calibrate the clock",
@@ -38,7 +39,8 @@ def _answer(story: StudyStory) -> tuple[str, ...]:
         return (f"There is no answer yet: {count(len(story.ended), 'training')} ended so far.",)
     trained = f"This trains the pick: {plain(found.command, 4000)}" if found.command else ""
     reasons = (f"{each.weight}: {plain(each.text, 2000)}." for each in found.reasons)
-    return tuple(line for line in (plain(found.answer, 2000), *reasons, trained) if line)
+    lines = (f"{_capital(name)}: {line}." for name, line in answer_lines(found))
+    return tuple(line for line in (plain(found.answer.sentence, 2000), *lines, *reasons, trained) if line)
 
 
 def _rows(found: FrontierFound) -> tuple[str, ...]:
@@ -71,7 +73,8 @@ def _volumes(found: FrontierFound) -> tuple[str, ...]:
         spent = f"{count(each.trainings, 'training')} in {duration(each.spent_s)}"
         less = "" if each.equal else ", all there was"
         covers = f"covers {estimate(each.volume, each.ci)} by {count(each.seeds, 'seed')}"
-        lines.append(f"{plain(each.side, 200)}: {covers} ({spent}{less}).")
+        says = f" Against the naive rule: {plain(each.against, 200)}." if each.against else ""
+        lines.append(f"{plain(each.side, 200)}: {covers} ({spent}{less}).{says}")
     return tuple(lines)
 
 
@@ -92,3 +95,7 @@ def _failed(story: StudyStory) -> tuple[str, ...]:
     reasons = Counter(plain(end.reason, 200) or "no reason told" for end in failed).most_common(MOST_REASONS)
     whole = f"{len(failed)} of {count(len(ends), 'training')} gave no result."
     return (whole, *(f"{times} x {reason}" for reason, times in reasons))
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

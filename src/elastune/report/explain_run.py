@@ -14,8 +14,10 @@ from elastune.journal.records import Compiled, LayersDivided, Regrouped, RunStar
 from elastune.plan.state_bytes import StateBytes, state_of_worker
 from elastune.report.explain import Explanation, Part
 from elastune.report.gather import RunStory
+from elastune.report.tables.accepted import accepted_lines
 from elastune.report.tables.adapting import batch_line, gather_adaptation
 from elastune.report.tables.decision_text import stages_line
+from elastune.report.tables.memory import divided_lines
 from elastune.report.tables.sync_story import gather_sync
 
 OTHERS = ("replicated", "zero", "sharded", "tensor", "pipeline")
@@ -27,9 +29,10 @@ MOST_COPIES = 3
 def explain_run(run: RunStory, entries: Sequence[Entry]) -> Explanation:
     """Put a run into words, finished or not."""
     parts = (
+        Part("Accepted changes", tuple(f"{line[:1].upper()}{line[1:]}." for line in accepted_lines(entries))),
         Part("Batch and noise scale", _batch(entries)),
         Part("How workers agreed", _agreed(entries)),
-        Part("Divided layers", _layers(entries)),
+        Part("Divided layers", divided_lines(run.divided, _last_mesh(Means.from_json(run.started.means), entries))),
         Part("Stages", _stages(entries)),
         Part("Compiling", _compiling(entries)),
         Part("Memory of a worker", _memory(run, entries)),
@@ -50,22 +53,6 @@ def _agreed(entries: Sequence[Entry]) -> tuple[str, ...]:
     return tuple(
         f"From step {each.step} on: {words[each.which]}{plain(each.what, 120)} ({plain(each.why, 300)})."
         for each in (story.all if story.any else ())
-    )
-
-
-def _divided(entries: Sequence[Entry]) -> LayersDivided | None:
-    """Which part of the model the tensor axis divided last, if any."""
-    return next((entry.record for entry in reversed(entries) if isinstance(entry.record, LayersDivided)), None)
-
-
-def _layers(entries: Sequence[Entry]) -> tuple[str, ...]:
-    """How much of the model the tensor axis divides, and what its workers do with the rest."""
-    if (found := _divided(entries)) is None:
-        return ()
-    each = "runs it on slots of its own (TrunkByData)" if found.apart else "runs it on the same samples"
-    return (
-        f"{found.divided:,} of {found.divided + found.whole:,} trained numbers are in layers of "
-        f"{count(found.blocks, 'virtual block')}; the others lie whole on each worker along tensor, which {each}.",
     )
 
 
@@ -94,7 +81,7 @@ def _memory(run: RunStory, entries: Sequence[Entry]) -> tuple[str, ...]:
     if end is None or not told:
         return ("Not known before a run has ended well after three steps: then it is measured, and modelled by that.",)
     name, mesh = means.parts, _last_mesh(means, entries)
-    undivided = _undivided(entries) if name.tensor else 0.0
+    undivided = _undivided(run.divided) if name.tensor else 0.0
     once = float(sum(each.optimizer - each.copies for each in told))
     if not name.dividing:
         once /= len(told)
@@ -122,9 +109,8 @@ def _memory(run: RunStory, entries: Sequence[Entry]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _undivided(entries: Sequence[Entry]) -> float:
+def _undivided(found: LayersDivided | None) -> float:
     """The part of the model that the tensor axis leaves whole; 0 where nobody has told."""
-    found = _divided(entries)
     return 0.0 if found is None else found.whole / max(1, found.whole + found.divided)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from elastune.core.text import printable
 from elastune.study.results.study import Study
 from elastune.study.results.trials import GROUPS, PLAIN, Trial, flat_row
 
@@ -22,7 +23,8 @@ STAMPS = ("started_at", "ended_at")
 def to_csv(study: Study) -> str:
     """One line a trial, columns as ``flat_row`` names them; what a trial lacks is empty, a list is JSON.
 
-    Texts that a spreadsheet would take for a formula get a ' in front. Times are UTC, ISO 8601.
+    Texts that a spreadsheet would take for a formula get a ' in front. What a terminal would obey or not show is an
+    escape such as ``\\x1b``. Times are UTC, ISO 8601.
     """
     rows = [flat_row(trial) for trial in study.trials]
     names = dict.fromkeys(name for row in rows for name in row)
@@ -59,7 +61,8 @@ def _cell(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, str):
-        return f"'{value}" if value.startswith(FORMULA) else value
+        text = printable(value)
+        return f"'{text}" if value.startswith(FORMULA) else text
     return json.dumps(value) if isinstance(value, (bool, list, dict)) else repr(value)
 
 

@@ -12,7 +12,10 @@ import numpy as np
 from elastune.core.text import plain
 from elastune.journal.entry import Entry
 from elastune.journal.records import (
+    ChangesAccepted,
     FrontierFound,
+    LayersDivided,
+    PhasesPlanned,
     Reported,
     RunFailed,
     RunFinished,
@@ -31,12 +34,14 @@ from elastune.study.results.trials import Trial, outcomes
 
 @dataclass(frozen=True)
 class RunStory:
-    """One run: how it (last) started, its reports in order, and its end if it has one."""
+    """One run: how it (last) started, its reports in order, and its end if it has one. ``divided``: what the tensor
+    axis divides of its model, where there is such an axis."""
 
     started: RunStarted
     reports: tuple[Reported, ...] = ()
     finished: RunFinished | None = None
     failed: RunFailed | None = None
+    divided: LayersDivided | None = None
 
 
 NEARLY = 0.05  # so far from a whole number a trial's workers have changed
@@ -133,10 +138,15 @@ class StudyStory:
     started: StudyStarted
     trials: tuple[TrialStory, ...] = ()
     times: TimesFitted | None = None
+    phases: PhasesPlanned | None = None
     found: FrontierFound | None = None
     finished: StudyFinished | None = None
     order: tuple[int, ...] = field(default=())
     """Trials in the order they ended."""
+    since: int = 0
+    """Trials with lower numbers began before an accepted change."""
+    accepted: tuple[Entry, ...] = ()
+    """The changes that were accepted."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -182,6 +192,8 @@ def gather_run(entries: Iterable[Entry]) -> RunStory | None:
                 story = replace(story, finished=finished)
             case RunFailed() as failed if story:
                 story = replace(story, failed=failed)
+            case LayersDivided() as divided if story:
+                story = replace(story, divided=divided)
             case _:
                 pass
     return replace(story, reports=tuple(reports)) if story else None
@@ -196,6 +208,8 @@ def gather_study(entries: Sequence[Entry]) -> StudyStory | None:
                 story = replace(story, started=request, finished=None) if story else StudyStory(request)
             case TimesFitted() as times if story:
                 story = replace(story, times=times)
+            case PhasesPlanned() as phases if story:
+                story = replace(story, phases=phases)
             case FrontierFound() as found if story:
                 story = replace(story, found=found)
             case StudyFinished() as end if story:
@@ -207,7 +221,8 @@ def gather_study(entries: Sequence[Entry]) -> StudyStory | None:
     table = fold(entries)
     ended = {trial.number: trial for trial in outcomes(table, list(story.objectives), story.price)}
     stories = (TrialStory(life, ended.get(number)) for number, life in table.trials.items())
-    return replace(story, trials=tuple(stories), order=tuple(table.ended))
+    accepted = tuple(entry for entry in entries if isinstance(entry.record, ChangesAccepted))
+    return replace(story, trials=tuple(stories), order=tuple(table.ended), since=table.since, accepted=accepted)
 
 
 def oriented_values(trials: Iterable[TrialStory], objectives: Mapping[str, str]) -> tuple[list[TrialStory], Floats]:
@@ -233,6 +248,6 @@ def front_trials(study: StudyStory) -> tuple[int, ...]:
     """
     if not study.objectives:
         return ()
-    found = (t for t in study.trials if t.phase in ("search", "member"))
+    found = (t for t in study.trials if t.trial >= study.since and t.phase in ("search", "member"))
     trials, points = oriented_values(found, study.objectives)
     return tuple(trial.trial for trial, on in zip(trials, nondominated(points), strict=True) if on)

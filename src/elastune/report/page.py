@@ -12,6 +12,7 @@ from elastune.core.text import count, duration, flat, plain
 from elastune.journal.entry import Entry
 from elastune.journal.reader import read
 from elastune.journal.records import FrontierFound, PlanMade, RunStarted, StudyStarted
+from elastune.journal.trials import compared_all
 from elastune.plan.planned_steps import plan_told
 from elastune.report.document import Note, Page, Section, write
 from elastune.report.explain import Part, explain
@@ -21,7 +22,8 @@ from elastune.report.figures import search as search_figures
 from elastune.report.figures import study as study_figures
 from elastune.report.gather import RunStory, StudyStory, TrialStory, front_trials, gather_run, gather_study
 from elastune.report.plan_story import plan_page
-from elastune.report.tables import adapting, frontier_tables, study_tables, tables
+from elastune.report.tables import adapting, frontier_answer, frontier_tables, study_tables, tables
+from elastune.report.tables.accepted import accepted_lines
 from elastune.report.tables.adapting import Adaptation
 from elastune.report.tables.changes import (
     Changes,
@@ -31,26 +33,31 @@ from elastune.report.tables.changes import (
     gone_table,
     left_out_table,
 )
-from elastune.report.tables.memory import memory_table
+from elastune.report.tables.memory import divided_lines, memory_table
 from elastune.report.tables.sample_ledger import Ledger, ledger
 from elastune.report.tables.sample_ledger import lines as ledger_lines
 from elastune.report.tables.sync_story import SyncStory, gather_sync, sync_table
 from elastune.report.tables.tables import Table
 from elastune.search.space.objective import valued
 from elastune.study.results.command import program_path, run_command
-from elastune.study.results.study import Study
+from elastune.study.results.eligible import task_of
+from elastune.study.results.study import Picked, Study
 
 JOURNAL = "journal.jsonl"
 MOST_STRAGGLERS = 10
+DIGESTS = ("source", "space")  # of a study's request, by which a resume is compared with it
 
 
-def write_report(out: Path) -> Path:
+def write_report(out: Path, *, across_changes: bool = False) -> Path:
     """The report of whatever ``out/journal.jsonl`` holds; the path of ``report.html``, written beside the journal.
+
+    ``across_changes``: fronts are of trials from before accepted changes, too.
 
     A journal that has no end yet gives a report that says so. Raises ``UserError`` where there is no journal, a line of
     it is no record, or nothing was started in it.
     """
     entries = read(Path(out) / JOURNAL)
+    entries = compared_all(entries) if across_changes else entries
     return _writer(entries, Path(out))(entries, Path(out))
 
 
@@ -121,6 +128,8 @@ def run_page(
     by_worker = tables.worker_steps_table(run)
     if len(by_worker.rows) > 1:
         sections.append(Section(by_worker.title, (by_worker,)))
+    layers = divided_lines(run.divided)
+    sections += [Section("Divided layers", tuple(Note(line) for line in layers))] if layers else []
     memory = memory_table(run)
     if memory.rows:
         sections.append(Section(memory.title, (memory,)))
@@ -165,7 +174,7 @@ def _adapting_sections(adaptation: Adaptation) -> list[Section]:
 
 def _changes_sections(changes: Changes, seen: Ledger | None) -> list[Section]:
     """The story of the workers, if it is one."""
-    sections = []
+    sections = _accepted_sections(changes.accepted)
     told = [changes_line(changes), ", ".join(f"{n} x {plain(fault, 40)}" for fault, n in changes.faults)]
     notes = [Note(text) for text in (told[0], told[1] and f"Faults injected: {told[1]}.") if text]
     notes += [Note(plain(line, 400)) for line in changes.stragglers[:MOST_STRAGGLERS]]
@@ -180,19 +189,35 @@ def _changes_sections(changes: Changes, seen: Ledger | None) -> list[Section]:
     return sections
 
 
+def _accepted_sections(lines: Sequence[str]) -> list[Section]:
+    """What was trained otherwise than at the beginning."""
+    return (
+        [Section("Accepted changes", tuple(Note(f"{each[:1].upper()}{each[1:]}.") for each in lines))] if lines else []
+    )
+
+
 def study_page(study: StudyStory, found: Study | None = None) -> Page:
     """The page of a study; with ``found``, the same study as its users get it, also what it comes to."""
     best = front_trials(study)
-    figures = [study_figures.study_front(study, best), study_figures.history(study)]
-    top = _top(study, best)
-    front = study_tables.front_table(study, best)
+    if found is not None and found.tasks:
+        return _tasks_page(study, found)
+    choices = () if found is None or found.no_choice() else found.choices()
+    pick = choices[0].trial.number if choices else None
+    figures = [study_figures.study_front(study, best, pick), study_figures.history(study)]
+    front = study_tables.front_table(study, best, choices)
     sections = [Section(front.title, (front,))]
-    command, note = _trial_command(study, top), f"Trains the best trial by {_first(study)} again:"
-    if found is not None:
-        if found.complete:
-            picked = found.pick()
-            caveat = f" ({picked.caveat})" if picked.caveat else ""
-            command, note = picked.command, f"Trains the pick, trial {picked.trial.number}, again{caveat}:"
+    if found is None:
+        top = _top(study, best)
+        command, note = _trial_command(study, top), f"Trains the best trial by {_first(study)} again:"
+        answer = _study_answer(study, top, len(best))
+    else:
+        command, note = "", ""
+        answer = _choice_answer(study, found, choices, len(best))
+        if choices:
+            caveat = f" ({choices[0].caveat})" if choices[0].caveat else ""
+            command, note = choices[0].command, f"Trains the pick, trial {pick}, again{caveat}:"
+            named = study_tables.choices_table(found, choices)
+            sections.insert(0, Section(named.title, (named,)))
         told = explain(found)
         figures += [search_figures.front_over_time(found), search_figures.workers_by_trial(found)]
         figures.append(search_figures.importance(told.importance))
@@ -202,13 +227,28 @@ def study_page(study: StudyStory, found: Study | None = None) -> Page:
         sections += [Section("What decides the objectives", weighed)] if weighed else []
     return Page(
         kind="study",
-        answer=_study_answer(study, top, len(best)),
+        answer=answer,
         state=_study_state(study),
         ended=study.finished is not None,
         figures=tuple(figure for figure in figures if figure),
         sections=(*sections, *_study_sections(study)),
         command=command,
         command_note=note,
+    )
+
+
+def _tasks_page(study: StudyStory, found: Study) -> Page:
+    """The page of a study whose trials have different tasks: none of them is picked."""
+    table = study_tables.tasks_table(found)
+    done = {task_of(trial.config) for trial in found.complete}
+    parts = f"{len(done)} of {count(len(found.tasks), 'part')} of a tree of classes are trained"
+    return Page(
+        kind="study",
+        answer=f"{parts}. Each is a task of its own, so none is picked.",
+        state=_study_state(study),
+        ended=study.finished is not None,
+        figures=tuple(figure for figure in (search_figures.workers_by_trial(found),) if figure),
+        sections=(Section(table.title, (table,)), *_study_sections(study)),
     )
 
 
@@ -223,10 +263,12 @@ def frontier_page(study: StudyStory) -> Page:
     history = study_figures.history(study)
     figures = [frontier_figures.tradeoff(found), frontier_figures.front(found)] if found.rows else []
     covered = frontier_tables.volumes_table(found)
-    why = (Section("Why", (frontier_tables.reasons_table(found),)),) if found.reasons else ()
+    earned = frontier_answer.answer_table(found)
+    why = [Section(earned.title, (earned,))] if earned.rows else []
+    why += [Section("Why", (frontier_tables.reasons_table(found),))] if found.reasons else []
     return Page(
         kind="frontier",
-        answer=plain(found.answer, 1000),
+        answer=plain(found.answer.sentence, 1000),
         state=_study_state(study),
         ended=study.finished is not None,
         figures=tuple(figures + ([history] if history else [])),
@@ -238,12 +280,13 @@ def frontier_page(study: StudyStory) -> Page:
             *_study_sections(study, found),
         ),
         command=plain(found.command, 4000),
-        command_note=f"Trains the pick, {plain(found.command_note, 600)}:",
+        command_note=f"Trains the pick, {plain(found.answer.command_note, 600)}:",
     )
 
 
 def _study_sections(study: StudyStory, found: FrontierFound | None = None) -> list[Section]:
     sections = [Section("How it was measured", _how(study.started.context, study, found))]
+    sections = [*_accepted_sections(accepted_lines(study.accepted)), *sections]
     failures = study_tables.failures_table(study)
     if failures.rows:
         sections.insert(0, Section(failures.title, (failures,)))
@@ -261,7 +304,8 @@ def _how(
     if study and study.times:
         parts.append(tables.times_table(study.times))
     if study:
-        asked = flat({**study.settings, "program": program_path(study.settings.get("program", "–"))})
+        told = {name: value for name, value in study.settings.items() if name not in DIGESTS}
+        asked = flat({**told, "program": program_path(study.settings.get("program", "–"))})
         parts.append(Table("The request", ("asked for", "value"), tuple(asked.items())))
     if context:
         parts.append(tables.context_table(context))
@@ -311,6 +355,18 @@ def _study_answer(study: StudyStory, top: TrialStory | None, on_front: int) -> s
     reached = ", ".join(f"{plain(key, 40)} {valued(key, top.value(key), study.price)}" for key in study.objectives)
     front = f" {count(on_front, 'point')} on the front." if len(study.objectives) > 1 else ""
     return f"Best {name}: trial {top.trial} with {reached}; {told}.{front}"
+
+
+def _choice_answer(study: StudyStory, found: Study, choices: Sequence[Picked], on_front: int) -> str:
+    """The headline: the pick, whose command stands below it."""
+    told = f"{count(len(study.ended), 'trial')} ended"
+    if not choices:
+        why = found.no_choice()
+        return f"No trial has a result; {told}." if not found.complete else f"No pick: {plain(why, 300)}; {told}."
+    values = choices[0].trial.values
+    reached = ", ".join(f"{plain(key, 40)} {valued(key, values[key], study.price)}" for key in study.objectives)
+    front = f" {count(on_front, 'point')} on the front." if len(study.objectives) > 1 else ""
+    return f"Trial {choices[0].trial.number}, {choices[0].reason}: {reached}; {told}.{front}"
 
 
 def _study_state(study: StudyStory) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from elastune.core.text import byte_count, cost, count, duration, flat, number, plain
 from elastune.journal.records import PlanMade
+from elastune.plan.copies import serial_text
 from elastune.report.document import Note, Page, Section
 from elastune.report.tables.tables import Table
 
@@ -20,12 +21,16 @@ def plan_lines(made: PlanMade) -> list[str]:
     """All of it, for a terminal."""
     found, price = made.found, float(made.asked["price_per_worker_hour"])
     plans = [_line(place, each, price) for place, each in enumerate(found["plans"], 1)]
-    lines = [*_basis(found), "", *plans, "", "what such a split brings (plan 1, modelled):"]
+    warned = [found["too_small"], ""] if found.get("too_small") else []
+    lines = [*warned, *_basis(made), "", *plans, "", "what such a split brings (plan 1, modelled):"]
     lines += [*(f"  {line}" for line in _brings(made)), "", *_next(found)]
     best = found["plans"][0]
-    lines += ["", f"plan 1, one training of it: {best['command']}", f"its search: {best['search_command']}"]
+    lines += ["", f"plan 1, one training of it: {best['command']}"]
+    lines += [f"its search: {best['search_command']}"] if best["search_command"] else []
+    lines += [f"  {note}" for note in found.get("command_notes", [])]
     if found["measured"]:
-        lines += ["", "measured here, one training of each alone:", *map(measured_line, found["measured"])]
+        where = "on the cluster" if made.asked.get("cluster") else "here"
+        lines += ["", f"measured {where}, one training of each alone:", *map(measured_line, found["measured"])]
     return lines
 
 
@@ -41,14 +46,21 @@ def plan_page(made: PlanMade) -> Page:
         Section("Plans", (plans_table(found["plans"], price),)),
         Section("What such a split brings (plan 1, modelled)", tuple(Note(line) for line in _brings(made))),
         Section("Where the next doubling goes", tuple(Note(line) for line in _next(found))),
-        Section("From what", tuple(Note(line) for line in _basis(found))),
+        Section("From what", tuple(Note(line) for line in _basis(made))),
     ]
     if found["measured"]:
         sections.insert(1, Section("Predicted, then measured", (measured_table(found["measured"]),)))
     request = Table("The request", ("asked for", "value"), tuple(flat({**asked, "program": made.program}).items()))
     sections.append(Section("The request", (request,), folded=True))
+    if notes := found.get("command_notes"):
+        sections.insert(1, Section("About the commands", tuple(Note(line) for line in notes)))
+    if found.get("too_small"):
+        sections.insert(0, Section("Size of the model", (Note(found["too_small"]),)))
     state = f"modelled: tuned in {_span(best)}, {cost(best['cost'], price)}"
-    return Page("plan", answer, state, True, (), tuple(sections), best["search_command"], "The search of plan 1:")
+    command, of = best["search_command"], "The search of plan 1:"
+    if command is None:
+        command, of = best["command"], "One training of plan 1:"
+    return Page("plan", answer, state, True, (), tuple(sections), command, of)
 
 
 def plans_table(plans: Sequence[Found], price: float) -> Table:
@@ -83,7 +95,7 @@ def plans_table(plans: Sequence[Found], price: float) -> Table:
         )
         for each in plans
     )
-    note = "All modelled. The largest model: all state grown alike, activations as they are, one holder of each part."
+    note = "All modelled. The largest model: all state grown alike, activations as they are."
     return Table("Plans", header, rows, frozenset({0, 2, 3, 4, 5, 7, 8, 9}), note=note, strong=frozenset({0}))
 
 
@@ -115,7 +127,7 @@ def measured_table(rows: Sequence[Found]) -> Table:
         )
         for each in rows
     )
-    note = "Predictions are modelled, for this machine; one training of each was run here, alone."
+    note = "Predictions are modelled, for the place of the runs; one training of each was run, alone."
     return Table("Predicted, then measured", header, told, frozenset(range(2, 10)), note=note)
 
 
@@ -123,38 +135,55 @@ def _percent(error: float | None) -> str:
     return "–" if error is None else f"{error:+.1%}"
 
 
-def _basis(found: Found) -> list[str]:
+def _basis(made: PlanMade) -> list[str]:
+    found, asked = made.found, made.asked
     size, search = found["size"], found["search"]
+    where = "on the cluster" if asked.get("probe") else "here"
     noise = {
         "told": f"{number(search['noise_scale'], 3)} samples, as told",
-        "measured": f"{number(search['noise_scale'], 3)} samples, measured in the first steps here: it grows later",
+        "measured": f"{number(search['noise_scale'], 3)} samples, measured in the first steps {where}: it grows later",
         "unknown": "not known (no batch is taken to save steps): --noise-scale",
     }[found["noise"]]
     lines = [
         f"program: {byte_count(size['parameter_bytes'])} of parameters, {size['flops'] / 1e6:,.1f} MFLOP a sample, "
         f"needs {byte_count(round(size['pass_bytes']))} a sample in a pass; {count(search['runs'], 'training')} of "
         f"{search['steps']:,.0f} steps at batch {search['base_batch']}; noise scale {noise}",
-        _searched(search),
+        _searched(search, where),
     ]
     if found["probed"]:
         told = "; ".join(f"{what}: {duration(step_s)}" for what, step_s in found["probed"].items())
-        lines.append(f"measured here: {told}")
+        lines.append(f"measured {where}: {told}")
+    elif found.get("assumed"):
+        lines.append(f"nothing was run: {found['assumed']}")
     else:
         lines.append(
             f"nothing was run here: {found['unmeasured']}. Times are those of any machine, within factors of 4 and 8"
         )
     lines += [f"left out: {axis}, it does not run here: {why}" for axis, why in found["refused"].items()]
-    beside = f"that is without {byte_count(round(found['beside_bytes']))} which its process takes beside, measured here"
+    beside = (
+        f"that is without {byte_count(round(found['beside_bytes']))} which its process takes beside, measured {where}"
+    )
     if not found["probed"]:
         beside = "what a process takes beside is not known"
+    copies = int(asked.get("copies", 1))
+    holders = f"counted with {count(copies, 'holder')} of each part of what is divided (--copies {copies} in commands)"
+    if copies == 1:
+        holders += ": a lost worker then takes its part along. Runs have two where nothing else is said"
     return [
         *lines,
-        f"memory (modelled): {found['memory']}; {beside}; counted with one holder of each part (--copies 1): elastic "
-        "runs have two where nothing else is said, and hold more",
+        f"memory (modelled): {found['memory']}; {beside}; {holders}",
+        f"{serial_of(made)} (rehearsed)",
     ]
 
 
-def _searched(search: Found) -> str:
+def serial_of(made: PlanMade) -> str:
+    """What ``tensor`` leaves whole of the program's model, in one sentence."""
+    size = made.found["size"]
+    whole = size.get("whole_flops", 0.0) / size["flops"] if size["flops"] else None
+    return serial_text(1 - size["divided"], whole)
+
+
+def _searched(search: Found, where: str) -> str:
     within = search["crowding_within"]
     crowding = f"{search['crowding']:.1%} more trainings for each further one at once"
     if within:
@@ -170,7 +199,7 @@ def _searched(search: Found) -> str:
         rounds = f"generations of {search['generation']}, each waited for"
     kept = "" if search["kept"] == 1 else f"; early stopping leaves {search['kept']:.0%} of steps (simulated studies)"
     beside = search.get("beside_s") or 0.0
-    start = f"; a training takes {duration(beside)} beside its steps, as measured here" if beside else ""
+    start = f"; a training takes {duration(beside)} beside its steps, as measured {where}" if beside else ""
     return f"search (modelled): {crowding}; lengths vary by {search['variation']:.0%}, {rounds}{kept}{start}"
 
 
@@ -195,8 +224,16 @@ def _line(place: int, of: Found, price: float) -> str:
         f"{place}. {count(of['width'], 'training')} at once x {of['mesh']}{state} = {count(of['workers'], 'worker')}: "
         f"tuned in {_span(of)}{odds}, {cost(of['cost'], price)} ({cost(low, price)} to {cost(high, price)}); batch "
         f"{of['batch']}{noise}, {of['micro']} a pass; step {duration(of['step_s'])}, {share:.0%} of it {part}; "
-        f"{byte_count(round(of['memory_bytes']))} a worker{largest}"
+        f"{byte_count(round(of['memory_bytes']))} a worker{_copied(of)}{largest}"
     )
+
+
+def _copied(of: Found) -> str:
+    """What it would hold with two holders of each part, where that is more."""
+    copied = of.get("copied_bytes")
+    if copied is None or copied < 1.005 * of["memory_bytes"]:
+        return ""
+    return f" ({byte_count(round(copied))} with --copies 2)"
 
 
 def _share(odds: float) -> str:

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import torch
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import nn
 
 from elastune.core.errors import UserError
-from elastune.journal.atomic import atomic_write
 from elastune.reuse.class_tree import class_tree
 from elastune.reuse.composed import Composed
-from elastune.reuse.joined import Build, JoinedModel
+from elastune.reuse.joined import JoinedModel
+from elastune.reuse.model_file import not_a_model_file, read_model_file, write_model_file
 from elastune.reuse.stacked import StackedParts, View, everything
-from elastune.reuse.weights import check_file, fill, tensors_of
+from elastune.reuse.weights import Build, built, check_file, fill, tensors_of
 
-KEY = "elastune"
-LONGEST = 1 << 24  # characters of JSON
+FORMAT = 2
+_WHAT = "a joined or stacked model"
 MOST_PARTS = 10_000
 _RULES = ConfigDict(extra="forbid")
 
@@ -45,7 +41,7 @@ class ComposedContent:
         head: For a stacked model, the inputs and outputs of its head.
     """
 
-    format: Literal[1]
+    format: Literal[2]
     form: Literal["joined", "stacked"]
     parts: Annotated[list[FilePart], Field(min_length=1, max_length=MOST_PARTS)]
     tree: list[Any] | None = None
@@ -63,7 +59,11 @@ def save_composed(model: Composed, file: str | Path) -> Path:
         The path.
 
     Raises:
-        UserError: For a model that was built in another way, and where the file cannot be written.
+        UserError: For a model that was built in another way, weights that are NaN, and where the file cannot be
+            written.
+
+    Example:
+        >>> elastune.save_composed(elastune.join("gate", "parts", build, tree), "joined.safetensors")
     """
     path = Path(file)
     check_file(path)
@@ -71,17 +71,13 @@ def save_composed(model: Composed, file: str | Path) -> Path:
     if len(model.made_of) < parts:
         raise UserError("a model that is written knows its parts' settings", "made of nothing", "build it by join")
     content = {
-        "format": 1,
+        "format": FORMAT,
         "form": "joined" if isinstance(model, JoinedModel) else "stacked",
         "parts": [{"study": one.study.name, "trial": one.trial, "config": one.config} for one in model.made_of[:parts]],
         "tree": model.tree.to_json() if isinstance(model, JoinedModel) else None,
         "head": None if isinstance(model, JoinedModel) else [model.head.in_features, model.head.out_features],
     }
-    tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors_of(model).items()}
-    try:
-        atomic_write(path, save(tensors, {KEY: json.dumps(content)}))
-    except OSError as error:
-        raise UserError("a model must be writable", error, "name a file in a folder that is there") from None
+    write_model_file(path, content, {name: tensor.clone() for name, tensor in tensors_of(model).items()})
     return path
 
 
@@ -97,55 +93,29 @@ def load_composed(file: str | Path, build: Build, view: View = everything) -> Co
         The module.
 
     Raises:
-        UserError: For any other file, and where ``build`` makes models with other names or shapes.
+        UserError: For any other file, one that has changed since, and where ``build`` fails or makes models with other
+            names or shapes.
 
     Example:
         >>> model = elastune.load_composed("joined.safetensors", build)
     """
     path = Path(file)
-    content, tensors = _read(path)
-    models = []
-    for part in content.parts:
-        model = build(dict(part.config))
-        if not isinstance(model, nn.Module):
-            raise UserError("build(config) gives a torch.nn.Module", type(model).__name__, "return the model")
-        models.append(model)
+    content, tensors = read_model_file(path, ComposedContent, _WHAT)
+    if (content.tree is None) != (content.form == "stacked") or (content.head is None) != (content.form == "joined"):
+        wants = "tree and no head" if content.form == "joined" else "head and no tree"
+        raise not_a_model_file(path, f"a {content.form} model has a {wants}", _WHAT)
+    models = [built(build, part.config, f"of trial {part.trial} in {path}") for part in content.parts]
     whole: Composed
-    if content.form == "joined" and content.tree is not None:
+    if content.tree is not None:
         tree = class_tree(content.tree)
         if len(tree.nodes()) != len(models):
-            raise _other(path, f"{len(models)} parts of {len(tree.nodes())} nodes")
+            raise not_a_model_file(path, f"{len(models)} parts of {len(tree.nodes())} nodes", _WHAT)
         whole = JoinedModel(dict(zip(tree.nodes(), models, strict=True)), tree)
-    elif content.form == "stacked" and content.head is not None:
+    else:
+        assert content.head is not None
         inputs, outputs = content.head
         if "head.weight" not in tensors or tuple(tensors["head.weight"].shape) != (outputs, inputs):
-            raise _other(path, f"no head of {inputs} inputs and {outputs} outputs")
+            raise not_a_model_file(path, f"no head of {inputs} inputs and {outputs} outputs", _WHAT)
         whole = StackedParts(models, [part.config for part in content.parts], view, nn.Linear(inputs, outputs))
-    else:
-        raise _other(path, f"no {'tree' if content.form == 'joined' else 'head'} of a {content.form} model")
     fill(whole, tensors, f"in {path}")
     return whole.eval()
-
-
-def _read(path: Path) -> tuple[ComposedContent, dict[str, torch.Tensor]]:
-    try:
-        if path.exists() and not path.is_file():
-            raise ValueError("it is no file")
-        with safe_open(path, "pt") as opened:
-            told = (opened.metadata() or {}).get(KEY, "")
-            if not told or len(told) > LONGEST:
-                raise ValueError("it is no joined or stacked model")
-            content = TypeAdapter(ComposedContent).validate_python(json.loads(told))
-            return content, {name: opened.get_tensor(name) for name in list(opened.keys())}
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    except (OSError, ValueError, RecursionError, SafetensorError) as error:
-        why = str(error)[:200]
-    raise _other(path, why)
-
-
-def _other(path: Path, why: str) -> UserError:
-    return UserError(
-        "a joined or stacked model is a file that elastune has written", f"{path}: {why}", "write it again"
-    )

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
-from torch import nn
 
 from elastune.core.errors import UserError
-from elastune.journal.atomic import atomic_write
 from elastune.reuse.candidates import library
 from elastune.reuse.ensemble import Ensemble
+from elastune.reuse.model_file import not_a_model_file, read_model_file, write_model_file
 from elastune.reuse.module import EnsembleModel
-from elastune.reuse.task import Task
-from elastune.reuse.weights import check_file, fill, weights_of
+from elastune.reuse.task import LARGEST_BYTES, Task
+from elastune.reuse.weights import Build, built, check_file, fill, weights_of
 
-KEY = "elastune"
-FORMAT = 1
+FORMAT = 2
 MOST_MEMBERS = 1000
-LONGEST = 1 << 24  # characters of JSON
+WIDEST = LARGEST_BYTES // 8
+"""Numbers that one sample can have: more predictions than that were never judged."""
+_WHAT = "an ensemble"
 _RULES = ConfigDict(extra="forbid")
-Build = Callable[[dict[str, Any]], nn.Module]
 
 
 @dataclass(frozen=True, config=_RULES)
@@ -44,10 +39,10 @@ class FileMember:
 class FileContent:
     """The content of the header."""
 
-    format: Literal[1]
+    format: Literal[2]
     kind: Literal["classification", "regression"]
     says: Literal["logits", "probabilities", "values"]
-    width: Annotated[int, Field(ge=1)]
+    width: Annotated[int, Field(ge=1, le=WIDEST)]
     members: Annotated[list[FileMember], Field(min_length=1, max_length=MOST_MEMBERS)]
     about: dict[str, Any]
 
@@ -68,7 +63,10 @@ def save_ensemble(found: Ensemble, file: str | Path) -> Path:
         The path.
 
     Raises:
-        UserError: Where weights are gone or damaged, or the file cannot be written.
+        UserError: Where weights are gone or damaged or NaN, or the file cannot be written.
+
+    Example:
+        >>> elastune.save_ensemble(elastune.ensemble("out", members=8), "ensemble.safetensors")
     """
     path = Path(file)
     check_file(path)
@@ -94,10 +92,7 @@ def save_ensemble(found: Ensemble, file: str | Path) -> Path:
             "test": None if found.test is None else found.test.ensemble,
         },
     }
-    try:
-        atomic_write(path, save(tensors, {KEY: json.dumps(content)}))
-    except OSError as error:
-        raise UserError("an ensemble must be writable", error, "free space, or name another file") from None
+    write_model_file(path, content, tensors)
     return path
 
 
@@ -112,43 +107,36 @@ def load_ensemble(file: str | Path, build: Build) -> EnsembleModel:
         A module that takes a batch and gives probabilities of classes, or values.
 
     Raises:
-        UserError: For any other file, and where ``build`` makes models with other names or shapes.
+        UserError: For any other file, one that has changed since, and where ``build`` fails or makes models with other
+            names or shapes.
 
     Example:
         >>> model = elastune.load_ensemble("ensemble.safetensors", lambda config: make_model(config["width"]))
         >>> model(x).argmax(1)
     """
     path = Path(file)
-    content, tensors = _read(path)
+    content, tensors = read_model_file(path, FileContent, _WHAT)
+    _check(path, content, tensors)
     models = []
     for place, member in enumerate(content.members):
-        model = build(dict(member.config))
-        if not isinstance(model, nn.Module):
-            raise UserError("build(config) gives a torch.nn.Module", type(model).__name__, "return the model")
+        model = built(build, member.config, f"of trial {member.trial} in {path}")
         own = f"{place}."
         fill(model, {n.removeprefix(own): t for n, t in tensors.items() if n.startswith(own)}, f"in {path}")
         models.append(model)
     return EnsembleModel(models, [member.weight for member in content.members], content.task).eval()
 
 
-def _read(path: Path) -> tuple[FileContent, dict[str, torch.Tensor]]:
-    try:
-        if path.exists() and not path.is_file():
-            raise ValueError("it is no file")
-        with safe_open(path, "pt") as opened:
-            told = (opened.metadata() or {}).get(KEY, "")
-            if not told:
-                raise ValueError("it is no ensemble")
-            if len(told) > LONGEST:
-                raise ValueError("its header is too long")
-            content = TypeAdapter(FileContent).validate_python(json.loads(told))
-            total = sum(member.weight for member in content.members)
-            if not math.isclose(total, 1, abs_tol=1e-6):
-                raise ValueError(f"its weights add up to {total:g}")
-            return content, {name: opened.get_tensor(name) for name in list(opened.keys())}
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    except (OSError, ValueError, RecursionError, SafetensorError) as error:
-        why = str(error)[:200]
-    raise UserError("an ensemble is a file that elastune has written", f"{path}: {why}", "write it again") from None
+def _check(path: Path, content: FileContent, tensors: dict[str, torch.Tensor]) -> None:
+    """Raise ``UserError`` where parts of the file contradict each other."""
+    total = sum(member.weight for member in content.members)
+    places = {str(place) for place in range(len(content.members))}
+    stray = next((name for name in tensors if name.partition(".")[0] not in places), None)
+    if not math.isclose(total, 1, abs_tol=1e-6):
+        why = f"its weights add up to {total:g}"
+    elif (content.kind == "regression") != (content.says == "values"):
+        why = f"{content.says} of a {content.kind}"
+    elif stray is not None:
+        why = f"{stray} belongs to none of its {len(content.members)} members"
+    else:
+        return
+    raise not_a_model_file(path, why, _WHAT)

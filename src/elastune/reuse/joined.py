@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,10 @@ from torch import nn
 from elastune.core.errors import UserError
 from elastune.reuse.candidates import Candidate, Library, library
 from elastune.reuse.class_tree import ROOT, ClassTree, class_tree, told
-from elastune.reuse.weights import fill, weights_of
+from elastune.reuse.weights import Build, built, fill, weights_of
 from elastune.search.space.objective import oriented
+from elastune.study.results.eligible import GROUP, NODE, TREE
 from elastune.study.results.study import Study
-
-Build = Callable[[dict[str, Any]], nn.Module]
-GROUP, NODE, TREE = "group", "node", "tree"
 
 
 @dataclass(frozen=True)
@@ -131,8 +129,6 @@ def best_kept(known: Sequence[tuple[Library, Candidate]], what: str, where: Libr
 
 def model_of(one: Candidate, build: Build) -> nn.Module:
     """Return the model that a trial has left. Raises ``UserError`` where ``build`` makes another."""
-    model = build(dict(one.config))
-    if not isinstance(model, nn.Module):
-        raise UserError("build(config) gives a torch.nn.Module", type(model).__name__, "return the model")
+    model = built(build, one.config, f"of trial {one.trial}")
     fill(model, weights_of(one), f"of trial {one.trial}")
     return model

@@ -23,11 +23,10 @@ from elastune.journal.reader import read
 from elastune.reuse.batch_norm import estimate_batch_norm, has_batch_norm
 from elastune.reuse.candidates import Candidate, Library, library
 from elastune.reuse.lineage import ancestor
-from elastune.reuse.weights import check_alike, check_file, fill, tensors_of, weights_of
+from elastune.reuse.weights import Build, built, check_alike, check_file, fill, tensors_of, weights_of
 from elastune.study.results.study import Study
 
 Evaluate = Callable[[nn.Module], float]
-Build = Callable[[dict[str, Any]], nn.Module]
 HOW = ("greedy", "uniform")
 
 
@@ -163,9 +162,8 @@ class _Pot:
 
     def mixed(self, chosen: Sequence[int]) -> nn.Module:
         """A model with the mean weights, in evaluation mode. Raises ``UserError`` where the models differ in shape."""
-        model = self.kitchen.build(dict(self.candidates[chosen[0]].config))
-        if not isinstance(model, nn.Module):
-            raise UserError("build(config) gives a torch.nn.Module", type(model).__name__, "return the model")
+        first = self.candidates[chosen[0]]
+        model = built(self.kitchen.build, first.config, f"of trial {first.trial}")
         own = tensors_of(model)
         total: dict[str, torch.Tensor] = {}
         for one in (self.candidates[at] for at in chosen):

@@ -11,7 +11,8 @@ from torch import nn
 
 from elastune.core.errors import UserError
 from elastune.reuse.candidates import library
-from elastune.reuse.joined import Build, MadeOf, model_of
+from elastune.reuse.joined import MadeOf, model_of
+from elastune.reuse.weights import Build
 from elastune.study.results.study import Study
 
 View = Callable[[dict[str, Any], torch.Tensor], torch.Tensor]

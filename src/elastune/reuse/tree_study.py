@@ -18,10 +18,10 @@ from elastune.job.run import Observe
 from elastune.journal.reader import read
 from elastune.journal.trials import TrialTable, fold
 from elastune.reuse.class_tree import ROOT, ClassTree
-from elastune.reuse.joined import NODE, TREE
 from elastune.search.stopping.schedule import FixedTrial
 from elastune.study.loop.fixed_trials import FixedTrials
 from elastune.study.request import StudyRequest
+from elastune.study.results.eligible import NODE, TREE
 from elastune.study.results.study import Study
 from elastune.study.run import tune
 from elastune.train.program.load import load_as_guest
@@ -89,6 +89,7 @@ def train_tree(
     epochs: int | None = None,
     seed: int = 0,
     divergence: float | None = FACTOR,
+    accept_changes: bool = False,
     cluster: Cluster | ClusterRequest | None = None,
     observe: Observe | None = None,
     command: CommandGiven | None = None,
@@ -112,6 +113,7 @@ def train_tree(
         seed: The seed of everything random.
         divergence: A training has failed once its loss is this many times that of its start; None: once it is not
             finite.
+        accept_changes: Go on with what is in ``out`` though the program or the data have changed.
         cluster: Where trials run; None: on this machine.
         observe: Called with every record of the journal.
         command: The command line that asks for it, for ``elastune resume``.
@@ -149,6 +151,7 @@ def train_tree(
         keep="all",
         resume=there,
         command=command,
+        accept_changes=accept_changes,
     )
     lives = table.trials.values()
     known = {life.number: str(life.started.config.get(NODE)) for life in lives}

@@ -26,6 +26,7 @@ from elastune.core.sync_choice import SyncChoice
 from elastune.core.sync_plan import SyncPlan
 from elastune.core.topology import Topology
 from elastune.job.adoption import may_adopt
+from elastune.job.changes import accepted_changes
 from elastune.job.mirror import is_url, mirrored
 from elastune.job.output_dir import JOURNAL, next_folder
 from elastune.job.output_journal import check_free
@@ -78,6 +79,7 @@ def run(
     monitors: Sequence[str] = (),
     divergence: float | None = FACTOR,
     resume: bool = False,
+    accept_changes: bool = False,
     cluster: Cluster | str | None = None,
     grace_s: float = Elastic.grace_s,
     price_per_worker_hour: float | None = None,
@@ -108,6 +110,7 @@ def run(
         divergence: The run fails once its training loss is this many times the loss at its start (see
             ``core.divergence``); None: once the loss is not finite.
         resume: Continue the run that is in ``out``.
+        accept_changes: With ``resume``: go on though the program or the data have changed; the journal says what.
         cluster, grace_s: As in ``tune``.
         price_per_worker_hour: What one worker-hour costs.
         prices: A file with the prices of hosts by their kind (docs/spot.md), instead of ``price_per_worker_hour``.
@@ -147,11 +150,14 @@ def run(
             sync_schedule=agreed.schedule,
             epochs=epochs,
             resume=resume,
+            accept_changes=accept_changes,
             elastic=elastic if place is None else Elastic(),
             adapt=Adapt(tuple(policies), tuple(monitors)),
             divergence=Divergence(check_factor(divergence)),
         )
         adopts = may_adopt(spec)
+        if not adopts:
+            accepted_changes(spec)
         if beyond := check_resumed(spec):
             say(f"the run is to be longer than it was begun for: {beyond}")
         with nullcontext() if adopts or place is not None else examined_meanwhile(spec):
@@ -194,6 +200,7 @@ def tune(
     price_per_worker_hour: float = StudyRequest.price_per_worker_hour,
     prices: str | Path | None = None,
     resume: bool = False,
+    accept_changes: bool = False,
     cluster: Cluster | str | None = None,
     grace_s: float = StudyRequest.grace_s,
     sync: str = SyncPlan.strategy,
@@ -201,6 +208,7 @@ def tune(
     keep: str = StudyRequest.keep,
     keep_bytes: int | None = None,
     plan: str | Path | None = None,
+    monitors: Sequence[str] = (),
 ) -> Study:
     """Search ``space`` for the best trade-offs among several ``objectives``.
 
@@ -211,7 +219,8 @@ def tune(
     - sync (with learners, every, ...) and sync_schedule set how workers agree.
 
     A trial whose system parameters do not go together is infeasible: it does not run, and the study keeps the reason.
-    At least one of ``trials``, ``budget_s``, ``worker_hours`` and ``patience`` must bound the search.
+    At least one of ``trials``, ``budget_s``, ``worker_hours`` and ``patience`` must bound the search, or the sampler
+    "grid", which ends with its last configuration.
 
     Args:
         train: A plain function at the top level of a file, ``train(session)``.
@@ -231,7 +240,8 @@ def tune(
         stopping: Early stopping: "asha" pauses trials that do not promise to be on the front; see ``--stopping``.
         warm_start: Folders of earlier studies. Their best settings are tried first; what they measured in the same
             context counts for the search.
-        constraints: Such as "workers * micro_batch == 4096" or "accuracy >= 0.9".
+        constraints: Such as "workers * micro_batch == 4096" or "accuracy >= 0.9", beside those that the file of
+            ``train`` has as ``constraints``.
         sampler: "auto", "random", "grid", "tpe", "gp", "nsga2", "nsga3", "genetic" or "cmaes".
         config: Settings that replace those of the program's own ``config``; values of ``space`` replace both.
         seed: The seed of everything random.
@@ -243,6 +253,8 @@ def tune(
         prices: A file with the prices of hosts by their kind (docs/spot.md), for the objective ``cost``. A host that
             does not tell its kind counts as an on-demand host.
         resume: Continue the study that is in ``out``.
+        accept_changes: With ``resume``: go on though the program, its space or the data have changed. Front and pick
+            are then of the trials since.
         cluster: Where trials run, as ``--cluster`` names it (docs/clusters.md), such as
             "hosts:7070,token_file=token,interface=eth0"; None: on this machine.
         grace_s: Seconds that trials go on without this process, should it die. The same call with ``resume`` takes
@@ -253,6 +265,7 @@ def tune(
         keep_bytes: The most bytes of the disk for ``keep``.
         plan: The folder of a plan of this program. No trial gets more workers than the plan says are of use. The plan
             also decides how ``trial_workers`` are shared until steps are measured.
+        monitors: What every trial measures, such as ``["noise_scale"]``, as in ``run``.
 
     Returns:
         The study: its trials, their front, and what to pick.
@@ -293,7 +306,9 @@ def tune(
         keep=keep,
         keep_bytes=keep_bytes,
         plan=None if plan is None else Path(plan),
+        monitors=tuple(monitors),
         resume=resume,
+        accept_changes=accept_changes,
     )
     request = priced(request, prices_asked(None, prices, cluster), SystemClock())
     with results_folder(out, program, "tune", resume=resume) as folder:

@@ -48,7 +48,7 @@ class SearchRequest:
     constraints: tuple[str, ...] = knob(
         (),
         'A condition that settings or metrics must fulfil, such as "workers * micro_batch == 4096" or '
-        '"accuracy >= 0.9".',
+        '"accuracy >= 0.9", beside the constraints of the program\'s file.',
     )
     sampler: str = knob(
         "auto",
@@ -85,6 +85,9 @@ class SearchRequest:
     grace_s: float = knob(Elastic.grace_s, "How long workers train on if this command dies")
     resume: bool = knob(False, "Continue what is in --out. With nothing there, start from the beginning.")
     command: CommandGiven | None = field(default=None, compare=False)  # that asks for it
+    accept_changes: bool = knob(
+        False, "With --resume: go on though the program, its space or the data have changed, and say so in the report."
+    )
 
     def __post_init__(self) -> None:
         check_price(self.price_per_worker_hour)
@@ -93,7 +96,10 @@ class SearchRequest:
 
 @dataclass(frozen=True)
 class StudyRequest(SearchRequest):
-    """A multi-objective search. At least one of ``trials``, ``budget_s``, ``worker_hours`` and ``patience`` bounds it.
+    """A multi-objective search.
+
+    At least one of ``trials``, ``budget_s``, ``worker_hours`` and ``patience`` bounds it, or the sampler "grid", which
+    ends with its last configuration.
 
     ``objectives`` (name -> "max" | "min") default to the program's own.
     """
@@ -127,6 +133,7 @@ class StudyRequest(SearchRequest):
     sync: SyncChoice = field(default_factory=SyncChoice)  # where ``space`` does not say it
     trial_timeout_s: float | None = knob(None, "Longest time of one trial")
     start_from: StartFrom | None = None  # with whose weights every trial begins
+    monitors: tuple[str, ...] = ()  # what every trial measures, beside what its policy needs
     keep: str = knob(
         "none",
         "Trials whose weights and predictions are kept: none, all, front, best[:K] by each objective, diverse[:K] "
@@ -161,6 +168,7 @@ class StudyRequest(SearchRequest):
             "warm_start": tuple(map(Path, told.get("warm_start", ()))),
             "constraints": tuple(told.get("constraints", ())),
             "until": tuple(told.get("until", ())),
+            "monitors": tuple(told.get("monitors", ())),
             "trial_workers": None if bounds is None else tuple(bounds),
             "plan": None if told.get("plan") is None else Path(told["plan"]),
             "command": None,
@@ -179,6 +187,8 @@ class FrontierRequest(SearchRequest):
     ``margin``: by how much quality may be worse than the baseline's and still hold (None: a hundredth of the metric's
     range, or a fiftieth of the baseline's quality).
     ``target`` and the front's quality axis speak of the program's first objective (or ``quality``).
+    ``budget_s`` is for all phases; None: chosen from the first steps, so that all of them fit. The search gets at least
+    two fifths of it. Where that cannot be the request is refused, unless it is ``short``: then the search is left out.
     ``policies``: each is trained beside static settings, with the naive rule's for each worker count, and is a
     parameter of the search where the space has no ``policy``. ``throughput``: look for means that give the same bits
     sooner, see ``frontier.throughput``.
@@ -190,8 +200,9 @@ class FrontierRequest(SearchRequest):
     """
 
     workers: tuple[int, ...]
-    budget_s: float
+    budget_s: float | None
     _: KW_ONLY
+    short: bool = False
     meshes: tuple[Mesh, ...] = ()
     target: float | None = None
     quality: str | None = None

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from os.path import abspath
+from typing import Any
 
 from elastune.cluster.base import Cluster
 from elastune.cluster.kinds.kind import ClusterRequest, RoomWanted, opened
@@ -39,6 +40,7 @@ from elastune.study.allocation.choice import parse_allocation
 from elastune.study.allocation.holding import Holding
 from elastune.study.allocation.predicted import BATCH, plan_in, predict_scaling, predicted_in, prior_of
 from elastune.study.allocation.rebalancer import MAX_WAIT_S, MakeSharing, sharing
+from elastune.study.changes import study_changes
 from elastune.study.loop.async_suggester import NoProposals, Proposals
 from elastune.study.loop.budget import Bounds
 from elastune.study.loop.keeper import Keeper
@@ -50,7 +52,7 @@ from elastune.study.request import StudyRequest
 from elastune.study.results.study import Study
 from elastune.study.tuning import Tuning, trials_left
 from elastune.study.validate import PROBED, Plan, check, check_same_study
-from elastune.study.warm_start import earlier_studies, take_over
+from elastune.study.warm_start import Earlier, earlier_studies, take_over
 
 LASTING = (TrialFinished, TrialPaused, StudyFinished)  # what must be on the disk before anything rests on it
 
@@ -95,15 +97,10 @@ def tune(
     Raises:
         UserError: for a request that is wrong, a program that cannot be trained, a folder of something else.
     """
-    plan = check(request, space)
-    path = check_out(request.out, request.resume)
-    before = read(path) if path.exists() else []
-    check_same_study(plan.settings, before, path)
-    plan = replace(plan, request=_with_kept_rules(plan.request, before))
-    earlier, told = earlier_studies(request, before), _told(plan, before)
-    if isinstance(cluster, Cluster) and cluster.capacity < request.workers and not cluster.varies:
-        rule = "a study's workers must fit into its cluster"
-        raise UserError(rule, f"{request.workers} workers, room for {cluster.capacity}", "ask for fewer workers")
+    ready = checked(request, space, cluster)
+    plan, before, earlier, told = ready.plan, ready.before, ready.earlier, ready.told
+    asked = plan.settings if given is None else {**plan.settings, **_space_in(before)}
+    changed = study_changes(asked, before, request.program, request.accept_changes)
     around = environment or Environment()
     with (
         journal_in(request.out, request.resume, around.clock.wall) as journal,  # first: its lock says who may go on
@@ -121,7 +118,7 @@ def tune(
         meter = meter_of(request.prices, before, around.clock)
         loop = _loop(plan, place, around, keep, journal.settle, meter, None if given is None else before, told)
         stack.callback(loop.close)  # whatever happens: a cluster that is not ours lives on, its trials must not
-        loop.replay(before, plan.settings, request.command)
+        loop.replay(before, asked, request.command, changed)
         if told is not None and predicted_in(before) is None:
             keep(told)
         if given is not None:
@@ -133,6 +130,56 @@ def tune(
         bounds = Bounds(request.trials, request.budget_s, request.worker_hours)
         loop.finish(loop.run(bounds, lambda: interrupts.count))
     return Study.load(request.out)
+
+
+@dataclass(frozen=True)
+class CheckedStudy:
+    """A request that ``tune`` can begin with, and what it rests on.
+
+    ``before``: what its journal has already; ``earlier``: studies that it starts warm from; ``told``: what a plan
+    predicts of its trials.
+    """
+
+    plan: Plan
+    before: list[Entry]
+    earlier: Sequence[Earlier]
+    told: ScalingPredicted | None
+
+
+def checked(
+    request: StudyRequest, space: Space | None = None, cluster: Cluster | ClusterRequest | None = None
+) -> CheckedStudy:
+    """All that ``tune`` checks before it opens its journal and its cluster. Nothing is written or started.
+
+    Args:
+        request: As ``tune`` takes it.
+        space: As ``tune`` takes it.
+        cluster: As ``tune`` takes it.
+
+    Returns:
+        What ``tune`` begins with.
+
+    Raises:
+        UserError: As ``tune`` raises it.
+
+    Example:
+        >>> print(checked(request).plan.config)
+    """
+    plan = check(request, space)
+    path = check_out(request.out, request.resume)
+    before = read(path) if path.exists() else []
+    check_same_study(plan.settings, before, path)
+    plan = replace(plan, request=_with_kept_rules(plan.request, before))
+    if isinstance(cluster, Cluster) and cluster.capacity < request.workers and not cluster.varies:
+        rule = "a study's workers must fit into its cluster"
+        raise UserError(rule, f"{request.workers} workers, room for {cluster.capacity}", "ask for fewer workers")
+    return CheckedStudy(plan, before, earlier_studies(request, before), _told(plan, before))
+
+
+def _space_in(before: Sequence[Entry]) -> dict[str, Any]:
+    """The space that a study searched before trials of given settings."""
+    begun = [entry.record.settings for entry in before if isinstance(entry.record, StudyStarted)]
+    return {"space": begun[-1].get("space", {}) if begun else {}}
 
 
 def _room(request: StudyRequest, before: Sequence[Entry]) -> RoomWanted:

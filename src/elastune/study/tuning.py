@@ -95,6 +95,7 @@ class Tuning:
             checkpoint_every_steps=0,
             elastic=self._elastic,
             divergence=self._divergence,
+            source=self._plan.source,
         )
         record = TrialStarted(number, trial.config, trial.means.to_json(), trial.seed, trial.phase)
         return PreparedTrial(number, spec, record)
@@ -156,6 +157,7 @@ class Tuning:
     def _spec(self, number: int, values: Mapping[str, object]) -> RunSpec:
         request, bounds = self._plan.request, self._plan.request.trial_workers
         config, means, adapt = settings(values, self._plan.config, request.means, request.workers)
+        adapt = replace(adapt, monitors=request.monitors)
         check_adapt(adapt, self._plan.program)
         elastic = replace(self._elastic, grace_s=request.grace_s)
         if bounds is not None:
@@ -176,6 +178,8 @@ class Tuning:
             elastic=elastic,
             adapt=adapt,
             divergence=self._divergence,
+            source=self._plan.source,
+            accept_changes=request.accept_changes,
         )
 
     @property

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from elastune.core.cost import MEASURED
 from elastune.core.errors import UserError
-from elastune.core.run import Adapt, Config, Elastic, RunSpec
+from elastune.core.run import Adapt, Config, Elastic, ProgramSource, RunSpec
 from elastune.core.sync_choice import SyncChoice, chooses, in_full, strategy_settings
 from elastune.job.spot import spot_of
 from elastune.job.validate_adapt import check_adapt, policies_of
@@ -19,12 +19,14 @@ from elastune.journal.entry import Entry
 from elastune.journal.records import StudyStarted, TrialFinished, TrialStarted
 from elastune.journal.trials import Change
 from elastune.search.samplers.registry import check_sampler, generational
-from elastune.search.space.constraint import Constraint, parse_constraints, violations
+from elastune.search.space.constraint import Constraint, all_texts, parse_constraints, violations
 from elastune.search.space.feasible import check_feasible
 from elastune.search.space.objective import parse_objectives
+from elastune.search.space.overrides import override
 from elastune.search.space.space import Sample, Space, corners, probe
 from elastune.search.stopping.registry import make_schedule
 from elastune.study.allocation.choice import parse_allocation
+from elastune.study.changes import SpaceSeen, space_seen
 from elastune.study.loop.retention import retention_of
 from elastune.study.request import StudyRequest
 from elastune.study.resumption import differences
@@ -33,7 +35,8 @@ from elastune.study.trial_results import Pricing, system_defaults
 from elastune.study.trial_results import settings as trial_settings
 from elastune.train.checkpoints.start_from import digest_of_weights
 from elastune.train.program.digest import meaning
-from elastune.train.program.load import LoadedProgram, load_as_guest, merge
+from elastune.train.program.load import LoadedProgram, load_as_guest, setting_of
+from elastune.train.program.source import source_of
 
 PROBED = 64  # configurations that are looked at before any runs
 
@@ -47,6 +50,8 @@ class Plan:
     config: Config
     pricing: Pricing
     program: LoadedProgram
+    source: ProgramSource = field(default_factory=dict)
+    seen: SpaceSeen = field(default_factory=dict)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -66,12 +71,16 @@ class Plan:
         plain["plan"] = None if self.request.plan is None else str(self.request.plan)
         plain["warm_start"] = [str(path) for path in self.request.warm_start]
         plain["meaning"] = meaning(self.request.program)
+        plain["source"], plain["space"] = self.source, self.seen
+        del plain["accept_changes"]  # once is not for ever
         return {"kind": "tune", **plain}
 
 
 def check(request: StudyRequest, space: Space | None = None) -> Plan:
     """Raise ``UserError`` for all that can be known to be wrong before a trial runs."""
-    if all(bound is None for bound in (request.trials, request.budget_s, request.worker_hours, request.patience)):
+    bounds = (request.trials, request.budget_s, request.worker_hours, request.patience)
+    ends = request.sampler == "grid" and not request.stopping.startswith("pbt")  # a population breeds without an end
+    if not ends and all(bound is None for bound in bounds):
         fix = "use --trials, --budget, --worker-hours or --patience"
         raise UserError("a study needs a budget", "none", fix)
     _check_rules(request)
@@ -109,7 +118,8 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
     if generational(request.sampler) and request.stopping != "none":
         rule = "a generation ends when all of its trials have, so none may pause"
         raise UserError(rule, f"{request.sampler} with {request.stopping}", "use genetic with steady=1, or no stopping")
-    config = merge(program.config, request.config)
+    config = override(program.config, request.config, found)
+    request = replace(request, constraints=all_texts(program.constraints, request.constraints))
     constraints = parse_constraints(request.constraints)
 
     def complete_space(trial: Any) -> dict[str, Any]:
@@ -121,6 +131,7 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
     samples = [*corners(complete_space, request.seed), *probe(complete_space, PROBED, request.seed)]
     _check_set(request.config, samples)
     _check_policies(samples, program)
+    check_adapt(Adapt((), request.monitors), program, replace(spec, sync=request.sync.sync))
     _check_bounds(request, samples)
     _check_trials(request, samples, constraints, config)
     check_feasible(complete_space, constraints, {}, request.seed)
@@ -131,7 +142,8 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
         raise UserError(f"{SECONDS_TO_TARGET} needs a target", "none", fix)
     if (begins := request.start_from) is not None:  # who writes into that folder must not divide the study
         request = replace(request, start_from=replace(begins, sha256=digest_of_weights(begins.source)))
-    return Plan(request, complete_space, config, pricing, program)
+    source, seen = source_of(request.program), space_seen(found, request.seed)
+    return Plan(request, complete_space, config, pricing, program, source, seen)
 
 
 def _check_rules(request: StudyRequest) -> None:
@@ -147,7 +159,7 @@ def _check_set(config: Config, samples: Sequence[Sample]) -> None:
     """Refuse a setting that the space would overrule without a word."""
     for name, value in config.items():
         plain = json.loads(json.dumps(value))  # as a space's values are
-        if any(sample.values[name] != plain for sample in samples):
+        if any(setting_of(sample.values, name) != plain for sample in samples):
             fix = f"leave out {name} here, or in what space(trial) returns"
             raise UserError("a setting is either set or searched", f"{name}={value!r}", fix)
 

@@ -155,12 +155,21 @@ class ExactAllReduce(AllReduce):
     drifts: ClassVar[bool] = False
 
     def __init__(
-        self, replica: Replica, comms: Comms, num_slots: int, control: int = 0, *, elastic: bool = False
+        self,
+        replica: Replica,
+        comms: Comms,
+        num_slots: int,
+        control: int = 0,
+        *,
+        elastic: bool = False,
+        bucket_bytes: int | None = None,
     ) -> None:
         super().__init__(replica, comms, control)
         self._one_slot = num_slots == 1
         like = self._like(replica.buffers.floats)
-        self._reducer: ExactReducer = ExactReducer(like, num_slots, self.group, len(self._params), hold=elastic)
+        self._reducer: ExactReducer = ExactReducer(
+            like, num_slots, self.group, len(self._params), hold=elastic, bucket_bytes=bucket_bytes
+        )
         self._slot_weight = 0.0
 
     def begin(self, share: BatchSlice, *, starts_step: bool) -> None:
@@ -225,8 +234,17 @@ class FastAllReduce(AllReduce):
     exact: bool = False
     drifts: ClassVar[bool] = True
 
-    def __init__(self, replica: Replica, comms: Comms, control: int = 0, *, elastic: bool = False) -> None:
+    def __init__(
+        self,
+        replica: Replica,
+        comms: Comms,
+        control: int = 0,
+        *,
+        elastic: bool = False,
+        bucket_bytes: int | None = None,
+    ) -> None:
         super().__init__(replica, comms, control)
+        self._bucket_bytes = bucket_bytes
         self._weight = 0.0
         self._reducer: Reducer[FlatBucket] | None = None
         if elastic or self.group.size > 1:
@@ -237,7 +255,8 @@ class FastAllReduce(AllReduce):
         return self.group.size > 1
 
     def _make_reducer(self, *, hold: bool) -> Reducer[FlatBucket]:
-        return FlatReducer(self._like(()), self.group, len(self._params), hold=hold)
+        gradients, size = len(self._params), self._bucket_bytes
+        return FlatReducer(self._like(()), self.group, gradients, hold=hold, bucket_bytes=size)
 
     def begin(self, share: BatchSlice, *, starts_step: bool) -> None:
         super().begin(share, starts_step=starts_step)

@@ -53,6 +53,11 @@ class SyncInUse:
         self.check(plan)
         self.wanted = (plan, why) if plan != self.sync.plan else None
 
+    @property
+    def coming(self) -> str:
+        """The plan from the next boundary on, as text: what is wanted, or else what is in use."""
+        return str(self.sync.plan if self.wanted is None else self.wanted[0])
+
     def follow(self, schedule: SyncSchedule, step: int) -> None:
         """Want what ``schedule`` has after ``step`` steps, once for each of its changes."""
         due = schedule.due(step)

@@ -115,7 +115,8 @@ def _every_step(replica: Replica, comms: Comms, means: Means, control: int, *, e
     if isinstance(replica, OwnedReplica):
         return OwnedAllReduce(replica, comms, means.num_slots, control, mode=means.mode, elastic=elastic)
     if means.mode == "exact":
-        return ExactAllReduce(replica, comms, means.num_slots, control, elastic=elastic)
+        slots, size = means.num_slots, means.bucket_bytes
+        return ExactAllReduce(replica, comms, slots, control, elastic=elastic, bucket_bytes=size)
     if means.compression is not None:
         return CompressedAllReduce(replica, comms, means.compression, control, elastic=elastic)
-    return FastAllReduce(replica, comms, control, elastic=elastic)
+    return FastAllReduce(replica, comms, control, elastic=elastic, bucket_bytes=means.bucket_bytes)

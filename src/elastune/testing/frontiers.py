@@ -37,7 +37,7 @@ def cell(
         mechanism="replicated",
         mesh=f"data={workers}",
         mode="fast",
-        config={},
+        config={"batch_size": 10 * workers, "lr": 0.1, "momentum": 0.0 if role == "naive" else 0.9},
         quality=quality,
         ci=(quality - 0.01, quality + 0.01),
         seeds=3,

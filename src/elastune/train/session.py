@@ -111,7 +111,6 @@ class Session(SessionModels):
         self._evaluations = Evaluations(workers, self.state, transaction, device, spec.seed)
         self._home = OutFolder.found(spec.out)
         self._planned = spec.epochs or 0
-        self._train_set: Any = None
         if snapshot is not None:
             self.state.rewind(snapshot)
         seed_everything(derive(spec.seed, "init"))
@@ -131,7 +130,7 @@ class Session(SessionModels):
             self._held.restore()
             self._held = None
         total = self._planned = count if self._spec.epochs is None else self._spec.epochs
-        while progress.position.epoch < total and self.stopped == "complete":
+        while progress.position.epoch < total and self._stepper.begins_epoch():
             epoch = progress.position.epoch
             if until is not None and epoch >= until:
                 self._stepper.stop("until_epoch")
@@ -221,7 +220,7 @@ class Session(SessionModels):
         self._passes_in_epoch += 1
         if turns > 1:
             self._forbid(refuse_turns)
-        self._train_set = asked.dataset
+        self.state.data.begin_pass(asked.dataset, self.epoch)
         asked = replace(asked, turns=turns)
         return self._stepper.training_pass(asked.source(self.seed), asked.batch_size, self._planned)
 
@@ -310,7 +309,8 @@ class Session(SessionModels):
         names = sorted(metrics)  # whatever their order was here
         values = [floats_of(metrics[name])[0] for name in names]
         rows = self._evaluations.meet(values, f"session.report({', '.join(names)})")
-        means = {name: exact_mean(row[names.index(name)] for row in rows) for name in metrics}
+        columns = dict(zip(names, zip(*rows, strict=True), strict=True))
+        means = {name: exact_mean(columns[name]) for name in metrics}
         progress, at = self._progress, self._progress.position
         progress.evaluated_on |= counts
         if self._workers.synchronised:

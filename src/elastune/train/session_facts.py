@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager
-from typing import Any
 
 import torch
 
 from elastune.core.run import RunSpec
 from elastune.core.signals import Signal
 from elastune.elastic.worker.group import WorkerGroup
-from elastune.journal.records import DataContext, RunContext
+from elastune.journal.records import RunContext
 from elastune.mechanisms.parked import built_in_parts
 from elastune.train.adapt.adapter import Adapter
 from elastune.train.checkpoints.run_state import RunState
-from elastune.train.data.fingerprint import data_context
 from elastune.train.machine import run_context
 from elastune.train.progress import Progress
 from elastune.train.training_state import TrainingState
@@ -31,7 +29,6 @@ class SessionFacts:
     _workers: WorkerGroup
     _progress: Progress
     _transaction: StepTransaction
-    _train_set: Any
     _adapter: Adapter
 
     @property
@@ -103,8 +100,7 @@ class SessionFacts:
     def context(self) -> RunContext:
         """What the run could not choose: its data and model, as far as they were seen, and its device."""
         trained = self.trained
-        data = DataContext() if self._train_set is None else data_context(self._train_set)
-        return run_context(self.device, data, 0 if trained is None else trained.parameters)
+        return run_context(self.device, self.state.data.context(), 0 if trained is None else trained.parameters)
 
     @property
     def stopped(self) -> str:

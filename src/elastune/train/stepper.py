@@ -230,8 +230,7 @@ class Stepper:
         done, every = progress.position.step, self._spec.checkpoint_every_steps
         if why := self._exchange.stop_wanted:
             self.stop(why)
-        if self._spec.max_steps is not None and done >= self._spec.max_steps and not progress.stop_why:
-            progress.stopped = "max_steps"
+        self._stop_at_limit()
         if progress.stopped != "complete":  # or by the program
             if every != 0:
                 self.save()
@@ -248,6 +247,18 @@ class Stepper:
             self._saved = done
             self.save()
         return True
+
+    def _stop_at_limit(self) -> None:
+        """Let the run stop where ``max_steps`` are done, unless the program has stopped it."""
+        progress, most = self._progress, self._spec.max_steps
+        if most is not None and progress.position.step >= most and not progress.stop_why:
+            progress.stopped = "max_steps"
+
+    def begins_epoch(self) -> bool:
+        """Whether another epoch is to begin: none where ``max_steps`` were done as the one before it ended."""
+        if self._progress.position.offset == 0:  # else evaluation and report of a cut epoch may still be missing
+            self._stop_at_limit()
+        return self._progress.stopped == "complete"
 
     def _agree_as_due(self, trained: TrainingState) -> None:
         """Where another strategy is due by the schedule, or was decided on, it takes over here."""

@@ -32,6 +32,7 @@ from elastune.train.program.causes import cause_of, text_of, trace_of
 from elastune.train.program.line import ProgramLine
 from elastune.train.program.load import LoadedProgram, load, merge
 from elastune.train.program.shortage import lacks_memory, told_of_memory, wanted_bytes
+from elastune.train.program.source import check_unedited
 from elastune.train.scaling import untracked_scaler
 from elastune.train.session import Session
 from elastune.train.stepper import StopTraining
@@ -83,6 +84,7 @@ def work(
     try:
         device = set_up_device(spec.means, place)
         program = load(spec.program)
+        check_unedited(spec.program, spec.source)
         one = Worker(spec, device, program, merge(program.config, spec.config), send, stop_requested)
         if client is not None:
             client.doing("starting", 0)

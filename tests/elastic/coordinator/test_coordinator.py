@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 
@@ -577,3 +578,21 @@ def test_a_run_that_is_over_takes_nobody_in_and_no_request() -> None:
         assert not answers(coordinator).taken
         coordinator.lost(0, "exit code 0")
         assert coordinator.take() == []
+
+
+def test_a_resize_that_every_worker_asks_for_is_one_event(coordinator: Coordinator) -> None:
+    with members(coordinator, 0, 1, 2) as found:
+        begun(found)
+        eventually(lambda: coordinator.members == [0, 1, 2])
+        for member in found:
+            member.resize(2, "policy GNSPolicy")
+        for member in found:
+            member.resize(3, "policy GNSPolicy")
+        events = Events(coordinator)
+        eventually(lambda: "'workers': 3" in events.text())
+        found[0].resize(4, "the last")
+        eventually(lambda: "'workers': 4" in events.text())
+        asked = [event["workers"] for event in events.all if event["event"] == "resize_asked"]
+        assert asked[:1] == [2]
+        assert asked[-1:] == [4]
+        assert all(one != other for one, other in pairwise(asked)), asked

@@ -374,6 +374,15 @@ def test_losses_without_progress_end_the_run() -> None:
     assert state.stage == "open"
 
 
+def test_workers_that_end_before_their_first_step_are_not_said_to_have_failed_to_start() -> None:
+    """A program that crashes in its first lines has started well."""
+    state, instructions = told(begin(range(1), 1, 1, 2), (0, Connected()), (0, Lost("it crashed")))
+    assert not any(isinstance(each, GiveUp) for each in instructions)
+    state, _ = told(state, (None, CapacityChanged(1)))
+    (give_up,) = [x for x in told(state, (1, Connected()), (1, Lost("it crashed")))[1] if isinstance(x, GiveUp)]
+    assert give_up.why == "2 workers in a row were lost before their first step; the last: it crashed"
+
+
 def test_losses_of_all_with_progress_in_between_do_not_end_the_run() -> None:
     """They begin again at a checkpoint, so their views begin with step 0 as far as anybody says."""
     state = training(1, most_losses=2)

@@ -4,6 +4,7 @@ import os
 import socket
 import stat
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import pytest
 
 from elastune.core.errors import UserError
 from elastune.elastic.protocol import client
-from elastune.elastic.protocol.client import CONTACT_NAME, ask, read_contact, remove_contact, write_contact
+from elastune.elastic.protocol.client import CONTACT_NAME, ask, left_behind, read_contact, remove_contact, write_contact
 from elastune.elastic.protocol.messages import ResizeAsked
+from elastune.elastic.protocol.transport import dial, split_address
 from elastune.testing.members_kit import begun, coordinating, eventually, let_in, members
 
 
@@ -72,18 +74,55 @@ def test_a_run_that_ended_without_a_word(
 @pytest.mark.parametrize(
     "text",
     ["", "{", "[]", "null", '{"address": "127.0.0.1:1"}', '{"address": 1, "token": "x"}', "\x00\xff" * 5000,
-     '{"address": "127.0.0.1:1", "token": "x", "more": 1}'],
+     '{"address": "127.0.0.1:1", "token": "x", "more": 1}', '{"address": "here", "token": "x", "grace_s": 9.0}'],
 )  # fmt: skip
 def test_rubbish_in_the_file(tmp_path: Path, text: str) -> None:
     (tmp_path / CONTACT_NAME).write_text(text)
-    with pytest.raises(UserError, match="must hold the address"):
-        ask(tmp_path, ResizeAsked(3))
+    for asking in (lambda: ask(tmp_path, ResizeAsked(3)), lambda: left_behind(tmp_path)):  # resize, and --resume
+        with pytest.raises(UserError, match="must hold the address") as told:
+            asking()
+        assert told.value.fix.startswith("remove that file")
+    (tmp_path / CONTACT_NAME).unlink()
+    assert left_behind(tmp_path) is None, "done as told"
 
 
-def test_an_address_that_is_none(tmp_path: Path) -> None:
-    write_contact(tmp_path, "here", "secret")
-    with pytest.raises(UserError, match="HOST:PORT"):
-        ask(tmp_path, ResizeAsked(3))
+@pytest.mark.parametrize(
+    "address",
+    [
+        "here",
+        ":5",
+        "host:",
+        "host:x",
+        "host:70000",
+        "host:²",
+        "[::1:5",
+        "::1]:5",
+        "[::1]",
+        "[]:5",
+        "[host]:5",
+        "[[::1]]:5",
+    ],
+)
+def test_an_address_that_is_none(address: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(UserError, match="HOST:PORT") as told:
+        dial(address, 60.0)
+    assert address in str(told.value)
+    assert time.monotonic() - began < 10, "nobody is called there"
+
+
+@pytest.mark.parametrize(
+    ("address", "host"),
+    [
+        ("host:5", "host"),
+        ("127.0.0.1:5", "127.0.0.1"),
+        ("[::1]:5", "::1"),
+        ("::1:5", "::1"),
+        ("[fe80::1%e0]:5", "fe80::1%e0"),
+    ],
+)
+def test_an_address_is_a_host_and_a_port(address: str, host: str) -> None:
+    assert split_address(address) == (host, 5)
 
 
 def test_a_file_of_somebody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

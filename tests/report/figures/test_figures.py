@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastune.journal.entry import Entry
-from elastune.report.figures.figures import Axis, Level, Panel, Series, log_ticks
+from elastune.journal.records import FrontierAnswer
+from elastune.report.figures import interactive, static
+from elastune.report.figures.figures import Axis, Level, Panel, Series, log_ticks, without_outliers
 from elastune.report.figures.frontier import front, shown_row, tradeoff
 from elastune.report.figures.study import MAX_CURVES, curves, history, study_front
 from elastune.report.gather import front_trials, gather_run, gather_study
@@ -18,6 +20,8 @@ def series_of(figure, start, panel=0):
 
 
 def test_tradeoff_holds_the_numbers_of_the_rows(found):
+    alike = {"lr": 0.05, "batch_size": 64}
+    found = replace(found, rows=[replace(r, config=alike if r.role == "tuned" else r.config) for r in found.rows])
     figure = tradeoff(found)
     for role, start in (("naive", "before"), ("tuned", "after")):
         rows = [row for row in found.rows if row.role == role]
@@ -65,23 +69,68 @@ def test_front_holds_the_numbers_of_the_rows(found):
     ]
     joined = series_of(figure, "Pareto")
     assert joined.x == tuple(sorted(row.seconds for row in found.rows if row.on_front))
+    slower = list(found.rows)
+    slower[4] = replace(slower[4], quality=0.9772)
+    assert series_of(front(replace(found, rows=slower)), "Pareto").x == joined.x[:-1], "beaten in all that is drawn"
     pick = series_of(figure, "pick")
     assert (pick.x, pick.y) == ((found.rows[7].seconds,), (found.rows[7].quality,))
 
 
+def test_lines_join_points_of_one_setting(found):
+    """A curve called "tuned" once went .87, 1.73, .49 s: its middle point was the naive rule."""
+    apart = [s for s in tradeoff(found).panels[1].series if s.name.startswith("after")]
+    assert [s.x for s in apart] == [(1,), (2,), (4,), (8,)], "each has a rate of its own"
+    assert "Lines join points of one setting" in tradeoff(found).caption
+    rows = list(found.rows)
+    rows[6] = replace(rows[6], config=rows[4].config)
+    apart = [s for s in tradeoff(replace(found, rows=rows)).panels[1].series if s.name.startswith("after")]
+    assert [s.x for s in apart] == [(1, 4), (2,), (8,)]
+    elsewhere = series_of(tradeoff(found), "the pick's settings", 1)
+    assert (elsewhere.x, elsewhere.y, elsewhere.hollow) == ((1, 8), (36.2, 7.4), (False, True))
+    work = series_of(tradeoff(found), "the pick's settings", 2)
+    assert work.y == pytest.approx((64_000 / 36.2, 64_000 / 7.4))
+    assert not any(s.name.startswith("the pick's settings") for s in tradeoff(found).panels[0].series), "times alone"
+
+
+def test_outliers_stand_at_the_edge_and_the_pick_on_top(with_rows):
+    """One diverged run pressed all others into a line."""
+    changed = with_rows({3: {"quality": 0.11, "ci": (0.1, 0.12)}})
+    for figure in (front(changed), tradeoff(changed)):
+        panel = figure.panels[0]
+        low, high = panel.y_range()
+        assert low > 0.8
+        naive = series_of(figure, "before")
+        assert naive.beyond(panel) == {3: -1}
+        assert low < panel.edge(-1) < panel.edge(1) < high
+        assert "A triangle at the edge" in figure.caption
+        assert panel.series[-1].marker == "ring"
+        assert '"triangle-down"' in interactive.div(figure)
+        assert static.png(figure) != static.png(
+            replace(figure, panels=tuple(replace(p, within=None) for p in figure.panels))
+        )
+    kept = with_rows({7: {"quality": 0.11, "ci": (0.1, 0.12)}})
+    assert front(kept).panels[0].y_range()[0] < 0.11, "the pick is always shown"
+    assert without_outliers([0.9, 0.91]) is None
+    assert without_outliers([0.9, 0.91, 0.92, 0.93]) is None
+    assert without_outliers([0.9, 0.91, 0.92, 0.93, 0.1]) == (0.9, 0.93)
+
+
 def test_front_without_a_pick_has_no_ring(found):
-    assert not any(s.name == "pick" for s in front(replace(found, pick=None)).panels[0].series)
+    assert not any(s.name == "pick" for s in front(replace(found, answer=FrontierAnswer("None."))).panels[0].series)
 
 
 def test_of_several_tuned_rows_one_stands_for_a_worker_count(found, with_rows):
     tuned = found.rows[4:]
     assert shown_row(tuned, found) is found.rows[7], "the pick"
-    without = replace(found, pick=None)
+    without = replace(found, answer=FrontierAnswer("None."))
     assert shown_row(tuned, without) is tuned[3], "the fastest on target"
     assert shown_row(tuned, replace(without, target=0.99)) is tuned[0], "the best where none is on target"
     lower = replace(without, direction="min", target=None)
     assert shown_row(tuned, lower) is tuned[3], "the smallest where smaller is better"
-    assert shown_row(found.rows[:2], with_rows({0: {"quality": math.nan}}, pick=None, target=None)) is found.rows[0]
+    assert (
+        shown_row(found.rows[:2], with_rows({0: {"quality": math.nan}}, answer=FrontierAnswer("None."), target=None))
+        is found.rows[0]
+    )
 
 
 def test_history_holds_every_trial_and_the_best_so_far(frontier_entries):

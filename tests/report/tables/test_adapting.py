@@ -100,6 +100,7 @@ def test_the_result_counts_what_became_of_decisions():
             "not_measured": {},
             "noise_scale": 412.3,
             "noise_scale_error": 29.7,
+            "batch_verdict": batch_line(found),
             "batch_size": 64,
             "lr": 0.05,
         }

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from elastune.journal.entry import Entry
+from elastune.journal.link_records import BY_CHECKPOINT
 from elastune.journal.records import Measured, Record, Restarted, RunFinished, RunStarted, SyncChanged, TopologyLaid
 from elastune.report.document import render
 from elastune.report.events import write_events
@@ -113,6 +114,28 @@ def test_what_a_resumed_run_took_back_is_left_out() -> None:
     restarted = story_of(*RECORDS[:-1], Restarted(0))
     assert [each.what for each in restarted.strategies] == ["allreduce"]
     assert [each.what for each in story_of(*RECORDS, STARTED).strategies] == ["allreduce"], "a fresh start"
+
+
+def test_a_default_is_not_what_somebody_asked_for() -> None:
+    plain = replace(STARTED, means={"workers": 2})
+    entries = stamped([plain, replace(RING, step=5), ENDED])
+    story = gather_sync(entries)
+    assert sync_line(story) == "allreduce, sums by native, then ring"
+    assert [each.why for each in story.all][:2] == ["the default"] * 2
+    run = gather_run(entries)
+    assert run is not None
+    (part,) = [part for part in explain_run(run, entries).parts if part.title == "How workers agreed"]
+    assert part.lines[1] == "From step 0 on: sums by native (the default)."
+    asked = gather_sync(stamped([replace(plain, means={"topology": "tree"}, sync=LOCAL), ENDED]))
+    assert [each.why for each in asked.all] == ["asked for at the start"] * 2
+
+
+def test_a_resumed_run_goes_on_with_the_topology_of_its_checkpoint() -> None:
+    plain = replace(STARTED, means={"workers": 2})
+    laid = replace(RING, step=5)
+    again = (replace(plain, resumed_step=20), replace(RING, step=20, cause=BY_CHECKPOINT))
+    story = story_of(plain, laid, seen(20, 2.0, 1e5), *again, ENDED)
+    assert [(each.what, each.step) for each in story.topologies] == [("native", 0), ("ring", 5)]
 
 
 @pytest.mark.filterwarnings("error")

@@ -5,7 +5,6 @@ import pytest
 from rich.console import Console
 
 from elastune.core.text import number
-from elastune.frontier.rows import with_efficiency
 from elastune.journal.records import LinkFitted, TimesFitted, WorkerSteps
 from elastune.report.gather import front_trials, gather_run, gather_study
 from elastune.report.tables.frontier_tables import frontier_table, reasons_table, settings_table, volumes_table
@@ -25,6 +24,15 @@ def printed(table, width):
     console = Console(file=io.StringIO(), width=width, color_system=None)
     console.print(to_rich(table, width))
     return console.file.getvalue()
+
+
+def scaled_by(found, efficiencies=(None, 0.9, 0.78, 0.7)):
+    """The frontier with scaling efficiencies."""
+    told = [
+        replace(row, scaling_efficiency=each, scaling_label="modelled" if each else None)
+        for row, each in zip(found.rows, efficiencies * 2, strict=True)
+    ]
+    return replace(found, rows=[replace(row, scaling_label=row.seconds_label) for row in told])
 
 
 def column(table, start):
@@ -52,8 +60,9 @@ def test_frontier_table_holds_the_rows(found):
     assert column(settings, "lr")[1] == "0.1 (linear)"
     assert column(settings, "other")[0] == "momentum=0.9, epochs=8"
     assert column(settings, "samples/s")[:3] == ["1,531", "2,771", "≈ 4,776"]
-    scaled = settings_table(replace(found, rows=with_efficiency(found.rows)))
-    assert column(scaled, "samples/s (scaling eff")[:3] == ["1,531 (100 %)", "2,771 (90 %)", "≈ 4,776 (78 %)"]
+    scaled = settings_table(scaled_by(found))
+    assert column(scaled, "samples/s (scaling eff")[:3] == ["1,531", "2,771 (90 %)", "≈ 4,776 (78 %)"]
+    assert "as the same settings on the fewest workers" in scaled.note
     assert column(settings, "worse by")[2] == "0.028 (≤ 0.04)"
     assert [row[0] for row in reasons_table(found).rows] == ["decides", "hint"]
 
@@ -78,7 +87,7 @@ def test_frontier_tables_fit_a_terminal(found, with_rows, width, quality):
     wide = with_rows(
         {i: {"quality_label": "emulated", "noise_scale": 1412.3, "noise_scale_error": 122.0} for i in range(8)}
     )
-    shown = replace(wide, quality=quality, rows=with_efficiency(wide.rows))
+    shown = replace(scaled_by(wide), quality=quality)
     for table in (frontier_table(shown), settings_table(shown), volumes_table(shown)):
         text = printed(table, width)
         assert "…" not in text

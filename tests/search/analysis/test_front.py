@@ -11,9 +11,9 @@ from elastune.search.analysis.front import (
     bounds,
     default_reference,
     hypervolume,
-    knee,
     nondominated,
     pick,
+    recommend,
     representative,
 )
 from elastune.search.space.objective import parse_objectives
@@ -86,14 +86,11 @@ def test_large_fronts_are_quick():
 CURVE = np.array([[0.0, 10.0], [1.0, 3.0], [2.0, 2.0], [6.0, 1.0], [10.0, 0.5], [5.0, 5.0], [1.0, 3.0]])
 
 
-def test_bounds_knee_and_reference_of_a_curve():
+def test_bounds_and_reference_of_a_curve():
     ideal, nadir = bounds(CURVE)
     assert ideal.tolist() == [0.0, 0.5]
     assert nadir.tolist() == [10.0, 10.0]
     np.testing.assert_allclose(default_reference(CURVE), [11.0, 10.95])
-    assert knee(CURVE) == 2
-    assert knee(CURVE * [1000.0, 0.01]) == 2, "a knee does not depend on units"
-    assert knee(np.array([[3.0, 3.0]])) == 0
 
 
 def test_representative_points_are_the_best_subset_here():
@@ -165,11 +162,10 @@ def test_pick_by_several_targets_or_all():
         pick(TRIALS, OBJECTIVES, targets={"accuracy": 0.99, "seconds": 60})
 
 
-def test_pick_by_weights_and_by_knee():
+def test_pick_by_weights():
     assert pick(TRIALS, OBJECTIVES, weights={"accuracy": 1}).index == 0
     assert pick(TRIALS, OBJECTIVES, weights={"seconds": 1, "accuracy": 0.01}).index == 3
     assert pick(TRIALS, OBJECTIVES, weights={"cost": 1}, targets={"accuracy": 0.97}).index == 2
-    assert "knee" in pick(TRIALS, OBJECTIVES).reason
 
 
 @pytest.mark.parametrize(
@@ -193,3 +189,85 @@ def test_nothing_to_pick_from():
         pick([], OBJECTIVES)
     with pytest.raises(UserError, match="finished"):
         pick(TRIALS[-1:], OBJECTIVES)
+
+
+def rows(*values, names=("accuracy", "seconds", "cost")):
+    return [dict(zip(names, each, strict=True)) for each in values]
+
+
+def test_without_a_preference_the_pick_is_nearly_the_best_and_fast():
+    found = recommend(rows((0.99, 2, 2), (0.97, 1.5, 1.5), (0.11, 1, 1)), OBJECTIVES)
+    assert [(each.index, each.reason) for each in found] == [
+        (0, "the best accuracy, and the fastest within 1% of it"),
+        (1, "the cheapest within 5% of the best accuracy"),
+    ]
+    two = rows((0.073, 1.0), (0.76, 2.0), names=("accuracy", "seconds"))
+    assert [each.index for each in recommend(two, parse_objectives({"accuracy": "max", "seconds": "min"}))] == [1]
+
+
+def test_three_points_are_named_where_they_differ():
+    found = recommend(rows((0.99, 9, 9), (0.985, 4, 5), (0.95, 3, 1), (0.5, 1, 0.5)), OBJECTIVES)
+    assert [(each.index, each.reason) for each in found] == [
+        (1, "the fastest within 1% of the best accuracy"),
+        (0, "the best accuracy"),
+        (2, "the cheapest within 5% of the best accuracy"),
+    ]
+    assert pick(rows((0.99, 9, 9), (0.985, 4, 5)), OBJECTIVES).index == 1
+
+
+def test_nothing_is_given_up_for_a_time_that_is_no_shorter():
+    found = recommend(rows((0.99, 2.0, 1.0), (0.985, 1.99, 1.0)), OBJECTIVES)
+    assert [(each.index, each.reason) for each in found] == [
+        (0, "the best accuracy, and the fastest (to 1%) within 1% of it")
+    ]
+
+
+def test_a_cost_that_is_a_time_counts_once():
+    values = rows((0.99, 9, 9), (0.985, 4, 4))
+    assert (
+        recommend(values, OBJECTIVES, proportional={"cost"})[0].reason
+        == "the fastest and cheapest within 1% of the best accuracy"
+    )
+
+
+def test_nothing_below_a_floor_and_nothing_that_breaks_the_condition_is_named():
+    values = rows((0.6, 9, 9), (0.58, 1, 1))
+    assert [each.index for each in recommend(values, OBJECTIVES)] == [0, 1]
+    assert [each.index for each in recommend(values, OBJECTIVES, floor=0.59)] == [0]
+    with pytest.raises(UserError, match="accuracy 0.7 of chance.*at best 0.6"):
+        recommend(values, OBJECTIVES, floor=0.7)
+    losses = parse_objectives({"loss": "min", "seconds": "min"})
+    of_losses = rows((0.3, 9.0), (0.31, 1.0), names=("loss", "seconds"))
+    assert [each.index for each in recommend(of_losses, losses, floor=0.305)] == [0]
+    far = recommend(rows((0.9, 9, 9), (0.6, 1, 1)), OBJECTIVES, condition="accuracy >= 0.5")
+    assert far[1].reason == "the cheapest that fulfils accuracy >= 0.5"
+
+
+def test_the_first_that_is_no_time_says_how_good_a_trial_is():
+    turned = parse_objectives({"seconds": "min", "accuracy": "max"})
+    assert recommend(rows((1.0, 0.1), (9.0, 0.9), names=("seconds", "accuracy")), turned)[0].index == 1
+    times = parse_objectives({"seconds_to_target": "min", "cost": "min"})
+    assert recommend(rows((5.0, 9.0), (9.0, 1.0), names=("seconds_to_target", "cost")), times)[0].index == 0
+    sizes = parse_objectives({"accuracy": "max", "parameters": "min"})
+    named = recommend(rows((0.9, 900.0), (0.895, 500.0), names=("accuracy", "parameters")), sizes)
+    assert named[0].reason == "the best parameters within 1% of the best accuracy"
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(*[st.integers(0, 40).map(lambda i: i / 40)] * 3), min_size=1, max_size=12),
+    st.sampled_from([frozenset(), frozenset({"cost"})]),
+)
+def test_what_is_recommended_is_on_the_front_and_nearly_the_best(points, proportional):
+    values = rows(*points)
+    found = recommend(values, OBJECTIVES, proportional=proportional)
+    on_front = nondominated(np.array([[-a, s, c] for a, s, c in points]))
+    assert 1 <= len(found) <= 3
+    assert len({each.index for each in found}) == len(found)
+    assert all(on_front[each.index] for each in found)
+    best = max(a for a, _, _ in points)
+    assert points[found[0].index][0] >= best - 0.01 * best
+    assert all(points[each.index][0] >= best - 0.05 * best for each in found)
+    near = [s for (a, s, _), on in zip(points, on_front, strict=True) if on and a >= best - 0.01 * best]
+    assert points[found[0].index][1] <= min(near) * 1.01
+    assert any(points[each.index][0] == best for each in found)

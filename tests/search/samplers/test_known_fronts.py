@@ -64,7 +64,7 @@ def test_the_known_hypervolume_is_that_of_a_dense_front(problem):
 
 @pytest.mark.parametrize(
     ("sampler", "problem", "share"),
-    [("nsga2", "zdt1", 0.6), ("nsga2", "dtlz2", 0.78), ("genetic", "zdt1", 0.95), ("genetic", "dtlz2", 0.8)],
+    [("nsga2", "zdt1", 0.89), ("nsga2", "dtlz2", 0.78), ("genetic", "zdt1", 0.95), ("genetic", "dtlz2", 0.8)],
 )
 def test_a_search_reaches_most_of_it(sampler, problem, share):
     assert share <= reached(problem, sampler) <= 1.0

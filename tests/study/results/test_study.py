@@ -91,6 +91,15 @@ def test_the_command_leaves_out_what_is_not_set() -> None:
     assert "--set name=null" in study(told).pick().command, "what nobody recorded nobody knows"
 
 
+def test_the_command_names_what_is_nested_with_a_dot() -> None:
+    nested = {"optim": {"lr": 0.1, "warmup": None}, "empty": {}}
+    told = Telling({**SETTINGS, "defaults": nested}).start(0, lr=0.1).wait(1)
+    told.entries[-1].record.config.clear()
+    told.entries[-1].record.config.update({"optim": {"lr": 0.5, "warmup": None}, "empty": {}})
+    command = study(told.complete(0, 0.9, 1.0)).pick().command
+    assert "--set optim.lr=0.5 --epochs" in command, "and nothing of what is not set"
+
+
 def test_a_subset_says_how_much_it_covers() -> None:
     told = Telling()
     for number, (accuracy, seconds) in enumerate([(0.9, 10.0), (0.95, 20.0), (0.951, 40.0), (0.8, 50.0)]):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
-from elastune.train.program.causes import cause_of, text_of, trace_of
+from elastune.train.program.causes import DEEPEST_TRACE, cause_of, text_of, trace_of
 
 HERE = Path(__file__).name
 
@@ -53,6 +54,28 @@ def test_an_endless_text_keeps_its_ends_and_its_place() -> None:
     assert len(told) < 3000
     assert len(trace_of(error)) < 10_000
     assert len(text_of(error)) > 10**7
+
+
+def test_an_endless_recursion_is_told_by_its_newest_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a million calls each took 100 microseconds to look up."""
+
+    def endless(depth: int) -> int:
+        return endless(depth + 1)
+
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(20_000)
+    try:
+        with pytest.raises(RecursionError) as caught:
+            endless(0)
+    finally:
+        sys.setrecursionlimit(before)
+    looked_up: list[str] = []
+    monkeypatch.setattr("linecache.lazycache", lambda name, names: bool(looked_up.append(name)))
+    assert cause_of(caught.value, __file__).startswith("RecursionError: maximum recursion depth exceeded (")
+    assert f"({HERE}:" in cause_of(caught.value, __file__)
+    assert not looked_up
+    assert "in endless" in trace_of(caught.value)
+    assert len(looked_up) <= DEEPEST_TRACE
 
 
 def test_the_programs_line_goes_over_a_librarys() -> None:

@@ -31,6 +31,11 @@ def test_a_whole_program(tmp_path: Path) -> None:
     assert callable(found.train)
 
 
+def test_constraints_stand_beside_the_space(tmp_path: Path) -> None:
+    assert load(program(tmp_path, TRAIN + "constraints = ['seconds <= 60']")).constraints == ("seconds <= 60",)
+    assert load(program(tmp_path, TRAIN)).constraints == ()
+
+
 def test_only_train_is_needed_and_it_may_have_another_name(tmp_path: Path) -> None:
     path = program(tmp_path, "def fit(session): pass").path
     found = load(Program(path, "fit"))
@@ -67,6 +72,8 @@ def test_dataclasses_and_pickles_find_the_module(tmp_path: Path) -> None:
         (TRAIN + "space = {'lr': 1}", "space must be a function"),
         (TRAIN + "objectives = ['accuracy']", "objectives must map"),
         (TRAIN + "objectives = {'accuracy': 1}", "objectives must map"),
+        (TRAIN + "constraints = 'seconds <= 60'", "constraints must be a list of texts"),
+        (TRAIN + "constraints = [60]", "constraints must be a list of texts"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said_in_one_line(tmp_path: Path, text: str, said: str) -> None:

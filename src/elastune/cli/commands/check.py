@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from elastune.cli import options, parse
-from elastune.cli.output import FAILED, OK, print_json
+from elastune.cli.output import FAILED, OK, print_error, print_json, say
 from elastune.cli.setup import use_data
 from elastune.core.errors import UserError
 
@@ -39,8 +39,12 @@ def check(
 
     --json: {kind: "check", steps, sha256, found: [{kind, lines, said, fix}]}, with --time also exact: {steps, exact_s,
     plain_s (seconds a step), apart: {metric: [exact, plain]}}.
+
+    A program in which nothing is found is remembered by its digest, in XDG_CACHE_HOME/elastune/checked: elastune run
+    then does not advise to check it.
     """
     from elastune.core.run import Program
+    from elastune.job.checked_programs import note_check
     from elastune.job.exact_cost import exact_cost
     from elastune.job.portability import WORKERS, check_program
 
@@ -51,15 +55,19 @@ def check(
     use_data(data)
     settings = parse.settings(set_ or [])
     checked = check_program(Program(file), settings, steps=steps, seed=seed)
+    try:
+        note_check(Program(file), passed=not checked.found)
+    except OSError as error:
+        print_error(f"this check cannot be remembered: {error}")
     trains = all(found.kind != "fails" for found in checked.found)
     cost = exact_cost(Program(file), settings, steps=time, seed=seed) if time and trains else None
     if json:
         measured = {} if cost is None else {"exact": asdict(cost)}
         print_json({"kind": "check", **asdict(checked), **measured})
     for found in () if json else checked.found:
-        print(found.told(file.name))
+        say(found.told(file.name))
     if not checked.found and not json:
-        print(f"{file.name}: {checked.steps} steps, the same weights again and on {WORKERS} workers")
+        say(f"{file.name}: {checked.steps} steps, the same weights again and on {WORKERS} workers")
     for line in cost.told() if cost is not None and not json else ():
-        print(f"{file.name}: {line}")
+        say(f"{file.name}: {line}")
     return FAILED if checked.found else OK

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from elastune.cli import options
-from elastune.cli.output import OK, print_json
+from elastune.cli.output import OK, print_json, say
 
 
 def classes(
@@ -46,6 +46,6 @@ def classes(
         print_json({"kind": "classes", **found.to_json()})
         return OK
     shares = f"{found.between:.3f} between groups, {found.within:.3f} within"
-    print(f"confused by trial {found.trial} on {found.data}: {shares}")
-    print(f"--set tree='{json_text.dumps(found.tree.to_json(), separators=(',', ':'))}'")
+    say(f"confused by trial {found.trial} on {found.data}: {shares}")
+    say(f"--set tree='{json_text.dumps(found.tree.to_json(), separators=(',', ':'))}'")
     return OK

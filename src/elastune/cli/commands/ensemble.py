@@ -10,7 +10,7 @@ import typer
 from elastune.cli import options
 from elastune.cli.clusters import ClusterOptions
 from elastune.cli.flatten import flatten
-from elastune.cli.output import INTERRUPTED, OK, print_json
+from elastune.cli.output import INTERRUPTED, OK, print_json, say
 from elastune.cli.varying import Varying
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def ensemble(
     else:
         _print(found)
         if file is not None:
-            print(f"file    {file}")
+            say(f"file    {file}")
     return OK
 
 
@@ -137,14 +137,14 @@ def _print(found: Ensemble) -> None:
         trials, worth = ", ".join(map(str, each.trials)), each.contribution
         error = f" ± {worth.shapley_error:.2g}" if worth.shapley_error else ""
         words = f"left out {worth.left_out:+.4f}, Shapley {worth.shapley:+.4f}{error}"
-        print(f"{found.by} {each.value}: {words}; trials {trials}")
+        say(f"{found.by} {each.value}: {words}; trials {trials}")
     best = f"best single trial ({found.single})"
-    print(f"{found.data}: {found.objective} {found.score:.4f}, {best} {found.best_single:.4f}; both were chosen by it")
+    say(f"{found.data}: {found.objective} {found.score:.4f}, {best} {found.best_single:.4f}; both were chosen by it")
     if found.test is None:
         print("test: not every member has predictions on data that no choice has seen")
     else:
         told_by = f"{found.test.ensemble:.4f}, {best} {found.test.best_single:.4f}"
-        print(f"{found.test.data}: {found.objective} {told_by}; {found.test.rows} rows, read after the choice")
+        say(f"{found.test.data}: {found.objective} {told_by}; {found.test.rows} rows, read after the choice")
     print(f"inference: {found.inference:.2f} times the parameters of trial {found.single}")
     apart = found.diversity
     if apart.disagreement is not None:

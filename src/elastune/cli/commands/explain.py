@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from elastune.cli import options
-from elastune.cli.output import OK, print_json
+from elastune.cli.output import OK, print_json, say
 from elastune.core.text import count, plain
 
 
@@ -24,6 +24,7 @@ def explain(
             help="The --out folder of elastune plan: show the step times that it predicted beside the measured ones.",
         ),
     ] = None,
+    across_changes: options.AcrossChanges = False,
     json: options.Json = False,
 ) -> int:
     """Explain in words what a study, frontier, run or plan found.
@@ -33,8 +34,8 @@ def explain(
 
     Of a frontier: its answer, and what each worker count reaches.
 
-    Of a run: whether its batch was beyond the noise scale that it measured, where a pipeline was cut, and what a
-    worker's memory held, measured and modelled, and would hold otherwise.
+    Of a run: whether its batch was beyond the noise scale that it measured, what tensor left whole of the model, where
+    a pipeline was cut, and what a worker's memory held, measured and modelled, and would hold otherwise.
 
     Of a plan: all that it says.
 
@@ -47,18 +48,20 @@ def explain(
     """
     from elastune.job.output_dir import JOURNAL
     from elastune.journal.reader import read
+    from elastune.journal.trials import compared_all
     from elastune.plan.planned_steps import plan_told
     from elastune.report.explain import Explanation, Part
     from elastune.report.explain import explain as explained
     from elastune.report.explain_frontier import explain_frontier
     from elastune.report.explain_run import explain_run
     from elastune.report.gather import gather_run, gather_study
-    from elastune.report.plan_story import plan_lines
+    from elastune.report.plan_story import plan_lines, serial_of
     from elastune.report.predicted_time import fitted_prediction, run_prediction, study_prediction
     from elastune.study.allocation.predicted import plan_in, plan_left, predicted_in
     from elastune.study.results.study import Study
 
     entries = read(out / JOURNAL)
+    entries = compared_all(entries) if across_changes else entries
     story, run, own = gather_study(entries), gather_run(entries), plan_told(entries)
     told, made = predicted_in(entries), None if plan is None else plan_in(plan)
     lines: tuple[str, ...] = ()
@@ -68,7 +71,7 @@ def explain(
         found, lines = explain_frontier(story), fitted_prediction(story.times)
     elif story is None and run is not None:
         found = explain_run(run, entries)
-        lines = () if made is None else run_prediction(made, run)
+        lines = () if made is None else (*run_prediction(made, run), f"{serial_of(made)}.")
     else:
         found = explained(Study.of(out, entries))
         program = "" if story is None else story.settings.get("program", "")
@@ -83,5 +86,5 @@ def explain(
     if json:
         print_json({"kind": "explanation", **asdict(found), "out": str(out)})
     else:
-        print(found)
+        say(str(found))
     return OK

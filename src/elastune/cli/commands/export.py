@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from elastune.cli.output import OK
+from elastune.cli.output import OK, say
 from elastune.core.errors import UserError
 
 
@@ -49,7 +49,7 @@ def export(
             raise UserError(
                 "a study's tables and a run's weights are two exports", "both", "export one, then the other"
             )
-        print("\n".join(export_run(out, dcp, safetensors)))
+        say("\n".join(export_run(out, dcp, safetensors)))
         return OK
     from elastune.journal.atomic import atomic_write
     from elastune.report.export import to_csv, to_json
@@ -77,5 +77,5 @@ def export(
     contents = [made[what]() for what, _ in wanted]  # all, before one is written
     for (what, path), content in zip(wanted, contents, strict=True):
         atomic_write(path, content)
-        print(f"{what:<7} {path} ({len(study.trials)} trials)")
+        say(f"{what:<7} {path} ({len(study.trials)} trials)")
     return OK

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from elastune.cli.from_plain import from_plain
-from elastune.cli.output import OK
+from elastune.cli.output import OK, say
 from elastune.core.errors import UserError
 
 FIRST_PROGRAM = Path(__file__).parent.parent / "first_program.py"
@@ -51,7 +51,7 @@ def init(
         raise UserError(rule, f"{file}: {error.strerror}", "check the path") from None
     if plain is not None:
         changed = difflib.unified_diff(before.splitlines(), text.splitlines(), str(plain), str(file), n=0, lineterm="")
-        print(*changed, sep="\n")
+        say(*changed)
     print(f"{file} is written. Next: elastune {'run' if plain is None else 'check'} {file}", end="")
     print(" --workers 2" if plain is None else "")
     return OK

@@ -9,7 +9,7 @@ import typer
 
 from elastune.cli import options, parse
 from elastune.cli.commands.predict import Program
-from elastune.cli.output import OK, print_json
+from elastune.cli.output import OK, print_json, say
 from elastune.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def join(
     else:
         _print(found)
         if file is not None:
-            print(f"file    {file}")
+            say(f"file    {file}")
     return OK
 
 
@@ -97,13 +97,13 @@ def parse_tree(text: str) -> ClassTree:
 
 def _print(found: ComposedModel) -> None:
     parts = ", ".join(f"{one.study.name} {one.trial}" for one in found.made_of)
-    print(f"{found.form} ({found.method}) of {len(found.made_of)} trials: {parts}")
+    say(f"{found.form} ({found.method}) of {len(found.made_of)} trials: {parts}")
     singles = sorted(found.singles, key=lambda one: one.score, reverse=found.direction == "max")
     best = f", best single trial ({singles[0].trial}) of {found.study} {singles[0].score:.4f}" if singles else ""
-    print(f"{found.data}: {found.objective} {found.score:.4f}{best}")
+    say(f"{found.data}: {found.objective} {found.score:.4f}{best}")
     if found.test is None:
         print("test: the program knows no such data")
     else:
         alone = "" if found.test.best_single is None else f", that trial {found.test.best_single:.4f}"
-        print(f"{found.test.data}: {found.objective} {found.test.model:.4f}{alone}; {found.test.rows} rows")
+        say(f"{found.test.data}: {found.objective} {found.test.model:.4f}{alone}; {found.test.rows} rows")
     print(f"inference: {found.parameters:,} parameters")

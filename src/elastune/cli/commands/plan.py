@@ -10,7 +10,7 @@ import typer
 from elastune.cli import options, parse
 from elastune.cli.clusters import ClusterOptions
 from elastune.cli.flatten import flatten
-from elastune.cli.output import OK, print_json
+from elastune.cli.output import OK, print_json, say
 from elastune.cli.planning import PlannedCluster, PlannedSearch, Probing
 from elastune.cli.setup import use_data
 
@@ -40,23 +40,28 @@ def plan(
 
     A plan says how many trainings run at once, and on which mesh (data x shard x tensor x pipeline) each of them
     trains. Each plan has its time, cost and memory. All times are modelled: nodes are taken to have this machine's
-    workers.
+    workers, those of --device, or those that --probe measures on --cluster.
 
     One step of FILE is first rehearsed, without workers and without the memory that it takes. If no division has enough
     memory, that is the answer. Then a few short runs on this machine calibrate the model of a step, if this machine has
     the memory. Then every division of the cluster is judged. A plan keeps --deadline if the upper end of its interval
     of time keeps it: in nine cases of ten.
 
+    The commands that are printed run as they are on --cluster. Without it those for several nodes have a placeholder.
+
     With --out the answer is kept in a journal, which elastune report and elastune explain read. See docs/planning.md.
 
     --json: {kind: "plan", plans: [{width, mesh, sharded, batch, micro, step_s, step_interval_s, seconds, interval_s,
-    cost, cost_interval, memory_bytes, most_parameters (bytes of those that would fit so), noise_ratio, limits: [part,
-    share], workers, odds (of keeping --deadline), command (one training of it), search_command (the search, of a FILE
-    with space(trial))}], gains: {axis: factor of twice the workers}, reasons: {axis: why}, size: {...}, search: {...},
-    noise ("told", "measured", "unknown"), probed: {mesh and pass: seconds of a step}, refused: {axis: why}, memory (in
-    words), worker_bytes (bound of a worker), beside_bytes (of its process beside that), constants: {name: seconds},
-    unmeasured (why nothing was run here), measured: [{mesh, mechanism, batch, micro, step_s, step_interval_s,
-    memory_bytes, measured_step_s, measured_memory_bytes, step_error, memory_error, within, failed}]}.
+    cost, cost_interval, memory_bytes, copied_bytes (with two holders of each part), most_parameters (bytes of those
+    that would fit so), noise_ratio, limits: [part, share], workers, odds (of keeping --deadline), command (one training
+    of it), search_command (the search; null for a FILE without space(trial) or objectives)}], command_notes (what is to
+    be known of the first plan's commands), gains: {axis: factor of twice the workers}, reasons: {axis: why}, size:
+    {...}, search: {...}, noise ("told", "measured", "unknown"), probed: {mesh and pass: seconds of a step}, refused:
+    {axis: why}, memory (in words), worker_bytes (bound of a worker), beside_bytes (of its process beside that),
+    constants: {name: seconds}, unmeasured (why nothing was run here), assumed (of --device), too_small (why one
+    training cannot use all workers), lacks (what FILE needs to be searched), chosen (settings that its space chooses),
+    measured: [{mesh, mechanism, batch, micro, step_s, step_interval_s, memory_bytes, measured_step_s,
+    measured_memory_bytes, step_error, memory_error, within, failed}]}.
     """
     from elastune.core.run import Program
     from elastune.frontier.cluster_planning import PlanRequest, plan_cluster
@@ -72,12 +77,13 @@ def plan(
         config=parse.settings(set_ or []),
         seed=seed,
         shown=top,
-        cluster=None if where.local else where.request(),
+        cluster=where.request() if not where.local and (probing.probe or probing.measure) else None,
+        cluster_words=where.words,
         out=out,
     )
     made = keep_plan(request, plan_cluster(request))
     if json:
         print_json({"kind": "plan", **made.found})
     else:
-        print("\n".join(plan_lines(made)))
+        say("\n".join(plan_lines(made)))
     return OK

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from elastune.cli import options
-from elastune.cli.output import OK, print_json
+from elastune.cli.output import OK, print_json, say
 
 Program = Annotated[
     Path | None,
@@ -52,7 +52,7 @@ def predict(
         print_json({"kind": "predictions", "study": str(study), "predictions": found})
         return OK
     for one in told:
-        print(f"trial {one.trial}: {one.data}: {f'{one.rows} rows' if one.rows else one.reason}")
+        say(f"trial {one.trial}: {one.data}: {f'{one.rows} rows' if one.rows else one.reason}")
     return OK
 
 

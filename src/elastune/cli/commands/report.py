@@ -11,7 +11,7 @@ import typer
 from elastune.cli import options, parse
 from elastune.cli.flatten import flatten
 from elastune.cli.groups import HostPrices
-from elastune.cli.output import FAILED, OK, print_json, print_result
+from elastune.cli.output import FAILED, OK, print_json, print_result, say
 from elastune.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ def report(
         typer.Option(help="For a study: also choose this number of trials that together stand for the front."),
     ] = None,
     target: options.Target = None,
+    across_changes: options.AcrossChanges = False,
     json: options.Json = False,
 ) -> int:
     """Write an HTML report of the results in a folder.
@@ -67,7 +68,8 @@ def report(
     of the first two)}. Of a run that has no result yet: {kind, unfinished: true, ...}.
 
     --json with --ledger: {kind: "ledger", exact, steps, epochs: [{epoch (from 0), length, once, missed, repeated,
-    ended}], disputes, out}; missed and repeated are [first, last + 1] places of the epoch's order.
+    ended}], disputes, accepted (changes that some steps were taken with), out}; missed and repeated are [first,
+    last + 1] places of the epoch's order.
     """
     if ledger:
         return _ledger(out, json)
@@ -76,8 +78,9 @@ def report(
     from elastune.study.time_to_target import parse_target
 
     targets, weighed = parse.numbers(pick or [], "--pick"), parse.numbers(weights or [], "--weights")
-    result = result_of(out, Wish(targets, weighed, subset, None if target is None else parse_target(target)))
-    page = write_report(out)
+    wish = Wish(targets, weighed, subset, None if target is None else parse_target(target))
+    result = result_of(out, wish, across_changes=across_changes)
+    page = write_report(out, across_changes=across_changes)
     more: dict[str, object] = {}
     if tensorboard:
         from elastune.job.output_dir import JOURNAL
@@ -103,5 +106,5 @@ def _ledger(out: Path, as_json: bool) -> int:
     if as_json:
         print_json({"kind": "ledger", **asdict(found), "exact": found.exact, "out": str(out)})
     else:
-        print("\n".join(lines(found)))
+        say("\n".join(lines(found)))
     return OK if found.exact else FAILED

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from elastune.cli import options
-from elastune.cli.output import OK, WRONG, print_error, print_json
+from elastune.cli.output import OK, WRONG, print_error, print_json, say
 from elastune.core.errors import UserError
 from elastune.core.mesh import MOST_WORKERS
 
@@ -96,5 +96,5 @@ def wish(
     if json:
         print_json({"kind": kind, "taken": True, "detail": answer.detail, "members": answer.members, "out": str(out)})
     else:
-        print(answer.detail)
+        say(answer.detail)
     return OK

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -25,7 +26,7 @@ from elastune.cli.groups import (
     RunPrices,
     Training,
 )
-from elastune.cli.output import FAILED, INTERRUPTED, OK, TRY_AGAIN, WRONG, print_error, print_result
+from elastune.cli.output import FAILED, INTERRUPTED, OK, TRY_AGAIN, WRONG, print_error, print_result, say
 from elastune.cli.setup import choose_workers
 from elastune.cli.start import Beginning
 from elastune.core.command import CommandGiven
@@ -64,6 +65,7 @@ def run(
     tensorboard: options.TensorBoard = False,
     heartbeat: options.Heartbeat = f"{Elastic.heartbeat_s:g}s",
     grace: options.Grace = None,
+    dry_run: options.DryRun = False,
 ) -> int:
     """Train a program once, on one or more workers.
 
@@ -76,26 +78,37 @@ def run(
     Exit code 1: the run failed. Exit code 75: the machine is about to be taken away, as SIGUSR1 or another notice said;
     the run has written a checkpoint.
 
-    --json: {kind: "run", sha256 (of weights, buffers and optimizer state), metrics, seconds (of training), steps,
-    samples, workers, mode, mechanism, mesh (where one was asked for), num_slots, sync, sync_changes: [{step, strategy
-    or topology, why}], seed, config, stopped, stop_why, step_s, wait_s, changes (how often the workers changed),
-    median_pause_s, longest_pause_s, steps_discarded, rounds_short (rounds that ended without a learner),
-    samples_left_out (with these learners), memory: [{rank, parameters, gradients, optimizer, copies, activations,
-    peak}] (bytes, measured in one step), compress, sent_bytes (of all workers' collectives, in an average step), out}.
+    --json: {kind: "run", sha256 (of weights, buffers and optimizer state), metrics, evaluated_on: {metric: samples},
+    seconds (of training), steps, samples, workers, hosts, mode, compress, mechanism, mesh (where one was asked for),
+    num_slots, sync, sync_changes: [{step, strategy (where it changed), topology (where it changed), why}], seed,
+    config, stopped, stop_why, step_s, wait_s, changes (how often the workers changed), median_pause_s, longest_pause_s,
+    steps_discarded, rounds_short (rounds that ended without a learner), samples_left_out (with these learners),
+    worker_steps: [{rank, step_s, busy_s, share}], memory: [{rank, parameters, gradients, optimizer, copies,
+    activations, peak}] (bytes, measured in one step), sent_bytes (of all workers' collectives, in an average step),
+    out}.
 
     With policies or monitors also adapt: {policies, decisions (how many were applied), disagreed, refused, failed
     (calls that raised), not_measured: {monitor: why}, noise_scale, noise_scale_error, batch_size, lr (all four as
-    measured last)}.
+    measured last), batch_verdict (whether the batch is beyond the noise scale, in a sentence, or null)}.
 
-    With --chaos also chaos: {faults: {kind: count}, steps_lost, ledger, undisturbed_sha256, equal, ...}. With --price
-    or --prices also money, as elastune report tells it.
+    With --accept-changes also changes_accepted: what has changed, from which step on.
+
+    With --chaos also chaos: {faults: {kind: count}, not_injected: {fault: why}, changes, median_pause_s,
+    longest_pause_s, steps_discarded, steps_lost, ledger: {exact, steps, samples}, undisturbed_sha256, equal, verified
+    (false where too few faults happened; null without --chaos-verify)}.
+
+    With --price or --prices also money, as elastune report tells it.
 
     A run that fails prints {kind: "run", failed: {reason, detail, rank, exit_code, wanted_bytes (where memory ran
-    out)}, out}.
+    out)}}, with mode, compress, mechanism, mesh, num_slots, sync, sync_changes, seed, config and out as above.
+
+    With --dry-run {kind: "dry_run", command: "run", program, out, cluster, seed, config, batch_size (where the config
+    has it), workers, mesh, mechanism, mode, num_slots, micro_batch, device, most_workers, sync, policies, copies_note}.
     """
     from elastune.cluster.kinds.kind import RoomWanted, opened
     from elastune.cluster.static import from_environment
     from elastune.job.adoption import may_adopt
+    from elastune.job.changes import accepted_changes
     from elastune.job.output_journal import check_free
     from elastune.job.resumption import begun_means, check_resumed
     from elastune.train.examine_apart import examined_meanwhile
@@ -119,9 +132,10 @@ def run(
         out=out,
         config=training.config,
         seed=training.seed,
-        means=_means(execution, begin, elastic.high, learners, begun),
+        means=_means(execution, begin, elastic.high, learners, begun, here=where.local),
         epochs=training.epochs,
         resume=folders.resume,
+        accept_changes=folders.accept_changes,
         elastic=elastic,
         adapt=adapting.adapt,
         divergence=Divergence(training.factor),
@@ -133,25 +147,33 @@ def run(
     if place is not None:
         if spot is not None:
             raise UserError("the policy spot chooses among hosts", "workers of a launcher", "use --cluster hosts:PORT")
+        if dry_run:
+            return OK if place.rank else _dry_run(spec, "launcher", as_json=folders.json)
         return _run_static(spec, place, folders.json, tensorboard, prices, command)
     changes = workers is not None and ":" in workers
     check_free(spec.out, spec.resume)
     adopts, least = may_adopt(spec), elastic.low if changes else spec.means.workers
+    if not adopts:
+        accepted_changes(spec)
     if beyond := check_resumed(spec):
         print_error(f"the run is to be longer than it was begun for: {beyond}")
     with nullcontext() if adopts else examined_meanwhile(spec):
         tracker = _tracker(spec, adopts=adopts)  # before agents come: loading torch can take longer than they wait
+    if dry_run:
+        return _dry_run(spec, where.cluster, as_json=folders.json)
     room = RoomWanted(spec.out, least, spec.most_workers, grace_s=elastic.grace_s, adopts=adopts, spot=spot)
     with opened(asked, room) as cluster:
         if cluster is not None and changes and execution.mesh is None and cluster.free:
             begin = min(elastic.high or begin, cluster.free)
-            spec = replace(spec, means=_means(execution, begin, elastic.high, learners, begun))
+            spec = replace(spec, means=_means(execution, begin, elastic.high, learners, begun, here=where.local))
         return _run_local(spec, tracker, folders.json, chosen, sources, tensorboard, cluster, prices, command)
 
 
-def _means(execution: Execution, begin: int, high: int | None, learners: int, begun: Means | None) -> Means:
+def _means(
+    execution: Execution, begin: int, high: int | None, learners: int, begun: Means | None, *, here: bool
+) -> Means:
     """The system parameters asked for; those that show in the result are as in a run that was ``begun`` already."""
-    means = execution.means(begin, high, learners)
+    means = execution.means(begin, high, learners, here=here)
     if begun is None or means.mode != "exact":
         return means
     blocks = begun.virtual_tensor if means.parts.tensor and begun.parts.tensor else means.virtual_tensor
@@ -160,6 +182,12 @@ def _means(execution: Execution, begin: int, high: int | None, learners: int, be
         num_slots=begun.num_slots if execution.slots is None else means.num_slots,
         virtual_tensor=blocks if execution.virtual_tensor is None else means.virtual_tensor,
     )
+
+
+def _dry_run(spec: RunSpec, cluster: str, *, as_json: bool) -> int:
+    from elastune.cli.dry_run import of_run, tell_dry_run
+
+    return tell_dry_run(of_run(spec, cluster), as_json=as_json)
 
 
 def _spot(spec: RunSpec) -> SpotWatch | None:
@@ -236,6 +264,7 @@ def _observing(spec: RunSpec, progress: Progress, tensorboard: bool) -> Iterator
 def _tracker(spec: RunSpec, *, adopts: bool = False) -> RunTracker:
     """``adopts``: workers may wait to be taken over; they do not wait until the program, and torch, are loaded."""
     from elastune.cli.progress import RunTracker
+    from elastune.plan.copies import copies_text
     from elastune.train.program.load import load_as_guest
 
     own = {}
@@ -246,7 +275,19 @@ def _tracker(spec: RunSpec, *, adopts: bool = False) -> RunTracker:
         check_means(spec)
         own = load_as_guest(spec.program).config
     epochs = spec.epochs or {**own, **spec.config}.get("epochs")
-    return RunTracker(epochs if isinstance(epochs, int) else None, spec.max_steps)
+    return RunTracker(
+        epochs if isinstance(epochs, int) else None, spec.max_steps, (_advice(spec), copies_text(spec.means))
+    )
+
+
+def _advice(spec: RunSpec) -> str:
+    """What to do about a program that may come to something else on other workers; "": nothing."""
+    from elastune.job.checked_programs import is_checked
+
+    path = spec.program.path
+    if spec.means.mode != "exact" or spec.most_workers == 1 or is_checked(spec.program):
+        return ""
+    return f"{path.name} was never checked: 'elastune check {shlex.quote(str(path))}' compares one worker with two"
 
 
 def _tell(out: Path, as_json: bool, chaos: Verdict | None = None, prices: Prices | None = None) -> int:
@@ -262,7 +303,7 @@ def _tell(out: Path, as_json: bool, chaos: Verdict | None = None, prices: Prices
         print_result(result, as_json=as_json)
     if failure is not None:
         if chaos is not None and not as_json:
-            print("\n".join(chaos.lines))
+            say("\n".join(chaos.lines))
         return _explain(failure, out)
     if result.stopped in ("requested", "notice"):
         why = "stopped on request" if result.stopped == "requested" else "stopped: this machine will be taken away"
@@ -272,9 +313,16 @@ def _tell(out: Path, as_json: bool, chaos: Verdict | None = None, prices: Prices
 
 
 def _explain(failure: RunFailed, out: Path) -> int:
+    from elastune.cluster.run_files import LocalFiles
+
     if failure.reason == "user_error":
         print_error(failure.detail)
         return WRONG
+    if failure.reason == "interrupted":
+        saved = LocalFiles().checkpoints(out)
+        how = f"go on after step {saved[-1]} with --resume --out {out}" if saved else "there is no checkpoint yet"
+        print_error(f"{failure.detail}; {how}")
+        return INTERRUPTED
     log = out / "logs" / f"worker-{failure.rank}.log"
     where = f" (log: {log})" if log.exists() else ""
     print_error(f"the run failed on worker {failure.rank}, {failure.reason.replace('_', ' ')}: {failure.detail}{where}")

@@ -24,6 +24,8 @@ from elastune.core.command import CommandGiven
 from elastune.core.errors import UserError
 from elastune.study.request import FrontierRequest, StudyRequest
 
+AUTO = "auto"
+
 
 @flatten
 def tune(
@@ -43,6 +45,8 @@ def tune(
     keep: options.Keep = StudyRequest.keep,
     keep_size: options.KeepSize = None,
     plan: options.PlanFolder = None,
+    dry_run: options.DryRun = False,
+    monitor: options.Monitors = None,
 ) -> int:
     """Search a program's settings for the best trade-offs.
 
@@ -55,22 +59,30 @@ def tune(
     sync_schedule. All other names are settings of the program. A trial whose choices do not go together is infeasible,
     with the reason, and is not run.
 
-    --json: {kind: "tune", objectives, trials: {state: count}, front: [{trial, values, metrics, config, means}], pick:
-    {trial, reason, command, found_after_s} or null, seconds, reason (why it ended), out, report}, with --keep also
-    kept: [{trial, size (bytes)}].
+    Without a preference (see elastune report --pick) it names up to three trials with a command each: the fastest
+    within 1 % of the best, which is the pick; the best; and the cheapest within 5 % of the best, or that fulfils
+    --until.
+
+    --json: {kind: "tune", objectives, trials: {state: count}, front: [{trial, values, metrics, config, means}],
+    choices: [{trial, reason, values, command, found_after_s, batch_verdict (where its noise scale was measured)}], pick
+    (the first of choices, or null), seconds, reason (why it ended), out, report}, with --keep also kept: [{trial, size
+    (bytes)}]; with --accept-changes changes_accepted: what has changed, from which trial on. Front and choices are then
+    of the trials since. With --dry-run {kind: "dry_run", command: "tune", ...}.
     """
+    from elastune.cli.dry_run import of_study, tell_dry_run
     from elastune.cli.progress import Progress, StudyTracker, told_before
     from elastune.study.resumption import begun_slots
+    from elastune.study.run import checked as checked_study
     from elastune.study.run import tune as run_study
 
     cluster = where.request()
     out = folders.choose(file, "tune")
     low, high = search.bounds or (None, None)
     low = None if execution.mesh is not None else low
-    means = execution.means(low, most_workers=high, learners=agreeing.learners)
+    means = execution.means(low, most_workers=high, learners=agreeing.learners, here=where.local)
     if folders.resume and execution.slots is None:
         means = replace(means, num_slots=begun_slots(out) or means.num_slots)
-    request = search.request(folders.program(file), out, workers, means, training, resume=folders.resume)
+    request = search.request(folders.program(file), out, workers, means, training, folders)
     request = replace(
         request,
         warm_start=tuple(warm_start or ()),
@@ -82,8 +94,11 @@ def tune(
         keep_bytes=None if keep_size is None else parse.size(keep_size, "--keep-size"),
         plan=plan,
         command=command,
+        monitors=tuple(monitor or ()),
     )
     request = money.of_study(request, local=where.local)
+    if dry_run:
+        return tell_dry_run(of_study(checked_study(request, cluster=cluster).plan, where.cluster), as_json=folders.json)
     before = told_before(out, request.resume)
     with Progress(StudyTracker(request.trials, request.budget_s, before)) as progress:
         run_study(request, cluster=cluster, observe=progress.observe)
@@ -100,13 +115,14 @@ def frontier(
     question: FrontierQuestion,
     money: HostPrices,
     command: CommandGiven,
-    budget: options.Budget = "3m",
+    budget: options.FrontierBudget = "3m",
     constraint: options.Constraints = None,
     sampler: options.Sampler = FrontierRequest.sampler,
     stopping: options.Stopping = FrontierRequest.stopping,
     trial_workers: options.TrialWorkers = None,
     price: options.Price = FrontierRequest.price_per_worker_hour,
     grace: options.Grace = None,
+    dry_run: options.DryRun = False,
 ) -> int:
     """Find how far training scales before accuracy suffers.
 
@@ -122,23 +138,37 @@ def frontier(
     elastune tune. Rows then say with which of these they were trained, and numbers of workers that you did not ask
     about get rows of their own. Each --policy gets a row for each number of workers.
 
-    With --throughput, short runs time other threads, mechanisms, routes and micro-batches. Rows use those whose short
-    runs end sooner with the same bits.
+    With --throughput, short runs time other threads, mechanisms, routes, bucket sizes and micro-batches. Rows use those
+    whose short runs end sooner with the same bits.
+
+    --budget is for all of it: short runs, the trainings of the naive rule, the search (at least 40 % of it), and
+    confirming what was found with fresh seeds. The first steps tell what there is time for. What is shortened or left
+    out is said. Where the search would get less than 40 %, the command ends with exit code 2 and the budget that it
+    needs; with --short it goes on without a search. --budget auto takes as long as all of it needs.
 
     --json: {kind: "frontier", quality, direction, target, price_per_worker_hour, rows: [{role, workers, mechanism,
     mesh, batch_size, lr, lr_rule, quality, quality_label, ci: [low, high], verdict ("holds", "not shown", "falls"),
     loss, loss_bound, margin, pairs, test_samples, seconds, seconds_label, seconds_factor, throughput,
-    scaling_efficiency (throughput over one worker's by workers, or null), scaling_label (measured or modelled), cost,
-    time_to_target_s, time_to_target_ci, reached, on_front, noise_scale, noise_scale_error, num_slots, means, ways
-    (which of the means are not as asked for), ...}], pick (a row's number or null), answer, reasons: [{weight, text}],
-    command, command_trial, command_metrics and command_note (the training of the pick's row that the command repeats,
-    what it reports, and that in words), model_errors (predicted over measured), links (on several hosts: {name:
+    scaling_efficiency (of the same settings on the fewest workers, or null), scaling_label (measured or modelled),
+    cost, time_to_target_s, time_to_target_ci, reached, on_front, noise_scale, noise_scale_error, num_slots, means, ways
+    (which of the means are not as asked for), scaling: [{workers, seconds, seconds_label, seconds_factor, cost}] (the
+    same settings on each number of workers), seed_values, seed_seconds, ...}], answer: {sentence, conclusion, pick (a
+    row's number or null), settings_name, settings, workers, total, naive, more_workers, cheapest, fastest (each null or
+    {workers, beside_workers, times_as_fast, low, high, label, times_the_cost, beside}), fastest_row, fastest_command,
+    shown, more_seeds, this_machine: {cores, gpus, row, command}, naive_rule, not_done, command, command_trial,
+    command_metrics and command_note (the training of the pick's row that the command repeats, what it reports, and that
+    in words)} (docs/frontier.md has what each means), reasons: [{weight, text}],
+    model_errors (predicted over measured), links (on several hosts: {name:
     {latency_s, seconds_per_byte}}), volumes (hypervolumes at equal budget: {budget_s, reference: {quality, seconds,
-    cost}, sides: [{side, volume, ci, seeds, points, trainings, of, spent_s, equal, scoring_s}]}), seconds, reason, out,
-    report}.
+    cost}, sides: [{side, volume, ci, seeds, points, trainings, of, spent_s, equal, scoring_s,
+    against (what the intervals say of it and the naive rule)}]}), phases: {budget_s, planned and took: {phase:
+    seconds}, seeds, left_out} or null, seconds, reason, out, report}.
+    With --dry-run {kind: "dry_run", command: "frontier", ...}.
     """
+    from elastune.cli.dry_run import of_frontier, tell_dry_run
     from elastune.cli.progress import Progress, StudyTracker, told_before
     from elastune.frontier.crews import COUNTS
+    from elastune.frontier.phases import checked
     from elastune.frontier.phases import frontier as find_frontier
 
     cluster = where.request()
@@ -147,12 +177,13 @@ def frontier(
         out=folders.choose(file, "frontier"),
         workers=question.counts or (() if question.meshes else COUNTS),
         meshes=question.meshes,
-        budget_s=parse.duration(budget or ""),
+        budget_s=None if budget == AUTO else parse.duration(budget or ""),
+        short=question.short,
         target=question.target,
         quality=question.quality,
         margin=question.margin,
         seeds=question.seeds,
-        means=execution.of_one(),
+        means=execution.of_one(here=where.local),
         policies=tuple(question.policy or ()),
         throughput=question.throughput,
         config=training.config,
@@ -168,8 +199,11 @@ def frontier(
         grace_s=parse.grace(grace),
         resume=folders.resume,
         command=command,
+        accept_changes=folders.accept_changes,
     )
     request = money.of_study(request, local=where.local)
+    if dry_run:
+        return tell_dry_run(of_frontier(checked(request, cluster)[0], where.cluster), as_json=folders.json)
     before = told_before(request.out, request.resume)
     with Progress(StudyTracker(None, request.budget_s, before)) as progress:
         find_frontier(request, cluster=cluster, observe=progress.observe)

@@ -98,7 +98,7 @@ def simulate(
         return OK
     out = folders.choose(file, "simulate")
     program, means = folders.program(file), _means(search.bounds)
-    request = search.request(program, out, workers, means, training, resume=folders.resume)
+    request = search.request(program, out, workers, means, training, folders)
     model = _model(request.program, recorded, scaling, start, pause)
     losses = None if lose_every is None else Losses(parse.duration(lose_every, "--lose-every"), training.seed)
     with Progress(StudyTracker(request.trials, None, told_before(out, request.resume))) as progress:
@@ -116,8 +116,9 @@ def _forecast(
     overheads: Overheads,
 ) -> Result:
     """Of the run in ``file``, where that is a folder; else of the training that a model tells of."""
+    from elastune.search.space.overrides import override
     from elastune.simulate.recorded_run import job_of_run
-    from elastune.train.program.load import load_as_guest, merge
+    from elastune.train.program.load import load_as_guest
 
     most = market.rules.most
     if file.is_dir():
@@ -129,7 +130,8 @@ def _forecast(
     use_data(folders.data)
     program = folders.program(file)
     model = _model(program, recorded, scaling, overheads.start_s, overheads.join_s)
-    config = merge(load_as_guest(program).config, training.config)
+    loaded = load_as_guest(program)
+    config = override(loaded.config, training.config, loaded.space)
     job = job_of(model, config, training.epochs, most)
     return market.forecast(job, overheads, model.source)
 

@@ -9,7 +9,7 @@ import typer
 
 from elastune.cli import options
 from elastune.cli.commands.predict import Program, Trials, numbers_of
-from elastune.cli.output import OK, print_json
+from elastune.cli.output import OK, print_json, say
 
 if TYPE_CHECKING:
     from elastune.reuse.soup_study import StudySoup
@@ -76,7 +76,7 @@ def soup(
     else:
         _print(found)
         if file is not None:
-            print(f"file    {file}")
+            say(f"file    {file}")
     return OK
 
 
@@ -84,10 +84,10 @@ def _print(found: StudySoup) -> None:
     made, best = found.soup, f"best single trial ({found.single})"
     names, alone = ", ".join(map(str, made.trials)), made.singles[found.single]
     counts = f"{len(made.trials)} of {len(made.singles)} trials"
-    print(f"{found.how} soup of {counts}: {names}; all began with {made.ancestor}")
-    print(f"{found.data}: {found.objective} {made.score:.4f}, {best} {alone:.4f}; both were chosen by it")
+    say(f"{found.how} soup of {counts}: {names}; all began with {made.ancestor}")
+    say(f"{found.data}: {found.objective} {made.score:.4f}, {best} {alone:.4f}; both were chosen by it")
     if found.test is None:
         print("test: the program knows no such data")
     else:
         told = f"{found.test.soup:.4f}, {best} {found.test.best_single:.4f}"
-        print(f"{found.test.data}: {found.objective} {told}; {found.test.rows} rows, read after the choice")
+        say(f"{found.test.data}: {found.objective} {told}; {found.test.rows} rows, read after the choice")

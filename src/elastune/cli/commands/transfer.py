@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from elastune.cli import options
-from elastune.cli.output import OK, print_json
+from elastune.cli.output import OK, print_json, say
 
 if TYPE_CHECKING:
     from elastune.reuse.transfer import SourceRanking
@@ -63,4 +63,4 @@ def _print(found: SourceRanking) -> None:
     if tried:
         tau = "not known: it takes two that differ" if found.tau is None else f"{found.tau:+.2f}"
         print(f"Kendall's tau of estimate and measurement: {tau}")
-    print(f"begin with: --start-from {found.sources[0].start_from}")
+    say(f"begin with: --start-from {found.sources[0].start_from}")

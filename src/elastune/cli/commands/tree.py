@@ -49,7 +49,8 @@ def tree(
     elastune classes STUDY --groups 2,5 learns a tree. elastune join OUT --tree LISTS --front STUDY makes one model of
     the result. See docs/transfer.md.
 
-    --json: as of elastune tune, with kind "tune". Each trial's config has its node.
+    --json: as of elastune tune, with kind "tune" and tasks: {trial: node}. Nodes are tasks of their own, so front and
+    choices are empty and pick is null.
     """
     from elastune.cli.progress import Progress, StudyTracker, told_before
     from elastune.job.output_dir import check_out
@@ -73,6 +74,7 @@ def tree(
             epochs=training.epochs,
             seed=training.seed,
             divergence=training.factor,
+            accept_changes=folders.accept_changes,
             cluster=cluster,
             observe=progress.observe,
             command=command,

@@ -135,8 +135,16 @@ class Coordinator:
         self._call(partial(self._feed, None, messages.CapacityChanged(free)))
 
     def ask(self, request: Request | messages.Progressed) -> None:
-        """Somebody wants other workers, or another mesh, or knows more of it; nothing becomes of what cannot be."""
-        self._call(lambda: None if objection(self._state, request) else self._feed(None, request))
+        """Somebody wants other workers, or another mesh, or knows more of it.
+
+        Nothing becomes of what cannot be, nor of what others have asked for already: of a policy each worker asks.
+        """
+
+        def hear() -> None:
+            if not objection(self._state, request) and machine.changes(self._state, request):
+                self._feed(None, request)
+
+        self._call(hear)
 
     def notice(self, worker: int, seconds: float, why: str) -> None:
         """``worker`` will be taken away in ``seconds``."""

@@ -84,6 +84,12 @@ def replay(
     return state
 
 
+def changes(state: Membership, event: Event) -> bool:
+    """Return whether ``event``, which is of the run, says anything that ``state`` does not hold yet."""
+    facts, told, broken = _OF_RUN[type(event)](state, event)
+    return facts != state or bool(told) or broken
+
+
 # -- facts: what an event says (the new state, instructions, whether a view that may train broke) -------------------
 
 Facts = tuple[Membership, tuple[Instruction, ...], bool]
@@ -250,7 +256,7 @@ def _ending(state: Membership, why: str) -> Instruction | None:
     if state.stage == "stopping" and not members:
         return GiveUp(f"all members were lost before they could end; the last: {why}")
     if not state.workers and state.failed_starts >= state.most_losses:
-        return GiveUp(f"{state.failed_starts} workers in a row failed to start; the last: {why}")
+        return GiveUp(f"{state.failed_starts} workers in a row were lost before their first step; the last: {why}")
     return None
 
 

@@ -5,21 +5,27 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from elastune.core.errors import UserError
 from elastune.elastic.protocol.entry import PushedOut, enter_at
 from elastune.elastic.protocol.handshake import TokenRefused
 from elastune.elastic.protocol.messages import PURPOSE, Answer, Hello, Message, decode, encode
-from elastune.elastic.protocol.transport import Lines, ProtocolError, Unreachable
+from elastune.elastic.protocol.transport import Lines, ProtocolError, Unreachable, split_address
 from elastune.journal.atomic import atomic_write
 
 CONTACT_NAME = ".coordinator.json"
 ANSWER_LIMIT_S = 10.0
 DIAL_LIMIT_S = 1.0
 CONTACT_LIMIT_BYTES = 4096
+
+
+def _is_address(text: str) -> str:
+    split_address(text)
+    return text
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -29,7 +35,7 @@ class Contact:
     ``grace_s``: how long its workers look for the next one there, should it die.
     """
 
-    address: str
+    address: Annotated[str, AfterValidator(_is_address)]
     token: str
     grace_s: float = 0.0
 
@@ -61,7 +67,7 @@ def read_contact(folder: Path) -> Contact:
         fix = "ask as the user who started it"
         raise UserError("a run can be changed by its owner only", folder, fix) from None
     except (ValidationError, OSError):
-        fix = "remove the file if the run has ended; else start the run again with --resume"
+        fix = "remove that file: a run that still trains goes on, but can no longer be asked or taken over"
         raise UserError("the file must hold the address of a coordinator", path, fix) from None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import time
 
@@ -78,18 +79,34 @@ class WakeupPipe:
         self._writer.close()
 
 
+_BRACKETED = re.compile(r"\[([0-9A-Fa-f:.]+(?:%[^\]\s]+)?)\]")
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """The host, without brackets, and the port of "host:port", "[::1]:port" or "::1:port". Raises ``ValueError``."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"{address} is not HOST:PORT")
+    bracketed = _BRACKETED.fullmatch(host)
+    if bracketed is None and ("[" in host or "]" in host):
+        raise ValueError(f"the brackets of {address} do not enclose an IPv6 address")
+    return host if bracketed is None else bracketed[1], int(port)
+
+
 def dial(address: str, limit_s: float = DIAL_LIMIT_S) -> socket.socket:
     """A connection to ``address`` ("host:port"), tried for ``limit_s``: its host may start later.
 
     Raises ``UserError`` for what is no address, ``Unreachable`` where nobody answers.
     """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise UserError("a coordinator's address must be HOST:PORT", address, "take the one that the run announced")
+    try:
+        host, port = split_address(address)
+    except ValueError:
+        fix = "take the one that the run announced, such as login1:7070 or [::1]:7070"
+        raise UserError("a coordinator's address must be HOST:PORT", address, fix) from None
     until = time.monotonic() + limit_s
     while True:
         try:
-            connection = socket.create_connection((host.strip("[]"), int(port)), max(0.1, until - time.monotonic()))
+            connection = socket.create_connection((host, port), max(0.1, until - time.monotonic()))
             break
         except OSError as error:
             if time.monotonic() + RETRY_S >= until:

@@ -1,6 +1,6 @@
 """What the fullest worker of a plan holds, for many plans at once; modelled, before anything is launched.
 
-State is divided as ``plan.state_bytes`` says for parts with one holder, but that the first stage of a
+State is divided as ``plan.state_bytes`` says for parts with so many holders, but that the first stage of a
 pipeline holds an edge of the model beside its blocks. Activations of a transformer as in Korthikanti et al., "Reducing
 Activation Recomputation in Large Transformer Models", MLSys 2023, section 4: a pipeline's first stage keeps those of as
 many passes as there are stages.
@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from elastune.plan.copies import further_parts
 from elastune.plan.steps.splits import StepSplits
 from elastune.plan.steps.work import Floats, StepWork
 
@@ -26,7 +27,8 @@ class HeldAlone:
 
     ``kept_split`` and ``kept_whole``: of one sample's activations until its backward pass, those that are divided with
     the layers and the others. ``fixed``: what a pass needs whatever its samples, as
-    a gradient on its way. ``buffer``: one of those that gradients are summed through.
+    a gradient on its way. ``buffer``: one of those that gradients are summed through. ``copies``: holders of each part
+    of divided state, on however many workers.
     """
 
     parameters: float
@@ -36,6 +38,7 @@ class HeldAlone:
     kept_whole: float
     fixed: float = 0.0
     buffer: float = 0.0
+    copies: int = 1
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -53,8 +56,13 @@ def peak_bytes(held: HeldAlone, work: StepWork, splits: StepSplits, sharded: boo
         sharded: Whether ``shard`` divides parameters too, not only gradients and optimizer state.
     """
     share = work.stage_share(splits.pipeline, splits.tensor)
-    parameters = held.parameters * share / (splits.shard if sharded else 1.0)
-    state = (held.gradients + held.optimizer) * share / splits.shard
+    own, others = further_parts(splits.data, splits.shard, splits.inner, held.copies)
+    # What ``tensor`` leaves whole has as many holders as workers along it.
+    whole = np.where(splits.tensor > 1, work.stage_share(splits.pipeline, np.full_like(splits.tensor, np.inf)), 0.0)
+    wards = others * (share - whole) / splits.shard  # parts that it holds for others, and does not compute with
+    owned = share * (1 + own) / splits.shard + wards
+    parameters = held.parameters * (owned if sharded else share + wards)
+    state = (held.gradients + held.optimizer) * owned
     in_flight = np.minimum(splits.passes, splits.pipeline)
     kept = (held.kept_split / splits.tensor + held.kept_whole) / splits.pipeline
     divided = np.where(splits.parts > 1, DIVIDED_BUFFERS, 0)  # one worker's sums are its gradients

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import quantiles
 from typing import Literal
 
 Marker = Literal["circle", "square", "diamond", "ring"]
@@ -55,6 +57,11 @@ class Series:
             object.__setattr__(self, name, tuple(map(_drawable, getattr(self, name))))
         reaches = (each and (min(FARTHEST, each[0]), min(FARTHEST, each[1])) for each in self.error)
         object.__setattr__(self, "error", tuple(reaches))
+
+    def beyond(self, panel: Panel) -> dict[int, int]:
+        """The points that lie beyond the y axis of ``panel``: below -1, above 1."""
+        sides = {i: panel.beyond(y) for i, y in enumerate(self.y) if y is not None}
+        return {i: side for i, side in sides.items() if side}
 
     def is_hollow(self, i: int) -> bool:
         """Whether point ``i`` is modelled."""
@@ -137,6 +144,8 @@ class Panel:
     series: tuple[Series, ...]
     levels: tuple[Level, ...] = ()
     bars: tuple[Bars, ...] = ()
+    within: tuple[float, float] | None = None
+    """What the y axis shows at most; points beyond stand at its edge as triangles. None: it shows every point."""
 
     def x_range(self) -> tuple[float, float]:
         """What the x axis covers."""
@@ -149,7 +158,7 @@ class Panel:
 
         A wild interval of three seeds would otherwise press everything else flat.
         """
-        points = [y for series in self.series for y in series.y if y is not None]
+        points = [y for series in self.series for y in series.y if y is not None and self.beyond(y) == 0]
         for bars in self.bars:
             edges = zip(bars.y, bars.thickness, strict=True)
             points += [edge for middle, thick in edges for edge in (middle - thick / 2, middle + thick / 2)]
@@ -158,15 +167,28 @@ class Panel:
         reach = (high - low) / 2 or abs(high) / 2
         for series in self.series:
             for i, y in enumerate(series.y):
-                if y is not None:
+                if y is not None and self.beyond(y) == 0:
                     below, above = series.reach(i)
                     points += [max(y - below, low - reach), min(y + above, high + reach)]
         return _padded(points + levels, self.y.log, 0.08)
 
+    def beyond(self, y: float) -> int:
+        """-1 and 1 where a point lies below and above what the axis shows; else 0."""
+        if self.within is None:
+            return 0
+        return -1 if y < self.within[0] else 1 if y > self.within[1] else 0
+
     def floor(self) -> float:
         """Where points without a value are drawn."""
+        return self._at(0.035)
+
+    def edge(self, side: int) -> float:
+        """Where points beyond the axis are drawn, below (-1) or above (1)."""
+        return self._at(0.035 if side < 0 else 0.965)
+
+    def _at(self, share: float) -> float:
         low, high = self.y_range()
-        return low * (high / low) ** 0.035 if self.y.log else low + (high - low) * 0.035
+        return low * (high / low) ** share if self.y.log else low + (high - low) * share
 
 
 @dataclass(frozen=True)
@@ -203,6 +225,24 @@ class Figure:
     def has_hollow(self) -> bool:
         """Whether any point is modelled."""
         return any(any(series.hollow) for panel in self.panels for series in panel.series)
+
+
+FAR_OUT = 6.0
+"""How far from the middle half of all values outliers lie, in spreads of that half; Tukey's fences have 1.5 and 3."""
+
+
+def without_outliers(values: Sequence[float], keep: Sequence[float] = ()) -> tuple[float, float] | None:
+    """What an axis should show of ``values``, and of ``keep`` in any case; None where no value lies far out."""
+    known = sorted(value for value in values if math.isfinite(value))
+    if len(known) < 4:
+        return None
+    first, _, third = quantiles(known, n=4, method="inclusive")
+    away = FAR_OUT * (third - first)
+    inside = [value for value in known if first - away <= value <= third + away]
+    if away == 0 or len(inside) == len(known):
+        return None
+    shown = [*inside, *keep]
+    return min(shown), max(shown)
 
 
 def log_ticks(low: float, high: float) -> tuple[float, ...]:

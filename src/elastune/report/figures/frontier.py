@@ -9,38 +9,48 @@ from typing import Literal
 from elastune.core.text import count, duration, estimate, modelled, number, plain, rate
 from elastune.journal.records import FrontierFound, FrontierRow
 from elastune.report.figures import palette
-from elastune.report.figures.figures import Axis, Figure, Level, Marker, Panel, Series
+from elastune.report.figures.figures import Axis, Figure, Level, Marker, Panel, Series, without_outliers
 
 What = Literal["quality", "seconds", "throughput"]
 NAIVE = "before: naive rule (batch and learning rate × workers)"
 TUNED = "after: tuned"
+ELSEWHERE = "the pick's settings, time alone"
 
 
 def tradeoff(found: FrontierFound) -> Figure:
     """Quality, time and throughput against workers, before (naive rule) and after (tuned): Rojas and Meneses' figure.
 
-    Where several rows of a role share a worker count, the one shown is ``shown_row``.
+    Lines join points of one setting: those of the naive rule, those of equal tuned settings, and the pick's settings
+    on all worker counts. Where several rows of a role share a worker count, the one shown is ``shown_row``.
     """
     naive, tuned = _shown_by_workers(found, "naive"), _shown_by_workers(found, "tuned")
+    alike = dict[str, list[FrontierRow]]()
+    for row in tuned:
+        alike.setdefault(row.settings, []).append(row)
     counts = tuple(float(w) for w in sorted({row.workers for row in found.rows}))
     workers = Axis("workers", log=True, ticks=counts)
     quality = plain(found.quality, 40)
     better = "higher is better" if found.direction == "max" else "lower is better"
-    levels = (Level(found.target, f"target {number(found.target)}"),) if found.target is not None else ()
-    shown: tuple[tuple[str, Axis, What, tuple[Level, ...]], ...] = (
-        (f"Does {quality} hold?", Axis(f"{quality} ({better})"), "quality", levels),
-        ("What does it buy?", Axis("training time (s)", log=True), "seconds", ()),
-        ("How much is done?", Axis("throughput (samples/s)", log=True), "throughput", ()),
+    shown: tuple[tuple[str, Axis, What], ...] = (
+        (f"Does {quality} hold?", Axis(f"{quality} ({better})"), "quality"),
+        ("What does it buy?", Axis("training time (s)", log=True), "seconds"),
+        ("How much is done?", Axis("throughput (samples/s)", log=True), "throughput"),
     )
     panels = tuple(
         Panel(
             title,
             workers,
             axis,
-            (_against_workers(NAIVE, naive, found, what), _against_workers(TUNED, tuned, found, what)),
-            lines,
+            (
+                _against_workers(NAIVE, naive, found, what),
+                *_pick_elsewhere(found, what),
+                *(_against_workers(TUNED, rows, found, what) for rows in alike.values()),
+                *_ring(found, "workers", what),
+            ),
+            _levels(found) if what == "quality" else (),
+            within=_within(found) if what == "quality" else None,
         )
-        for title, axis, what, lines in shown
+        for title, axis, what in shown
     )
     return Figure("tradeoff", f"{_capital(quality)}, time and throughput against workers", panels, _caption(found))
 
@@ -50,10 +60,10 @@ def front(found: FrontierFound) -> Figure:
     drawn = [row for row in found.rows if math.isfinite(row.quality)]
     naive = [row for row in drawn if row.role == "naive"]
     tuned = [row for row in drawn if row.role == "tuned"]
-    joined = sorted((row for row in drawn if row.on_front), key=lambda row: row.seconds)
+    joined = _in_the_picture([row for row in drawn if row.on_front], found)
     series = [
         Series(
-            "Pareto front",
+            "Pareto front" if found.target is None else "Pareto front of what may reach the target",
             tuple(row.seconds for row in joined),
             tuple(row.quality for row in joined),
             palette.QUIET,
@@ -63,17 +73,66 @@ def front(found: FrontierFound) -> Figure:
         ),
         *_by_mechanism("before: naive rule", "square", naive, palette.BEFORE, found),
         *_by_mechanism(TUNED, "circle", tuned, palette.AFTER, found),
+        *_ring(found, "seconds", "quality"),
     ]
-    pick = found.rows[found.pick] if found.pick is not None else None
-    if pick is not None and math.isfinite(pick.quality):
-        label = (describe_row(pick, found),)
-        series.append(Series("pick", (pick.seconds,), (pick.quality,), palette.PICK, marker="ring", labels=label))
-    levels = (Level(found.target, f"target {number(found.target)}"),) if found.target is not None else ()
     quality = plain(found.quality, 40)
     better = "higher is better" if found.direction == "max" else "lower is better"
-    panel = Panel("", Axis("training time (s)", log=True), Axis(f"{quality} ({better})"), tuple(series), levels)
-    caption = f"Numbers in the markers are worker counts. {_caption(found)}"
+    time, value = Axis("training time (s)", log=True), Axis(f"{quality} ({better})")
+    panel = Panel("", time, value, tuple(series), _levels(found), within=_within(found))
+    caption = (
+        "Numbers in the markers are worker counts. The line joins rows that no other one beats in quality and time; "
+    )
+    caption += f"on the table's front cost counts, too. {_caption(found)}"
     return Figure("front", f"The front: {quality} against time", (panel,), caption)
+
+
+def _in_the_picture(rows: Sequence[FrontierRow], found: FrontierFound) -> list[FrontierRow]:
+    """Those of ``rows`` that no other one beats in quality and time, fastest first."""
+    sign, kept = 1 if found.direction == "max" else -1, list[FrontierRow]()
+    for row in sorted(rows, key=lambda row: (row.seconds, -sign * row.quality)):
+        if not kept or sign * row.quality > sign * kept[-1].quality:
+            kept.append(row)
+    return kept
+
+
+def _levels(found: FrontierFound) -> tuple[Level, ...]:
+    return (Level(found.target, f"target {number(found.target)}"),) if found.target is not None else ()
+
+
+def _within(found: FrontierFound) -> tuple[float, float] | None:
+    """What the axis of quality shows: the target, the pick and the front in any case, and no outliers."""
+    kept = [row.quality for i, row in enumerate(found.rows) if i == found.pick or row.on_front]
+    kept += [] if found.target is None else [found.target]
+    keep = [value for value in kept if math.isfinite(value)]
+    return without_outliers([row.quality for row in found.rows], keep)
+
+
+def _ring(found: FrontierFound, across: Literal["workers", "seconds"], what: What) -> list[Series]:
+    """The pick, last of all and so on top."""
+    row = found.rows[found.pick] if found.pick is not None else None
+    value = None if row is None else getattr(row, what)
+    if row is None or value is None or not math.isfinite(value) or (what != "quality" and value <= 0):
+        return []
+    at, label = (float(getattr(row, across)),), (describe_row(row, found),)
+    return [Series("pick", at, (value,), palette.PICK, marker="ring", labels=label)]
+
+
+def _pick_elsewhere(found: FrontierFound, what: What) -> list[Series]:
+    """The pick's settings on the other worker counts, of which times alone are known: what workers buy."""
+    row = found.rows[found.pick] if found.pick is not None else None
+    points = [] if row is None else [point for point in row.scaling if point.seconds > 0]
+    if row is None or what == "quality" or len(points) < 2 or not row.throughput:
+        return []
+    work, seconds = row.throughput * row.seconds, what == "seconds"
+    hollow = tuple(point.seconds_label == "modelled" for point in points)
+    values = tuple(point.seconds if seconds else work / point.seconds for point in points)
+    labels = tuple(
+        f"the pick's settings on {count(point.workers, 'worker')}; {duration(point.seconds)} "
+        f"({'measured' if point.seconds_label == 'measured' else modelled(point.seconds_factor)})"
+        for point in points
+    )
+    at = tuple(float(point.workers) for point in points)
+    return [Series(ELSEWHERE, at, values, palette.PICK, marker="diamond", line="solid", hollow=hollow, labels=labels)]
 
 
 def shown_row(rows: Sequence[FrontierRow], found: FrontierFound) -> FrontierRow:
@@ -184,6 +243,10 @@ def _caption(found: FrontierFound) -> str:
         words += " Of several rows of as many workers the pick or the fastest of the best is shown."
     if emulated := sorted({row.workers for row in found.rows if row.quality_label == "emulated"}):
         words += f" {_capital(quality)} of {', '.join(map(str, emulated))} workers is emulated on fewer."
+    if found.rows and len({row.settings for row in found.rows if row.role == "tuned"}) > 1:
+        words += " Lines join points of one setting: tuned points without a line are settings of their own."
+    if _within(found) is not None:
+        words += " A triangle at the edge: beyond the axis."
     if any(not math.isfinite(row.quality) for row in found.rows):
         words += " A cross on the lower edge: diverged."
     return words

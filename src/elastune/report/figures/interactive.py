@@ -107,14 +107,16 @@ def _traces(series: Series, panel: Panel, show: bool) -> list[go.Scatter]:
     """The band, the line's pieces, the points, the crosses; the points (else the line) stand in the legend."""
     shared: dict[str, Any] = {"name": _escaped(series.name), "legendgroup": series.name, "showlegend": False}
     lines = _lines(series, shared)
-    valued = [i for i, y in enumerate(series.y) if y is not None]
+    beyond = series.beyond(panel)
+    valued = [i for i, y in enumerate(series.y) if y is not None and i not in beyond]
     missing = [i for i, y in enumerate(series.y) if y is None]
     points = [_points(series, series.marker, valued, shared)] if series.marker and valued else []
     crosses = [_crosses(series, missing, panel.floor(), shared)] if missing else []
+    outside = [_outside(series, beyond, panel, shared)] if beyond and series.marker else []
     band = [_band(series, panel.y_range()[0], shared)] if series.band else []
-    for speaker in (*points, *lines, *crosses)[:1]:
+    for speaker in (*points, *lines, *crosses, *outside)[:1]:
         speaker.showlegend = show
-    return [*band, *lines, *points, *crosses]
+    return [*band, *lines, *points, *crosses, *outside]
 
 
 def _marks(plot: go.Figure, figure: Figure) -> None:
@@ -162,6 +164,27 @@ def _band(series: Series, floor: float, shared: dict[str, Any]) -> go.Scatter:
         mode="lines",
         line={"width": 0},
         hoverinfo="skip",
+        **shared,
+    )
+
+
+def _outside(series: Series, beyond: dict[int, int], panel: Panel, shared: dict[str, Any]) -> go.Scatter:
+    """Points beyond the axis, at its edge."""
+    points = list(beyond)
+    return go.Scatter(
+        x=[series.x[i] for i in points],
+        y=[panel.edge(side) for side in beyond.values()],
+        mode="markers+text" if series.inside else "markers",
+        text=[_escaped(series.inside[i]) for i in points] if series.inside else None,
+        textposition="middle right",
+        textfont={"size": 11, "color": series.color},
+        marker={
+            "symbol": ["triangle-down" if side < 0 else "triangle-up" for side in beyond.values()],
+            "size": 12,
+            "color": series.color,
+        },
+        hovertext=_hover(series, points),
+        hoverinfo="text",
         **shared,
     )
 

@@ -87,7 +87,7 @@ def front_over_time(study: Study) -> Figure | None:
     done = sorted((t for t in study.complete if t.phase == "search"), key=lambda trial: trial.ended_s)
     if not done:
         return None
-    points = oriented([trial.values for trial in done], study.objectives)
+    points = oriented([trial.values for trial in done], study.counted)
     first = study.objectives[0]
     if len(study.objectives) == 1:
         best = np.minimum.accumulate(points[:, 0]) * (-1.0 if first.direction == "max" else 1.0)

@@ -72,7 +72,7 @@ def _draw(ax: Axes, panel: Panel) -> None:
         ax.barh(bars.y, lengths, height=bars.thickness, left=bars.begin, **look)
     for series in panel.series:
         _line(ax, series)
-        _points(ax, series, panel.floor())
+        _points(ax, series, panel)
 
 
 def _axis(ax: Axes, axis: Axis, limits: tuple[float, float], across: bool) -> tuple[float, float]:
@@ -119,14 +119,21 @@ def _line(ax: Axes, series: Series) -> None:
         ax.plot(xs, ys, color=series.color, linewidth=1.6, linestyle=style, drawstyle=shape, zorder=2)
 
 
-def _points(ax: Axes, series: Series, floor: float) -> None:
+def _points(ax: Axes, series: Series, panel: Panel) -> None:
     shape = series.marker
     if shape is None:
         return
-    order = 2.5 if series.faint or shape == "ring" else 3.0
-    valued = [i for i, y in enumerate(series.y) if y is not None]
+    order = 2.5 if series.faint else 4.0 if shape == "ring" else 3.0  # a ring is on top: it says which is meant
+    floor, beyond = panel.floor(), series.beyond(panel)
+    valued = [i for i, y in enumerate(series.y) if y is not None and i not in beyond]
     lost = [series.x[i] for i in range(len(series.x)) if series.y[i] is None]
     ax.plot(lost, [floor] * len(lost), "x", color=series.color, markersize=7, markeredgewidth=1.8, zorder=order)
+    for i, side in beyond.items():
+        mark: dict[str, Any] = {"color": series.color, "markersize": 9, "zorder": order}
+        ax.plot([series.x[i]], [panel.edge(side)], "v" if side < 0 else "^", **mark)
+        if series.inside:
+            away: dict[str, Any] = {"xytext": (8, 0), "textcoords": "offset points", "va": "center", "fontsize": 7.5}
+            ax.annotate(series.inside[i], (series.x[i], panel.edge(side)), color=series.color, **away)
     barred = [i for i in valued if any(series.reach(i)) and not series.band]
     if barred:
         bars = list(zip(*map(series.reach, barred), strict=True))

@@ -67,8 +67,11 @@ def history(study: StudyStory) -> Figure | None:
     return Figure("history", f"History: {plain(name, 40)} over the trials", tuple(panels), caption)
 
 
-def study_front(study: StudyStory, best: Sequence[int]) -> Figure | None:
-    """First objective against time (or the second objective); ``best``: trial numbers of the non-dominated ones."""
+def study_front(study: StudyStory, best: Sequence[int], pick: int | None = None) -> Figure | None:
+    """First objective against time (or the second objective).
+
+    ``best``: trial numbers of the non-dominated ones; ``pick``: which one to take.
+    """
     names = list(study.objectives)
     if len(names) < 2:
         return None
@@ -107,6 +110,9 @@ def study_front(study: StudyStory, best: Sequence[int]) -> Figure | None:
             own = [trial for trial in chosen if trial.mechanism == mechanism]
             color = palette.SEQUENCE[i % len(palette.SEQUENCE)]
             series = (*series, replace(points(f"front: {mechanism}", own, color, True), line=None))
+    if taken := [trial for trial in drawn if trial.trial == pick]:
+        ring = replace(points("pick", taken, palette.PICK, True), line=None, marker="ring", inside=())
+        series = (*series, ring)
     log = all((trial.value(across) or 0.0) > 0 for trial in drawn)
     panel = Panel("", _objective_axis(across, study, log), _objective_axis(vertical, study, False), series)
     words = "Numbers in the markers are worker counts."

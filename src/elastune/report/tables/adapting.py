@@ -13,6 +13,7 @@ from elastune.journal.records import Decided, Measured, NotMeasured, PolicyFaile
 from elastune.plan.noise_scale import batch_against_noise
 from elastune.report.tables.decision_text import NOISE_SCALE, OUTCOMES, Told, cause_text, change_text, signal_text
 from elastune.report.tables.tables import Table
+from elastune.study.results.trials import Trial
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ def adaptation_json(adaptation: Adaptation) -> dict[str, Any]:
             "not_measured": {each.monitor: each.why for each in adaptation.unmeasured},
             "noise_scale": noise_scale,
             "noise_scale_error": error,
+            "batch_verdict": batch_line(adaptation) or None,
             "batch_size": last.batch_size if last else None,
             "lr": last.lr if last else None,
         }
@@ -122,6 +124,16 @@ def batch_line(adaptation: Adaptation) -> str:
     ended = NOISE_SCALE in (adaptation.last_signals or {})
     when = "at the end of training" if ended else "when last measured"
     words = batch_against_noise(adaptation.measured[-1].batch_size, *told, whose="the run's", when=when)
+    return f"{words[:1].upper()}{words[1:]}." if words else ""
+
+
+def trial_batch_line(trial: Trial) -> str:
+    """The batch of a trial of a study beside its noise scale, in a sentence; empty where one of them is not known."""
+    if trial.noise_scale is None or trial.batch_size is None:
+        return ""
+    tried = "; what it reaches was trained and measured, which outweighs this estimate"
+    whose = f"trial {trial.number}'s"
+    words = batch_against_noise(trial.batch_size, *trial.noise_scale, whose=whose, outweighed=tried)
     return f"{words[:1].upper()}{words[1:]}." if words else ""
 
 

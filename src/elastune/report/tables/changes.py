@@ -10,6 +10,7 @@ from statistics import median
 from elastune.core.text import count, duration, plain, whole
 from elastune.journal.entry import Entry
 from elastune.journal.records import FaultInjected, LearnerLeftOut, Record, Regrouped, StateLost, Straggling, WorkerGone
+from elastune.report.tables.accepted import accepted_lines
 from elastune.report.tables.sample_ledger import left_out
 from elastune.report.tables.tables import Table
 
@@ -24,6 +25,8 @@ class Changes:
     stragglers: tuple[str, ...] = ()
     lost: tuple[StateLost, ...] = ()
     left_out: tuple[LearnerLeftOut, ...] = ()
+    accepted: tuple[str, ...] = ()
+    """Changes of the program or the data that the run went on with, a line for each time."""
 
     @property
     def short_rounds(self) -> int:
@@ -57,6 +60,7 @@ def gather_changes(entries: Iterable[Entry]) -> Changes:
     records: list[Record] = [entry.record for entry in entries]
     faults = Counter(record.fault for record in records if isinstance(record, FaultInjected))
     return Changes(
+        accepted=accepted_lines(entries),
         regroupings=tuple(record for record in records if isinstance(record, Regrouped)),
         gone=tuple(record for record in records if isinstance(record, WorkerGone)),
         faults=tuple(faults.items()),

@@ -59,8 +59,8 @@ def settings_table(found: FrontierFound) -> Table:
     note += "Worse by: than the smallest worker count with the program's own settings, seed by seed; in brackets the "
     note += "one-sided 95 % bound. "
     if scaled:
-        note += "Scaling efficiency: samples/s over those of one worker with the program's own settings, divided by "
-        note += "workers; what a row's batch and settings save counts in it"
+        note += "Scaling efficiency: how many times as fast as the same settings on the fewest workers, over how many "
+        note += "times as many workers"
         note += ", ≈: modelled. " if any(row.scaling_label == "modelled" for row in found.rows) else ". "
     note += "Noise scale: samples, at the end of training."
     return Table("Settings of the rows", (*header, "other settings"), rows, frozenset({1, 2, 6}), note, _strong(found))
@@ -68,8 +68,8 @@ def settings_table(found: FrontierFound) -> Table:
 
 def volumes_table(found: FrontierFound) -> Table:
     """What the naive rule, the same with settings tuned, and the search have found with as much to spend."""
-    header = ("found by", "hypervolume (95 % interval)", "seeds", "points", "trainings", "worker time", "scoring")
-    told = found.volumes
+    spent = ("trainings", "worker time", "scoring", "against the naive rule")
+    header, told = ("found by", "hypervolume (95 % interval)", "seeds", "points", *spent), found.volumes
     rows = tuple(
         (
             plain(each.side, 200),
@@ -79,6 +79,7 @@ def volumes_table(found: FrontierFound) -> Table:
             str(each.of) if each.trainings == each.of else f"first {each.trainings} of {each.of}",
             duration(each.spent_s) + ("" if each.equal else ", all there was"),
             duration(each.scoring_s) if each.scoring_s else "–",
+            plain(each.against, 200) or "–",
         )
         for each in told.sides
     )
@@ -134,7 +135,7 @@ def _per_second(row: FrontierRow) -> str:
 
 
 def _efficiency(row: FrontierRow) -> str:
-    """Blank where there is no row of one worker to compare with."""
+    """Blank where there are no fewer workers to compare with."""
     if row.scaling_efficiency is None:
         return ""
     base_modelled = row.scaling_label == "modelled" and row.seconds_label == "measured"

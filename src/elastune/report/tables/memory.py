@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from elastune.core.mesh import Mesh
 from elastune.core.text import byte_count, count
-from elastune.journal.records import WorkerMemory
+from elastune.journal.records import LayersDivided, WorkerMemory
+from elastune.plan.copies import serial_text
 from elastune.plan.state_bytes import ideal_share
 from elastune.report.gather import RunStory
 from elastune.report.tables.tables import Table
@@ -22,6 +24,22 @@ def memory_table(run: RunStory) -> Table:
     divided = run.started.means.get("mechanism", "replicated") != "replicated"
     note += f"allocator on a GPU. All measured. {_balance(told) if divided else ''}"
     return Table("Memory by worker", header, rows, frozenset(range(7)), note=note.strip() if rows else "")
+
+
+def divided_lines(divided: LayersDivided | None, mesh: Mesh | None = None) -> tuple[str, ...]:
+    """How much of a model the tensor axis divides, what its workers do with the rest, and what that bounds.
+
+    ``mesh``: the one that it is told of; None: several. Empty where no layers were divided.
+    """
+    if divided is None:
+        return ()
+    each = "runs it on slots of its own (TrunkByData)" if divided.apart else "runs it on the same samples"
+    whole = divided.whole / max(1, divided.whole + divided.divided)
+    return (
+        f"{divided.divided:,} of {divided.divided + divided.whole:,} trained numbers are in layers of "
+        f"{count(divided.blocks, 'virtual block')}; the others lie whole on each worker along tensor, which {each}.",
+        f"{serial_text(whole, None, mesh)}.",
+    )
 
 
 def memory_line(told: Sequence[WorkerMemory]) -> str:

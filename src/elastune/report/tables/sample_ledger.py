@@ -15,6 +15,7 @@ from itertools import pairwise
 
 from elastune.journal.entry import Entry
 from elastune.journal.records import LearnerLeftOut, RunFinished, RunStarted, StepsCompleted
+from elastune.report.tables.accepted import accepted_lines
 
 Places = tuple[int, int]
 """From the first to the last place, the last one exclusive."""
@@ -44,6 +45,8 @@ class Ledger:
     epochs: tuple[EpochSeen, ...] = ()
     steps: int = 0
     disputes: tuple[str, ...] = ()
+    accepted: tuple[str, ...] = ()
+    """Changes of the program or the data that some of the steps were taken with."""
 
     @property
     def exact(self) -> bool:
@@ -57,6 +60,7 @@ def ledger(entries: Iterable[Entry]) -> Ledger:
     A run that was resumed from step k, and a version that begins with step k + 1, take back what was claimed of the
     steps after it: that training is lost, and was done again.
     """
+    entries = list(entries)
     records = [entry.record for entry in entries]
     claims, left = _valid(records)
     ends = [record for record in records if isinstance(record, RunFinished)]
@@ -81,7 +85,7 @@ def ledger(entries: Iterable[Entry]) -> Ledger:
     for (_, before), (after, _) in pairwise([(0, 0), *sorted(taken)]):
         if before != after:
             disputes.append(f"steps {min(before, after) + 1} to {max(before, after)} are claimed by nobody, or twice")
-    return Ledger(tuple(seen), steps, tuple(disputes))
+    return Ledger(tuple(seen), steps, tuple(disputes), accepted_lines(entries))
 
 
 def left_out(entries: Iterable[Entry]) -> tuple[LearnerLeftOut, ...]:
@@ -97,7 +101,8 @@ def lines(found: Ledger, *, all_epochs: bool = True) -> tuple[str, ...]:
     verdict = "each seen once" if found.exact else "NOT each seen once"
     if left := sum(seen.left_out for seen in found.epochs):
         verdict += f", {left:,} left out with learners that were lost or late"
-    return (*told, *found.disputes, f"ledger: {samples:,} samples in {found.steps:,} steps, {verdict}")
+    accepted = (f"after an accepted change {line}" for line in found.accepted)
+    return (*told, *accepted, *found.disputes, f"ledger: {samples:,} samples in {found.steps:,} steps, {verdict}")
 
 
 def _line(seen: EpochSeen) -> str:

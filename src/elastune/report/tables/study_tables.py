@@ -10,7 +10,8 @@ from elastune.report.tables.tables import Table
 from elastune.search.analysis.importance import Importance
 from elastune.search.space.objective import oriented, valued
 from elastune.study.results.assets import INFERENCE, TRAINING, AssetPoint, Assets
-from elastune.study.results.study import Study
+from elastune.study.results.eligible import task_of
+from elastune.study.results.study import Picked, Study
 from elastune.study.results.trials import Trial
 
 
@@ -23,15 +24,16 @@ def trials_table(study: StudyStory) -> Table:
     return Table(f"Trials ({len(rows)})", header, rows, frozenset({0, *range(3, 5 + len(names)), 6 + len(names)}))
 
 
-def front_table(study: StudyStory, best: Sequence[int]) -> Table:
-    """The non-dominated trials ``best``, best first objective first."""
+def front_table(study: StudyStory, best: Sequence[int], choices: Sequence[Picked] = ()) -> Table:
+    """The non-dominated trials ``best`` and the ``choices``, best first objective first. It names the pick."""
     names = list(study.objectives)
-    chosen = [trial for trial in study.trials if trial.trial in set(best)]
+    taken = {choice.trial.number: choice for choice in choices}
+    chosen = [trial for trial in study.trials if trial.trial in {*best, *taken}]
     if names:
         sign = -1.0 if study.objectives[names[0]] == "max" else 1.0
         chosen.sort(key=lambda trial: sign * (trial.value(names[0]) or 0.0))
     header = ("trial", *(f"{plain(name, 30)} ({study.objectives[name]})" for name in names), "workers", "mechanism")
-    header = (*header, "settings")
+    header = (*header, "settings", *(["choice"] if choices else []))
     rows = tuple(
         (
             str(trial.trial),
@@ -39,11 +41,53 @@ def front_table(study: StudyStory, best: Sequence[int]) -> Table:
             trial.workers or "–",
             trial.mechanism,
             _settings_of(trial),
+            *([_role(trial.trial, choices)] if choices else []),
         )
         for trial in chosen
     )
     title = "The front" if len(names) > 1 else "Best trial"
     return Table(title, header, rows, frozenset(range(2 + len(names))))
+
+
+def _role(trial: int, choices: Sequence[Picked]) -> str:
+    """What a trial is chosen for: the first of ``choices`` is the pick."""
+    for place, choice in enumerate(choices):
+        if choice.trial.number == trial:
+            return "or" if place else "pick"
+    return ""
+
+
+def choices_table(study: Study, choices: Sequence[Picked]) -> Table:
+    """The trials to choose from, the pick first, each with the command that trains it."""
+    names = [objective.name for objective in study.objectives]
+    rows = tuple(
+        (
+            "or" if place else "pick",
+            str(choice.trial.number),
+            plain(choice.reason, 300),
+            *(valued(name, choice.trial.values.get(name), study.price_per_worker_hour) for name in names),
+            choice.command,
+        )
+        for place, choice in enumerate(choices)
+    )
+    header = ("", "trial", "why", *(plain(name, 30) for name in names), "command")
+    return Table("Which trial to take", header, rows, frozenset({1, *range(3, 3 + len(names))}))
+
+
+def tasks_table(study: Study) -> Table:
+    """What the trials have reached that have different tasks, in the order they ended."""
+    names = [objective.name for objective in study.objectives]
+    rows = tuple(
+        (
+            task_of(trial.config),
+            str(trial.number),
+            trial.state,
+            *(valued(name, trial.values.get(name), study.price_per_worker_hour) for name in names),
+        )
+        for trial in study.trials
+    )
+    header = ("part", "trial", "state", *(plain(name, 30) for name in names))
+    return Table("The parts of the tree of classes", header, rows, frozenset({1, *range(3, 3 + len(names))}))
 
 
 def failures_table(study: StudyStory) -> Table:

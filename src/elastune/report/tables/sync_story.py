@@ -6,8 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from elastune.core.sync_plan import SyncPlan
 from elastune.core.text import count, duration, plain, whole
+from elastune.core.topology import Topology
 from elastune.journal.entry import Entry
+from elastune.journal.link_records import BY_CHECKPOINT
 from elastune.journal.records import (
     Measured,
     Reported,
@@ -20,7 +23,10 @@ from elastune.journal.records import (
 from elastune.report.tables.tables import Table
 
 AT_FIRST = "asked for at the start"
-PLAIN = {"strategy": "allreduce", "topology": "auto"}  # what a run has that asks for nothing
+DEFAULT = "the default"
+PLAIN = {"strategy": str(SyncPlan()), "topology": str(Topology())}  # what a run has that asks for nothing
+
+UNROUTED = ("native", "auto")  # auto: as long as no links have called for routes
 
 
 @dataclass(frozen=True)
@@ -79,14 +85,16 @@ def gather_sync(entries: Iterable[Entry]) -> SyncStory:
                 go_back(-1 if step is None else step)
                 begun, seconds = step or 0, max((told for _, told in clock), default=0.0)
                 if not strategies:  # else it goes on with what the checkpoint has
-                    strategies.append(Since("strategy", sync, begun, seconds, AT_FIRST))
+                    strategies.append(_first("strategy", sync, begun, seconds))
                 asked = str(means.get("topology", PLAIN["topology"]))
-                _add(topologies, Since("topology", asked, begun, seconds, AT_FIRST))
+                _add(topologies, _first("topology", asked, begun, seconds))
             case Restarted(step=step):
                 go_back(step)
             case SyncChanged(step=step, sync=sync, why=why, seconds=seconds):
                 _add(strategies, Since("strategy", sync, step, seconds, why, record))
             case TopologyLaid(step=step, topology=topology, cause=why, seconds=seconds):
+                if why == BY_CHECKPOINT and topologies and topologies[-1].record is None:
+                    topologies.pop()  # what that resumed run would have begun with, but for its checkpoint
                 _add(topologies, Since("topology", topology, step, seconds, why, record))
             case Measured(step=step, seconds=seconds) | Reported(step=step, seconds=seconds):
                 clock.append((step, seconds))
@@ -95,8 +103,13 @@ def gather_sync(entries: Iterable[Entry]) -> SyncStory:
             case _:
                 pass
     told = [*(seconds for _, seconds in clock), *(each.seconds for each in (*strategies, *topologies))]
-    laid = topologies if any(each.what != PLAIN["topology"] for each in topologies) else []
+    laid = topologies if any(each.what not in UNROUTED for each in topologies) else []
     return SyncStory(tuple(strategies), tuple(laid), max(told, default=0.0))
+
+
+def _first(which: Literal["strategy", "topology"], what: str, step: int, seconds: float) -> Since:
+    """What a run begins with, by its options or by what is so without any."""
+    return Since(which, what, step, seconds, DEFAULT if what == PLAIN[which] else AT_FIRST)
 
 
 def _add(told: list[Since], each: Since) -> None:

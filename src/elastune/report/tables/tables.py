@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from elastune.core.text import bandwidth, duration, flat, number, plain, rate, settings_text, whole
+from elastune.core.text import bandwidth, duration, flat, number, plain, printable, rate, settings_text, whole
 from elastune.journal.records import TimesFitted
 from elastune.report.gather import RunStory, mechanism_text
 from elastune.search.space.objective import valued
@@ -147,17 +147,17 @@ def to_rich(table: Table, width: int | None = None) -> RichTable:
     notes = [table.note] if table.note else []
     if left_out:
         notes.append(f"no room for: {', '.join(table.header[i] for i in sorted(left_out))}")
-    caption = Text("; ".join(notes), style="dim") if notes else None
-    title = Text(table.title, style="bold")
+    caption = Text(printable("; ".join(notes)), style="dim") if notes else None
+    title = Text(printable(table.title), style="bold")
     shown = RichTable(title=title, caption=caption, box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     kept = [i for i in range(len(table.header)) if i not in left_out]
     for i in kept:
         side: Literal["left", "right"] = "right" if i in table.numeric else "left"
         exact = needed[i] - GAP if left_out else None
         least = needed[i] - GAP
-        shown.add_column(Text(table.header[i]), justify=side, width=exact, min_width=least, overflow="fold")
+        shown.add_column(Text(printable(table.header[i])), justify=side, width=exact, min_width=least, overflow="fold")
     for k, row in enumerate(table.rows):
-        shown.add_row(*(Text(row[i]) for i in kept), style="bold" if k in table.strong else None)
+        shown.add_row(*(Text(printable(row[i])) for i in kept), style="bold" if k in table.strong else None)
     return shown
 
 

@@ -6,7 +6,7 @@ a value that is not finite stands for a trial without a valid result: it is neve
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 
 from elastune.core.errors import UserError
 from elastune.search.space.objective import Floats, Objective, oriented, valued
+
+EQUAL = 0.01  # of a value: results that differ by no more count as equal
+KEEPS = 0.05  # of the best quality: what a cheaper trial may lose and still be recommended
 
 
 def nondominated(points: Floats) -> NDArray[np.bool_]:
@@ -105,15 +108,6 @@ def representative(points: Floats, k: int, reference: Floats | None = None) -> l
     return chosen
 
 
-def knee(points: Floats) -> int:
-    """The front point furthest from the plane through the front's extremes, towards the ideal (Das 1999).
-
-    On scales where the front's best is 0 and its worst 1 in each objective: the smallest sum.
-    """
-    front = _front(points)
-    return int(front[np.argmin(_scaled(points, front).sum(axis=1))])
-
-
 @dataclass(frozen=True)
 class Pick:
     """The index of the chosen point, and why it was chosen."""
@@ -139,7 +133,7 @@ def pick(
             0 and nadir 1. Without weights, take the best in the first objective that has no target.
 
     Returns:
-        The chosen point. With neither targets nor weights it is the knee of the front.
+        The chosen point. With neither targets nor weights it is the first that ``recommend`` returns.
 
     Raises:
         UserError: Where there is no point, or none reaches the targets.
@@ -162,7 +156,98 @@ def pick(
         best = min(front, key=lambda row: tuple(points[row, order]))
         chosen = objectives[order[0]]
         return Pick(int(best), f"{told}the best {chosen.name} ({valued(chosen.name, values[best][chosen.name])})")
-    return Pick(knee(points), "the knee of the front: past it, a gain in one objective costs more in the others")
+    return recommend(values, objectives)[0]
+
+
+def recommend(
+    values: Sequence[Mapping[str, float]],
+    objectives: Sequence[Objective],
+    *,
+    proportional: Collection[str] = (),
+    floor: float | None = None,
+    condition: str = "",
+) -> tuple[Pick, ...]:
+    """Choose the points to name where nobody has said a preference.
+
+    These are the point that is best in ``quality``, the fastest within 1 % of it, and the cheapest that keeps 95 % of
+    it. One point may be all of them. Of points that are equally fast within 1 % the best one is taken. All are on the
+    front.
+
+    Args:
+        values: One mapping of objective values for each trial; leave out infeasible trials.
+        objectives: The objectives.
+        proportional: Objectives that are another one times a constant, such as a cost at one price. They do not count.
+        floor: No point with a worse ``quality`` is chosen: that of chance, or of a simple baseline.
+        condition: What all ``values`` fulfil. The third point is then the cheapest of all.
+
+    Returns:
+        One to three different points, the pick first: the fastest within 1 % of the best.
+
+    Raises:
+        UserError: Where there is no point, or none reaches the floor.
+
+    Example:
+        >>> recommend([{"accuracy": 0.99, "seconds": 9.0}, {"accuracy": 0.985, "seconds": 3.0}], objectives)[0].index
+        1
+    """
+    points = oriented(values, objectives)
+    front, lead = _front(points), objectives.index(quality(objectives))
+    name = objectives[lead].name
+    if floor is not None:
+        limit = float(oriented({name: floor}, [objectives[lead]])[0])
+        reached = front[points[front, lead] <= limit]
+        if len(reached) == 0:
+            best = values[front[np.argmin(points[front, lead])]][name]
+            rule = f"what is recommended has at least the {name} {floor:g} of chance, or of a simple baseline"
+            raise UserError(rule, f"at best {best:g}", "search on, or pick by a target or weights")
+        front = reached
+    others = [i for i, each in enumerate(objectives) if i != lead and each.name not in proportional]
+    fast, cheap = (sorted(others, key=lambda i: _eagerness(objectives[i], kind)) for kind in ("seconds", "cost"))
+    best = int(min(front, key=lambda row: tuple(points[row, [lead, *fast]])))
+    if not others:
+        return (Pick(best, f"the best {name}"),)
+    near, enough = _within(points, front, lead, EQUAL), front if condition else _within(points, front, lead, KEEPS)
+    taken, least = _least(points, near, [lead, *fast]), _least(points, enough, [lead, *cheap])
+    sooner = _superlative(points, near, taken, fast[0], objectives)
+    if sooner == "the fastest" and "cost" in proportional:
+        sooner = "the fastest and cheapest"
+    told = {taken: f"{sooner} within {EQUAL:.0%} of the best {name}"}
+    told[best] = f"the best {name}, and {sooner} within {EQUAL:.0%} of it" if best == taken else f"the best {name}"
+    what = f"that fulfils {condition}" if condition else f"within {KEEPS:.0%} of the best {name}"
+    told.setdefault(least, f"{_superlative(points, enough, least, cheap[0], objectives)} {what}")
+    return tuple(Pick(row, reason) for row, reason in told.items())
+
+
+def quality(objectives: Sequence[Objective]) -> Objective:
+    """Return the objective that says how good a trial is: the first that is neither a time nor a price, if any."""
+    return next((each for each in objectives if each.clock is None), objectives[0])
+
+
+def _eagerness(objective: Objective, kind: str) -> tuple[bool, bool, bool]:
+    """Sorts what a trial should need little of: ``kind``, then time and cost, then other times, then the rest."""
+    return objective.name != kind, objective.clock != "total", objective.clock is None
+
+
+def _within(points: Floats, rows: NDArray[np.intp], column: int, share: float) -> NDArray[np.intp]:
+    """Those of ``rows`` that are worse than their best by no more than a ``share`` of it."""
+    best = float(points[rows, column].min())
+    near: NDArray[np.intp] = rows[points[rows, column] <= best + share * abs(best)]
+    return near
+
+
+def _least(points: Floats, rows: NDArray[np.intp], columns: Sequence[int]) -> int:
+    """The row with the least of all ``columns`` but the first, in their order; of equal ones the best in the first."""
+    for column in columns[1:]:
+        rows = _within(points, rows, column, EQUAL)
+    return int(min(rows, key=lambda row: tuple(points[row, list(columns)])))
+
+
+def _superlative(points: Floats, rows: NDArray[np.intp], row: int, column: int, objectives: Sequence[Objective]) -> str:
+    """What ``row`` is among ``rows`` by the objective ``column``."""
+    name = objectives[column].name
+    word = {"seconds": "the fastest", "cost": "the cheapest"}.get(name, f"the best {name}")
+    exact = points[row, column] <= points[rows, column].min()
+    return word if exact else f"{word} (to {EQUAL:.0%})"
 
 
 def _by_weights(

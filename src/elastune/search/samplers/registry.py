@@ -17,6 +17,7 @@ from optuna.samplers import (
     RandomSampler,
     TPESampler,
 )
+from optuna.samplers.nsgaii import PolynomialMutation
 from optuna.trial import FrozenTrial, TrialState
 
 from elastune.core.errors import UserError
@@ -36,6 +37,7 @@ GP_TRIALS = 200  # fully trained ones, from which on TPE does as well
 GP_S = 0.25  # CPU seconds of a proposal beside 7 running trials, while there is little to fit; benchmarks/proposals.py
 GP_SLOWER_FROM = 150  # trials told, estimates included: then it takes as long again, and grows by their square
 GP_OBJECTIVES = 3  # the hypervolume improvement gets slow beyond
+MUTATION = 5.0  # index of NSGA-II's polynomial mutation (Deb et al. 2002); without it Optuna draws a gene afresh
 POPULATION = 20  # covers more than Optuna's 50 within the some hundred trials that trainings allow
 _SEEDS = 2**32
 
@@ -111,7 +113,8 @@ def make_sampler(name: str, seed: int, trials: Sequence[FrozenTrial] = ()) -> Ba
             case "tpe":
                 return TPESampler(seed=seed)
             case "nsga2":
-                return NSGAIISampler(seed=seed, population_size=POPULATION)
+                steps = PolynomialMutation(eta=MUTATION)
+                return NSGAIISampler(seed=seed, population_size=POPULATION, mutation=steps)
             case "nsga3":
                 return NSGAIIISampler(seed=seed, population_size=POPULATION)
             case "cmaes":

@@ -76,6 +76,11 @@ class Constraint:
         return float(value)
 
 
+def all_texts(own: Iterable[str], added: Iterable[str]) -> tuple[str, ...]:
+    """A program's ``own`` constraints and those ``added`` to them, as texts; one that comes twice is kept once."""
+    return tuple(dict.fromkeys((*own, *added)))
+
+
 def parse_constraints(texts: Iterable[str]) -> tuple[Constraint, ...]:
     """Every text as a constraint; one that comes twice is kept once."""
     return tuple(dict.fromkeys(Constraint.parse(text) for text in texts))
@@ -84,6 +89,11 @@ def parse_constraints(texts: Iterable[str]) -> tuple[Constraint, ...]:
 def violations(constraints: Iterable[Constraint], values: Mapping[str, object]) -> dict[str, float]:
     """By text, the violation of each constraint that ``values`` decide."""
     return {c.text: c.violation(values) for c in constraints if c.decidable(values)}
+
+
+def fulfilled(constraints: Collection[Constraint], values: Mapping[str, object]) -> bool:
+    """Whether ``values`` decide all ``constraints``, and none is broken."""
+    return all(c.decidable(values) and c.violation(values) <= 0 for c in constraints)
 
 
 def evaluate(node: ast.expr, numbers: Mapping[str, float]) -> float:

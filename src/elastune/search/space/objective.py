@@ -100,6 +100,11 @@ def bounds(name: str) -> tuple[float, float]:
     return (0.0, math.inf) if name.endswith(_POSITIVE) or clock(name) else _ALL
 
 
+def chance(name: str) -> float | None:
+    """What guessing gives of the metric ``name``, where its name tells; None where it depends on the data."""
+    return 0.5 if name == "auc" or name.endswith("_auc") else None
+
+
 def oriented(values: Mapping[str, float] | Sequence[Mapping[str, float]], objectives: Sequence[Objective]) -> Floats:
     """Values as an array where smaller is better: shape (k,) for one mapping, (n, k) for a sequence of n."""
     import numpy as np  # here: a controller that takes workers over does without

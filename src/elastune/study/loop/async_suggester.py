@@ -67,9 +67,14 @@ class Proposals:
         self._wait()
         return self._suggester.reserve()
 
-    def recall(self, entries: Sequence[Entry]) -> Recall:
-        """To tell the search its journal again, before the first proposal; ``recalled`` says when that is done."""
-        return Recall(self._suggester, [entry.record for entry in entries], "open")
+    def recall(self, entries: Sequence[Entry], since: int = 0) -> Recall:
+        """To tell the search its journal again, before the first proposal; ``recalled`` says when that is done.
+
+        ``since``: the first trial that the search is told of.
+        """
+        found = Recall(self._suggester, [entry.record for entry in entries], "open")
+        self._suggester.next_number = since
+        return found
 
     def recalled(self, recall: Recall) -> None:
         """Trials that never finished stay open, and what was asked for and never began is proposed next."""
@@ -133,7 +138,7 @@ class NoProposals(Proposals):
     def reserve(self) -> int:
         return next(self._numbers)
 
-    def recall(self, entries: Sequence[Entry]) -> Recall:
+    def recall(self, entries: Sequence[Entry], since: int = 0) -> Recall:
         return _Unheard()
 
     def recalled(self, recall: Recall) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from elastune.core.errors import UserError
 from elastune.journal.records import Record, TrialFinished, TrialPaused, TrialStarted
 from elastune.journal.trials import TrialLife
-from elastune.search.space.constraint import Constraint, violations
+from elastune.search.space.constraint import Constraint, fulfilled
 from elastune.search.space.objective import Floats, Objective, oriented
 from elastune.study.trial_results import known, visible
 
@@ -103,8 +103,7 @@ class StopRules:
             if missing := sorted(rule.names - self._reported):
                 known_names = ", ".join(sorted(self._reported))
                 raise UserError("--until may name settings and reported metrics", missing[0], f"known: {known_names}")
-        found = violations(self._until, names)
-        if self._until and not self._met and len(found) == len(self._until) and max(found.values()) <= 0:
+        if self._until and not self._met and fulfilled(self._until, names):
             shown = sorted(name for rule in self._until for name in rule.names if name in record.metrics)
             values = ", ".join(f"{name} {record.metrics[name]:.6g}" for name in dict.fromkeys(shown))
             rules = " and ".join(rule.text for rule in self._until)

@@ -14,11 +14,13 @@ from typing import Any
 from elastune.cluster.base import NoRoomError
 from elastune.core.clock import Clock
 from elastune.core.command import CommandGiven
+from elastune.core.errors import UserError
 from elastune.job.machine import machine_context
 from elastune.job.pool import JobEvent, Pool
 from elastune.journal.entry import Entry
 from elastune.journal.records import (
     Adopted,
+    ChangesAccepted,
     LinkMeasured,
     Record,
     Regrouped,
@@ -44,12 +46,13 @@ from elastune.study.allocation.rebalancer import MakeSharing, Sharing
 from elastune.study.loop.async_suggester import WAIT_S, Proposals
 from elastune.study.loop.budget import Bounds, Budget
 from elastune.study.loop.decisions import Decisions
+from elastune.study.loop.earlier import data_of_all, first_comparable, first_new
 from elastune.study.loop.experiment import Experiment, PreparedTrial
 from elastune.study.loop.keeper import Keeper
 from elastune.study.loop.left_trials import cut_off, left_jobs
 from elastune.study.loop.next_trial import NextTrial
 from elastune.study.loop.stop_rules import StopRules
-from elastune.study.loop.troubles import Hope, refuse_full_disk
+from elastune.study.loop.troubles import Hope, changed_meanwhile, refuse_full_disk
 from elastune.study.results.trials import check_params
 
 PAUSES = {
@@ -104,19 +107,33 @@ class StudyLoop:
         self._next = NextTrial(experiment, self._decisions, proposals, self.table, self._budget, clock, holding)
         self._hope = Hope()
         self._was_listening = False
+        self._data_seen: dict[str, Any] | None = None  # by the trials of earlier controllers
+        self._trouble: UserError | None = None
+        self._first_new = 0  # trials with lower numbers began under an earlier controller
 
     # -- a study from its beginning to its end ------------------------------------------------------------------------
 
-    def replay(self, entries: Sequence[Entry], settings: dict[str, Any], command: CommandGiven | None = None) -> None:
+    def replay(
+        self,
+        entries: Sequence[Entry],
+        settings: dict[str, Any],
+        command: CommandGiven | None = None,
+        changed: Sequence[str] = (),
+    ) -> None:
         """Take over what an earlier controller has done; ``command`` asks for the study now.
 
         What ran when it ended goes on with its own workers where they have outlived it, else from its last checkpoint.
+        ``changed``: what is another now, as was accepted. The search learns nothing of trials of before a change.
         """
+        self._first_new = first_new(entries)
+        self.table.since = self._first_new if changed else first_comparable(entries)
         check_params(entry.record for entry in entries if isinstance(entry.record, TrialStarted))
-        recall = self._proposals.recall(entries)
+        recall = self._proposals.recall(entries, self.table.since)
         for entry in entries:
             self._hear(entry)
             record = entry.record
+            if getattr(record, "trial", self.table.since) < self.table.since:
+                continue
             if isinstance(record, TrialFinished) and record.trial in self.table.trials:
                 record = self._experiment.for_search(self.table.trials[record.trial])
             suggestion = recall.hear(record, self._decisions.estimates)
@@ -132,6 +149,9 @@ class StudyLoop:
         adopted = self._pool.adopt(left)
         for paused in cut_off(self.table, entries, adopted):
             self.tell(paused)
+        self._data_seen = data_of_all(self.table)
+        if changed:
+            self.tell(ChangesAccepted(list(changed), first_trial=self._first_new))
         self._was_listening = bool(entries) and isinstance(entries[-1].record, HEARD)
         for number in adopted:
             if number in to_pause:  # the controller had no time left to pause it
@@ -150,7 +170,8 @@ class StudyLoop:
     def run(self, bounds: Bounds, interrupts: Callable[[], int], schedule: Schedule | None = None) -> str:
         """Until there is nothing more to start and nothing runs, or somebody ends it. Returns why it ended.
 
-        Raises ``UserError`` where no trial has reported what is to be optimised.
+        Raises ``UserError`` where no trial has reported what is to be optimised, and where the program or the data
+        have changed meanwhile: what runs has been paused then.
         """
         self._enter(bounds, schedule)
         if self._was_listening and self._pool.running:  # nothing was begun before all that had come was heard
@@ -166,7 +187,12 @@ class StudyLoop:
                 break
             self._listen(self._pool.pump(self._patience_s()))
             self._flush()
+            if self._trouble is not None:
+                reason = self._trouble.rule
+                break
         self._wind_down(reason, interrupts)
+        if self._trouble is not None:
+            raise self._trouble
         if reason != "interrupted":
             self._hope.over(self.table)
         return reason
@@ -176,6 +202,8 @@ class StudyLoop:
         while self._pool.running and not interrupts():
             self._listen(self._pool.pump(float("inf")))
             self._flush()
+        if self._trouble is not None:
+            raise self._trouble
 
     def finish(self, reason: str) -> None:
         """The study has ended."""
@@ -241,6 +269,7 @@ class StudyLoop:
     def _begin(self, ready: PreparedTrial, workers: int) -> None:
         """Start a trial, or let it go on."""
         self._ready, ready = None, ready.on(workers)
+        ready = replace(ready, spec=replace(ready.spec, data_seen=self._data_seen))
         self.tell(ready.record)
         try:
             self._pool.start(ready.number, ready.spec)
@@ -308,6 +337,8 @@ class StudyLoop:
                 self.tell(TrialBegan(event.job, event.record))
             elif isinstance(event.record, LinkMeasured):
                 self.tell(event.record)
+            elif isinstance(event.record, ChangesAccepted) and self.table.since < self._first_new:
+                self.tell(replace(event.record, step=0, epoch=0, first_trial=self._first_new))
             if self._sharing is not None:
                 self._sharing.heard(event.job, event.record)
 
@@ -324,6 +355,9 @@ class StudyLoop:
         if event.paused_by is not None:
             self._paused(life, event, why)
             return
+        if (changed := changed_meanwhile(event)) is not None:
+            self._trouble = changed
+            return  # it has no result: the study goes on with it once that is settled
         refuse_full_disk(event)
         self.tell(replace(self._experiment.result(life, event), cost=event.cost))
         self._decisions.verdicts.pop(number, None)
@@ -356,9 +390,9 @@ class StudyLoop:
     def _hear(self, entry: Entry) -> None:
         """Take in what happened, now or before."""
         self.table.hear(entry)
-        if self._holding is not None:
-            self._holding.hear(entry)
         number = getattr(entry.record, "trial", None)
-        if number in self.table.trials:
+        if self._holding is not None and (number is None or number >= self.table.since):
+            self._holding.hear(entry)
+        if number in self.table.trials and number >= self.table.since:
             self._decisions.hear(entry.record, self.table.trials[number])
             self._rules.hear(entry.record, self.table.trials[number])

@@ -1,4 +1,4 @@
-"""What may go wrong in a study besides a single trial: a program without hope, a full disk."""
+"""What may go wrong in a study besides a single trial: a program without hope, or that was edited; a full disk."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from elastune.journal.records import RunFailed
 from elastune.journal.trials import TrialLife, TrialTable
 from elastune.study.trial_results import UNREPORTED
 from elastune.train.checkpoints.checkpoint import UNWRITABLE
+from elastune.train.data.seen import OTHER_DATA
+from elastune.train.program.source import EDITED
 
 HOPELESS_TRIALS = 5  # so many trials that raise, and none that does not, are a bug in the program
 
@@ -50,6 +52,17 @@ def _works(table: TrialTable) -> bool:
     """Whether some trial has shown that the program can be trained."""
     lives = table.trials.values()
     return any(life.state == "paused" or (life.finished and life.finished.state == "complete") for life in lives)
+
+
+def changed_meanwhile(event: JobEvent) -> UserError | None:
+    """Why a trial could not be what the study's others are, which is no result of its settings; None where it could."""
+    outcome = event.outcome
+    for rule in (EDITED, OTHER_DATA):
+        if isinstance(outcome, RunFailed) and rule in outcome.detail:
+            got = outcome.detail.partition("(got ")[2].rpartition("): ")[0]  # by its worker's own error
+            fix = "undo that, then --resume; or go on with it by --resume --accept-changes"
+            return UserError(rule, f"trial {event.job}: {got or outcome.detail}", fix)
+    return None
 
 
 def refuse_full_disk(event: JobEvent) -> None:

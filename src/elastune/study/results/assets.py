@@ -101,7 +101,8 @@ class Assets:
         return sorted(best, key=lambda point: tuple(oriented(point.values, self.objectives)))
 
     def pick(self, *, weights: Mapping[str, float] | None = None, **targets: float) -> PickedAsset:
-        """Pick one point as ``Study.pick`` picks a trial: by targets, by weights, or the knee.
+        """Pick one point as ``Study.pick`` picks a trial: by targets, by weights, or the least training
+        within 1 % of the best score.
 
         Raises:
             UserError: Where no point reaches a target, for unknown names, and where no file is left.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from elastune.core.divergence import FACTOR
@@ -25,6 +25,7 @@ FLAGS = {
     "zero_stage": "--zero-stage",
     "compress": "--compress",
     "topology": "--topology",
+    "bucket_bytes": "--bucket-bytes",
     "sync": "--sync",
     "sync_schedule": "--sync-schedule",
 }
@@ -66,7 +67,7 @@ def run_command(
         divergence: The factor of ``core.divergence``; None for off.
         data: The folder of data sets, if one was told.
     """
-    unset = {name for name, value in (defaults or {}).items() if value is None}
+    unset = {name for name, value in _flat(defaults or {}) if value is None}
     words = ["elastune", "run", program_path(program)]
     words += ["--data", str(data)] if data else []
     for name, option in FLAGS.items():
@@ -78,7 +79,7 @@ def run_command(
         texts = means.get(name, "none")
         for text in [texts] if isinstance(texts, str) else texts:
             words += [option, str(text)] if text != "none" else []
-    for name, value in config.items():
+    for name, value in _flat(config):
         if value is None and name in unset:
             continue
         words += ["--set", f"{name}={_word(value)}"]
@@ -94,6 +95,15 @@ def run_command(
 def program_path(program: object) -> str:
     """Return the path of a program as a journal holds it: a string, or a mapping with ``path``."""
     return str(program["path"]) if isinstance(program, Mapping) and "path" in program else str(program)
+
+
+def _flat(config: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings by the names that ``--set`` has for them: "optim.lr" of a nested config. An empty one has none."""
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{within}{name}.")
+        else:
+            yield f"{within}{name}", value
 
 
 def _word(value: object) -> str:

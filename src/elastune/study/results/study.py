@@ -13,13 +13,24 @@ from elastune.core.errors import UserError
 from elastune.job.output_dir import JOURNAL
 from elastune.journal.entry import Entry
 from elastune.journal.reader import read
-from elastune.journal.records import AFTERWARDS, ArtifactKept, StudyFinished, StudyStarted
-from elastune.journal.trials import AllocationSpan, fold
-from elastune.search.analysis.front import default_reference, hypervolume, nondominated, pick, representative
+from elastune.journal.records import AFTERWARDS, ArtifactKept, ChangesAccepted, StudyFinished, StudyStarted
+from elastune.journal.trials import AllocationSpan, compared_all, fold
+from elastune.search.analysis.front import (
+    Pick,
+    default_reference,
+    hypervolume,
+    nondominated,
+    pick,
+    quality,
+    recommend,
+    representative,
+)
 from elastune.search.analysis.importance import Importance, Tried, importance
+from elastune.search.space.constraint import parse_constraints
 from elastune.search.space.objective import Objective, oriented, parse_objectives
 from elastune.study.results.assets import Assets, assets_of
 from elastune.study.results.command import program_path, run_command
+from elastune.study.results.eligible import floor, largest_class, proportional, reaching, tasks
 from elastune.study.results.trials import Trial, check_params, outcomes
 
 
@@ -57,8 +68,16 @@ class Study:
         divergence: The factor of ``core.divergence``; None for off.
         data: The folder of data sets that the program was told.
         kept: The trials whose weights and predictions were kept.
+        since: Trials with lower numbers began before a change of the program, its space or the data, which was
+            accepted. They are in ``trials``; fronts and picks are of the others.
+        accepted: What was accepted, and when.
         assets: Single trials, soups, ensembles and further models on one front; None until the first model of several
             trials was written.
+        until: What ``--until`` asked for. Only trials that reach it are recommended.
+        proportional: Objectives that are another one times a constant: the cost at one price and a fixed number of
+            workers. They do not count as objectives of their own where trials are weighed.
+        largest_class: The share of the most frequent class of its training data: what guessing it gives; 0 where it is
+            not known.
 
     Example:
         >>> elastune.Study.load("out").pick(accuracy=0.98).command
@@ -81,15 +100,25 @@ class Study:
     data: str | None = None
     kept: tuple[ArtifactKept, ...] = ()
     assets: Assets | None = None
+    until: tuple[str, ...] = ()
+    proportional: frozenset[str] = frozenset()
+    since: int = 0
+    largest_class: float = 0.0
+    accepted: tuple[Entry, ...] = ()
 
     @classmethod
-    def load(cls, out: str | Path) -> Study:
+    def load(cls, out: str | Path, *, across_changes: bool = False) -> Study:
         """Read the study in folder ``out``, finished or not.
+
+        Args:
+            out: The folder.
+            across_changes: Compare trials that began before an accepted change with those after it.
 
         Raises:
             UserError: Where the folder holds no study.
         """
-        return cls.of(Path(out), read(Path(out) / JOURNAL))
+        entries = read(Path(out) / JOURNAL)
+        return cls.of(Path(out), compared_all(entries) if across_changes else entries)
 
     @classmethod
     def of(cls, out: Path, entries: Sequence[Entry]) -> Study:
@@ -102,13 +131,16 @@ class Study:
         objectives = parse_objectives(asked["objectives"])
         workers, worker_seconds = _offered(entries)
         last = [e.record for e in entries if isinstance(e.record, (StudyStarted, StudyFinished))][-1]
+        newest = [e.record.settings for e in entries if isinstance(e.record, StudyStarted)][-1]
+        names = [o.name for o in objectives]
+        trials = outcomes(table, names, price)
         return cls(
             out=out,
             program=program_path(asked["program"]),
             seed=int(asked.get("seed", 0)),
             epochs=asked.get("epochs"),
             objectives=objectives,
-            trials=outcomes(table, [o.name for o in objectives], price),
+            trials=trials,
             workers=workers,
             seconds=table.seconds,
             worker_seconds=worker_seconds,
@@ -120,13 +152,29 @@ class Study:
             data=asked.get("data"),
             kept=tuple(table.artifacts[number] for number in sorted(table.artifacts)),
             assets=assets_of(entries, table),
+            until=tuple(newest.get("until", ())),
+            proportional=proportional(trials, names, asked),
+            since=table.since,
+            largest_class=largest_class(table),
+            accepted=tuple(entry for entry in entries if isinstance(entry.record, ChangesAccepted)),
         )
 
     @property
     def complete(self) -> list[Trial]:
-        """The trials that have a value for every objective and break no constraint."""
+        """The trials that have a value for every objective, break no constraint, and began since the last change."""
         names = {objective.name for objective in self.objectives}
-        return [trial for trial in self.trials if trial.state == "complete" and names <= trial.values.keys()]
+        compared = (trial for trial in self.trials if trial.number >= self.since)
+        return [trial for trial in compared if trial.state == "complete" and names <= trial.values.keys()]
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The parts of a tree of classes that its trials were trained for; () where they can be compared."""
+        return tasks(self.trials)
+
+    @property
+    def counted(self) -> tuple[Objective, ...]:
+        """The objectives without those that are ``proportional`` to another one."""
+        return tuple(each for each in self.objectives if each.name not in self.proportional)
 
     def front(self) -> list[Trial]:
         """Return the complete trials that no other trial dominates, the best in the first objective first."""
@@ -143,31 +191,98 @@ class Study:
         The most important trial comes first.
         """
         done = self.complete
-        return [done[i] for i in representative(oriented([t.values for t in done], self.objectives), k)]
+        return [done[i] for i in representative(oriented([t.values for t in done], self.counted), k)]
 
     def covered(self, chosen: Sequence[Trial]) -> float:
         """Return the share of the front's hypervolume that the trials ``chosen`` cover, from 0 to 1."""
-        points = oriented([t.values for t in self.complete], self.objectives)
+        points = oriented([t.values for t in self.complete], self.counted)
         reference = default_reference(points)
-        return hypervolume(oriented([t.values for t in chosen], self.objectives), reference) / hypervolume(
+        return hypervolume(oriented([t.values for t in chosen], self.counted), reference) / hypervolume(
             points, reference
         )
 
     def pick(self, *, weights: dict[str, float] | None = None, **targets: float) -> Picked:
-        """Pick one trial of the front: by targets, by weights, or, without either, the knee of the front.
+        """Pick one trial of the front: by targets, by weights, or, without either, the first of ``choices``.
 
         Args:
             weights: How much each objective counts.
-            targets: Values of objectives that the trial must reach.
+            targets: Values of objectives that the trial must reach. They take the place of ``until``.
+
+        Raises:
+            UserError: Where no trial may be recommended: there is none, none reaches the targets or ``until``, or the
+                trials have different tasks.
 
         Example:
             >>> study.pick(accuracy=0.98)
             >>> study.pick(weights={"accuracy": 2, "seconds": 1})
             >>> study.pick()
         """
-        done = self.complete
-        found = pick([t.values for t in done], self.objectives, targets=targets or None, weights=weights)
-        trial = done[found.index]
+        if not targets and not weights:
+            return self.choices()[0]
+        self._check_comparable()
+        pool = self.complete if targets else self.eligible
+        if pool == [] and self.complete:
+            raise self._unreached()
+        found = pick([t.values for t in pool], self.objectives, targets=targets or None, weights=weights)
+        return self._picked(pool, found)
+
+    def choices(self) -> tuple[Picked, ...]:
+        """Return the trials to choose from where nobody has said a preference, the pick first.
+
+        They are the fastest trial within 1 % of the best quality (the pick), the best one, and the cheapest within 5 %
+        of the best. One trial may be several of them.
+
+        Raises:
+            UserError: Where no trial may be recommended: see ``pick``.
+
+        Example:
+            >>> [choice.command for choice in study.choices()]
+        """
+        self._check_comparable()
+        pool, lead = self.eligible, quality(self.objectives)
+        if not pool and self.complete:
+            raise self._unreached()
+        rules = parse_constraints(self.until)
+        found = recommend(
+            [t.values for t in pool],
+            self.objectives,
+            proportional=self.proportional,
+            floor=floor(self.complete, lead, self.defaults, self.largest_class),
+            condition=" and ".join(self.until) if any(lead.name in rule.names for rule in rules) else "",
+        )
+        return tuple(self._picked(pool, each) for each in found)
+
+    @property
+    def eligible(self) -> list[Trial]:
+        """The complete trials that reach ``until``: those that may be recommended."""
+        return reaching(self.complete, parse_constraints(self.until))
+
+    def no_choice(self) -> str:
+        """Return why no trial is recommended, in one sentence; "" where one is."""
+        if not self.complete:
+            return "no trial has a result"
+        try:
+            self.choices()
+        except UserError as refused:
+            return f"{refused.rule} ({refused.value}): {refused.fix}"
+        return ""
+
+    def _check_comparable(self) -> None:
+        if self.tasks:
+            rule = "a pick is among trials of one task"
+            value = f"{len(self.tasks)} parts of a tree of classes"
+            raise UserError(rule, value, "make one model of them: elastune join, see docs/transfer.md")
+
+    def _unreached(self) -> UserError:
+        lead = quality(self.objectives)
+        best = min(self.complete, key=lambda t: float(oriented(t.values, [lead])[0])).values[lead.name]
+        rule = f"a trial must reach {' and '.join(self.until)} to be recommended"
+        return UserError(
+            rule, f"none does; the best {lead.name} is {best:g}", "search on with --resume, or give --pick"
+        )
+
+    def _picked(self, pool: Sequence[Trial], found: Pick) -> Picked:
+        trial = pool[found.index]
         command = run_command(
             self.program,
             trial.config,
@@ -219,7 +334,7 @@ class Study:
         tried = [
             Tried(t.params, t.distributions, t.values)
             for t in self.trials
-            if t.phase == "search" and t.state in ("complete", "infeasible")
+            if t.number >= self.since and t.phase == "search" and t.state in ("complete", "infeasible")
         ]
         return importance(tried, self.objectives)
 

@@ -56,6 +56,15 @@ class Trial:
     """Paused by no decision of the search: the study ended first."""
     held: bool = False
     """The study ended first, while it was held back: it waited for idle workers."""
+    noise_scale: tuple[float, float | None] | None = None
+    """The gradient's noise scale at its end, in samples, and its standard error; None where it was not measured."""
+
+    @property
+    def batch_size(self) -> int | None:
+        """Its global batch, from beginning to end; None where its settings do not tell, or a policy may change it."""
+        told = self.config.get("batch_size")
+        fixed = self.means.get("policy", "none") == "none" and isinstance(told, int) and not isinstance(told, bool)
+        return told if fixed else None
 
 
 def outcomes(
@@ -107,6 +116,7 @@ def _over(life: TrialLife) -> Trial:
         values=finished.values,
         metrics=finished.metrics,
         reason=finished.reason,
+        noise_scale=None if finished.run is None else finished.run.signals.get("noise_scale"),
         **_common(life),
     )
 

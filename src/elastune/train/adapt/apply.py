@@ -47,6 +47,11 @@ class DecisionApplier:
         self._ramps: list[Ramp] = []
         self.remembered: dict[str, Any] | None = None
 
+    @property
+    def topology(self) -> str:
+        """What the run asks for now, as decisions have it."""
+        return str(self._routing.asked)
+
     def apply(self, decision: Decision, trained: TrainingState, policy: str = "") -> None:
         """Do all of it, as ``policy`` has decided. Raises ``UserError`` with nothing done where a part cannot be."""
         progress, workers = self._progress, self._workers

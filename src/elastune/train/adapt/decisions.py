@@ -48,6 +48,7 @@ class Decisions:
         self._stood: Snapshot | None = None  # before they are applied, where another worker alone may have asked
         self._disagreements: dict[str, int] = {}  # in a row, by policy
         self._asked_workers: int | None = None  # they are on their way
+        self._asked_mesh: str | None = None  # likewise
         self._last_refused: dict[str, Decision] = {}
         self._bounds_told: list[str] = []  # the policies that were told what workers there may be
 
@@ -82,7 +83,7 @@ class Decisions:
 
     def workers_changed(self) -> None:
         """Those that were asked for have come, or others have gone."""
-        self._asked_workers = None
+        self._asked_workers = self._asked_mesh = None
 
     # -- what comes of them -------------------------------------------------------------------------------------------
 
@@ -93,7 +94,7 @@ class Decisions:
         """
         if not self._agreed:  # as in most steps
             return []
-        agreed, self._agreed = self._agreed, []
+        agreed, self._agreed = [new for each in self._agreed if (new := self._still_new(each, trained))], []
         done: list[Decision] = []
         self._stood = stand() if any(each.own is None for each in agreed) else None
         for each in agreed:
@@ -109,8 +110,35 @@ class Decisions:
                 continue
             done.append(each.decision)
             self._asked_workers = each.decision.workers or self._asked_workers
+            self._asked_mesh = each.decision.mesh or self._asked_mesh
             self._journal(each, "applied", "" if each.own is None else each.own.note)
         return done
+
+    def _still_new(self, each: Agreed, trained: TrainingState) -> Agreed | None:
+        """``each`` without what is so already, or on its way; None where nothing else is in it.
+
+        A vote takes a step, and an exchange of policies another. A policy that asked again meanwhile, since it still
+        saw the old state, has asked once.
+        """
+        decision = each.decision
+        if decision is None:
+            return each
+        of_policy = each.policy != PROGRAM
+        if of_policy and decision.batch_size is not None and decision.batch_size == self._progress.batch_size:
+            return None  # nor does the learning rate follow the batch twice
+        holds = {
+            "workers": self._asked_workers or self._workers.size,
+            "mesh": self._asked_mesh,
+            "topology": self._applier.topology,
+            "sync": trained.in_use.coming,
+        }
+        same = [name for name, value in holds.items() if value is not None and getattr(decision, name) == value]
+        old: dict[str, Any] = dict.fromkeys(same)
+        if not old:
+            return each
+        rest = replace(decision, **old)
+        own = each.own and replace(each.own, decision=replace(each.own.decision, **old))
+        return None if rest.empty else replace(each, decision=rest, own=own)
 
     def _check(self, decision: Decision, done: Sequence[Decision]) -> None:
         if any(other.contradicts(decision) for other in done):
@@ -168,6 +196,7 @@ class Decisions:
             "proposals": self._agreement.to_json(),
             "disagreements": self._disagreements,
             "asked_workers": self._asked_workers,
+            "asked_mesh": self._asked_mesh,
             "bounds_told": self._bounds_told,
         }
 
@@ -176,6 +205,7 @@ class Decisions:
         self._agreement.load(told["proposals"])
         self._disagreements = {} if resumed else dict(told["disagreements"])
         self._asked_workers = None if resumed else told["asked_workers"]
+        self._asked_mesh = None if resumed else told.get("asked_mesh")
         self._bounds_told = [] if resumed else list(told["bounds_told"])
         self._agreed = []
 

@@ -23,6 +23,7 @@ from elastune.core.run import RunSpec
 from elastune.core.topology import Topology
 from elastune.elastic.protocol.difference import told_by_rank
 from elastune.elastic.worker.group import WorkerGroup
+from elastune.journal.link_records import BY_CHECKPOINT
 from elastune.journal.records import Record, TopologyLaid
 from elastune.plan.route_times import HostLinks, Sums, best
 from elastune.train.adapt.link_watch import LinkWatch
@@ -104,7 +105,7 @@ class Routing:
     def reload(self, trained: TrainingState) -> None:
         """What the run asks for may have come with a checkpoint."""
         if self._progress.topology is not None:
-            self._cause = "the checkpoint"
+            self._cause = BY_CHECKPOINT
             self.lay(self._workers.comms)
             trained.sync.regroup(self._workers.comms)
 

@@ -11,7 +11,7 @@ from elastune.core.errors import UserError
 from elastune.core.run import Config, RunSpec
 from elastune.core.training_length import changed_settings
 from elastune.elastic.worker.group import WorkerGroup
-from elastune.journal.records import Checkpointed, CheckpointFailed, Record
+from elastune.journal.records import ChangesAccepted, Checkpointed, CheckpointFailed, Record
 from elastune.train.adapt.adapter import Adapter
 from elastune.train.checkpoints import checkpoint as checkpoints
 from elastune.train.checkpoints.best import keep_best
@@ -20,6 +20,7 @@ from elastune.train.checkpoints.home import OutFolder
 from elastune.train.checkpoints.inherit import inherit, take_over
 from elastune.train.checkpoints.parts import Part, load_states, states_of
 from elastune.train.checkpoints.place import place_of
+from elastune.train.data.seen import SeenData
 from elastune.train.progress import Progress
 from elastune.train.training_state import TrainingState
 
@@ -47,6 +48,7 @@ class RunFolder:
         self._adapter = adapter
         self._send = send
         self._parts = parts
+        self.data = SeenData(spec.data_seen, accepts=spec.accept_changes, tell=self._tell_change)
         self._place = place_of(spec)
         self._home = OutFolder.found(spec.out)
         self._nth = (-1, 0)  # the view in which checkpoints were written last, and how many before the last one
@@ -66,7 +68,7 @@ class RunFolder:
                 if shares is None:
                     continue
                 if self._workers.rank == 0 and not settled:
-                    path = self._place.publish(at, self._progress.position, self._meaning(), shares)
+                    path = self._place.publish(at, self._progress.position, self._kept(), shares)
                     if path is not None:
                         self._send(Checkpointed(self._progress.position.step, str(path)))
             except NoRoom as full:
@@ -176,7 +178,9 @@ class RunFolder:
         return next((row.decode() for row in told if row), "")
 
     def _load(self, trained: TrainingState, path: Path, kept: checkpoints.Checkpoint) -> None:
-        self._check_meaning(kept, "a run resumes with the {} it was begun with")
+        accepted = ("config",) if self._spec.accept_changes else ()
+        self._check_meaning(kept, "a run resumes with the {} it was begun with", own=accepted)
+        self.data.load(kept.meaning.get("data"))
         load_states((*trained.saved_parts, *self._parts), kept.states, str(path))
         self._adapter.load(self._adapter.to_json(), resumed=True)
 
@@ -210,6 +214,16 @@ class RunFolder:
         if other:
             found = [kept.meaning.get(name) for name in other]
             raise UserError(rule.format(", ".join(other)), [wanted[name] for name in other], f"use {found}")
+
+    def _kept(self) -> dict[str, Any]:
+        """What a checkpoint tells of its run."""
+        return {**self._meaning(), "data": self.data.kept(self._progress.position.epoch)}
+
+    def _tell_change(self, what: str) -> None:
+        """Of several equal records one is kept."""
+        if self._workers.rank == 0:
+            at = self._progress.position
+            self._send(ChangesAccepted([what], at.step, at.epoch))
 
     def _meaning(self) -> dict[str, Any]:
         spec, means = self._spec, self._spec.means

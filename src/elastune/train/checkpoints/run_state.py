@@ -34,6 +34,7 @@ from elastune.train.checkpoints.run_folder import RunFolder
 from elastune.train.checkpoints.snapshots import packed_shards, unpacked_shards
 from elastune.train.checkpoints.tree import Tensors
 from elastune.train.collectives import NamedCollectives
+from elastune.train.data.seen import SeenData
 from elastune.train.progress import Progress
 from elastune.train.rng import seed_everything
 from elastune.train.scaling import unscaled
@@ -79,6 +80,11 @@ class RunState:
     def parts(self) -> tuple[Part, ...]:
         """All that the run goes on from, in the order in which it is loaded; without a model before there is one."""
         return (*(() if self.trained is None else self.trained.parts), *self._before_model)
+
+    @property
+    def data(self) -> SeenData:
+        """What is known of the run's training sets."""
+        return self._folder.data
 
     @property
     def prepared(self) -> TrainingState:

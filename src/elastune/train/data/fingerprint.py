@@ -1,14 +1,18 @@
 """What tells one data set from another: a digest of some of its samples, how they are made, and its classes.
 
 A few samples at fixed places are enough to see that the data are others; they cannot prove that all are the same.
-Random augmentation is drawn from streams of its own, so the same samples give the same digest in every run.
+Random augmentation is drawn from streams of its own, so the same samples give the same digest in every run. Samples
+that are others when they are read again are not compared. Reading them changes no stream of random numbers, nor a
+generator that the data set holds.
 """
 
 from __future__ import annotations
 
 import hashlib
+import random
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,6 +23,8 @@ from elastune.journal.records import DataContext
 from elastune.train.rng import SeededSamples, streams_kept
 
 SAMPLES = 16  # looked at: decoding a large image takes some 10 ms
+MOST_BYTES = 1_000_000  # looked at of them, and the rest of the sample in which that is reached
+MOST_OBJECTS, DEEPEST = 500, 4  # of a data set, in which generators are looked for
 MOST_LABELS = 100_000  # counted, evenly spaced
 
 
@@ -31,21 +37,82 @@ def data_context(dataset: Any) -> DataContext:
     if isinstance(dataset, IterableDataset):
         return DataContext()
     length = len(dataset)
+    seeded = SeededSamples(dataset, 0, 0)
     places = [i * length // SAMPLES for i in range(SAMPLES)] if length > SAMPLES else list(range(length))
     try:
-        with streams_kept():
-            samples = [SeededSamples(dataset, 0, 0)[i] for i in places]
+        with streams_kept(), _generators_kept(dataset):
+            sample, digest = _read(seeded, length, places)
+            if digest and _read(seeded, length, places) != (sample, digest):
+                digest = ""
     except Exception:  # noqa: BLE001 - the user's; training has used the data without: knowing them less is no failure
         return DataContext(length)
-    digest = hashlib.sha256(str(length).encode())
-    for sample in samples:
-        for part in _parts(sample):
-            digest.update(part)
     labels = _labels(dataset)
     labels = labels[:: max(1, len(labels) // MOST_LABELS)]
     counts = np.unique(labels, return_counts=True)[1] if len(labels) else np.zeros(0)
     largest = float(counts.max() / counts.sum()) if len(counts) else 0.0
-    return DataContext(length, digest.hexdigest()[:16], _shape(samples[0]) if samples else "", len(counts), largest)
+    return DataContext(length, digest, sample, len(counts), largest)
+
+
+def _read(dataset: SeededSamples, length: int, places: Sequence[int]) -> tuple[str, str]:
+    """How a sample is made, and the digest of those at ``places``, up to ``MOST_BYTES``."""
+    digest, shape, size = hashlib.sha256(str(length).encode()), "", 0
+    for place in places:
+        sample = dataset[place]
+        shape = shape or _shape(sample)
+        for part in _parts(sample):
+            digest.update(part)
+            size += len(part)
+        if size > MOST_BYTES:
+            break
+    return shape, digest.hexdigest()[:16]
+
+
+@contextmanager
+def _generators_kept(dataset: Any) -> Iterator[None]:
+    """Whatever is drawn inside from generators that ``dataset`` holds shows in none of them afterwards."""
+    found = list(_generators_in(dataset))
+    states = [_state_of(each) for each in found]
+    try:
+        yield
+    finally:
+        for each, state in zip(found, states, strict=True):
+            _restore(each, state)
+
+
+def _generators_in(dataset: Any) -> Iterator[Any]:
+    """The generators among the attributes of ``dataset``, and of what these are made of."""
+    todo: list[tuple[Any, int]] = [(dataset, 0)]
+    known: set[int] = set()
+    while todo and len(known) < MOST_OBJECTS:
+        value, depth = todo.pop()
+        if id(value) in known:
+            continue
+        known.add(id(value))
+        if isinstance(value, random.Random | np.random.Generator | np.random.RandomState | torch.Generator):
+            yield value
+        elif depth < DEEPEST and not isinstance(value, torch.Tensor | np.ndarray | type | str | bytes):
+            inside = value.values() if isinstance(value, dict) else getattr(value, "__dict__", {}).values()
+            inside = value if isinstance(value, list | tuple) else inside
+            todo += [(each, depth + 1) for each in list(inside)[:MOST_OBJECTS]]
+
+
+def _state_of(generator: Any) -> Any:
+    match generator:
+        case random.Random():
+            return generator.getstate()
+        case np.random.Generator():
+            return generator.bit_generator.state
+    return generator.get_state()
+
+
+def _restore(generator: Any, state: Any) -> None:
+    match generator:
+        case random.Random():
+            generator.setstate(state)
+        case np.random.Generator():
+            generator.bit_generator.state = state
+        case _:
+            generator.set_state(state)
 
 
 def _parts(value: Any) -> Iterator[bytes]:

@@ -7,8 +7,11 @@ import re
 import traceback
 from collections.abc import Callable
 
+from elastune.core.text import cut, printable
+
 LONGEST_TEXT = 2000  # characters: what is longer hides its reason rather than tells it
 LONGEST_TRACE_LINE = 2000
+DEEPEST_TRACE = 500  # calls, the newest: more of them take minutes to format where a recursion has a million
 # How torch hands on what was raised in a process of a data loader: the text of a traceback inside of the text.
 _HANDED_ON = re.compile(r"\s*Original Traceback \(most recent call last\):\n(.*)", re.DOTALL)
 _FRAME = re.compile(r'^  File "(.+)", line ([0-9]+)', re.MULTILINE)
@@ -19,7 +22,8 @@ def cause_of(error: BaseException, program: str = "") -> str:
     is on the way, since what lies below is not the user's."""
     text = text_of(error)
     handed_on = _HANDED_ON.search(text)
-    places = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
+    # Not by extract_tb, which looks up the source line of each call.
+    places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     if handed_on is not None:
         lines = handed_on[1].rstrip().split("\n")
         said = next((at for at, line in enumerate(lines) if line and not line.startswith(" ")), len(lines) - 1)
@@ -35,7 +39,7 @@ def cause_of(error: BaseException, program: str = "") -> str:
         told = f"{type(error).__name__}: {error.msg}"
     own = [place for place in places if place[0] == program] or places
     at = f" ({os.path.basename(own[-1][0])}:{own[-1][1]})" if own else ""
-    return _cut(told, LONGEST_TEXT) + at
+    return printable(cut(told, LONGEST_TEXT) + at)
 
 
 def text_of(error: BaseException) -> str:
@@ -44,9 +48,12 @@ def text_of(error: BaseException) -> str:
 
 
 def trace_of(error: BaseException) -> str:
-    """The whole traceback, its lines cut where they are very long."""
-    lines = "".join(traceback.format_exception(error)).split("\n")
-    return "\n".join(_cut(line, LONGEST_TRACE_LINE) for line in lines)
+    """The traceback of the newest calls, its lines cut where they are very long."""
+    at, depth = error.__traceback__, sum(1 for _ in traceback.walk_tb(error.__traceback__))
+    for _ in range(depth - DEEPEST_TRACE):
+        at = None if at is None else at.tb_next
+    lines = "".join(traceback.format_exception(type(error), error, at, limit=-DEEPEST_TRACE)).split("\n")
+    return "\n".join(cut(line, LONGEST_TRACE_LINE) for line in lines)
 
 
 def _safely(say: Callable[[], str]) -> str:
@@ -54,7 +61,3 @@ def _safely(say: Callable[[], str]) -> str:
         return say()
     except BaseException as second:  # noqa: BLE001 - a user's __str__ may raise anything; the first error is the cause
         return f"(its text cannot be had: {type(second).__name__})"
-
-
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most // 2]} [...] {text[-most // 2 :]}"

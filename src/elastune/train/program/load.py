@@ -38,6 +38,7 @@ class LoadedProgram:
         surrogate: ``surrogate(config, workers)``, for simulation: it tells of each epoch how many seconds it takes and
             what is reported after it. A file with one may lack ``train``.
         views: What the file calls so, unchecked; None where it does not.
+        constraints: Conditions that settings or metrics must fulfil, for tuning, each as a text.
     """
 
     train: Callable[[Any], None]
@@ -48,6 +49,7 @@ class LoadedProgram:
     surrogate: Surrogate | None = None
     trains: bool = True
     views: object = None
+    constraints: tuple[str, ...] = ()
 
 
 def load_as_guest(program: Program) -> LoadedProgram:
@@ -83,7 +85,8 @@ def load(program: Program) -> LoadedProgram:
         train = watched(train, path, Path(folder))
     train = in_session(train)
     found = _objectives(module), _config(module), _policies(module), surrogate, trains
-    return LoadedProgram(train, space, *found, views=getattr(module, "views", None))
+    views, constraints = getattr(module, "views", None), _constraints(module)
+    return LoadedProgram(train, space, *found, views=views, constraints=constraints)
 
 
 def load_functions(path: Path, names: Iterable[str]) -> dict[str, Callable[..., Any] | None]:
@@ -100,16 +103,52 @@ def load_functions(path: Path, names: Iterable[str]) -> dict[str, Callable[..., 
 def merge(config: Config, changes: Config) -> Config:
     """Return ``config`` with ``changes``.
 
-    Where a program declares a config, every change must be of a name that the config has.
+    Where a program declares a config, every change must be of a name that the config has. ``optim.lr`` is the name of
+    ``lr`` in ``{"optim": {"lr": 0.1}}``.
 
     Raises:
         UserError: For other names.
     """
-    unknown = sorted(set(changes) - set(config))
-    if unknown and config:
-        known = f"known: {', '.join(sorted(config))}"
-        raise UserError("a setting must be one of the program's config", ", ".join(unknown), known)
-    return {**config, **changes}
+    known = {*config, *flat_names(config)}
+    unknown = sorted(name for name in changes if name not in known)
+    if unknown and (config or any("." in name for name in unknown)):
+        fix = f"known: {', '.join(sorted(flat_names(config)))}" if config else "add it to config in the program's file"
+        raise UserError("a setting must be one of the program's config", ", ".join(unknown), fix)
+    merged: dict[str, Any] = dict(config)
+    for name, value in changes.items():
+        if name in config or "." not in name:
+            merged[name] = value
+        else:
+            _set_nested(merged, name.split("."), value)
+    return merged
+
+
+def flat_names(config: Mapping[str, Any], within: str = "") -> list[str]:
+    """Return the names of all settings; those of a nested config with a dot: "optim.lr"."""
+    found: list[str] = []
+    for name, value in config.items():
+        nested = isinstance(value, dict) and value
+        found += flat_names(value, f"{within}{name}.") if nested else [f"{within}{name}"]
+    return found
+
+
+def setting_of(config: Mapping[str, Any], name: str) -> Any:
+    """Return the value of a setting by its name, such as "optim.lr"; None where there is none."""
+    if name in config:
+        return config[name]
+    first, dot, rest = name.partition(".")
+    inner = config.get(first)
+    return setting_of(inner, rest) if dot and isinstance(inner, dict) else None
+
+
+def _set_nested(config: dict[str, Any], path: list[str], value: Any) -> None:
+    """Set what ``path`` leads to, and leave the dicts along it as they were for others."""
+    first, *rest = path
+    if not rest:
+        config[first] = value
+        return
+    config[first] = dict(config[first])
+    _set_nested(config[first], rest, value)
 
 
 def _no_train(program: Program) -> UserError:
@@ -158,6 +197,13 @@ def _objectives(module: ModuleType) -> dict[str, str]:
     if not isinstance(found, dict) or not all(isinstance(k, str) and isinstance(v, str) for k, v in found.items()):
         raise UserError("objectives must map names to 'max' or 'min'", found, "objectives = {'accuracy': 'max'}")
     return dict(found)
+
+
+def _constraints(module: ModuleType) -> tuple[str, ...]:
+    found = getattr(module, "constraints", ())
+    if not isinstance(found, list | tuple) or not all(isinstance(each, str) for each in found):
+        raise UserError("constraints must be a list of texts", found, "constraints = ['seconds <= 60']")
+    return tuple(found)
 
 
 def _policies(module: ModuleType) -> dict[str, type[Policy]]:

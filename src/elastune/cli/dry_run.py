@@ -1,0 +1,173 @@
+"""``--dry-run``: what a command would start, once all is checked that can be checked without a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elastune.cli.output import OK, print_json
+from elastune.core.run import Means, Program, RunSpec
+from elastune.core.text import count, duration, number, plain, settings_text
+from elastune.plan.copies import copies_text
+
+if TYPE_CHECKING:
+    from elastune.frontier.plan import FrontierPlan
+    from elastune.study.validate import Plan
+
+BATCH = "batch_size"  # by this name a program has its batch in its config
+LAUNCHER = "launcher"
+WORDS = {"local": "this machine", LAUNCHER: "the workers that torchrun, srun or mpirun started"}
+
+
+def tell_dry_run(facts: Mapping[str, Any], *, as_json: bool) -> int:
+    """Print what would be started; returns the exit code."""
+    if as_json:
+        print_json({"kind": "dry_run", **facts})
+    else:
+        print("\n".join(dry_run_lines(facts)))
+    return OK
+
+
+def dry_run_lines(facts: Mapping[str, Any]) -> list[str]:
+    """``facts`` of one of the functions below in words, one line each."""
+    rows = {name: text for name, text in _rows(facts).items() if text}
+    return [f"dry run of elastune {facts['command']}: all checks passed, nothing was started or written", *(
+        f"{name:<9} {text}" for name, text in rows.items()
+    )]  # fmt: skip
+
+
+def of_run(spec: RunSpec, cluster: str) -> dict[str, Any]:
+    """What ``elastune run`` would start. Raises ``UserError`` as the run itself does before its first worker."""
+    from elastune.job.validate_run import check_run
+    from elastune.train.program.load import load_as_guest, merge
+
+    check_run(spec)
+    config = merge(load_as_guest(spec.program).config, spec.config)
+    bounds = {"epochs": spec.epochs or config.get("epochs"), "max_steps": spec.max_steps}
+    return {
+        "command": "run",
+        **_of_all(spec.program, spec.out, cluster, spec.seed, config),
+        **_of_means(spec.means),
+        "most_workers": spec.most_workers,
+        "sync": str(spec.sync),
+        "policies": list(spec.adapt.policies),
+        "copies_note": copies_text(spec.means),
+        **{name: value for name, value in bounds.items() if value is not None},
+    }
+
+
+def of_study(plan: Plan, cluster: str) -> dict[str, Any]:
+    """What ``elastune tune`` would start, from its checked request."""
+    request = plan.request
+    return {
+        "command": "tune",
+        **_of_all(request.program, request.out, cluster, request.seed, plan.config),
+        **_of_means(request.means),
+        "study_workers": request.workers,
+        "trial_workers": request.trial_workers,
+        "trials": request.trials,
+        "budget_s": request.budget_s,
+        "worker_hours": request.worker_hours,
+        "objectives": {each.name: each.direction for each in plan.pricing.objectives},
+        "sampler": request.sampler,
+        "stopping": request.stopping,
+        "copies_note": copies_text(request.means),
+    }
+
+
+def of_frontier(plan: FrontierPlan, cluster: str) -> dict[str, Any]:
+    """What ``elastune frontier`` would start, from its checked request."""
+    request = plan.request
+    return {
+        "command": "frontier",
+        **_of_all(request.program, request.out, cluster, request.seed, plan.config),
+        "mode": request.means.mode,
+        "device": request.means.device,
+        "asked": [{"workers": crew.workers, "mesh": str(crew.first_mesh)} for crew in plan.crews],
+        "budget_s": request.budget_s,
+        "quality": plan.quality.name,
+        "target": request.target,
+        "sampler": request.sampler,
+        "stopping": request.stopping,
+        "policies": list(request.policies),
+    }
+
+
+def _of_all(program: Program, out: Path, cluster: str, seed: int, config: Mapping[str, Any]) -> dict[str, Any]:
+    batch = config.get(BATCH)
+    told = {BATCH: batch} if isinstance(batch, int) and not isinstance(batch, bool) else {}
+    return {
+        "program": str(program.path),
+        "out": str(out),
+        "cluster": cluster,
+        "seed": seed,
+        "config": dict(config),
+        **told,
+    }
+
+
+def _of_means(means: Means) -> dict[str, Any]:
+    return {
+        "workers": means.workers,
+        "mesh": str(means.first_mesh),
+        "mechanism": means.mechanism,
+        "mode": means.mode,
+        "num_slots": means.num_slots,
+        "micro_batch": means.micro_batch,
+        "device": means.device,
+    }
+
+
+def _rows(facts: Mapping[str, Any]) -> dict[str, str]:
+    where = WORDS.get(facts["cluster"], f"--cluster {facts['cluster']}")
+    return {
+        "program": plain(facts["program"]),
+        "workers": _workers(facts),
+        "state": facts.get("copies_note", ""),
+        "batch": _batch(facts),
+        "search": _search(facts),
+        "length": ", ".join(_length(facts)),
+        "cluster": f"{where}, device {facts['device']}",
+        "settings": f"{settings_text(facts['config'])}; seed {facts['seed']}",
+        "results": f"{plain(facts['out'])} (not made)",
+    }
+
+
+def _workers(facts: Mapping[str, Any]) -> str:
+    if facts["command"] == "frontier":
+        each = ", ".join(f"{one['workers']} ({one['mesh']})" for one in facts["asked"])
+        return f"{each}; {facts['mode']} mode"
+    one = f"{facts['mesh']}, {facts['mechanism']}, {facts['mode']} mode, {count(facts['num_slots'], 'slot')}"
+    if facts["command"] == "tune":
+        shared = facts["trial_workers"]
+        each = f"{shared[0]} to {shared[1]} a trial" if shared else f"{facts['workers']} a trial"
+        return f"{count(facts['study_workers'], 'worker')}, {each} ({one})"
+    most = facts["most_workers"]
+    changing = f", at most {most}" if most > facts["workers"] else ""
+    return f"{count(facts['workers'], 'worker')}{changing} ({one})"
+
+
+def _batch(facts: Mapping[str, Any]) -> str:
+    if BATCH not in facts:
+        return "as the program asks for it (its config has no batch_size)"
+    micro = facts.get("micro_batch")
+    passes = "" if micro is None else f", in passes of at most {micro:,} on a worker"
+    return f"{count(facts[BATCH], 'sample')} a step{passes}"
+
+
+def _search(facts: Mapping[str, Any]) -> str:
+    if facts["command"] == "run":
+        return ""
+    goal = ", ".join(f"{name}:{way}" for name, way in facts.get("objectives", {}).items()) or facts["quality"]
+    target = "" if facts.get("target") is None else f", target {number(facts['target'])}"
+    return f"{goal}{target}; sampler {facts['sampler']}, early stopping {facts['stopping']}"
+
+
+def _length(facts: Mapping[str, Any]) -> list[str]:
+    """What ends it, as far as options say."""
+    found = [] if facts.get("trials") is None else [count(facts["trials"], "trial")]
+    found += [] if facts.get("budget_s") is None else [f"a budget of {duration(facts['budget_s'])}"]
+    found += [] if facts.get("worker_hours") is None else [f"{number(facts['worker_hours'])} worker-hours"]
+    found += [] if "epochs" not in facts else [f"epochs {facts['epochs']}"]
+    return found + ([] if "max_steps" not in facts else [f"at most {count(facts['max_steps'], 'step')}"])

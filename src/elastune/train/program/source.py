@@ -1,0 +1,331 @@
+"""The source of a program as a journal keeps it, and the first line in which it differs from what it was.
+
+Kept are no texts: of each statement that decides what is trained, and of each element of a long list in it, eight
+digits of its digest, by file and part (a function, a method, a constant). Comments, layout and docstrings do not count,
+nor do the search space, the objectives and ``__main__``. The program's own ``config`` does: a worker that comes later
+takes its settings from there.
+
+The user's own modules, which the program imports from its folder or from ``sys.path`` outside of installed packages,
+count as a whole.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import sys
+import sysconfig
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from elastune.core.errors import UserError
+from elastune.core.run import Program, ProgramSource
+from elastune.train.program.digest import bound, is_main, used_by_training, without_docstrings
+
+DIGITS = 8
+MOST_MODULES = 500
+PARSED_BYTES = 200_000  # of modules, a tenth of a second; of those beyond that all bytes count, comments too
+MOST_STATEMENTS = 500  # of a part that a journal keeps one by one: a longer one is kept as a whole
+LONG_LIST = 3  # of arguments or elements, each of which has a line of its own, as likely as not
+MOST_TOLD = 3
+EDITED = "the program must not be edited while its run goes on"
+_INSTALLED = ("site-packages", "dist-packages")
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A part of a file: its statements' digests, and the lines that they begin at."""
+
+    digests: tuple[str, ...]
+    lines: tuple[int, ...]
+
+    @property
+    def kept(self) -> str:
+        if len(self.digests) > MOST_STATEMENTS:
+            return _digest("".join(self.digests)) * 2  # which no single statement's digest is equal to
+        return "".join(self.digests)
+
+
+_Files = dict[str, dict[str, _Part]]
+
+
+def source_of(program: Program, modules: Collection[str] | None = None) -> ProgramSource:
+    """Return what of ``program`` and of the user's modules that it imports decides what is trained.
+
+    Args:
+        program: The program.
+        modules: The files of modules that are looked at, wherever they lie; None: the user's own that it imports.
+
+    Returns:
+        Digests by file and part. Empty where there is no file that could be read: then nothing can be compared.
+
+    Example:
+        >>> source_of(Program(Path("train.py")))
+        {"train.py": {"train": "5d41402a", "lr": "9b74c989"}}
+    """
+    return {file: {name: part.kept for name, part in parts.items()} for file, parts in _read(program, modules).items()}
+
+
+def differences(before: ProgramSource, program: Program) -> list[str]:
+    """Return where ``program`` differs from its source ``before``: file, line and part, a text each, the first ones.
+
+    Args:
+        before: What ``source_of`` has returned.
+        program: The program as it is now.
+
+    Returns:
+        Nothing where it is the same, or where either is not known.
+    """
+    now = _read(program, None)
+    return _told(before, now) if before and now else []
+
+
+def check_unedited(program: Program, begun: ProgramSource) -> None:
+    """Refuse to train beside workers that have loaded another program.
+
+    Args:
+        program: The program as this worker has just loaded it.
+        begun: The source that the run was begun with; empty: not known.
+
+    Raises:
+        UserError: Where they differ: names the file and the line.
+    """
+    if not begun:
+        return
+    _, *modules = begun
+    now = _read(program, modules)
+    found = _told({file: parts for file, parts in begun.items() if file in now}, now)
+    if found:
+        fix = "undo the edit; or stop the run, and go on with --resume --accept-changes"
+        raise UserError(EDITED, "; ".join(found), fix)
+
+
+def _told(before: ProgramSource, now: _Files) -> list[str]:
+    found: list[str] = []
+    for file, parts in now.items():
+        if file not in before:
+            found.append(f"{file} is imported now")
+        else:
+            found += _told_of_parts(file, before[file], parts)
+    found += [f"{file} is not imported any more" for file in before if file not in now]
+    more = len(found) - MOST_TOLD
+    return [*found[:MOST_TOLD], f"and {more} more"] if more > 0 else found
+
+
+def _told_of_parts(file: str, before: Mapping[str, str], now: Mapping[str, _Part]) -> list[str]:
+    found: list[tuple[int, str]] = []
+    for name, part in now.items():
+        kept = before.get(name)
+        if kept is None:
+            found.append((part.lines[0], f"{file}, line {part.lines[0]}: {name} is new"))
+        elif kept != part.kept:
+            line = _first_line(kept, part)
+            found.append((line, f"{file}, line {line}, in {name}"))
+    gone = [f"{file}: {name} is gone" for name in before if name not in now]
+    return [*(text for _, text in sorted(found)), *gone]
+
+
+def _first_line(kept: str, part: _Part) -> int:
+    """Where ``part`` begins to differ from what was ``kept`` of it."""
+    if len(part.digests) > MOST_STATEMENTS:
+        return part.lines[0]
+    for index, (digest, line) in enumerate(zip(part.digests, part.lines, strict=True)):
+        if kept[index * DIGITS : (index + 1) * DIGITS] != digest:
+            return line
+    return part.lines[-1]  # what followed it is gone
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def _read(program: Program, modules: Collection[str] | None) -> _Files:
+    """The parts of the program's file, then those of its modules. Empty where the program cannot be read."""
+    path = program.path.resolve()
+    try:
+        tree = without_docstrings(ast.parse(path.read_bytes()))
+    except (OSError, SyntaxError, ValueError, RecursionError):  # whoever loads it says what is wrong
+        return {}
+    used = used_by_training(tree, program.train, config=True)
+    files: _Files = {path.name: _parts(used)}
+    if modules is None:
+        files |= _imported(_wanted(tree, used), path.parent)
+    else:
+        for file in modules:
+            where = _find(_name_of(file), [str(path.parent), *(each or "." for each in sys.path)])
+            if where is not None:
+                files[file] = _parts_of_module(where, parses=True)
+    return files
+
+
+def _wanted(tree: ast.Module, used: list[ast.stmt]) -> list[ast.stmt]:
+    """The statements that may import what decides: those that are used, and imports whose names nothing mentions."""
+    mentioned = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    bare = [
+        each
+        for each in tree.body
+        if isinstance(each, ast.Import | ast.ImportFrom) and not mentioned & {*bound(each)} and each not in used
+    ]
+    return [*used, *bare]
+
+
+def _imported(statements: list[ast.stmt], folder: Path) -> _Files:
+    """The user's modules that ``statements`` import, and those that these do, by file, in the order of their names."""
+    paths = _own_paths(folder)
+    found: dict[str, Path] = {}
+    files: _Files = {}
+    todo = sorted(_names_of_imports(statements, ""))
+    parsed = 0
+    while todo and len(found) < MOST_MODULES:
+        name = todo.pop(0)
+        if name in found or (where := _find(name, paths)) is None:
+            continue
+        found[name] = where
+        with suppress(OSError):
+            parsed += where.stat().st_size
+        key = name.replace(".", "/") + ("/__init__.py" if where.name == "__init__.py" else ".py")
+        files[key] = _parts_of_module(where, parses=parsed <= PARSED_BYTES)
+        if parsed <= PARSED_BYTES:
+            package = name if where.name == "__init__.py" else name.rpartition(".")[0]
+            with suppress(OSError, SyntaxError, ValueError, RecursionError):
+                todo += sorted(_names_of_imports(ast.parse(where.read_bytes()).body, package) - found.keys())
+    return dict(sorted(files.items()))
+
+
+def _names_of_imports(statements: list[ast.stmt], package: str) -> set[str]:
+    """The modules that ``statements`` may mean, with the packages that they lie in."""
+    found: set[str] = set()
+    for statement in statements:
+        if is_main(statement):
+            continue
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+                home = ".".join([*filter(None, base), *([node.module] if node.module else [])])
+                found |= {home, *(f"{home}.{alias.name}".lstrip(".") for alias in node.names)}
+    whole = {name.rpartition(".")[0] for name in found}
+    while whole - found:
+        found |= whole
+        whole = {name.rpartition(".")[0] for name in found}
+    return {name for name in found if name and name.partition(".")[0] not in _NOT_OWN}
+
+
+_NOT_OWN = {*sys.stdlib_module_names, "elastune"}
+
+
+def _own_paths(folder: Path) -> list[str]:
+    """Where modules lie that are the user's own: the program's folder, and what is no place of installed packages."""
+    standard = {sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib")}
+
+    def own(path: str) -> bool:
+        parts = Path(path).parts
+        installed = any(part in _INSTALLED or part == "lib-dynload" for part in parts)
+        return path not in standard and not path.endswith(".zip") and not installed
+
+    return list(dict.fromkeys([str(folder), *(path or "." for path in sys.path if own(path))]))
+
+
+def _find(name: str, paths: list[str]) -> Path | None:
+    """The file of module ``name`` in ``paths``; None where it has no source there."""
+    found = None
+    inside = paths
+    for depth in range(1, name.count(".") + 2):
+        whole = ".".join(name.split(".")[:depth])
+        found = PathFinder.find_spec(whole, inside)
+        if found is None:
+            return None
+        inside = list(found.submodule_search_locations or ())
+    origin = None if found is None else found.origin
+    return Path(origin) if origin is not None and origin.endswith(".py") else None
+
+
+def _name_of(file: str) -> str:
+    return file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def _parts_of_module(path: Path, *, parses: bool) -> dict[str, _Part]:
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return {}
+    if parses:
+        with suppress(SyntaxError, ValueError, RecursionError):
+            tree = without_docstrings(ast.parse(content))
+            return _parts([each for each in tree.body if not is_main(each)])
+    return {"the file": _Part((hashlib.sha256(content).hexdigest()[:DIGITS],), (1,))}
+
+
+# -- one statement after another --------------------------------------------------------------------------------------
+
+
+def _parts(statements: list[ast.stmt]) -> dict[str, _Part]:
+    found: dict[str, list[tuple[str, int]]] = {}
+    for statement in statements:
+        name = ", ".join(sorted(set(bound(statement)) - {"*"})) or "top-level code"
+        if isinstance(statement, ast.ClassDef):
+            methods = [each for each in statement.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+            for method in methods:
+                found.setdefault(f"{name}.{method.name}", []).extend(_digests(method, ""))
+            rest = [each for each in statement.body if each not in methods]
+            found.setdefault(name, []).extend(_header(statement, ""))
+            for each in rest:
+                found[name] += _digests(each, "class")
+        elif isinstance(statement, ast.Import | ast.ImportFrom):
+            found.setdefault("imports", []).extend(_digests(statement, ""))
+        else:
+            found.setdefault(name, []).extend(_digests(statement, ""))
+    return {
+        name: _Part(tuple(digest for digest, _ in each), tuple(line for _, line in each))
+        for name, each in found.items()
+    }
+
+
+def _digests(node: ast.AST, where: str) -> Iterator[tuple[str, int]]:
+    """Of ``node``, of the statements in it, and of the elements of long lists in it, each by itself.
+
+    ``where``: the fields of other nodes that it stands in. How lines are broken does not show.
+    """
+    yield from _header(node, where)
+    for name, value in ast.iter_fields(node):
+        if _holds_statements(value):
+            for each in value:
+                yield from _digests(each, f"{where}/{name}")
+
+
+def _header(node: ast.AST, where: str) -> Iterator[tuple[str, int]]:
+    """Of ``node`` without the statements in it."""
+    apart: list[tuple[ast.AST, str]] = []
+    text = _dumped(node, where, apart, leaves_out_statements=True)
+    yield _digest(f"{where} {text}"), getattr(node, "lineno", 1)
+    for each, place in apart:
+        yield from _header(each, place)
+
+
+def _holds_statements(value: object) -> bool:
+    return isinstance(value, list) and any(isinstance(e, ast.stmt | ast.ExceptHandler | ast.match_case) for e in value)
+
+
+def _dumped(value: object, where: str, apart: list[tuple[ast.AST, str]], *, leaves_out_statements: bool = False) -> str:
+    """``value`` as text, but for the elements of long lists in it, which go to ``apart`` with their places."""
+    if isinstance(value, ast.AST):
+        own = [
+            f"{name}={_dumped(each, f'{where}/{name}', apart)}"
+            for name, each in ast.iter_fields(value)
+            if not (leaves_out_statements and _holds_statements(each)) and name != "type_comment"
+        ]
+        return f"{type(value).__name__}({', '.join(own)})"
+    if isinstance(value, list):
+        nodes = [each for each in value if isinstance(each, ast.expr | ast.keyword)]
+        if len(nodes) >= LONG_LIST:
+            apart += [(each, f"{where}[{nth}]") for nth, each in enumerate(nodes)]
+            return f"[{len(value)} elements]"
+        return f"[{', '.join(_dumped(each, where, apart) for each in value)}]"
+    return repr(value)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:DIGITS]

@@ -1,0 +1,47 @@
+"""A run whose workers change has the undisturbed run's weights after EACH step, not only at its end; and what ranks
+report differently is averaged over those who are there."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from elastune.core.run import Program
+from elastune.journal.records import Reported
+from elastune.testing.elastic_runs import Ran, Runs
+
+PROGRAM = Program(Path(__file__).parent / "programs" / "midway.py")
+STEPS = 32
+
+
+def by_step(ran: Ran) -> dict[int, dict[str, float]]:
+    """What was reported in each step; a step that was done again has told the same."""
+    found: dict[int, dict[str, float]] = {}
+    for told in (record for record in ran.records if isinstance(record, Reported)):
+        hashes = {found.get(told.step, told.metrics)["hash"], told.metrics["hash"]}
+        assert len(hashes) == 1, f"step {told.step} has come to two results"
+        found[told.step] = told.metrics
+    return found
+
+
+@pytest.mark.parametrize(
+    ("workers", "resize", "faults", "sizes"),
+    [(1, ["3 3", "19 2"], [], {1, 2, 3}), (3, ["20 1"], ["kill 0 9 before"], {1, 3})],
+)
+def test_each_step_has_the_undisturbed_weights(
+    runs: Runs, undisturbed: Ran, workers: int, resize: list[str], faults: list[str], sizes: set[int]
+) -> None:
+    ran = runs(workers, resize=resize, faults=faults)
+    told, expected = by_step(ran), by_step(undisturbed)
+    assert len(expected) == STEPS
+    assert len({metrics["hash"] for metrics in expected.values()}) == STEPS, "each step changes the weights"
+    assert {step: metrics["hash"] for step, metrics in told.items()} == {
+        step: metrics["hash"] for step, metrics in expected.items()
+    }
+    assert {metrics["size"] for metrics in told.values()} >= sizes, "the workers changed in mid-run"
+    for step, metrics in told.items():
+        size = int(metrics["size"])
+        mean = sum(Fraction(1 / (rank + 1)) for rank in range(size)) / size
+        assert metrics["share"] == float(mean), f"step {step}: exactly rounded, of {size} ranks"
