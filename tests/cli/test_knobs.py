@@ -21,7 +21,7 @@ from elastune.study.request import StudyRequest
 HERE = Path(__file__)
 ASKED = {"objectives": {"loss": "min"}, "trials": 7}
 OF_PYTHON = {"train", "space", "out", "cluster"}  # parameters of the function that are no knobs
-OF_NOBODY = {"program", "out", "simulated"}  # fields that no knob sets
+OF_NOBODY = {"program", "out", "simulated", "command"}  # fields that no knob sets
 
 
 class Knob(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,7 +125,9 @@ def _differences(history: RunHistory, spec: RunSpec, own: Config) -> Iterator[Us
     ]
     for name, option, old, new, shows in told:
         if shows and old != new:
-            yield _differs(name, old, new, f"leave out {option}" if old in (None, "") else f"use {option} {old}")
+            yield _differs(
+                name, old, new, f"leave out {option}" if old in (None, "") else f"use {option} {shlex.quote(str(old))}"
+            )
     parts = MeshChoice.of(now).most_parts(spec.most_workers)
     if exact and parts > then.num_slots:
         rule = "a run keeps the slots it was begun with, and has one for every worker"
@@ -153,7 +156,7 @@ def _of_config(history: RunHistory, spec: RunSpec, own: Config) -> Iterator[User
         if name in LENGTHS and name in then and name in now:
             rule = f"a run goes on for at least as many {name} as it was begun for"
             yield UserError(rule, f"{_short(new)}, begun for {_short(old)}", f"use --set {name}={_short(old)} or more")
-        fix = f"use --set {name}={_short(old)}" if name in said else f"leave out --set {name}"
+        fix = f"use --set {shlex.quote(f'{name}={_short(old)}')}" if name in said else f"leave out --set {name}"
         yield _differs(f"setting {name}", old, new, fix)
 
 
@@ -161,7 +164,7 @@ def _of_policies(history: RunHistory, spec: RunSpec) -> Iterator[UserError]:
     """Policies may have other options when a run goes on: a fixed one is another chance."""
     old, new = ([_name(text) for text in told] for told in (_policies(history.first), spec.adapt.policies))
     if sorted(old) != sorted(new):
-        words = " ".join(f"--policy {text}" for text in _policies(history.last))
+        words = " ".join(f"--policy {shlex.quote(text)}" for text in _policies(history.last))
         fix = f"use {words}" if old else "leave out --policy"
         yield _differs("policies", ", ".join(old) or None, ", ".join(new) or None, fix)
 

@@ -84,7 +84,7 @@ class SearchRequest:
     )
     grace_s: float = knob(Elastic.grace_s, "How long workers train on if this command dies")
     resume: bool = knob(False, "Continue what is in --out. With nothing there, start from the beginning.")
-    command: CommandGiven | None = None  # that asks for it
+    command: CommandGiven | None = field(default=None, compare=False)  # that asks for it
     accept_changes: bool = knob(
         False, "With --resume: go on though the program, its space or the data have changed, and say so in the report."
     )

@@ -76,13 +76,13 @@ def _of(name: str, old: Any, new: Any) -> Iterator[UserError]:
     unsaid = old in (None, "", [], (), {})
     fix = "leave it out" if unsaid else f"use {begun}"
     if name in _WORDS:
-        fix = f"leave out {_WORDS[name]}" if unsaid else f"use {_WORDS[name]} {begun}"
+        fix = f"leave out {_WORDS[name]}" if unsaid else f"use {_WORDS[name]} {shlex.quote(begun)}"
     elif name in ("objectives", "constraints") and not unsaid:
         told = [f"{key}:{value}" for key, value in old.items()] if isinstance(old, Mapping) else list(old)
         fix = f"use {shlex.join(word for each in told for word in (f'--{name[:-1]}', each))}"
     elif name.startswith("setting "):
         setting = name.removeprefix("setting ")
-        fix = f"leave out --set {setting}" if old == "not set" else f"use --set {setting}={begun}"
+        fix = f"leave out --set {setting}" if old == "not set" else f"use --set {shlex.quote(f'{setting}={begun}')}"
     more = f", or {_WARM}" if name == "sampler" else ", or another --out for another study"
     yield UserError(f"a study resumes with the {name} it was begun with", f"{asked}, begun with {begun}", fix + more)
 
