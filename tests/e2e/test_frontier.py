@@ -21,6 +21,7 @@ from elastune.train.machine import cores
 
 ROOT = Path(__file__).resolve().parents[2]
 COUNTS = (1, 2, 16)
+MOST = 4  # workers of the tests' cluster
 
 
 Command = Callable[..., dict[str, Any]]
@@ -29,7 +30,7 @@ Command = Callable[..., dict[str, Any]]
 def elastune(*arguments: str) -> dict[str, Any]:
     """What a command says, as a process of its own."""
     command = [sys.executable, "-m", "elastune", *arguments, "--json"]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150, check=False)
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert run.returncode == 0, run.stderr
     return dict(json.loads(run.stdout))
 
@@ -161,7 +162,7 @@ def check_repeated(result: dict[str, Any], found: Path, run: dict[str, Any]) -> 
     assert trained is not None
     assert answer["command_metrics"] == trained.metrics == run["metrics"]
     assert run["sha256"] == trained.sha256
-    assert (run["workers"], run["num_slots"]) == (row["workers"], row["workers"])
+    assert (run["workers"], run["num_slots"]) == (min(row["workers"], MOST), row["workers"])
     name = f"test_{result['quality']}"
     assert f"it gives {name} {run['metrics'][name]!r} again" in answer["command_note"]
     seeds = [told[trial].metrics[name] for trial in row["trials"] if told[trial].run]
@@ -171,7 +172,8 @@ def check_repeated(result: dict[str, Any], found: Path, run: dict[str, Any]) -> 
 
 def test_the_command_trains_the_pick(found: tuple[Path, dict[str, Any]], tmp_path: Path, here: Command) -> None:
     out, result = found
-    check_repeated(result, out, repeat(here, result, tmp_path / "run"))
+    workers = min(MOST, result["rows"][result["pick"]]["workers"])  # with equal bits
+    check_repeated(result, out, repeat(here, result, tmp_path / "run", workers=str(workers)))
 
 
 @pytest.mark.parametrize("mode", ["exact", *soaked("fast")])

@@ -217,7 +217,7 @@ class _Frontier:
         self._budget_s = math.inf if request.budget_s is None else request.budget_s
         self._short_runs: ShortRuns | None = None
         self._cluster = cluster
-        self._lanes = pool.capacity
+        self._pool = pool
         self._phases: PhaseBudget | None = None
         self._took: dict[str, float] = {}
 
@@ -361,9 +361,7 @@ class _Frontier:
         """Split the budget among the phases. Raises ``UserError`` where the search would get less than its share."""
         searched_s = sum(life.seconds for life in self.loop.table.trials.values() if life.started.phase == "search")
         began = searched_s > 0
-        found = plan_phases(
-            cost, self._work(runs, searched_s / max(1, self._lanes)), self._request.budget_s, short=self._short
-        )
+        found = plan_phases(cost, self._work(runs, searched_s / self._lanes), self._request.budget_s, short=self._short)
         if not self._short and not began:
             refuse_small(found, cost)
         if began and not found.searches:
@@ -471,6 +469,11 @@ class _Frontier:
         """What a training of the naive rule took, in the median; None: none has ended."""
         took = [t.result.seconds for t in self._trainings.done.values() if t.phase == "naive" and t.run is not None]
         return median(took) if took else None
+
+    @property
+    def _lanes(self) -> int:
+        """How many workers may train at a time now; hosts come after the cluster was opened."""
+        return max(1, self._pool.capacity)
 
     @property
     def _slowed(self) -> float:
