@@ -127,7 +127,7 @@ def test_without_time_for_a_search_it_is_refused_or_left_out(
     planned, over = [r for r in records if isinstance(r, PhasesPlanned)]
     assert planned.left_out[0].startswith("the search: a budget of 2.0 min has no time for it")
     assert set(over.took) == set(planned.planned)
-    assert any(each.text.startswith("left out: the search") for each in answer.reasons)
+    assert any(each.startswith("the search: ") for each in answer.answer.not_done)
 
 
 def test_what_would_not_end_in_time_is_not_begun(cluster: LocalCluster, tmp_path: Path, tiny: Program) -> None:
