@@ -234,7 +234,7 @@ def test_tune_resumes_and_shows_people_the_front(
 
 def test_frontier_prints_one_object(here: Path, elastune: Command) -> None:
     said = elastune(
-        *("frontier", "linear.py", "--workers", "1,2", "--budget", "4s", "--seeds", "2", "--epochs", "1"),
+        *("frontier", "linear.py", "--workers", "1,2", "--budget", "15s", "--short", "--seeds", "2", "--epochs", "1"),
         *("--json", "--out", "front"),
     )
     assert said.code == 0, said.err

@@ -98,13 +98,11 @@ def test_a_policy_stands_beside_static_settings(
     request = asked(searching(space), tmp_path / "out", workers=(1, 2), policies=(policy,))
     answer = frontier(request, cluster=cluster)
     told = Counter((row.role, row.workers, row.ways) for row in answer.rows)
-    assert told == Counter(
-        [
-            *[("naive", 1, ""), ("naive", 2, "")],
-            *[("tuned", 1, f"policy {policy}"), ("tuned", 2, f"policy {policy}")],
-        ]
-    ), "no copy of the naive rule is called tuned"
-    assert "search: none of its trainings ended" in answer.answer.not_done
+    under = [("tuned", 1, f"policy {policy}"), ("tuned", 2, f"policy {policy}")]
+    assert told >= Counter([("naive", 1, ""), ("naive", 2, ""), *under])
+    naive = {(row.workers, row.settings) for row in answer.rows if row.role == "naive"}
+    static = {(row.workers, row.settings) for row in answer.rows if row.role == "tuned" and not row.ways}
+    assert not naive & static, "no copy of the naive rule is called tuned"
     given = [trial for trial in begun(tmp_path / "out") if trial.phase == "policy"]
     assert Counter(trial.means["workers"] for trial in given) == {1: 2, 2: 2}, "its own workers train: it might ask"
     assert {trial.means["policy"] for trial in given} == {policy}

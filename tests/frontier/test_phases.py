@@ -280,7 +280,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"seeds": 1}, "at least 2 seeds"),
     ({"quality": "accuracy"}, "one of the program's objectives"),
     ({"config": {"lr": -1.0}}, "must be positive numbers"),
-    ({"config": {"batch_size": "many"}}, "must be positive numbers"),
+    ({"config": {"batch_size": "many"}}, "batch_size must be a number"),
     ({"stopping": "pbt:every=2"}, "their own settings decide"),
     ({"stopping": "sometimes"}, "one that is known"),
     ({"trial_workers": (3, 2)}, "between a low and a high"),

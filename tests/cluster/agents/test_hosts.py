@@ -151,7 +151,8 @@ def test_a_study_on_hosts_that_come_die_and_go(begin: Begin, tmp_path: Path, clu
 @pytest.mark.timeout(400)
 def test_a_frontier_tells_apart_the_links_within_and_across_hosts(begin: Begin, tmp_path: Path) -> None:
     (tmp_path / "go").touch()
-    options = ["--budget", "1s", "--seeds", "2", "--sampler", "random", "--set", "epochs=2", "--workers", "1,2,4"]
+    options = ["--budget", "60s", "--short", "--seeds", "2", "--sampler", "random", "--set", "epochs=2"]
+    options += ["--workers", "1,2,4"]
     run = begin("frontier", str(TUNED), *options, "--set", "pause_s=0.1")
     for at in (0, 1):
         run.network.hosts[at].slow("200mbit", "256k")  # 40 ns a byte; the link within is ten times as fast or more

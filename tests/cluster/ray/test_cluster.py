@@ -42,7 +42,8 @@ TRAINING = ["--set", f"epochs={EPOCHS}", "--set", "plain=true", "--seed", "3"]
 RUN = ["run", str(PROGRAM), *TRAINING, "--workers", "1:4"]
 STUDY = ["--sampler", "random", "--trials", "3", "--mode", "exact", "--seed", "3"]
 STUDY += ["--set", "epochs=6", "--set", "samples=256"]
-FRONTIER = ["--budget", "1s", "--seeds", "2", "--sampler", "random", "--set", "epochs=2", "--workers", "1,2,4"]
+FRONTIER = ["--budget", "60s", "--short", "--seeds", "2", "--sampler", "random", "--set", "epochs=2"]
+FRONTIER += ["--workers", "1,2,4"]
 LIMIT_S = 120.0
 MARK = "ELASTUNE_TEST_OF_RAY"  # in the environment of all that runs on the nodes
 STORE_BYTES = 80 << 20

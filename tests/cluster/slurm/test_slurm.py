@@ -40,7 +40,8 @@ from elastune.testing.slurm import VirtualSlurm
 
 STUDY = ["--sampler", "random", "--trials", "3", "--mode", "exact", "--seed", "3"]
 STUDY += ["--set", "epochs=6", "--set", "samples=256"]
-FRONTIER = ["--budget", "1s", "--seeds", "2", "--sampler", "random", "--set", "epochs=2", "--workers", "1,2,4"]
+FRONTIER = ["--budget", "60s", "--short", "--seeds", "2", "--sampler", "random", "--set", "epochs=2"]
+FRONTIER += ["--workers", "1,2,4"]
 
 
 @contextmanager

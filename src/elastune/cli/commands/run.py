@@ -264,20 +264,20 @@ def _observing(spec: RunSpec, progress: Progress, tensorboard: bool) -> Iterator
 def _tracker(spec: RunSpec, *, adopts: bool = False) -> RunTracker:
     """``adopts``: workers may wait to be taken over; they do not wait until the program, and torch, are loaded."""
     from elastune.cli.progress import RunTracker
-    from elastune.plan.copies import copies_text
     from elastune.train.program.load import load_as_guest
 
-    own = {}
+    own, first = {}, ("", "")
     if not adopts:
         importlib.import_module("torch")  # where it cannot be loaded that is not the program's fault
         from elastune.job.validate_means import check_means
 
         check_means(spec)
+        from elastune.plan.copies import copies_text
+
         own = load_as_guest(spec.program).config
+        first = _advice(spec), copies_text(spec.means)
     epochs = spec.epochs or {**own, **spec.config}.get("epochs")
-    return RunTracker(
-        epochs if isinstance(epochs, int) else None, spec.max_steps, (_advice(spec), copies_text(spec.means))
-    )
+    return RunTracker(epochs if isinstance(epochs, int) else None, spec.max_steps, first)
 
 
 def _advice(spec: RunSpec) -> str:
