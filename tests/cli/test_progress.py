@@ -52,12 +52,9 @@ def test_a_run_knows_how_far_it_is() -> None:
 
 
 def test_a_run_tells_its_start_and_its_end() -> None:
-    tracker = RunTracker(1, None)
-    started = RunStarted(program="p", config={}, seed=0, means={})
-    assert tracker.hear(started) == ("", False)
-    assert tracker.hear(started) == ("", False)
-    tracker.first = "each part has 2 holders"
-    assert tracker.hear(started) == ("each part has 2 holders", True)
+    tracker = RunTracker(1, None, ["", "each part has 2 holders"])
+    assert tracker.hear(RunStarted(program="p", config={}, seed=0, means={})) == ("", False)
+    assert tracker.hear(StepsPlanned(9)) == ("each part has 2 holders", True)
     assert tracker.hear(RunStarted("p", {}, 0, {}, resumed_step=7)) == ("resumed after step 7", True)
     assert tracker.hear(RunFailed("exception", "no luck", 0)) == ("", False), "the command's last line says it"
     assert tracker.hear(RunFinished("0", 1, 2, 3, 4.0, {"loss": 0.5})) == ("done: loss 0.5", True)
