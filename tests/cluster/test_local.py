@@ -12,6 +12,7 @@ from tests.soaked import soaked
 
 from elastune.cluster.base import Cluster, Event, Message
 from elastune.cluster.elastic_run import ElasticRun
+from elastune.cluster.fork.spawner import Ended, Forked
 from elastune.cluster.local import LocalCluster
 from elastune.core.errors import UserError
 from elastune.core.run import Elastic, Means
@@ -236,6 +237,18 @@ def test_an_output_folder_that_cannot_be_is_a_user_error(tmp_path: Path, serve) 
         cluster.wait(0.01)
     assert cluster.free == 3
     assert exits(events_until_end(cluster, cluster.start(spec_of(tmp_path / "whole", 3))))[2].code == 0
+
+
+def test_a_reply_of_a_worker_that_was_given_up_fails_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with LocalCluster(1, entry="elastune.testing.kits.cluster_workers:work_until_stopped", preload=()) as cluster:
+        spawner = cluster.launcher.server()
+        replies, killed = iter([Forked(999, 1), Ended(999, 0), None]), list[int]()
+        with monkeypatch.context() as patch:
+            patch.setattr(spawner, "receive", lambda: next(replies))
+            patch.setattr(spawner, "kill", killed.extend)
+            assert cluster.launcher.poll() == []
+        assert killed == [999], "nobody would end it"
+        cluster.start(spec_of(tmp_path / "after"))
 
 
 @pytest.mark.parametrize("capacity", [0, -3])

@@ -125,7 +125,11 @@ class ForkLauncher(Launcher):
             self._spawner.wake()
         try:
             while self._spawner is not None and (reply := self._spawner.receive()) is not None:
-                process = self._by_key[reply.key]
+                process = self._by_key.get(reply.key)
+                if process is None:  # it was given up meanwhile: no run that begins now must fail by it
+                    if isinstance(reply, Forked):
+                        self._spawner.kill([reply.key])
+                    continue
                 match reply:
                     case Forked(pid=pid):
                         process.pid = pid
