@@ -11,6 +11,7 @@ of eight gradients; ``fast`` those of one gradient a worker.
 It fails (exit code 1) where a monitor that reads every tenth step costs more CPU time than ``BOUNDS`` allow, by the
 median of its rounds. Rounds go on until the median's 99 % interval (order statistics) lies on one side of the bound, up
 to ``MOST`` times ``--rounds``. ``--smoke`` has the same bound, for the noise scale in ``exact`` and in ``fast`` mode.
+It takes at most 16 rounds, beside other work, and fails where all of that interval lies above the bound.
 
     python benchmarks/monitoring.py [--smoke] [--monitors noise_scale ...] [--out benchmarks/results/monitoring.json]
 """
@@ -50,6 +51,7 @@ BOUNDS = {"noise_scale": 1.05, "noise_scale_adam": 1.1, "performance": 1.05, "cu
 """The most of (CPU time with a reading every tenth step / without). A reading of the curvature is about ten steps'
 work; it takes one every hundred unless told otherwise."""
 MOST = 4  # times the rounds that were asked for, while the machine is too busy to tell
+SMOKE_MOST = 2
 LOOK = 4  # rounds between two looks at the interval
 ERROR = 0.01
 Stepper = Callable[[int], None]
@@ -125,7 +127,7 @@ def worker(rank: int, world: int, rendezvous: str, cell: dict[str, Any], out: st
     times: dict[str, dict[str, list[float]]] = {kind: {name: [] for name in steppers} for kind in ("wall", "cpu")}
     for step in steppers.values():
         step(BLOCK)
-    for round_ in range(MOST * cell["rounds"]):
+    for round_ in range((SMOKE_MOST if cell["gate_only"] else MOST) * cell["rounds"]):
         at = round_ % len(steppers)
         for name in [*steppers][at:] + [*steppers][:at]:
             group.gather_floats([0.0])  # start together
@@ -174,12 +176,15 @@ def shown(cell: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def too_dear(cell: dict[str, Any]) -> str:
-    """What is wrong with ``cell``; empty where its monitor keeps its bound."""
+def too_dear(cell: dict[str, Any], *, surely: bool = False) -> str:
+    """What is wrong with ``cell``; empty where its monitor keeps its bound.
+
+    ``surely``: only what the whole interval shows, since few rounds on a busy machine scatter about the bound.
+    """
     found, bound = cell["every_10_over_off_cpu"], BOUNDS[cell["monitor"]]
-    if found["median"] <= bound:
-        return ""
     low, high = found["median_interval"]
+    if (low if surely else found["median"]) <= bound:
+        return ""
     where = f"{cell['monitor']} ({cell['model']}, {cell['workers']} workers, {cell['mode']}, {cell['rounds']} rounds)"
     return f"{where} costs {found['median']:.3f} x [{low:.3f}-{high:.3f}]; its bound is {bound:.3g}"
 
@@ -207,7 +212,7 @@ def main() -> int:
         if args.out:
             result = {"cells": cells}
             write_result(args.out, result)
-    wrong = [found for cell in cells if (found := too_dear(cell))]
+    wrong = [found for cell in cells if (found := too_dear(cell, surely=args.smoke))]
     print("\n".join(wrong) or f"ok: {len(cells)} cells keep their bounds")
     return 1 if wrong else 0
 

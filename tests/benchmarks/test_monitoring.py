@@ -43,8 +43,15 @@ def test_a_monitor_that_costs_seven_percent_is_refused_and_one_that_costs_two_is
         dear, cheap = drawn(1.07, 0.01, 12, seed), drawn(1.02, 0.01, 12, seed)
         assert is_decided(dear, bound)
         assert "its bound is 1.05" in too_dear(cell(dear))
+        assert too_dear(cell(dear), surely=True), "all of its interval is above the bound"
         assert is_decided(cheap, bound)
         assert too_dear(cell(cheap)) == ""
+
+
+def test_few_rounds_that_scatter_about_the_bound_fail_no_smoke() -> None:
+    scattered = cell([0.9, 0.95, 1.0, 1.04, 1.06, 1.07, 1.1, 1.2] * 2)
+    assert too_dear(scattered)
+    assert too_dear(scattered, surely=True) == ""
 
 
 def test_a_busy_machine_decides_nothing_soon() -> None:
