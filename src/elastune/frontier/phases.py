@@ -88,6 +88,7 @@ from elastune.study.tuning import trials_left
 from elastune.study.validate import check_same_study
 from elastune.train.machine import cores
 
+TIMING_SPARE = 2.0  # for the steps of what was found: a time that was measured is worth more than one more seed
 LASTING = (TrialFinished, TrialPaused, FrontierFound, StudyFinished)
 
 
@@ -476,6 +477,13 @@ class _Frontier:
         return max(1, self._pool.capacity)
 
     @property
+    def _longest_s(self) -> float:
+        """What a training of the search or of its confirmation took at most: they are not those of the naive rule."""
+        phases = ("search", "confirm")
+        took = [t.result.seconds for t in self._trainings.done.values() if t.phase in phases and t.run is not None]
+        return max([*took, self._usual_s or 0.0])
+
+    @property
     def _slowed(self) -> float:
         """By what factor a training takes longer where all that may train do."""
         return self._lanes / (1 + LANE * (self._lanes - 1))
@@ -519,8 +527,8 @@ class _Frontier:
             return best or sorted(self._fixed("confirm", compared, FRESH_SEEDS), key=lambda trial: trial.seed)
 
         schedule = Confirm(wanted, lambda: bool(self._trainings.open("confirm")))
-        end_s = self._budget_s - (0.0 if self._phases is None else self._phases.timing)
-        self._run(schedule, self._within(end_s, self._usual_s or 0.0))
+        end_s = self._budget_s - (0.0 if self._phases is None else TIMING_SPARE * self._phases.timing)
+        self._run(schedule, self._within(end_s, self._longest_s))
         if lost := sorted({parts for _, parts in self._choice.unconfirmed(by)}):
             workers = ", ".join(str(crew.workers) for crew in self._plan.lineup.crews if crew.num_slots in lost)
             self._left_out.append(f"confirming what looked best for {workers} workers: there was no time")
