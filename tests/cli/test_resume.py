@@ -206,3 +206,18 @@ def test_every_option_is_recorded_as_the_command_line_names_it(name: str) -> Non
         if any(isinstance(each, OptionInfo) for each in parameter.annotation.__metadata__):
             given = command_given(name, [parameter], {parameter.name: "text"}).words[1:-1]
             assert not given or given[0].removesuffix("=text") in options[parameter.name]
+
+
+@pytest.mark.parametrize("words", [[], ["run", "--epochs=2"], ["init", "--", "x.py"], ["nonsense", "--"]])
+def test_a_command_that_elastune_did_not_write_is_refused(
+    elastune: Command, here: Path, finished_run: Path, words: list[str]
+) -> None:
+    lines = [json.loads(line) for line in (finished_run / "journal.jsonl").read_text().splitlines()]
+    edited = [
+        {**line, "command": {**line["command"], "words": words}} if line.get("command") else line for line in lines
+    ]
+    assert edited != lines
+    (here / "edited").mkdir()
+    (here / "edited" / "journal.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in edited))
+    said = elastune("resume", "edited")
+    assert (said.code, "as elastune wrote it" in said.line) == (2, True), said.err

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from elastune.core.command import CommandGiven
 
 Call = Callable[[list[str]], int]
+RESUMABLE = ("run", "tune", "frontier", "tree")
 
 
 def resume_by(call: Call) -> Callable[..., int]:
@@ -76,4 +77,10 @@ def _given(out: str) -> CommandGiven:
     if not commands:
         fix = f"give its command again with --resume --out {out}; in Python, call it again with resume=True"
         raise UserError("elastune resume needs the command line that began it", f"none in the journal of {out}", fix)
+    words = commands[-1].words
+    if not words or words[0] not in RESUMABLE or "--" not in words:
+        rule = "the command in a journal must be as elastune wrote it"
+        raise UserError(
+            rule, shlex.join(words)[:100] or "none", f"give the command yourself, with --resume --out {out}"
+        )
     return commands[-1]
