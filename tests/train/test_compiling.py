@@ -180,20 +180,19 @@ def test_passes_that_do_not_count_are_listened_to() -> None:
 
 def test_a_worker_that_waited_for_a_compiler_leaves_the_step_out(tmp_path: Path) -> None:
     from elastune.monitors.base import UNTOLD
-    from elastune.train.control import ControlVector
 
     session = lone_session(tmp_path)
     adapter, times = session._adapter, session._progress.times
     for _ in range(5):
         times.begin_step()
         times.end_step(0.0, 0.0)
-    control = adapter.contribute(ControlVector(), UNTOLD)
+    control = adapter.contribute(UNTOLD)
     assert list(control.times) == [-1.0] * 3
     from elastune.sync.statistics import STATISTICS, step_statistics
     from elastune.train.data.source import StepPlan
 
     plan = StepPlan(offset=0, size=8, length=8, slices=[], contributors=1, workers=1, checksum=0)
-    adapter.step_reduced(control, plan, step_statistics([0.0] * len(STATISTICS), None))
+    adapter.step_reduced(control, 0.0, plan, step_statistics([0.0] * len(STATISTICS), None))
     assert len(times._kept) == 1
 
 

@@ -17,7 +17,8 @@ from elastune.core.run import Position
 from elastune.core.sync_plan import SyncPlan
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.journal.records import StepsCompleted
-from elastune.train.control import COUNTED, PRIME, ControlVector
+from elastune.train.control import COUNTED, ControlVector
+from elastune.train.data.content import PRIME
 from elastune.train.data.sample_log import SampleLog
 from elastune.train.data.source import StepPlan
 from elastune.train.progress import Progress

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 
@@ -28,7 +28,6 @@ class AllReduce(Sync):
     """
 
     name: ClassVar[str] = "allreduce"
-    agreement: ClassVar[Literal["in_reduction", "by_coordinator"]] = "in_reduction"
     _reducer: Reducer[Any] | None
 
     def __init__(self, replica: Replica, comms: Comms, control: int) -> None:

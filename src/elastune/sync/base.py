@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 
@@ -31,8 +31,7 @@ class Sync(ABC):
 
     ``plan``: its learners and rounds. ``meets_after_step``: the exchange comes after the round's last optimizer step,
     in ``after_step``, and not with the last ``backward``. ``exact``: how many workers there are does not show in the
-    result. ``agreement``: decisions travel in the exchange (``control``), or have to go by the coordinator, because no
-    exchange reaches everyone. ``drifts``: buffers move at each worker by itself.
+    result. ``drifts``: buffers move at each worker by itself.
 
     ``parts``, set before a step, are the slices that this worker runs in it.
     ``control``, set before a step, of the length that was told at the beginning, is summed over the workers that have
@@ -44,7 +43,6 @@ class Sync(ABC):
     name: ClassVar[str]
     exact: bool
     drifts: ClassVar[bool]
-    agreement: ClassVar[Literal["in_reduction", "by_coordinator"]]
     all_contribute: ClassVar[bool] = False
     meets_after_step: ClassVar[bool] = False
     plan: SyncPlan = SyncPlan()

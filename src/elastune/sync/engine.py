@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 
@@ -25,7 +25,6 @@ class EngineReduce(Sync):
     name: ClassVar[str] = "engine"
     exact: bool = False
     drifts: ClassVar[bool] = True
-    agreement: ClassVar[Literal["in_reduction", "by_coordinator"]] = "in_reduction"
     replica: EngineReplica
 
     def __init__(self, replica: EngineReplica, comms: Comms, control: int = 0) -> None:

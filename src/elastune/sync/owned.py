@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 
@@ -37,7 +37,6 @@ class OwnedAllReduce(Sync):
     """
 
     name: ClassVar[str] = "owned"
-    agreement: ClassVar[Literal["in_reduction", "by_coordinator"]] = "in_reduction"
     all_contribute: ClassVar[bool] = True
     replica: OwnedReplica
 

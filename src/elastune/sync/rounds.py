@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 
@@ -47,7 +47,6 @@ class RoundSync(Sync):
     name: ClassVar[str] = "rounds"
     exact: bool = False
     drifts: ClassVar[bool] = False
-    agreement: ClassVar[Literal["in_reduction", "by_coordinator"]] = "in_reduction"
     all_contribute: ClassVar[bool] = True
     meets_after_step: ClassVar[bool] = True
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from elastune.train.adapt.adapter import StepContribution
 from elastune.train.step_facts import NO_MARKS
 
-PRIME = 4093  # sums of up to 4096 workers' checksums are exact in single precision
 COUNTED = 1 << 12  # of samples, modulo this: sums of up to 4096 workers are exact, however long a round is
 
 
 @dataclass(frozen=True)
-class ControlVector:
+class ControlVector(StepContribution):
     """What each worker adds to a step's reduction beside gradients; read back as sums over workers.
 
     Attributes:
@@ -20,27 +20,16 @@ class ControlVector:
         heard: 1 where this worker has heard of the next membership view.
         samples: How many samples this worker used in the step, modulo ``COUNTED``.
         checksum: Their ``checksum``.
-        waiting: 1 where policies of this worker wait for what other workers' policies give.
-        seconds: Seconds of training by rank 0's clock; 0 on other ranks.
         sent: Bytes that this worker's collectives have sent since they were told last.
-        unsure: 1 where a worker was lost since the last step, and not all may have seen the same.
         marks: What tells whether all take the step alike (``train.step_facts``); zeros where there is one worker.
-        votes: What policies want to change, policy by policy (``core.votes``).
-        times: Three numbers for each rank there can ever be, of which a worker gives its own
-            (``monitors.base.WorkerTimes``).
     """
 
     stop: float = 0.0
     heard: float = 0.0
     samples: float = 0.0
     checksum: float = 0.0
-    waiting: float = 0.0
-    seconds: float = 0.0
     sent: float = 0.0
-    unsure: float = 0.0
     marks: Sequence[float] = NO_MARKS
-    votes: Sequence[float] = ()
-    times: Sequence[float] = ()
 
     def to_list(self) -> list[float]:
         """In the order of the fields."""
@@ -61,5 +50,6 @@ class ControlVector:
         """The sum of all workers' ``to_list``; ``votes`` numbers of it are votes."""
         stop, heard, samples, checksum, waiting, seconds, sent, unsure, *rest = sums
         ends = len(NO_MARKS), len(NO_MARKS) + votes
-        parts = rest[: ends[0]], rest[ends[0] : ends[1]], rest[ends[1] :]
-        return ControlVector(stop, heard, samples, checksum, waiting, seconds, sent, unsure, *parts)
+        marks, voted, times = rest[: ends[0]], rest[ends[0] : ends[1]], rest[ends[1] :]
+        adapted = waiting, seconds, unsure, voted, times
+        return ControlVector(*adapted, stop, heard, samples, checksum, sent, marks)

@@ -14,7 +14,8 @@ from elastune.journal.records import Record
 from elastune.monitors.base import WorkerTimes
 from elastune.train.adapt.adapter import Adapter
 from elastune.train.checkpoints.run_state import RunState
-from elastune.train.control import COUNTED, PRIME, ControlVector
+from elastune.train.control import COUNTED, ControlVector
+from elastune.train.data.content import PRIME
 from elastune.train.data.source import StepPlan, StepSource
 from elastune.train.divergence import DivergenceWatch
 from elastune.train.progress import Progress
@@ -98,7 +99,20 @@ class StepExchange:
 
     def control(self, own: ControlVector) -> ControlVector:
         """This worker's part of the next step's control vector; always of the same length."""
-        return self._adapter.contribute(own, self.times)
+        extra = self._adapter.contribute(self.times)
+        return ControlVector(  # in each step: ``replace`` would take several times as long
+            stop=own.stop,
+            heard=own.heard,
+            samples=own.samples,
+            checksum=own.checksum,
+            waiting=extra.waiting,
+            seconds=extra.seconds,
+            sent=own.sent,
+            unsure=extra.unsure,
+            marks=own.marks,
+            votes=extra.votes,
+            times=extra.times,
+        )
 
     def backward(self, loss: torch.Tensor, only: list[torch.nn.Parameter] | None = None, more: bool = False) -> None:
         """See ``Session.backward``; ``only`` these parameters."""
@@ -152,7 +166,7 @@ class StepExchange:
             check_samples(transaction.plan, found)
         self._stop_votes = found.stop
         self._state.reduced(trained.sync)
-        self._adapter.step_reduced(found, transaction.plan, trained.sync.statistics)
+        self._adapter.step_reduced(found, found.sent, transaction.plan, trained.sync.statistics)
         if self._looks:
             self._watch.loss(trained.sync.statistics.parts["loss"], step + 1, transaction.plan.turn)
         self._tell_of_regrouping(self._progress.times.now)

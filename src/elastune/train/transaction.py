@@ -19,7 +19,8 @@ from elastune.core.run import Means, Position
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.elastic.worker.open_round import NO_ROUND, OpenRound
 from elastune.sync.base import Sync
-from elastune.train.control import COUNTED, PRIME, ControlVector
+from elastune.train.control import COUNTED, ControlVector
+from elastune.train.data.content import PRIME
 from elastune.train.data.sample_log import SampleLog, add_left_out, add_steps
 from elastune.train.data.source import StepPlan
 from elastune.train.progress import Progress
@@ -104,6 +105,16 @@ class StepTransaction:
     def goes_on(self) -> bool:
         """Whether what was begun is still what all are at, though workers may have been lost in it."""
         return self.open_round.dealt_by == self._workers.dealt_by > 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a step was begun whose gradients are this worker's alone."""
+        return self.phase is Phase.OPEN
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the user's lines run on without effect, since a worker went before the sum came."""
+        return self.phase is Phase.LOST
 
     @property
     def more_to_come(self) -> bool:
@@ -246,9 +257,13 @@ class StepTransaction:
         """The group broke: meet the survivors. True if one of them had the sum; else an open step is lost, unless it is
         a round that goes on."""
         self._workers.recover(error)
+        self.regrouped()
+        return self.phase is Phase.REDUCED
+
+    def regrouped(self) -> None:
+        """The workers have changed: what was begun is lost, unless it is a round that goes on."""
         if self.phase in (Phase.OPEN, Phase.APART) and not self.goes_on:
             self.abandon()
-        return self.phase is Phase.REDUCED
 
     def adopt_result(self, result: Sequence[torch.Tensor]) -> None:
         """Complete the step by the sum that another worker has."""

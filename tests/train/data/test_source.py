@@ -20,7 +20,7 @@ from elastune.core.sync_plan import SyncPlan
 from elastune.core.sync_schedule import SyncSchedule
 from elastune.journal.records import ChangesUnreached, RoundsCut, StepsCompleted, StepsPlanned
 from elastune.testing.sessions import lone_session
-from elastune.train.control import PRIME
+from elastune.train.data.content import PRIME
 from elastune.train.data.loading import Loading
 from elastune.train.data.planned import PlannedSteps, steps_planned
 from elastune.train.data.source import MapStyleSource, StepSource, plan_steps

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from elastune.core.sync_plan import SyncPlan
 from elastune.core.sync_schedule import SyncSchedule
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class WorkerSpec:
     """A worker's task, and the surroundings to do it in.
 
@@ -38,7 +38,7 @@ def spec_to_json(spec: WorkerSpec | None) -> dict[str, Any] | None:
     """``spec`` as what JSON can hold, but for paths."""
     if spec is None:
         return None
-    plain = asdict(spec)
+    plain = dataclasses.asdict(spec)
     plain["spec"]["means"] = spec.spec.means.to_json()
     plain["spec"]["sync_schedule"] = str(spec.spec.sync_schedule)
     return plain

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -33,7 +33,6 @@ from elastune.train.adapt.decisions import Decisions, measured
 from elastune.train.adapt.exchanged import Exchanged
 from elastune.train.adapt.monitoring import Monitoring
 from elastune.train.adapt.routing import Routing
-from elastune.train.control import ControlVector
 from elastune.train.data.sample_log import newest_left_out
 from elastune.train.data.source import StepPlan
 from elastune.train.progress import Progress
@@ -58,6 +57,26 @@ class _Position:
     wished: dict[str, Any] = field(default_factory=dict)  # by the program since the last boundary, a decision as JSON
     exchange_due: bool = False
     resync_due: bool = False
+
+
+@dataclass(frozen=True)
+class StepContribution:
+    """What monitors and policies add to a step's control vector; read back as sums over workers.
+
+    Attributes:
+        waiting: 1 where policies of this worker wait for what other workers' policies give.
+        seconds: Seconds of training by rank 0's clock; 0 on other ranks.
+        unsure: 1 where a worker was lost since the last step, and not all may have seen the same.
+        votes: What policies want to change, policy by policy (``core.votes``).
+        times: Three numbers for each rank there can ever be, of which a worker gives its own
+            (``monitors.base.WorkerTimes``).
+    """
+
+    waiting: float = 0.0
+    seconds: float = 0.0
+    unsure: float = 0.0
+    votes: Sequence[float] = ()
+    times: Sequence[float] = ()
 
 
 class Adapter:
@@ -131,8 +150,8 @@ class Adapter:
             self._call("before_step", trained, self._progress.batch_size or batch_size)
         return ends
 
-    def contribute(self, control: ControlVector, own: WorkerTimes) -> ControlVector:
-        """``control`` with what monitors and policies of this worker add to the next step; always of the same length.
+    def contribute(self, own: WorkerTimes) -> StepContribution:
+        """What monitors and policies of this worker add to the next step; always of the same length.
 
         ``own``: how long this worker's newest step took.
         """
@@ -142,22 +161,16 @@ class Adapter:
         if (self.monitoring.times or self.routing.watches or own is UNTOLD) and workers.synchronised:
             place = WORKER_TIMES * workers.rank
             times[place : place + WORKER_TIMES] = [own.data_s, own.compute_s, own.wait_s]
-        return ControlVector(  # in each step: ``replace`` would take several times as long
-            stop=control.stop,
-            heard=control.heard,
-            samples=control.samples,
-            checksum=control.checksum,
+        return StepContribution(
             waiting=float(self._host.waiting),
             seconds=self._progress.times.seconds if workers.rank == 0 else 0.0,
-            sent=control.sent,
             unsure=float(self._unsure),
-            marks=control.marks,
             votes=self._decisions.vote(),
             times=times,
         )
 
-    def step_reduced(self, found: ControlVector, plan: StepPlan, statistics: StepStatistics) -> None:
-        """The sums of a step are here: of the workers' control vectors, and of what was measured."""
+    def step_reduced(self, found: StepContribution, sent: float, plan: StepPlan, statistics: StepStatistics) -> None:
+        """The sums of a step are here: of contributions, of bytes ``sent``, and of what was measured."""
         at = self._at
         at.seconds = found.seconds or at.seconds  # rank 0 may have had no samples
         at.loss = statistics.parts.get("loss", math.nan)
@@ -171,7 +184,7 @@ class Adapter:
         self._decisions.count_votes(found.votes, plan.contributors)
         contributed = plan.contributors == plan.workers or any(part.weight for part in plan.slices)
         apart, old = statistics.distance, statistics.staleness
-        self.exchanged.reduced(found.sent, plan.steps, apart, old, contributed=contributed)
+        self.exchanged.reduced(sent, plan.steps, apart, old, contributed=contributed)
         if self.monitoring:
             number = self._progress.position.step + plan.steps
             self.monitoring.read(number, plan.used[0], plan.workers, statistics, found.times)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -39,9 +39,30 @@ from elastune.train.progress import Progress
 from elastune.train.rng import seed_everything
 from elastune.train.scaling import unscaled
 from elastune.train.training_state import TrainingState, described
-from elastune.train.transaction import Phase, StepTransaction
 
 MOST_NAMED = 8  # tensors of which pieces were lost
+
+
+class OpenStep(Protocol):
+    """What a run's state asks of the step that is under way (``train.step.StepTransaction``)."""
+
+    unrepeatable: bool
+
+    @property
+    def completed_steps(self) -> int: ...
+    @property
+    def reducing(self) -> bool: ...
+    @property
+    def round_steps(self) -> int: ...
+    @property
+    def open_round(self) -> OpenRound: ...
+    @property
+    def is_open(self) -> bool: ...
+    @property
+    def is_lost(self) -> bool: ...
+    def regrouped(self) -> None: ...
+    def recover(self, error: GroupBroken) -> bool: ...
+    def adopt_result(self, result: Sequence[torch.Tensor]) -> None: ...
 
 
 class RunState:
@@ -56,7 +77,7 @@ class RunState:
         config: Config,
         workers: WorkerGroup,
         progress: Progress,
-        transaction: StepTransaction,
+        transaction: OpenStep,
         adapter: Adapter,
         send: Callable[[Record], None],
         parts: Sequence[Part] = (),
@@ -137,13 +158,12 @@ class RunState:
         self._adapter.regrouped()
         if self.trained is None:
             return
-        if self._transaction.phase in (Phase.OPEN, Phase.APART) and not self._transaction.goes_on:
-            self._transaction.abandon()
+        self._transaction.regrouped()
         self._adapter.routing.lay(comms)
         self.trained.sync.regroup(comms, over)
         self._tell_division()
         if self.collectives is not None:
-            self.collectives.regroup(lost=self._transaction.phase is Phase.LOST)
+            self.collectives.regroup(lost=self._transaction.is_lost)
 
     def climb(self, comms: Comms) -> None:
         if self.trained is not None:
@@ -167,11 +187,11 @@ class RunState:
         """Be told where a group breaks in what ``replica`` does by itself."""
         if isinstance(replica, OwnedReplica):
             replica.on_break, rescue = self.mend, replica.division.rescue
-            rescue.meet, rescue.step_lost = self._lose, lambda: self._transaction.phase is Phase.LOST
+            rescue.meet, rescue.step_lost = self._lose, lambda: self._transaction.is_lost
 
     def _lose(self, error: GroupBroken) -> None:
         """The group broke in a forward pass: the open step is lost. What was evaluated is to be evaluated again."""
-        if self._transaction.phase is Phase.OPEN:
+        if self._transaction.is_open:
             self._transaction.recover(error)
         else:
             self._transaction.unrepeatable = True

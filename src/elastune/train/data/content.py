@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 READS = 2  # in each pass
+PRIME = 4093  # sums of up to 4096 workers' checksums are exact in single precision
 MORE_READS = 8  # where checksums differ, before it is believed
 MOST_BYTES = 1 << 16  # of a tensor; of a larger one numbers at equal distances
 CHANGES = 0  # the checksum of what is not the same when read again

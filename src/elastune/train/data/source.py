@@ -15,7 +15,7 @@ from elastune.core.batch_slices import BatchSlice, apart, contributors, places_o
 from elastune.core.run import Means, Position
 from elastune.core.seeds import derive
 from elastune.core.sync_plan import SyncPlan
-from elastune.train.control import PRIME
+from elastune.train.data.content import PRIME
 from elastune.train.data.drawing import Drawn, drawn
 from elastune.train.data.loading import Loading, fetch, fetch_whole, whole_batches
 from elastune.train.rng import epoch_order
@@ -47,7 +47,7 @@ class StepSource(Protocol):
         ...
 
     def checksum(self, places: range) -> int:
-        """A number below ``control.PRIME`` that tells apart which samples are at ``places``; adds up over parts."""
+        """A number below ``PRIME`` that tells apart which samples are at ``places``; adds up over parts."""
         ...
 
     def fetch(self, parts: Iterator[range]) -> Iterator[Any]:

@@ -17,8 +17,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from elastune.core.errors import UserError
 from elastune.core.seeds import derive
-from elastune.train.control import PRIME
-from elastune.train.data.content import checksum_of
+from elastune.train.data.content import PRIME, checksum_of
 from elastune.train.data.loading import Loading
 from elastune.train.data.tars import damaged_tar
 from elastune.train.rng import seed_everything, streams_kept
