@@ -45,7 +45,7 @@ from adaptive_time import calibrate, read
 from result_file import write_result
 
 from elastune.core.errors import UserError
-from elastune.plan.steps.data_parallel import DataParallelStep
+from elastune.core.plan.data_parallel import DataParallelStep
 
 RESULTS = Path(__file__).parent / "results"
 CALIBRATION = RESULTS / "adaptive_calibration.json"

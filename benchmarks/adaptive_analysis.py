@@ -10,8 +10,8 @@ from typing import Any
 from adaptive_search import Chosen
 from adaptive_trial import Course, Look
 
-from elastune.plan.intervals import mean_ci
-from elastune.plan.steps.data_parallel import DataParallelStep
+from elastune.core.plan.confidence_intervals import mean_ci
+from elastune.core.plan.data_parallel import DataParallelStep
 
 MONITORED = 1.02  # what a step with monitors may take over one without: the bound that benchmarks/monitoring.py holds
 GOAL = 0.6  # of the best fixed setting's time

@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from elastune.report.figures import palette
+from elastune.report import figures as palette
 
 COLOURS = {"none": palette.BEFORE, "cosine": palette.AFTER}
 WORDS = {"none": "constant rate", "cosine": "cosine decay"}

@@ -2,7 +2,7 @@
 
 On one CPU large batches are not faster, so the time of W workers must be modelled: the largest share's gradient (a line
 through measured steps of one worker on one thread) and then a ring all-reduce (latency and seconds a byte as measured
-between two processes). ``elastune.plan.steps.data_parallel`` has the formulas. Nothing overlaps; evaluation is not
+between two processes). ``elastune.core.plan.data_parallel`` has the formulas. Nothing overlaps; evaluation is not
 counted.
 """
 
@@ -25,13 +25,12 @@ from adaptive_trial import MICRO_BATCH, MOMENTUM, cnn
 from forked import on_workers
 from torch.utils.data import TensorDataset
 
-from elastune.comm.join import join
-from elastune.comm.link import measure_link
+from elastune.core.journal.records import LinkMeasured
+from elastune.core.plan.data_parallel import DataParallelStep, fit_parts
 from elastune.core.run import Means, Place
-from elastune.job.machine import machine_context
-from elastune.journal.records import LinkMeasured
-from elastune.plan.steps.data_parallel import DataParallelStep
-from elastune.plan.steps.timed_steps import fit_parts
+from elastune.parallel.comm.network_probe import measure_link
+from elastune.parallel.comm.process_groups import join
+from elastune.runtime.job.run import machine_context
 from elastune.testing.sessions import lone_session
 
 SHARES = (1, 2, 4, 8, 16, 32, 64, 128, 256)

@@ -17,8 +17,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from elastune.core.errors import Diverged
+from elastune.core.journal.records import Decided, Measured, PolicyFailed, Record
 from elastune.core.run import Adapt, Means
-from elastune.journal.records import Decided, Measured, PolicyFailed, Record
 from elastune.recipes.datasets import Splits, digits, fashion_mnist, mnist
 from elastune.testing.sessions import lone_session
 

@@ -23,12 +23,11 @@ from typing import Any
 
 from result_file import write_result
 
-from elastune.cluster.elastic_run import ElasticRun
-from elastune.cluster.hosts import HostsCluster
+from elastune.core.journal.files import JournalWriter
 from elastune.core.run import Elastic, Means, Program, RunSpec
-from elastune.job.output_journal import journal_in
-from elastune.job.supervisor import JobSupervisor
-from elastune.journal.writer import JournalWriter
+from elastune.runtime.clusters.hosts import HostsCluster
+from elastune.runtime.elastic_run import ElasticRun
+from elastune.runtime.job.run import JobSupervisor, journal_in
 from elastune.train.machine import software
 
 RESULT = Path(__file__).parent / "results" / "agents.json"

@@ -27,15 +27,14 @@ from result_file import write_result
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
-from elastune.comm.comms import form_comms
-from elastune.comm.gloo import GlooFactory
 from elastune.core.batch_slices import BatchSlice
 from elastune.core.mesh import Mesh
 from elastune.core.run import Means
-from elastune.mechanisms.division import Division
-from elastune.mechanisms.tensor.divide import divide
-from elastune.mechanisms.tensor.division import TensorDivision
-from elastune.mechanisms.tensor.plan import Plan, plan_layers
+from elastune.parallel.comm.gloo import GlooFactory
+from elastune.parallel.comm.process_groups import form_comms
+from elastune.parallel.mechanisms.model_parallel import Division
+from elastune.parallel.mechanisms.tensor.tensor_parallel import Plan, TensorDivision, plan_layers
+from elastune.parallel.mechanisms.tensor.trunk import divide
 from elastune.testing.worker_processes import LIMIT_S, Worker, processes
 
 BLOCKS = (2, 4, 8)

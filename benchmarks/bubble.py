@@ -33,12 +33,12 @@ from result_file import write_result
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from elastune.comm.join import join, stand
 from elastune.core.mesh import Mesh
 from elastune.core.run import Means, Place, Program, RunSpec, Schedule
 from elastune.elastic.worker.group import WorkerGroup
-from elastune.mechanisms.pipeline.divide import Pipeline
-from elastune.mechanisms.pipeline.schedules import idle_part
+from elastune.parallel.comm.process_groups import join, stand
+from elastune.parallel.mechanisms.pipeline.pipeline_parallel import Pipeline
+from elastune.parallel.mechanisms.pipeline.schedules import idle_part
 from elastune.train.session import Session
 
 FLOPS_A_SECOND = 2.5e8  # of the emulated device: 8.4 ms for a matrix product

@@ -29,14 +29,14 @@ from holdings import Holding, growth, holding, marked
 from pauses import irregular, summary
 from result_file import write_result
 
-from elastune.cluster.local import LocalCluster
 from elastune.core.errors import UserError
+from elastune.core.journal.files import read
+from elastune.core.journal.records import FaultInjected, Regrouped, Reported, RunFinished
 from elastune.core.run import Elastic, Means, Program, RunSpec
-from elastune.job.output_dir import JOURNAL
-from elastune.journal.reader import read
-from elastune.journal.records import FaultInjected, Regrouped, Reported, RunFinished
 from elastune.recipes.datasets import find
-from elastune.report.tables.sample_ledger import ledger, lines
+from elastune.report.sample_ledger import ledger, lines
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.runtime.job.output import JOURNAL
 
 KINDS = ("kill", "stop", "pause", "join", "leave", "notice")
 WORKERS, HIGH = 3, 4

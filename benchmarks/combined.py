@@ -15,7 +15,7 @@ CNN of ``splits.py``:
   unpaced; the target is what about 5 % of them reach. A random search tries none twice; a genetic one waits for its
   generations. A search's luck is some trainings more or less, and few seeds tell little of it: so errors are also told
   for the seconds of a run (time over trainings begun), and searches are replayed out of the table for many seeds.
-- **Predicted** before anything is measured on hosts, by ``elastune.plan``: from short runs on this machine alone, the
+- **Predicted** before anything is measured on hosts, by ``elastune.core.plan``: from short runs on this machine alone, the
   declared link, and how often a random configuration reaches the target.
 - **Simulated and modelled**: the same rows at the seed's 1 to 128 and 2,048 nodes. Trainings until the target are
   simulated by replay, seconds of a training are the planner's.
@@ -256,7 +256,7 @@ def result(size: Size, kept: Kept, known: Table, replays: int) -> Found:
     told: Found = {
         "labels": {
             "measured": "live: studies on namespaces with shaped links; compute paced, judging and sums real",
-            "predicted": "modelled by elastune.plan before anything was measured on hosts",
+            "predicted": "modelled by elastune.core.plan before anything was measured on hosts",
             "simulated": "trainings until the target by replay out of the table; seconds of a training are modelled",
         },
         "single_techniques": one,

@@ -16,18 +16,18 @@ from typing import Any, Self
 from combined_rows import Found, Row
 from genetic_replay import Search, Table, Training, rules
 
-from elastune.cluster.agents.token import make_token
-from elastune.cluster.hosts import HostsCluster
+from elastune.core.journal.files import read
+from elastune.core.journal.records import RunFinished, TrialFinished, TrialStarted
 from elastune.core.run import Means, Program, RunSpec
-from elastune.job.output_dir import JOURNAL
-from elastune.job.run import run_job
-from elastune.journal.reader import read
-from elastune.journal.records import RunFinished, TrialFinished, TrialStarted
-from elastune.study.request import StudyRequest
-from elastune.study.run import tune
+from elastune.runtime.agents.credentials import make_token
+from elastune.runtime.clusters.hosts import HostsCluster
+from elastune.runtime.job.output import JOURNAL
+from elastune.runtime.job.run import run_job
 from elastune.testing.agent_runs import ELASTUNE
 from elastune.testing.hosts import Host, Network
 from elastune.train.machine import cores
+from elastune.tune.study.request import StudyRequest
+from elastune.tune.study.run import tune
 
 BURST = "512k"
 GATHER_S = 120.0

@@ -13,15 +13,13 @@ import numpy as np
 from combined_rows import ALONE, Found, Row
 
 from elastune.core.mesh import Mesh
+from elastune.core.plan.cluster_plan import Allowed, ClusterPlan, Nodes, PlanBounds, ProgramForecast, best_plans
+from elastune.core.plan.search_time import GENETIC, SearchModel
 from elastune.core.run import Means, Program
-from elastune.frontier.held_memory import held_by
-from elastune.frontier.machine_probes import MachineProbes, NodeLink, work_of
-from elastune.frontier.measured_plans import TrainingPlan
-from elastune.plan.cluster_plan import ClusterPlan, PlanBounds, ProgramForecast, best_plans
-from elastune.plan.divisions import Allowed, Nodes
-from elastune.plan.search_time import GENETIC, SearchModel
 from elastune.train.machine import cores
-from elastune.train.rehearse_apart import rehearse_apart
+from elastune.train.rehearsal import rehearse_apart
+from elastune.tune.cluster_plan.measured_plans import TrainingPlan
+from elastune.tune.cluster_plan.probes import MachineProbes, NodeLink, held_by, work_of
 
 MOST = 2_000  # plans that are looked through for a row's width
 BLOCKS = 8  # that its layers are divided into at most

@@ -13,13 +13,12 @@ from typing import TypeVar
 from pauses import Tick, Ticks, reached
 from programs.workload import OWNER
 
-from elastune.cluster.base import ElasticHandle
-from elastune.cluster.local import LocalCluster
+from elastune.core.journal.files import JournalWriter
+from elastune.core.journal.records import Record, RunFailed, RunFinished, RunStarted
 from elastune.core.run import RunSpec
-from elastune.job.output_journal import journal_in
-from elastune.job.supervisor import JobSupervisor
-from elastune.journal.records import Record, RunFailed, RunFinished, RunStarted
-from elastune.journal.writer import JournalWriter
+from elastune.runtime.clusters.base import ElasticHandle
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.runtime.job.run import JobSupervisor, journal_in
 
 T = TypeVar("T")
 START_S = 180.0  # on a busy machine, workers take long to begin

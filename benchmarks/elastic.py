@@ -24,10 +24,10 @@ from driving import START_S, Run, Stalled, running
 from elastic_peers import peers, write
 from pauses import irregular, reached, step_end, summary, survivors_pause_s, usual_gaps
 
-from elastune.cluster.local import LocalCluster
+from elastune.core.journal.records import Regrouped
 from elastune.core.run import Elastic, Means, Program, RunSpec
-from elastune.journal.records import Regrouped
 from elastune.recipes.datasets import cache_folder
+from elastune.runtime.clusters.local import LocalCluster
 
 PROGRAMS = Path(__file__).parent / "programs"
 EVENTS = ("none", "grow", "shrink", "kill", "kill_rank_0", "freeze")

@@ -5,7 +5,7 @@ and of five, drawn by the seed, which leave workers idle in their second half. A
 sample (``programs/paced_train.py``), so that four workers are four times as fast as one on two cores, too: how much
 less time a study takes is measured under that declaration; pauses and weights are simply measured. All trials run to
 their end, so each study must find the same weights for each configuration (SHA-256). Workers flow by either allocation
-of ``elastune.study.allocation.choice``; in studies of twelve ``short_first`` holds some trials of 12 passes back, which
+of ``elastune.tune.study.allocation.rebalancer``; in studies of twelve ``short_first`` holds some trials of 12 passes back, which
 write a checkpoint, wait and go on.
 
     python benchmarks/elastic_live.py           # 20 minutes; writes benchmarks/results/elastic_live.json
@@ -29,10 +29,8 @@ from typing import Any
 
 from kept import Rows, ended
 
-from elastune.cluster.local import LocalCluster
-from elastune.core.run import Means, Program
-from elastune.journal.reader import read
-from elastune.journal.records import (
+from elastune.core.journal.files import read
+from elastune.core.journal.records import (
     StudyFinished,
     TrialFinished,
     TrialPaused,
@@ -40,8 +38,10 @@ from elastune.journal.records import (
     TrialRegrouped,
     TrialStarted,
 )
-from elastune.study.request import StudyRequest
-from elastune.study.run import tune
+from elastune.core.run import Means, Program
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.tune.study.request import StudyRequest
+from elastune.tune.study.run import tune
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "paced_train.py")
 RESULT = Path(__file__).parent / "results" / "elastic_live.json"

@@ -1,6 +1,6 @@
 """A small event loop over simulated trials: search and early stopping are elastune's own, who gets GPUs differs.
 
-``elastune.study`` has no rule that doubles, nor should it, so the loop is here; the ``Broker`` and the ``Schedule`` are
+``elastune.tune.study`` has no rule that doubles, nor should it, so the loop is here; the ``Broker`` and the ``Schedule`` are
 the classes that a study uses.
 """
 
@@ -15,12 +15,11 @@ from typing import Protocol
 import numpy as np
 from elastic_model import SLOTS, Floats, Model
 
+from elastune.core.journal.records import Reported
 from elastune.core.run import Config
-from elastune.journal.records import Reported
-from elastune.search.stopping.schedule import IntermediateResult, NewTrial, Resume, Schedule
-from elastune.study.allocation.allocator import Allocation, Broker, Pending
-from elastune.study.allocation.holding import Holding
-from elastune.study.allocation.priority import rungs_passed, trial_priority
+from elastune.tune.search.schedule import IntermediateResult, NewTrial, Resume, Schedule
+from elastune.tune.study.allocation.rebalancer import Allocation, Broker, Pending, rungs_passed, trial_priority
+from elastune.tune.study.allocation.trial_progress import Holding
 
 STEPS = 1000  # of an epoch
 LOOKS_S = (5.0, 20.0)  # after a trial's GPUs have changed: how many steps has it done?

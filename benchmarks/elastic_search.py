@@ -8,7 +8,7 @@ ranks alone, no forecasts.
 
 - static: every trial has 1, 2, 4 or 8 GPUs, those freed go to the next trial. The best number in hindsight counts.
 - double: RASDA's rule, survivors double at every rung; from 1, 2 or 4 GPUs, the best in hindsight counts.
-- steepest, short_first: ``elastune.study.allocation``, as ``--allocation`` names it, which knows nothing of a trial but
+- steepest, short_first: ``elastune.tune.study.allocation``, as ``--allocation`` names it, which knows nothing of a trial but
   what its reports tell. Each trial has from 1 GPU to all of them: nothing is chosen in hindsight.
 - without ...: short_first with one of its two parts as steepest has it; with batches: with ``by_batch``.
 
@@ -46,17 +46,14 @@ from sampler import INSTANCES, OBJECTIVES, TEN, Surrogate, machine, space, yards
 
 from elastune.core.errors import UserError
 from elastune.core.run import Config
-from elastune.search.analysis.front import hypervolume
-from elastune.search.samplers.suggest import Suggester
-from elastune.search.space.objective import Floats
-from elastune.search.stopping.halving import Halving, SuccessiveHalving
-from elastune.search.stopping.rungs import levels
-from elastune.search.stopping.schedule import ToTheEnd
-from elastune.study.allocation.allocate import Rules
-from elastune.study.allocation.allocator import Broker
-from elastune.study.allocation.choice import ALLOCATIONS, AllocationChoice
-from elastune.study.allocation.courses import Courses
-from elastune.study.allocation.holding import Holding
+from elastune.tune.search.front import hypervolume
+from elastune.tune.search.halving import Halving, SuccessiveHalving
+from elastune.tune.search.objective import Floats
+from elastune.tune.search.schedule import ToTheEnd, levels
+from elastune.tune.search.suggester import Suggester
+from elastune.tune.study.allocation.allocate import Rules
+from elastune.tune.study.allocation.rebalancer import ALLOCATIONS, AllocationChoice, Broker
+from elastune.tune.study.allocation.trial_progress import Courses, Holding
 
 GPUS = 64
 TRIALS = 64

@@ -42,16 +42,15 @@ from result_file import write_result
 from torch import nn
 
 import elastune
-from elastune.cluster.local import WARM, LocalCluster
-from elastune.core.run import Means, Program, RunSpec
-from elastune.core.start_from import StartFrom
-from elastune.job.run import run_job
+from elastune.core.run import Means, Program, RunSpec, StartFrom
 from elastune.recipes import datasets
-from elastune.reuse.candidates import Candidate, library
-from elastune.reuse.ensemble import METHODS, Ensemble, parameters_of
-from elastune.reuse.joined import model_of
-from elastune.study.request import StudyRequest
-from elastune.study.run import tune
+from elastune.runtime.clusters.local import WARM, LocalCluster
+from elastune.runtime.job.run import run_job
+from elastune.tune.reuse.composed_models import model_of
+from elastune.tune.reuse.ensemble import METHODS, Ensemble, parameters_of
+from elastune.tune.reuse.kept_models import Candidate, library
+from elastune.tune.study.request import StudyRequest
+from elastune.tune.study.run import tune
 
 HERE = Path(__file__).parent
 RESULT = HERE / "results" / "ensembles.json"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
-from elastune.plan.intervals import mean_ci
+from elastune.core.plan.confidence_intervals import mean_ci
 
 OWN, ONE = "own beginnings", "one beginning"
 BEST = "best single"

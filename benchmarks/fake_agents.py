@@ -20,10 +20,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from elastune.cluster.agents import messages as agents
-from elastune.elastic.protocol import messages as run
-from elastune.elastic.protocol.handshake import CHALLENGE_BYTES, PROOF_BYTES, derived, new_nonce, respond, verify
-from elastune.elastic.protocol.transport import ProtocolError
+from elastune.elastic.wire import messages as run
+from elastune.elastic.wire.handshake import CHALLENGE_BYTES, PROOF_BYTES, derived, new_nonce, respond, verify
+from elastune.elastic.wire.transport import ProtocolError
+from elastune.runtime.agents import messages as agents
 
 SLICES = 50  # of a second, or of a worker's time between beats: in each, as many of the fakes beat
 READERS = 64

@@ -11,10 +11,10 @@ import numpy as np
 from rivals import Search, make_search
 from sampler import EPOCHS, OBJECTIVES, PARAMETERS, Floats, Surrogate, space
 
-from elastune.journal.records import TrialFinished
-from elastune.search.analysis.front import hypervolume
-from elastune.search.samplers.suggest import Suggester
-from elastune.search.stopping.schedule import ForkTrial, IntermediateResult, NewTrial, Resume, Schedule
+from elastune.core.journal.records import TrialFinished
+from elastune.tune.search.front import hypervolume
+from elastune.tune.search.schedule import ForkTrial, IntermediateResult, NewTrial, Resume, Schedule
+from elastune.tune.search.suggester import Suggester
 
 WORKERS = 8
 

@@ -64,15 +64,15 @@ from genetic_replay import (
 )
 from result_file import conditions
 
-from elastune.cluster.devices import devices
 from elastune.core.errors import UserError
+from elastune.core.journal.files import read
+from elastune.core.journal.records import TrialFinished, TrialStarted
 from elastune.core.run import Means
-from elastune.job.machine import machine_context
-from elastune.journal.reader import read
-from elastune.journal.records import TrialFinished, TrialStarted
-from elastune.study.request import StudyRequest
-from elastune.study.results.study import Study
-from elastune.study.run import tune
+from elastune.runtime.job.run import machine_context
+from elastune.runtime.placement import devices
+from elastune.tune.study.request import StudyRequest
+from elastune.tune.study.results import Study
+from elastune.tune.study.run import tune
 
 RESULT = Path(__file__).parent / "results" / "genetic_mnist.json"
 JOURNAL = "journal.jsonl"

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from elastune.core.plan.confidence_intervals import mean_ci, wilson
 from elastune.core.run import Program
-from elastune.plan.intervals import mean_ci, wilson
-from elastune.search.samplers.registry import generation_size
-from elastune.simulate.run import SurrogateModel, simulate
-from elastune.study.request import StudyRequest
-from elastune.study.results.study import Study
+from elastune.tune.search.samplers.registry import generation_size
+from elastune.tune.simulate.run import SurrogateModel, simulate
+from elastune.tune.study.request import StudyRequest
+from elastune.tune.study.results import Study
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "genetic_train.py")
 

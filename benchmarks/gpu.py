@@ -34,8 +34,8 @@ from xml.etree import ElementTree
 from gpu_cells import DETERMINISTIC, FAST, PLAIN, exact, measure, shown
 from result_file import CONDITIONS, command, write_result
 
-from elastune.cluster.devices import devices
-from elastune.job.machine import machine_context
+from elastune.runtime.job.run import machine_context
+from elastune.runtime.placement import devices
 
 HERE = Path(__file__).parent
 PROGRAM = HERE / "programs" / "gpu_train.py"

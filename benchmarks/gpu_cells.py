@@ -24,13 +24,13 @@ from programs.gpu_train import BATCH, build, data, loss_of, optimizer_of
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
-from elastune.comm.group import Group
-from elastune.comm.join import join
 from elastune.core.run import Adapt, Means, Place, Program, RunSpec
 from elastune.elastic.worker.group import WorkerGroup
-from elastune.train.device import set_up_device
-from elastune.train.precision import Autocast
+from elastune.parallel.comm.group import Group
+from elastune.parallel.comm.process_groups import join
+from elastune.train.compiling import Autocast
 from elastune.train.session import Session
+from elastune.train.worker import set_up_device
 
 LEAST_ROUNDS = 3
 BLOCK_S = 0.3  # a block of a variant takes about as long, where nothing else is asked for

@@ -30,10 +30,10 @@ from pauses import Ticks, irregular, reached, survivors_pause_s
 from programs.workload import OWNER, SAMPLE_S
 from result_file import write_result
 
-from elastune.journal.reader import read
-from elastune.journal.records import Adopted, Regrouped
+from elastune.core.journal.files import read
+from elastune.core.journal.records import Adopted, Regrouped
 from elastune.recipes.datasets import cache_folder
-from elastune.report.tables.sample_ledger import ledger
+from elastune.report.sample_ledger import ledger
 from elastune.testing.agent_runs import ELASTUNE, LIMIT_S, AgentRun
 from elastune.testing.hosts import Network
 

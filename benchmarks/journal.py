@@ -25,11 +25,10 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from result_file import write_result
 
-from elastune.journal.reader import read
-from elastune.journal.records import Reported, RunFinished, TrialFinished, TrialReported, TrialStarted
-from elastune.journal.writer import JournalWriter
-from elastune.search.space import space
-from elastune.search.space.space import Sample
+from elastune.core.journal.files import JournalWriter, read
+from elastune.core.journal.records import Reported, RunFinished, TrialFinished, TrialReported, TrialStarted
+from elastune.train.program import space
+from elastune.train.program.space import Sample
 
 RESULT = Path(__file__).parent / "results" / "journal.json"
 DISTRIBUTIONS: dict[str, BaseDistribution] = {

@@ -19,10 +19,10 @@ from typing import Any
 from kept import Rows
 from killed_life import one_life
 
+from elastune.core.journal.files import read
+from elastune.core.journal.records import TrialFinished, TrialPaused, TrialReported, TrialResumed, TrialStarted
 from elastune.core.run import Means, Program
-from elastune.journal.reader import read
-from elastune.journal.records import TrialFinished, TrialPaused, TrialReported, TrialResumed, TrialStarted
-from elastune.study.request import StudyRequest
+from elastune.tune.study.request import StudyRequest
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "killed_train.py")
 WORKERS = 2

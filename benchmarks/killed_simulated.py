@@ -14,11 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from elastune.core.journal.files import read
+from elastune.core.journal.records import TrialAdopted, TrialFinished, TrialStarted
 from elastune.core.run import Program
-from elastune.journal.reader import read
-from elastune.journal.records import TrialAdopted, TrialFinished, TrialStarted
-from elastune.study.request import StudyRequest
 from elastune.testing.simulated_studies import simulate_until
+from elastune.tune.study.request import StudyRequest
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "killed_surrogate.py")
 STUDIES = (("auto", "asha"), ("gp", "none"), ("tpe", "hyperband"), ("genetic:population=4", "asha"), ("nsga2", "asha"))

@@ -40,11 +40,11 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 from result_file import write_result
 
+from elastune.core.journal.files import read
+from elastune.core.journal.records import Record, TrialFinished, TrialPaused, TrialResumed, TrialStarted
 from elastune.core.run import Program
-from elastune.journal.reader import read
-from elastune.journal.records import Record, TrialFinished, TrialPaused, TrialResumed, TrialStarted
-from elastune.report.export_optuna import to_optuna
-from elastune.study.request import StudyRequest
+from elastune.report.export import to_optuna
+from elastune.tune.study.request import StudyRequest
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "killed_train.py")
 RESULT = Path(__file__).parent / "results" / "killed_studies.json"

@@ -24,11 +24,11 @@ from forked import on_workers
 from result_file import write_result
 from torch.distributed import TCPStore
 
-from elastune.comm.comms import Comms, form_comms
-from elastune.comm.exact import ExactReducer
-from elastune.comm.gloo import GlooFactory
 from elastune.core.mesh import Mesh
 from elastune.core.slots import cut
+from elastune.parallel.comm.exact import ExactReducer
+from elastune.parallel.comm.gloo import GlooFactory
+from elastune.parallel.comm.process_groups import Comms, form_comms
 from elastune.testing.hosts import INTERFACE, Network, enter
 
 LINKS = ("200mbit", "1gbit", "none")

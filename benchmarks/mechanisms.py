@@ -42,11 +42,11 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
-from elastune.comm.group import Group
-from elastune.comm.join import join, stand
 from elastune.core.run import Means, Place, Program, RunSpec
 from elastune.elastic.worker.group import WorkerGroup
-from elastune.mechanisms.registry import MECHANISMS
+from elastune.parallel.comm.group import Group
+from elastune.parallel.comm.process_groups import join, stand
+from elastune.parallel.mechanisms.registry import MECHANISMS
 from elastune.train.session import Session
 
 SAMPLES, WIDTH, CLASSES, WORDS, CONTEXT = 512, 784, 10, 2048, 32

@@ -22,12 +22,12 @@ from typing import Any
 
 from result_file import write_result
 
-from elastune.cluster.elastic_run import ElasticRun
-from elastune.cluster.local import LocalCluster
+from elastune.core.journal.records import Record, Regrouped, Restarted, RunFinished, StateLost
 from elastune.core.mesh import Mesh
 from elastune.core.mesh_choice import MeshChoice
 from elastune.core.run import Elastic, Means, Program
-from elastune.journal.records import Record, Regrouped, Restarted, RunFinished, StateLost
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.runtime.elastic_run import ElasticRun
 from elastune.testing.elastic_runs import Runs
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "mesh_chaos_train.py")

@@ -38,11 +38,11 @@ from result_file import write_result
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from elastune.comm.group import Group
-from elastune.comm.join import join
+from elastune.adapt.monitors.registry import MONITORS
 from elastune.core.run import Adapt, Means, Place, Program, RunSpec
 from elastune.elastic.worker.group import WorkerGroup
-from elastune.monitors.registry import MONITORS
+from elastune.parallel.comm.group import Group
+from elastune.parallel.comm.process_groups import join
 from elastune.train.session import Session
 
 BLOCK = 10  # steps; a multiple of the longest interval

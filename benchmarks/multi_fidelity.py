@@ -32,7 +32,7 @@ from sampler import yardstick as measured_by
 from verdicts import goes_to, judged, markdown, reached_at
 
 from elastune.core.errors import UserError
-from elastune.search.stopping.registry import make_schedule
+from elastune.tune.search.early_stopping import make_schedule
 
 COUNTS = (25, 50, 100)
 VARIANTS = (

@@ -30,10 +30,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
-from elastune.comm.group import Group
-from elastune.comm.join import join
 from elastune.core.run import Means, Place, Program, RunSpec
 from elastune.elastic.worker.group import WorkerGroup
+from elastune.parallel.comm.group import Group
+from elastune.parallel.comm.process_groups import join
 from elastune.train.session import Session
 
 SAMPLES = 4096

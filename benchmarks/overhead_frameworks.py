@@ -25,7 +25,7 @@ from elastune.adapters.accelerate import Accelerator
 from elastune.adapters.transformers import Trainer
 from elastune.core.run import Means
 from elastune.testing.sessions import lone_session
-from elastune.train.program.current import in_session
+from elastune.train.program.load import in_session
 
 WARM = 3  # steps of a new trainer
 

@@ -29,17 +29,14 @@ from result_file import write_result
 from topologies import HOSTS, LIMIT_S, network
 from torch.distributed import TCPStore
 
-from elastune.comm.exact import ExactReducer
-from elastune.comm.gloo import GlooFactory
-from elastune.comm.group import Group, GroupBroken
-from elastune.comm.post import Post
-from elastune.comm.tags import CALLS_TAG
-from elastune.core.fragments import fragments_of, sendings
-from elastune.core.sync_plan import SyncPlan
-from elastune.sync.async_pairs import AsyncPairAveraging
-from elastune.sync.local import Local
-from elastune.sync.pair_averaging import PairAveraging
-from elastune.sync.streaming import StreamingDiLoCo
+from elastune.core.sync_plan import SyncPlan, fragments_of, sendings
+from elastune.parallel.comm.channel import Post
+from elastune.parallel.comm.exact import ExactReducer
+from elastune.parallel.comm.gloo import GlooFactory
+from elastune.parallel.comm.group import CALLS_TAG, Group, GroupBroken
+from elastune.parallel.sync.diloco import StreamingDiLoCo
+from elastune.parallel.sync.local_sgd import Local
+from elastune.parallel.sync.peer_averaging import AsyncPairAveraging, PairAveraging
 from elastune.testing.hosts import INTERFACE, enter
 from elastune.train.collectives import NamedCollectives
 

@@ -19,14 +19,19 @@ from typing import Any
 import numpy as np
 from result_file import write_result
 
-from elastune.plan.cluster_plan import PlanBounds, ProgramForecast, best_plans
-from elastune.plan.divisions import Allowed, Nodes, divisions
-from elastune.plan.next_doubling import doublings
-from elastune.plan.search_time import SearchModel
-from elastune.plan.steps.memory import HeldAlone
-from elastune.plan.steps.step_model import fit_machine
-from elastune.plan.steps.terms import CONSTANTS, Constant, seconds
-from elastune.plan.steps.work import StepWork
+from elastune.core.plan.cluster_plan import (
+    Allowed,
+    Nodes,
+    PlanBounds,
+    ProgramForecast,
+    best_plans,
+    divisions,
+    doublings,
+)
+from elastune.core.plan.memory import HeldAlone
+from elastune.core.plan.search_time import SearchModel
+from elastune.core.plan.step_model import fit_machine
+from elastune.core.plan.step_time import CONSTANTS, Constant, StepWork, seconds
 
 GOAL_S = 2.0
 CLUSTERS = (Nodes(2048, 1), Nodes(2048, 8), Nodes(55_440, 1))

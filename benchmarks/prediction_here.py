@@ -46,9 +46,9 @@ from scipy.stats import kendalltau
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
 from elastune.core.run import Program
-from elastune.frontier.measured_plans import MeasuredPlan, TrainingPlan, with_measured
-from elastune.job.run import JobFailed
+from elastune.runtime.job.run import JobFailed
 from elastune.train.machine import cores
+from elastune.tune.cluster_plan.measured_plans import MeasuredPlan, TrainingPlan, with_measured
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "predicted_train.py")
 MODELS = ("mlp", "cnn", "transformer")

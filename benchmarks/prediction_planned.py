@@ -12,17 +12,15 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from elastune.cluster.local import LocalCluster
 from elastune.core.errors import UserError
-from elastune.core.mechanism_name import FOREIGN
-from elastune.core.mesh import Mesh
+from elastune.core.mesh import FOREIGN, Mesh
+from elastune.core.plan.cluster_plan import ProgramForecast
+from elastune.core.plan.search_time import SearchModel
 from elastune.core.run import Program
-from elastune.frontier.held_memory import beside_bytes, held_by
-from elastune.frontier.machine_probes import MachineProbes, NodeLink, work_of
-from elastune.frontier.measured_plans import MeasuredPlan, TrainingPlan, predicted_plan, with_measured
-from elastune.plan.cluster_plan import ProgramForecast
-from elastune.plan.search_time import SearchModel
-from elastune.train.rehearse_apart import rehearse_apart
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.train.rehearsal import rehearse_apart
+from elastune.tune.cluster_plan.measured_plans import MeasuredPlan, TrainingPlan, predicted_plan, with_measured
+from elastune.tune.cluster_plan.probes import MachineProbes, NodeLink, beside_bytes, held_by, work_of
 
 Found = dict[str, Any]
 GATHERS = ("sharded", "fsdp2")  # parameters, in every pass

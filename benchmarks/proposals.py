@@ -24,9 +24,9 @@ from result_file import write_result
 from sampler import INSTANCES, OBJECTIVES, PARAMETERS, Surrogate, machine, space
 
 from elastune.core.errors import UserError
-from elastune.journal.records import TrialFinished
-from elastune.search.samplers.kernel_fit import forget
-from elastune.search.samplers.suggest import Suggester
+from elastune.core.journal.records import TrialFinished
+from elastune.tune.search.samplers.gaussian import forget
+from elastune.tune.search.suggester import Suggester
 
 TOLD, RUNNING = (20, 50, 100, 200), (0, 7)
 RESULT = Path(__file__).parent / "results" / "proposals.json"

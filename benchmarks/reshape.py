@@ -26,13 +26,12 @@ from typing import Any
 import torch
 from result_file import write_result
 
-from elastune.comm.group import Group
-from elastune.core.leaves import Leaf, Split
+from elastune.core.layout import Leaf, Segment, Split, held
 from elastune.core.mesh import Mesh
-from elastune.core.ownership import Segment, held
-from elastune.job.machine import machine_context
-from elastune.mechanisms.owned.moving import Kept
-from elastune.mechanisms.owned.placement import VALUES, Shard, meet
+from elastune.parallel.comm.group import Group
+from elastune.parallel.mechanisms.owned.placement import VALUES, Shard, meet
+from elastune.parallel.mechanisms.owned.state import Kept
+from elastune.runtime.job.run import machine_context
 from elastune.testing.worker_processes import Worker, processes
 
 BLOCKS = 4

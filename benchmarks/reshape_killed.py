@@ -30,14 +30,13 @@ from forked import on_workers
 from result_file import write_result
 from torch.distributed import TCPStore
 
-from elastune.cluster.local import LocalCluster
-from elastune.comm.gloo import GlooFactory
-from elastune.comm.group import Group
-from elastune.core.leaves import Leaf, Split
+from elastune.core.journal.records import Regrouped
+from elastune.core.layout import Leaf, Split, held
 from elastune.core.mesh import Mesh
-from elastune.core.ownership import held
 from elastune.core.run import Program
-from elastune.journal.records import Regrouped
+from elastune.parallel.comm.gloo import GlooFactory
+from elastune.parallel.comm.group import Group
+from elastune.runtime.clusters.local import LocalCluster
 from elastune.testing.agent_runs import LIMIT_S, AgentRun
 from elastune.testing.elastic_runs import SLOTS, Runs
 from elastune.testing.hosts import INTERFACE, Network, enter

@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from elastune.job.machine import machine_context
-from elastune.journal.atomic import atomic_write
+from elastune.core.journal.files import atomic_write
+from elastune.runtime.job.run import machine_context
 
 CONDITIONS = ("commit", "command", "machine", "load", "wall_s")
 _BEGAN = time.monotonic()

@@ -23,10 +23,10 @@ from gpytorch.mlls import SumMarginalLogLikelihood
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
 from rivals import Asked
 
-from elastune.journal.records import TrialFinished
-from elastune.search.samplers.optuna_study import new_study, quiet
-from elastune.search.space.objective import Objective
-from elastune.search.space.space import Space
+from elastune.core.journal.records import TrialFinished
+from elastune.train.program.space import Space
+from elastune.tune.search.history import new_study, quiet
+from elastune.tune.search.objective import Objective
 
 RESTARTS, RAW_SAMPLES, MC_SAMPLES = 4, 128, 64
 

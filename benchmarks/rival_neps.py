@@ -18,7 +18,7 @@ from neps.optimizers.algorithms import moasha
 from neps.optimizers.utils.brackets import Rung
 from sampler import EPOCHS, OBJECTIVES, PARAMETERS, Surrogate
 
-from elastune.search.stopping.schedule import ToTheEnd
+from elastune.tune.search.schedule import ToTheEnd
 
 _chosen = Rung.epsnet_selector
 

@@ -14,11 +14,11 @@ from typing import Any, Protocol
 import optuna
 from optuna.samplers import BaseSampler, GPSampler, TPESampler
 
-from elastune.journal.records import TrialFinished
-from elastune.search.samplers.optuna_study import new_study, quiet
-from elastune.search.samplers.suggest import Suggester
-from elastune.search.space.objective import Objective
-from elastune.search.space.space import Space
+from elastune.core.journal.records import TrialFinished
+from elastune.train.program.space import Space
+from elastune.tune.search.history import new_study, quiet
+from elastune.tune.search.objective import Objective
+from elastune.tune.search.suggester import Suggester
 
 RAW: Mapping[str, Callable[[int], BaseSampler]] = {
     "optuna-tpe": lambda seed: TPESampler(seed=seed),

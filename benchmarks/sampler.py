@@ -42,11 +42,11 @@ from rivals import make_search
 from verdicts import goes_to, judged, markdown, reached_at
 
 from elastune.core.errors import UserError
-from elastune.journal.atomic import atomic_write
-from elastune.journal.records import TrialFinished
-from elastune.search.analysis.front import hypervolume, nondominated
-from elastune.search.space.objective import parse_objectives
+from elastune.core.journal.files import atomic_write
+from elastune.core.journal.records import TrialFinished
 from elastune.train.machine import processor
+from elastune.tune.search.front import hypervolume, nondominated
+from elastune.tune.search.objective import parse_objectives
 
 INSTANCES = ("167152", "167185", "189873")
 TEN = (*INSTANCES, "126026", "146212", "167104", "167190", "168330", "168910", "189906")

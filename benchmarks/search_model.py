@@ -46,12 +46,12 @@ from result_file import write_result
 from sampler import EPOCHS, INSTANCES, OBJECTIVES, PARAMETERS, Floats, Surrogate, decode, machine, space
 
 from elastune.core.errors import UserError
-from elastune.journal.records import TrialFinished
-from elastune.plan.search_time import SearchModel
-from elastune.search.analysis.front import hypervolume
-from elastune.search.samplers.suggest import Suggester
-from elastune.search.space.objective import parse_objectives
-from elastune.search.stopping.registry import make_schedule
+from elastune.core.journal.records import TrialFinished
+from elastune.core.plan.search_time import SearchModel
+from elastune.tune.search.early_stopping import make_schedule
+from elastune.tune.search.front import hypervolume
+from elastune.tune.search.objective import parse_objectives
+from elastune.tune.search.suggester import Suggester
 
 RUNS = (16, 32)  # of a search whose proposals follow one another
 WIDTHS = (4, 16)

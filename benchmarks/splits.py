@@ -29,11 +29,11 @@ from paced import Paced
 from result_file import write_result
 from torch.utils.data import TensorDataset
 
-from elastune.comm.join import join, stand
 from elastune.core.mesh import Mesh
 from elastune.core.run import Means, Place, Program, RunSpec
 from elastune.elastic.worker.group import WorkerGroup
-from elastune.mechanisms.tensor.plan import TrunkByData
+from elastune.parallel.comm.process_groups import join, stand
+from elastune.parallel.mechanisms.tensor.tensor_parallel import TrunkByData
 from elastune.testing.hosts import INTERFACE, Network, enter
 from elastune.train.session import Session
 

@@ -31,11 +31,10 @@ from typing import Any
 from result_file import write_result
 from spot_live import Live, live
 
+from elastune.adapt.policies.library.spot import SpotRules
 from elastune.core.cost import ON_DEMAND, SPOT, Prices
-from elastune.plan.traces import Availability
-from elastune.policies.library.spot import SpotRules
-from elastune.simulate.forecast import HINDSIGHT, POLICY, CostForecast, forecasts
-from elastune.simulate.market import Market, MarketJob, Overheads
+from elastune.core.plan.prices import Availability
+from elastune.tune.simulate.market import HINDSIGHT, POLICY, CostForecast, Market, MarketJob, Overheads, forecasts
 
 HOUR = 3600.0
 PRICES = Prices({SPOT: ((0.0, 0.918),), ON_DEMAND: ((0.0, 3.06),)})

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from elastune.cluster.elastic_cluster import ElasticCluster
-from elastune.cluster.elastic_run import ElasticRun
-from elastune.cluster.fork.launcher import ForkLauncher
-from elastune.cluster.local import WARM
+from elastune.core.journal.records import Record, RunFinished
+from elastune.core.plan.prices import Availability
 from elastune.core.run import Elastic, Program
-from elastune.journal.records import Record, RunFinished
-from elastune.plan.traces import Availability
+from elastune.runtime.clusters.elastic_cluster import ElasticCluster
+from elastune.runtime.clusters.fork import ForkLauncher
+from elastune.runtime.clusters.local import WARM
+from elastune.runtime.elastic_run import ElasticRun
 from elastune.testing.elastic_runs import Ran, Runs
 
 WORKERS = 4

@@ -21,10 +21,10 @@ from strategies_task import SMOKE, TASKS, accuracy, train
 from torch import nn
 from torch.distributed import TCPStore
 
-from elastune.comm.gloo import GlooFactory
-from elastune.comm.group import Group
 from elastune.core.run import Means
 from elastune.core.sync_plan import SyncPlan
+from elastune.parallel.comm.gloo import GlooFactory
+from elastune.parallel.comm.group import Group
 from elastune.testing.hosts import INTERFACE, Network, enter
 from elastune.testing.sessions import lone_session
 

@@ -14,9 +14,9 @@ from strategies_task import Task, accuracy, train
 from torch import nn
 
 from elastune.core.errors import Diverged
+from elastune.core.plan.confidence_intervals import mean_ci
 from elastune.core.run import Means
 from elastune.core.sync_plan import SyncPlan
-from elastune.plan.intervals import mean_ci
 from elastune.testing.sessions import lone_session
 
 TUNING_SEED = 0

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from elastune.plan.intervals import mean_ci
+from elastune.core.plan.confidence_intervals import mean_ci
 
 BEHIND = 0.05
 Row = dict[str, Any]

@@ -29,17 +29,17 @@ from forked import on_workers
 from result_file import write_result
 from torch.distributed import TCPStore
 
-from elastune.comm.exact import ExactReducer
-from elastune.comm.flat import FlatReducer
-from elastune.comm.gloo import GlooFactory
-from elastune.comm.group import Group
-from elastune.comm.probe import probe_links
-from elastune.core.routes import routes_of
+from elastune.core.communication import Topology, routes_of
+from elastune.core.plan.links import HostLinks, Sums
+from elastune.core.plan.links import best_topology as best
 from elastune.core.slots import cut
-from elastune.core.topology import Topology
-from elastune.plan.route_times import HostLinks, Sums, best
+from elastune.parallel.comm.exact import ExactReducer
+from elastune.parallel.comm.gloo import GlooFactory
+from elastune.parallel.comm.group import Group
+from elastune.parallel.comm.network_probe import probe_links
+from elastune.parallel.comm.reducer import FlatReducer
 from elastune.testing.hosts import INTERFACE, Network, enter
-from elastune.train.adapt.link_watch import LinkWatch
+from elastune.train.adaptation.routing import LinkWatch
 
 HOSTS, SLOTS, LIMIT_S, BURST = 4, 4, 120.0, "64k"
 NATIVE = Topology("native")

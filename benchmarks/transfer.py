@@ -47,19 +47,18 @@ from torch import nn
 from transfer_told import TRAINED, compared, epochs_to, multiplications, started
 
 import elastune
-from elastune.cluster.local import LocalCluster
-from elastune.core.run import Means, Program, RunSpec
-from elastune.core.start_from import StartFrom
-from elastune.job.run import run_job
-from elastune.journal.reader import read
-from elastune.journal.run_records import Reported
-from elastune.reuse.candidates import library
-from elastune.reuse.class_tree import ClassTree
-from elastune.reuse.joined import model_of
-from elastune.reuse.learn_classes import learn_classes
-from elastune.study.request import StudyRequest
-from elastune.study.run import tune
+from elastune.core.journal.files import read
+from elastune.core.journal.run_records import Reported
+from elastune.core.run import Means, Program, RunSpec, StartFrom
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.runtime.job.run import run_job
 from elastune.train.checkpoints.checkpoint import load
+from elastune.tune.reuse.class_tree import ClassTree
+from elastune.tune.reuse.composed_models import model_of
+from elastune.tune.reuse.kept_models import library
+from elastune.tune.reuse.tree_training import learn_classes
+from elastune.tune.study.request import StudyRequest
+from elastune.tune.study.run import tune
 
 HERE = Path(__file__).parent
 RESULT = HERE / "results" / "transfer.json"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from elastune.plan.intervals import mean_ci
+from elastune.core.plan.confidence_intervals import mean_ci
 
 TRAINED = 3
 """Forward passes' worth of a sample that is trained by: one forward, two backward (inputs' and weights' gradients)."""

@@ -29,11 +29,11 @@ from transfer import FRESH, MEANS, PROGRAM, Place
 from transfer_told import gained
 
 import elastune
-from elastune.cluster.local import LocalCluster
-from elastune.core.start_from import StartFrom
-from elastune.reuse.transfer import RankedSource
-from elastune.study.request import StudyRequest
-from elastune.study.run import tune
+from elastune.core.run import StartFrom
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.tune.reuse.transfer import RankedSource
+from elastune.tune.study.request import StudyRequest
+from elastune.tune.study.run import tune
 
 HERE = Path(__file__).parent
 RESULT = HERE / "results" / "transferability.json"

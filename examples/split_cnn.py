@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import elastune
-from elastune.mechanisms.tensor.plan import TrunkByData
+from elastune.parallel.mechanisms.tensor.tensor_parallel import TrunkByData
 from elastune.recipes.datasets import digits, mnist
 
 config = {"epochs": 3, "batch_size": 32, "lr": 0.02, "momentum": 0.9, "data_set": "digits", "trunk": "whole"}

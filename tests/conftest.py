@@ -18,9 +18,9 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from elastune.cli import main
-from elastune.cluster.local import WARM, LocalCluster
 from elastune.core.run import Program, RunSpec
-from elastune.job.run import run_job
+from elastune.runtime.clusters.local import WARM, LocalCluster
+from elastune.runtime.job.run import run_job
 
 torch.set_num_threads(1)
 FUZZ = int(os.environ.get("FUZZ", "0"))
@@ -38,7 +38,7 @@ settings.load_profile("busy machine")
 HERE = Path(__file__).parent
 TINY = HERE / "programs" / "tiny.py"
 # Minutes each, as files run in one process: one that began late would end alone.
-LONGEST = ("cluster/slurm/test_slurm.py", "cluster/ray/test_cluster.py")
+LONGEST = ("runtime/cluster/slurm/test_slurm.py", "runtime/cluster/ray/test_cluster.py")
 SLOWEST_ROOMS = ("faults", "cluster", "e2e", "mechanisms", "parity", "cli", "study", "search", "frontier", "elastic")
 
 

@@ -24,7 +24,14 @@ from typing import IO
 
 BENCHMARKS = Path("benchmarks")
 LIMIT_S = 1200
-IMPORTED = ("torch._dynamo", "elastune.train.work", "elastune.study.run", "elastune.frontier.phases", "optuna", "scipy")
+IMPORTED = (
+    "torch._dynamo",
+    "elastune.train.worker",
+    "elastune.tune.study.run",
+    "elastune.tune.frontier.find_frontier",
+    "optuna",
+    "scipy",
+)
 
 
 def main(at_once: int, smokes: list[str]) -> int:

@@ -3,6 +3,7 @@
 import ast
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,12 +13,20 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "elastune"
 # Imports go one way: a room imports only from rooms before it.
 ROOMS = (
-    *("core", "journal", "plan", "comm", "mechanisms", "sync", "monitors", "policies", "elastic", "recipes", "train"),
-    *("search", "cluster", "job", "study", "frontier", "simulate", "reuse", "report", "dashboard", "adapters", "cli"),
+    *("core", "core.journal", "core.plan"),
+    *("parallel.comm", "parallel.mechanisms", "parallel.sync"),
+    "elastic",
+    *("adapt.monitors", "adapt.policies"),
+    *("recipes", "train", "runtime"),
+    *("tune.search", "tune.study", "tune.frontier", "tune.cluster_plan", "tune.simulate", "tune.reuse"),
+    *("report", "dashboard", "adapters", "cli"),
 )
 ANYWHERE = "testing"  # may import every room; no room imports it
 FRONT_DOORS = {"__init__": (*ROOMS,), "__main__": ("cli",)}
-LONGEST_FILE = 600
+LONGEST_FILE = 800
+# A story that is one: the step, the session.
+LONGEST_STORY = 1200
+STORIES = {"train/step.py", "train/session.py"}
 # What core may have of the standard library: nothing that reads, writes, sleeps on or starts anything.
 CORE_MAY = {
     *(
@@ -49,8 +58,13 @@ def sources(package: Path = PACKAGE) -> list[Path]:
 
 def room_of(file: Path, package: Path = PACKAGE) -> str:
     """The room of ``file``; of files beside the rooms, their name."""
-    parts = file.relative_to(package).parts
-    return parts[0] if len(parts) > 1 else file.stem
+    return room_named(".".join(file.relative_to(package).with_suffix("").parts))
+
+
+def room_named(module: str) -> str:
+    """The room of ``module`` ("core.journal.reader"): the longest name in ROOMS that begins it, or its first part."""
+    rooms = [room for room in ROOMS if f"{module}.".startswith(f"{room}.")]
+    return max(rooms, key=len) if rooms else module.partition(".")[0]
 
 
 def imports(tree: ast.AST, package: tuple[str, ...]) -> Iterator[str]:
@@ -73,7 +87,7 @@ def broken_imports(file: Path, text: str, package: Path = PACKAGE) -> list[str]:
         head, _, rest = module.partition(".")
         if head != "elastune":
             continue
-        other = rest.partition(".")[0]
+        other = room_named(rest)
         if other == room or room == ANYWHERE:
             continue
         if room in FRONT_DOORS:
@@ -151,33 +165,43 @@ def tracked() -> list[Path]:
 
 
 def test_every_folder_is_a_room() -> None:
-    folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert folders <= {*ROOMS, ANYWHERE}, "give a new room its place in ROOMS and in docs/architecture.md"
+    rooms = {*ROOMS, ANYWHERE}
+    homeless = [file for file in sources() if file.stem not in FRONT_DOORS and room_of(file) not in rooms]
+    assert not homeless, "give a new room its place in ROOMS and in docs/architecture.md"
     stray = {file.stem for file in PACKAGE.glob("*.py")} - {"__init__", "__main__"}
     assert not stray, "every file stands in a room"
 
 
-@pytest.mark.parametrize("file", sources(), ids=lambda file: str(file.relative_to(PACKAGE)))
-def test_a_file_keeps_the_rules(file: Path) -> None:
-    text = file.read_text()
-    assert broken_imports(file, text) == []
-    assert broken_calls(text) == []
-    assert text.count("\n") <= LONGEST_FILE, "at most 600 lines a file"
+def test_every_file_keeps_the_rules() -> None:
+    broken = []
+    for file in sources():
+        name, text = str(file.relative_to(PACKAGE)), file.read_text()
+        longest = LONGEST_STORY if name in STORIES else LONGEST_FILE
+        broken += [f"{name}: {each}" for each in [*broken_imports(file, text), *broken_calls(text)]]
+        broken += [f"{name}: more than {longest} lines"] if text.count("\n") > longest else []
+    assert broken == []
+
+
+def test_no_folder_has_more_than_twenty_files() -> None:
+    files = Counter(file.parent for file in sources() if file.name != "__init__.py")
+    assert [str(folder.relative_to(PACKAGE)) for folder, number in files.items() if number > 20] == []
 
 
 def test_no_two_files_import_each_other() -> None:
     assert circles(graph_of_imports()) == []
 
 
-@pytest.mark.parametrize("file", sorted((PACKAGE / "core").rglob("*.py")), ids=lambda file: file.name)
-def test_core_is_pure(file: Path) -> None:
-    tree = ast.parse(file.read_text())
-    heads = {module.partition(".")[0] for module in imports(tree, ("elastune", "core"))} - {"elastune"}
-    assert heads <= CORE_MAY
-    touching = {"open", "print", "input"} & {name for name, _ in calls(tree)}
-    assert not touching
-    acting = [name for name, _ in calls(tree) if name.endswith((".read_text", ".write_text", ".read_bytes", ".sleep"))]
-    assert not acting
+def test_core_is_pure() -> None:
+    """The files of core itself, not those of its journal and its planner."""
+    broken = []
+    for file in sorted((PACKAGE / "core").glob("*.py")):
+        tree = ast.parse(file.read_text())
+        heads = {module.partition(".")[0] for module in imports(tree, ("elastune", "core"))} - {"elastune"}
+        names = {name for name, _ in calls(tree)}
+        reading = (".read_text", ".write_text", ".read_bytes", ".sleep")
+        acting = ({"open", "print", "input"} & names) | {name for name in names if name.endswith(reading)}
+        broken += [f"{file.name}: {name}" for name in sorted((heads - CORE_MAY) | acting)]
+    assert broken == []
 
 
 def test_no_file_names_this_machine() -> None:
@@ -209,22 +233,22 @@ def test_no_two_public_classes_have_the_same_name() -> None:
     ("file", "text", "broken"),
     [
         ("core/a.py", "from elastune.core.b import c", False),
-        ("core/a.py", "from elastune.journal.records import c", True),
+        ("core/a.py", "from elastune.core.journal.records import c", True),
         ("core/a.py", "import elastune.train", True),
         ("core/a.py", "from elastune import train", True),
         ("core/a.py", "from ..train import session", True),
         ("core/a.py", "from . import slots", False),
         ("core/a.py", "def f():\n    from elastune.cli import main", True),
-        ("core/a.py", "if TYPE_CHECKING:\n    from elastune.job.run import x", True),
+        ("core/a.py", "if TYPE_CHECKING:\n    from elastune.runtime.job.run import x", True),
         ("cli/a.py", "from elastune.report import page", False),
         ("cli/a.py", "from elastune.testing import kit", True),
         ("cli/a.py", "from elastune.nowhere import x", True),
-        ("train/a.py", "from elastune.search import space", True),
-        ("search/a.py", "from elastune.train.program import load", False),
+        ("train/a.py", "from elastune.tune.search import space", True),
+        ("tune/search/a.py", "from elastune.train.program import load", False),
         ("testing/a.py", "from elastune.cli import main", False),
-        ("__init__.py", "from elastune.study.run import tune", False),
+        ("__init__.py", "from elastune.tune.study.run import tune", False),
         ("__init__.py", "from elastune.testing.kit import x", True),
-        ("__main__.py", "from elastune.job.run import x", True),
+        ("__main__.py", "from elastune.runtime.job.run import x", True),
     ],
 )
 def test_the_import_rule_finds_what_it_should(file: str, text: str, broken: bool) -> None:
@@ -275,14 +299,14 @@ WALL_CLOCKS = {"time.time", "time.time_ns", "datetime.now", "datetime.datetime.n
 READS_THEM = {
     "core/clock.py": "one's own, for people, and for prices that have dates",
     "cli/progress.py": "for people",
-    "report/events.py": "for people",
-    "cluster/fork/worker_log.py": "for people",
-    "job/mirror.py": "the name of a folder",
-    "cluster/agents/facts.py": "doctor compares clocks",
-    "cluster/agents/launcher.py": "doctor compares clocks",
-    "cluster/slurm/examine.py": "doctor compares clocks",
-    "cluster/agents/certificate.py": "a certificate has dates; nobody asks for them",
-    "cluster/ray/actor.py": "Ray tells a date",
+    "report/tensorboard.py": "for people",
+    "runtime/clusters/fork.py": "for people",
+    "runtime/job/output.py": "the name of a folder",
+    "runtime/agents/host_report.py": "doctor compares clocks",
+    "runtime/agents/launcher.py": "doctor compares clocks",
+    "runtime/clusters/slurm_commands.py": "doctor compares clocks",
+    "runtime/agents/credentials.py": "a certificate has dates; nobody asks for them",
+    "runtime/clusters/ray_actor.py": "Ray tells a date",
 }
 
 

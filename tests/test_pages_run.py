@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import elastune
+from elastune.adapt.policies.base import Policy
 from elastune.cli.app import app
-from elastune.policies.base import Policy
 from elastune.recipes.datasets import digits
 
 ROOT = Path(__file__).parents[1]

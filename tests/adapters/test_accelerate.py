@@ -14,13 +14,12 @@ from torch import nn
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset, WeightedRandomSampler
 
 from elastune.adapters.accelerate import Accelerator
-from elastune.cluster.local import LocalCluster
 from elastune.core.errors import UserError
-from elastune.core.run import Program
-from elastune.core.seeds import derive
+from elastune.core.run import Program, derive
+from elastune.runtime.clusters.local import LocalCluster
 from elastune.testing.elastic_runs import Ran, Runs
 from elastune.testing.sessions import lone_session
-from elastune.train.program.current import in_session
+from elastune.train.program.load import in_session
 
 PROGRAMS = Path(__file__).parent / "programs"
 SEED = 3  # of Runs

@@ -14,14 +14,13 @@ from tests.soaked import soaked
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from elastune.cluster.local import WARM, LocalCluster
 from elastune.core.errors import UserError
-from elastune.core.run import Means, Program
-from elastune.core.seeds import derive
-from elastune.journal.records import Record, Reported
+from elastune.core.journal.records import Record, Reported
+from elastune.core.run import Means, Program, derive
+from elastune.runtime.clusters.local import WARM, LocalCluster
 from elastune.testing.elastic_runs import Ran, Runs
 from elastune.testing.sessions import lone_session
-from elastune.train.program.current import in_session
+from elastune.train.program.load import in_session
 
 PROGRAMS = Path(__file__).parent / "programs"
 SEED = 3  # of Runs

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch.utils.data import SequentialSampler
 
-from elastune.cluster.local import WARM, LocalCluster
 from elastune.core.errors import UserError
+from elastune.core.journal.records import Reported
 from elastune.core.run import Program
-from elastune.journal.records import Reported
+from elastune.runtime.clusters.local import WARM, LocalCluster
 from elastune.testing.elastic_runs import Runs
 from elastune.testing.sessions import lone_session
-from elastune.train.program.current import in_session
+from elastune.train.program.load import in_session
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "hugging_disturbed.py")
 
@@ -149,7 +149,7 @@ def test_steps_callbacks_and_models_are_as_asked(tmp_path: Path) -> None:
 def test_what_callbacks_remember_is_state() -> None:
     from transformers import EarlyStoppingCallback, TrainerState
 
-    from elastune.adapters.trainer_parts import TrackedState
+    from elastune.adapters.transformers import TrackedState
 
     one, other = (EarlyStoppingCallback(1), EarlyStoppingCallback(1))
     one.early_stopping_patience_counter = 3

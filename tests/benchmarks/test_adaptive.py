@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elastune.plan.steps.data_parallel import DataParallelStep
+from elastune.core.plan.data_parallel import DataParallelStep
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 

@@ -20,9 +20,9 @@ from genetic_mnist import RATES
 from genetic_replay import Search, Table, Training
 
 from elastune.core.errors import UserError
+from elastune.core.journal.files import JournalWriter
+from elastune.core.journal.records import TrialFinished, TrialStarted
 from elastune.core.mesh import Mesh
-from elastune.journal.records import TrialFinished, TrialStarted
-from elastune.journal.writer import JournalWriter
 
 ROWS = table(2, 2, 2)
 SINGLE = {"data=2": 1.8, "tensor=2": 1.5, "genetic, 2 x data=1": 2.5}

@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from rivals import RAW, make_search
 
-from elastune.journal.records import TrialFinished
-from elastune.search.space.objective import parse_objectives
+from elastune.core.journal.records import TrialFinished
+from elastune.tune.search.objective import parse_objectives
 
 TWO = parse_objectives({"error": "min", "seconds": "min"})
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from elastune.cli import main
-from elastune.cluster.local import LocalCluster
+from elastune.runtime.clusters.local import LocalCluster
 
 LINEAR = """
 import torch

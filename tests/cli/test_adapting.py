@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from elastune.journal.reader import read
-from elastune.journal.records import Decided, Measured, RunStarted
+from elastune.core.journal.files import read
+from elastune.core.journal.records import Decided, Measured, RunStarted
 
 Command = Callable[..., Any]
 DOUBLING = """
-from elastune.policies.base import Policy
+from elastune.adapt.policies.base import Policy
 
 class Doubling(Policy):
     monitors = ("loss",)

@@ -10,11 +10,10 @@ from typing import Any, cast
 import pytest
 
 from elastune.cli import chaos
+from elastune.core.journal.records import Entry, FaultInjected, Record, RunFinished
 from elastune.core.run import Means, Program, RunSpec
-from elastune.job import run as job
-from elastune.job.fault_injection import parse_chaos
-from elastune.journal.entry import Entry
-from elastune.journal.records import FaultInjected, Record, RunFinished
+from elastune.runtime.job import run as job
+from elastune.runtime.job.fault_injection import parse_chaos
 
 ENDED = RunFinished("abc", 0, 0, 2, 1.0, {})
 

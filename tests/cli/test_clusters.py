@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from elastune.cli.app import main
-from elastune.cluster.agents.token import make_token
+from elastune.runtime.agents.credentials import make_token
 
 PROGRAM = str(Path(__file__).parents[2] / "examples" / "digits.py")
 

@@ -19,10 +19,9 @@ from elastune.cli import main
 from elastune.cli.commands.run import _explain, run
 from elastune.cli.commands.search import tune
 from elastune.cli.results import result_of
+from elastune.core.journal.files import JournalWriter, read
+from elastune.core.journal.records import Reported, RunFailed, RunFinished, StudyStarted, SyncChanged, TopologyLaid
 from elastune.core.run import Program
-from elastune.journal.reader import read
-from elastune.journal.records import Reported, RunFailed, RunFinished, StudyStarted, SyncChanged, TopologyLaid
-from elastune.journal.writer import JournalWriter
 
 Command = Callable[..., Any]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from elastune.cli.commands.doctor import _reductions, memory_gib
+from elastune.cli.commands.checks import _reductions, memory_gib
 
 Command = Callable[..., Any]
 

@@ -15,10 +15,9 @@ from elastune.cli.commands.plan import plan
 from elastune.cli.commands.run import run
 from elastune.cli.commands.search import tune
 from elastune.cli.results import result_of
-from elastune.journal.entry import Entry
-from elastune.journal.records import Measured, PolicyFailed, RunFailed, RunStarted
-from elastune.journal.writer import JournalWriter
-from elastune.report.tables.adapting import adaptation_json, gather_adaptation
+from elastune.core.journal.files import JournalWriter
+from elastune.core.journal.records import Entry, Measured, PolicyFailed, RunFailed, RunStarted
+from elastune.report.adaptation import adaptation_json, gather_adaptation
 
 
 def test_the_parser_knows_what_the_help_means() -> None:

@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 
-from elastune.journal.entry import decode_entry, encode_entry
-from elastune.journal.reader import read
-from elastune.journal.records import Checkpointed, Regrouped, StepsCompleted
+from elastune.core.journal.files import read
+from elastune.core.journal.records import Checkpointed, Regrouped, StepsCompleted, decode_entry, encode_entry
 
 Command = Callable[..., Any]
 LIMIT_S = 90.0

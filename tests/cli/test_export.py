@@ -15,8 +15,8 @@ from optuna.storages.journal import JournalFileBackend
 
 from elastune.cli.results import Wish, result_of
 from elastune.report.page import write_report
-from elastune.study.results.worker_time import FATES
 from elastune.testing.studies import Telling, stopping_study
+from elastune.tune.study.results import FATES
 
 Command = Callable[..., Any]
 

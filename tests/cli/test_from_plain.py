@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from elastune.cli.from_plain import from_plain
+from elastune.cli.commands.init import from_plain
 from elastune.core.errors import UserError
-from elastune.core.run import Means
-from elastune.core.seeds import derive
+from elastune.core.run import Means, derive
 from elastune.testing.sessions import lone_session
 from elastune.train.rng import seed_everything
 

@@ -13,10 +13,9 @@ from typer.testing import CliRunner
 import elastune
 from elastune.cli import main
 from elastune.cli.app import app
-from elastune.core.run import Means, Program
-from elastune.core.start_from import StartFrom
-from elastune.core.sync_choice import SyncChoice
-from elastune.study.request import StudyRequest
+from elastune.core.run import Means, Program, StartFrom
+from elastune.core.sync_plan import SyncChoice
+from elastune.tune.study.request import StudyRequest
 
 HERE = Path(__file__)
 ASKED = {"objectives": {"loss": "min"}, "trials": 7}
@@ -82,8 +81,8 @@ def nothing_runs(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def note(request: StudyRequest, **how: Any) -> None:
         raise Asked(request)
 
-    monkeypatch.setattr("elastune.study.run.tune", note)
-    monkeypatch.setattr("elastune.study.api.run_study", note)
+    monkeypatch.setattr("elastune.tune.study.run.tune", note)
+    monkeypatch.setattr("elastune.tune.study.api.run_study", note)
 
 
 def train(session: elastune.Session) -> None: ...

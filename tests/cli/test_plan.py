@@ -13,12 +13,11 @@ import pytest
 from tests.cli.documented import documented, unlike
 
 from elastune.cli.commands.plan import plan
+from elastune.core.formatting import number
+from elastune.core.plan.search_time import BLIND, CROWDING
 from elastune.core.run import Program
-from elastune.core.text import number
-from elastune.frontier.plan_commands import PLACEHOLDER
-from elastune.plan.search_time import BLIND, CROWDING
-from elastune.train.rehearsal import ProgramSize
-from elastune.train.rehearse_apart import rehearse_apart
+from elastune.train.rehearsal import ProgramSize, rehearse_apart
+from elastune.tune.cluster_plan.commands import PLACEHOLDER
 
 
 @pytest.fixture
@@ -187,9 +186,9 @@ def large(here: Any, monkeypatch: pytest.MonkeyPatch, size: ProgramSize) -> str:
     def nothing(*asked: object, **also: object) -> None:
         raise AssertionError("something was launched")
 
-    monkeypatch.setattr("elastune.frontier.cluster_planning.rehearse_apart", lambda *asked: size)
-    monkeypatch.setattr("elastune.frontier.machine_probes.run_job", nothing)
-    monkeypatch.setattr("elastune.frontier.machine_probes.LocalCluster", nothing)
+    monkeypatch.setattr("elastune.tune.cluster_plan.find_plan.rehearse_apart", lambda *asked: size)
+    monkeypatch.setattr("elastune.tune.cluster_plan.probes.run_job", nothing)
+    monkeypatch.setattr("elastune.tune.cluster_plan.probes.LocalCluster", nothing)
     (here / "large.py").write_text(LARGE)
     return "large.py"
 

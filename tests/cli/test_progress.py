@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastune.cli.progress import Progress, RunTracker, StudyTracker, eta_s
-from elastune.journal.records import (
+from elastune.core.journal.records import (
     ChangesUnreached,
     Decided,
     Measured,
@@ -166,7 +166,7 @@ def test_plain_lines_are_occasional_and_on_stderr(capsys: pytest.CaptureFixture[
 LIVE = """
 import time
 from elastune.cli.progress import Progress, RunTracker
-from elastune.journal.records import Reported, RunFinished
+from elastune.core.journal.records import Reported, RunFinished
 with Progress(RunTracker(2, None)) as progress:
     progress.observe(Reported(1, 5, 5, 1.0, {"accuracy": 0.25}))
     time.sleep(0.6)

@@ -10,14 +10,12 @@ from typing import Any
 import pytest
 from tests.cli.conftest import Command
 
-from elastune.cli.given import again, command_given
-from elastune.core.command import CommandGiven
-from elastune.core.run import Program
-from elastune.frontier.plan import check
-from elastune.journal.reader import read
-from elastune.journal.records import RunFailed, RunStarted, StudyStarted
-from elastune.journal.writer import JournalWriter
-from elastune.study.request import FrontierRequest
+from elastune.cli.flatten import again, command_given
+from elastune.core.journal.files import JournalWriter, read
+from elastune.core.journal.records import RunFailed, RunStarted, StudyStarted
+from elastune.core.run import CommandGiven, Program
+from elastune.tune.frontier.checked_request import check
+from elastune.tune.study.request import FrontierRequest
 
 ONE_CYCLE = """
 import torch

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from elastune.cli import setup
+from elastune.cli import parse as setup
 from elastune.core.errors import UserError
-from elastune.job.output_dir import next_folder, release_unused
+from elastune.runtime.job.output import next_folder, release_unused
 
 
 def test_the_next_free_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastune.core.compression import COMPRESSIONS, Compression, PowerSgd, TopK
+from elastune.core.communication import COMPRESSIONS, Compression, PowerSgd, TopK
 from elastune.core.errors import UserError
 
 

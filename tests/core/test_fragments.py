@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastune.core.errors import UserError
-from elastune.core.fragments import fragments_of, sendings
-from elastune.core.sync_plan import SyncPlan
+from elastune.core.sync_plan import SyncPlan, fragments_of, sendings
 
 
 @given(sizes=st.lists(st.integers(0, 10_000), min_size=1, max_size=40), count=st.integers(1, 40))

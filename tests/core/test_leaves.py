@@ -8,9 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastune.core.leaves import UNIT, Leaf, Split, cut_by_cost, unit_heads, whole_leaves
+from elastune.core.layout import (
+    UNIT,
+    Leaf,
+    Split,
+    buckets,
+    cut_by_cost,
+    held,
+    holders,
+    pieces,
+    state_layout,
+    unit_heads,
+    whole_leaves,
+)
 from elastune.core.mesh import Mesh
-from elastune.core.ownership import buckets, held, holders, pieces, state_layout
 from elastune.testing.layouts import moves, redundancy
 
 BLOCKS = 4

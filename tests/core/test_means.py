@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastune.core.errors import UserError
-from elastune.core.mechanism_name import FOREIGN, WORDS, MechanismName
-from elastune.core.mesh import Mesh
+from elastune.core.mesh import FOREIGN, WORDS, MechanismName, Mesh
 from elastune.core.run import Elastic, Means, Program, RunSpec
-from elastune.job.validate_means import check_means
+from elastune.runtime.job.validation import check_means
 
 STATES = ["replicated", "zero", "sharded"]
 names = st.one_of(

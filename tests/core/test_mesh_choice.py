@@ -10,7 +10,7 @@ from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
 from elastune.core.mesh_choice import UNBOUNDED, MeshChoice, by_host, dispensable, seated
 from elastune.core.run import Means
-from elastune.mechanisms.abilities import meshes_of
+from elastune.parallel.mechanisms.capabilities import meshes_of
 
 SHARDS = MeshChoice(Mesh(shard=4), shard=UNBOUNDED)
 LAYERS = MeshChoice(Mesh(data=2, tensor=2), tensor=4)

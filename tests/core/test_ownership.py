@@ -9,9 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastune.core.leaves import UNIT, Leaf, Split, gathered_in, whole_leaves
+from elastune.core.layout import (
+    ALONE,
+    UNIT,
+    Leaf,
+    Segment,
+    Split,
+    buckets,
+    gathered_in,
+    held,
+    wards,
+    whole_leaves,
+    written,
+)
 from elastune.core.mesh import Mesh
-from elastune.core.ownership import ALONE, Segment, buckets, held, wards, written
 
 sizes = st.one_of(st.integers(1, 40), st.integers(UNIT - 1, 3 * UNIT + 1))
 

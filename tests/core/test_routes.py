@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastune.core.routes import MOST_CHUNKS, Hop, Route, chunks_of, itinerary, routes_of
+from elastune.core.communication import MOST_CHUNKS, Hop, Route, Topology, chunks_of, itinerary, routes_of
 from elastune.core.slots import cut, subtrees
-from elastune.core.topology import Topology
 
 NAMES = ["ring", "tree", "binary_tree", "star", "hierarchical"]
 

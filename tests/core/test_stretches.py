@@ -8,8 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastune.core.layout import volume
-from elastune.core.stretches import Stretch, fills, whole_stretch
+from elastune.core.layout import Stretch, fills, volume, whole_stretch
 
 
 @st.composite

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from elastune.core.errors import UserError
-from elastune.core.sync_plan import SyncPlan
-from elastune.core.sync_schedule import SyncSchedule
+from elastune.core.sync_plan import SyncPlan, SyncSchedule
 
 TEXT = "100=local:learners=8,every=16; 500=allreduce; 900=gossip:learners=6,every=4"
 

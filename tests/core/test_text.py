@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastune.core.text import (
+from elastune.core.formatting import (
     cost,
     count,
     cut,

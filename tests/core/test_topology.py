@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from elastune.core.communication import Topology
 from elastune.core.errors import UserError
-from elastune.core.topology import Topology
 
 
 @pytest.mark.parametrize("text", ["auto", "native", "ring", "star", "tree", "binary_tree", "hierarchical"])

@@ -6,7 +6,7 @@ import pytest
 
 from elastune.core.cost import Cost
 from elastune.core.errors import UserError
-from elastune.core.seeds import derive
+from elastune.core.run import derive
 
 
 def test_an_error_is_one_line_with_rule_value_and_fix() -> None:

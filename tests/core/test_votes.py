@@ -6,9 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastune.core.signals import Decision
+from elastune.core.decisions import MOST_VOTERS, VOTE, Decision, outcome, vote
 from elastune.core.sync_plan import SyncPlan
-from elastune.core.votes import MOST_VOTERS, VOTE, outcome, vote
 
 COUNTS = st.none() | st.integers(0, 2**32 - 3)
 RATES = st.none() | st.floats(allow_nan=False, allow_infinity=False)

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from elastune.cluster.local import LocalCluster
+from elastune.core.journal.records import RunFinished
 from elastune.core.mesh import Mesh
 from elastune.core.run import Means, Program, RunSpec
-from elastune.job.run import run_job
-from elastune.journal.records import RunFinished
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.runtime.job.run import run_job
 
 ROOT = Path(__file__).resolve().parents[2]
 

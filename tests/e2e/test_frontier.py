@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from tests.soaked import soaked
 
-from elastune.journal.reader import read
-from elastune.journal.records import FrontierFound, TrialFinished, TrialStarted
+from elastune.core.journal.files import read
+from elastune.core.journal.records import FrontierFound, TrialFinished, TrialStarted
 from elastune.train.machine import cores
 
 ROOT = Path(__file__).resolve().parents[2]

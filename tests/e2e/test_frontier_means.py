@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from elastune.journal.reader import read
-from elastune.journal.records import TrialFinished, TrialStarted
-from elastune.study.results.command import run_command
+from elastune.core.journal.files import read
+from elastune.core.journal.records import TrialFinished, TrialStarted
+from elastune.tune.study.run_command import run_command
 
 ROOT = Path(__file__).resolve().parents[2]
 SPACE = """

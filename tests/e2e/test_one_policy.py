@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from elastune.cluster.local import LocalCluster
+from elastune.core.journal.records import Decided, PolicyFailed, Record
 from elastune.core.run import Adapt, Means, Program, RunSpec
-from elastune.job.run import run_job
-from elastune.journal.records import Decided, PolicyFailed, Record
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.runtime.job.run import run_job
 
 PROGRAM = Program(Path(__file__).parents[1] / "programs" / "two_data_sets.py")
 POLICY = "gns:max_batch=256,factor=1,settle=8,cooldown=8"

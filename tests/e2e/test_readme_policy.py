@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from elastune.cluster.local import LocalCluster
+from elastune.core.journal.records import Decided, PolicyFailed, Record, Regrouped
 from elastune.core.run import Adapt, Elastic, Means, Program, RunSpec
-from elastune.job.run import run_job
-from elastune.journal.records import Decided, PolicyFailed, Record, Regrouped
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.runtime.job.run import run_job
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from elastune.cluster.local import LocalCluster
+from elastune.core.journal.files import read
+from elastune.core.journal.records import TrialFinished, TrialStarted
 from elastune.core.run import Means
-from elastune.journal.reader import read
-from elastune.journal.records import TrialFinished, TrialStarted
-from elastune.study.request import StudyRequest
-from elastune.study.run import tune
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.tune.study.request import StudyRequest
+from elastune.tune.study.run import tune
 
 PROGRAM = """
 import elastune

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from elastune.cluster.local import LocalCluster
+from elastune.runtime.clusters.local import LocalCluster
 from elastune.testing.elastic_runs import Ran, Runs
 
 LIMIT_S = 40.0

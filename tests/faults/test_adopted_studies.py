@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from elastune.cluster import elastic_cluster
-from elastune.cluster.kinds.registry import request_of
-from elastune.cluster.local import LocalCluster
+from elastune.core.journal.files import read
+from elastune.core.journal.records import Record, TrialAdopted, TrialFinished, TrialPaused, TrialReported, TrialStarted
 from elastune.core.run import Means, Program
-from elastune.journal.reader import read
-from elastune.journal.records import Record, TrialAdopted, TrialFinished, TrialPaused, TrialReported, TrialStarted
 from elastune.report.page import write_report
-from elastune.study.request import StudyRequest
-from elastune.study.run import tune
+from elastune.runtime.clusters import elastic_cluster
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.runtime.clusters.registry import request_of
+from elastune.tune.study.request import StudyRequest
+from elastune.tune.study.run import tune
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "noting.py")
 ELASTUNE = [sys.executable, "-m", "elastune"]

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from elastune.cluster.local import LocalCluster
+from elastune.core.journal.files import read
+from elastune.core.journal.records import Adopted, Checkpointed, Regrouped, RunStarted, WorkerGone
 from elastune.core.run import Program
-from elastune.journal.reader import read
-from elastune.journal.records import Adopted, Checkpointed, Regrouped, RunStarted, WorkerGone
-from elastune.report.tables.sample_ledger import ledger
+from elastune.report.sample_ledger import ledger
+from elastune.runtime.clusters.local import LocalCluster
 from elastune.testing.elastic_runs import Ran, Runs
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "elastic.py")

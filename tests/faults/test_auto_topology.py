@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from elastune.cluster.local import LocalCluster
+from elastune.core.journal.records import Reported, TopologyLaid
 from elastune.core.run import Program
-from elastune.journal.records import Reported, TopologyLaid
+from elastune.runtime.clusters.local import LocalCluster
 from elastune.testing.elastic_runs import Runs
 from elastune.testing.host_runs import HostRun, HostRuns, NamespaceLauncher
 from elastune.testing.hosts import Network

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from elastune.core.journal.records import RunFinished
 from elastune.core.run import Program
-from elastune.journal.records import RunFinished
 from elastune.testing.elastic_runs import Runs
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "elastic.py")

@@ -12,18 +12,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from elastune.cluster.launcher import VARIABLE, Bootstrap
-from elastune.cluster.local import LocalCluster
-from elastune.cluster.worker import WORK
+from elastune.core.journal.files import read
+from elastune.core.journal.records import Checkpointed, Record, RunFailed, RunStarted, WorkerGone
 from elastune.core.run import Elastic, Means, Place, Program, RunSpec
+from elastune.elastic.coordinator.controller_interface import CrewBounds, Entrance, Lookups, Timeouts
 from elastune.elastic.coordinator.coordinator import Coordinator
-from elastune.elastic.coordinator.from_controller import CrewBounds, Entrance, Lookups, Timeouts
-from elastune.elastic.protocol.worker_spec import WorkerSpec
+from elastune.elastic.wire.messages import WorkerSpec
 from elastune.elastic.worker.client import ORPHANED_CODE
-from elastune.job.run import run_job
-from elastune.journal.reader import read
-from elastune.journal.records import Checkpointed, Record, RunFailed, RunStarted, WorkerGone
-from elastune.report.tables.sample_ledger import ledger
+from elastune.report.sample_ledger import ledger
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.runtime.job.run import run_job
+from elastune.runtime.launcher import VARIABLE, Bootstrap
+from elastune.runtime.worker import WORK
 from elastune.testing.elastic_runs import SLOTS, Ran, Runs
 
 HERE = Path(__file__).parent / "programs"
@@ -142,7 +142,7 @@ def test_data_loaders_end_with_a_worker_that_is_orphaned(tmp_path: Path, until, 
     lookups = Lookups(spec_of=lambda worker: task)
     coordinator = Coordinator([0], CrewBounds(1, 1), Timeouts(5.0), Entrance(), lookups)
     bootstrap = Bootstrap(0, coordinator.address, coordinator.token)
-    command = [sys.executable, "-m", "elastune.cluster.worker"]
+    command = [sys.executable, "-m", "elastune.runtime.worker"]
     with subprocess.Popen(command, env={**os.environ, VARIABLE: bootstrap.to_json()}) as worker:
         try:
             until(lambda: coordinator.step >= 2, LIMIT_S)

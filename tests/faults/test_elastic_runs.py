@@ -6,14 +6,13 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from elastune.cluster.local import LocalCluster
+from elastune.core.journal.files import read
+from elastune.core.journal.records import FaultInjected, Record, Regrouped, RunFinished, WorkerGone
 from elastune.core.run import Elastic, Means, Program, RunSpec
-from elastune.job.fault_injection import Injector, parse_chaos
-from elastune.job.run import run_job
-from elastune.job.supervisor import JobSupervisor
-from elastune.journal.reader import read
-from elastune.journal.records import FaultInjected, Record, Regrouped, RunFinished, WorkerGone
-from elastune.report.tables.sample_ledger import ledger
+from elastune.report.sample_ledger import ledger
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.runtime.job.fault_injection import Injector, parse_chaos
+from elastune.runtime.job.run import JobSupervisor, run_job
 
 EPOCHS = 6
 

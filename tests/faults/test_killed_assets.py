@@ -13,16 +13,15 @@ from tests.programs.classes import build, points
 from tests.soaked import soaked
 
 import elastune
-from elastune.cluster.local import LocalCluster
-from elastune.core.run import Means, Program
-from elastune.core.start_from import StartFrom
-from elastune.journal.reader import read
-from elastune.journal.records import ArtifactKept, TrialFinished, TrialReported, TrialStarted
-from elastune.journal.trials import fold
-from elastune.reuse.members import train_members
-from elastune.study.request import StudyRequest
-from elastune.study.run import tune
+from elastune.core.journal.files import read
+from elastune.core.journal.records import ArtifactKept, TrialFinished, TrialReported, TrialStarted
+from elastune.core.journal.trials import fold
+from elastune.core.run import Means, Program, StartFrom
+from elastune.runtime.clusters.local import LocalCluster
 from elastune.train.checkpoints.tree import fingerprint
+from elastune.tune.reuse.new_members import train_members
+from elastune.tune.study.request import StudyRequest
+from elastune.tune.study.run import tune
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
 TREE = [[0, 2], [1, 3]]

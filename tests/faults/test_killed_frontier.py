@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from elastune.cluster.kinds.registry import request_of
-from elastune.cluster.local import LocalCluster
+from elastune.core.journal.files import read
+from elastune.core.journal.records import Record, TrialAdopted, TrialFinished, TrialReported, TrialResumed, TrialStarted
 from elastune.core.run import Program
-from elastune.frontier.phases import frontier
-from elastune.journal.reader import read
-from elastune.journal.records import Record, TrialAdopted, TrialFinished, TrialReported, TrialResumed, TrialStarted
-from elastune.study.request import FrontierRequest
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.runtime.clusters.registry import request_of
 from elastune.train.checkpoints.checkpoint import complete, step_of
+from elastune.tune.frontier.find_frontier import frontier
+from elastune.tune.study.request import FrontierRequest
 
 TINY = Path(__file__).parents[1] / "programs" / "tiny.py"
 COUNTS = (1, 2)

@@ -8,15 +8,14 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from elastune.cluster.local import LocalCluster
+from elastune.core.journal.files import read
+from elastune.core.journal.records import ProposalAsked, Record, StudyFinished, TrialFinished, TrialStarted
 from elastune.core.run import Program
-from elastune.journal.reader import read
-from elastune.journal.records import ProposalAsked, Record, StudyFinished, TrialFinished, TrialStarted
-from elastune.search.samplers.recall import Recall
-from elastune.search.samplers.suggest import Suggester
-from elastune.study.request import StudyRequest
-from elastune.study.run import tune
-from elastune.study.validate import check
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.tune.search.suggester import Recall, Suggester
+from elastune.tune.study.request import StudyRequest
+from elastune.tune.study.run import tune
+from elastune.tune.study.validate import check
 
 TRIALS = 14
 

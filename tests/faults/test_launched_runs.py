@@ -6,12 +6,12 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from elastune.cluster.local import LocalCluster
+from elastune.core.journal.files import read
+from elastune.core.journal.records import Decided, RunFinished
 from elastune.core.run import Means, Program, RunSpec
-from elastune.job.run import run_job
-from elastune.journal.reader import read
-from elastune.journal.records import Decided, RunFinished
-from elastune.report.tables.sample_ledger import ledger
+from elastune.report.sample_ledger import ledger
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.runtime.job.run import run_job
 from elastune.testing.launched import launched
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "elastic.py")

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from tests.soaked import soaked
 
-from elastune.cluster.local import LocalCluster
 from elastune.core.errors import UserError
+from elastune.core.journal.records import Record, Reported
 from elastune.core.run import Means, Program, RunSpec
-from elastune.job.run import run_job
-from elastune.journal.records import Record, Reported
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.runtime.job.run import run_job
 
 EPOCHS = 4
 AT_ONCE_S = 60.0  # on a machine with other things to do; the run would take half an hour

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from elastune.core.journal.records import Reported
 from elastune.core.run import Program
-from elastune.journal.records import Reported
 from elastune.testing.elastic_runs import Ran, Runs
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "midway.py")

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from elastune.cluster.local import LocalCluster
 from elastune.core.mesh import Mesh
 from elastune.core.run import Program
+from elastune.runtime.clusters.local import LocalCluster
 from elastune.testing.elastic_runs import Runs
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "named.py")

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from tests.soaked import soaked
 
+from elastune.core.journal.files import read
+from elastune.core.journal.records import RunFinished, StepsCompleted, WorkerGone
 from elastune.core.run import Program
-from elastune.journal.reader import read
-from elastune.journal.records import RunFinished, StepsCompleted, WorkerGone
-from elastune.report.tables.sample_ledger import ledger
+from elastune.report.sample_ledger import ledger
 from elastune.testing.elastic_runs import SLOTS, Ran
 from elastune.testing.hosts import Namespace
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from tests.soaked import soaked
 
-from elastune.cluster.local import LocalCluster
+from elastune.core.journal.records import WorkerGone
 from elastune.core.run import Program
-from elastune.elastic.protocol.messages import ResizeAsked
+from elastune.elastic.wire.messages import ResizeAsked
 from elastune.elastic.worker.client import ORPHANED_CODE
-from elastune.journal.records import WorkerGone
+from elastune.runtime.clusters.local import LocalCluster
 from elastune.testing.elastic_runs import Ran, Runs
 from elastune.testing.host_runs import HostRun, HostRuns, NamespaceLauncher
 from elastune.testing.hosts import Network

@@ -17,9 +17,9 @@ import pytest
 from tests.soaked import soaked
 
 from elastune.cli import main
-from elastune.cluster.local import LocalCluster
-from elastune.journal.reader import read
-from elastune.journal.records import Record, WorkerGone
+from elastune.core.journal.files import read
+from elastune.core.journal.records import Record, WorkerGone
+from elastune.runtime.clusters.local import LocalCluster
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -84,7 +84,7 @@ def arguments_for(odd: OddProgram, folder: Path) -> list[str]:
 def on_the_shared_cluster(
     odd: OddProgram, folder: Path, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> Said:
-    monkeypatch.setattr("elastune.job.run.LocalCluster", lambda capacity: contextlib.nullcontext(cluster))
+    monkeypatch.setattr("elastune.runtime.job.run.LocalCluster", lambda capacity: contextlib.nullcontext(cluster))
     capfd.readouterr()
     began = time.monotonic()
     code = main(arguments_for(odd, folder))

@@ -12,13 +12,12 @@ import torch
 from safetensors.torch import load_file
 from tests.soaked import soaked
 
-from elastune.cluster.local import LocalCluster
+from elastune.core.communication import Topology
+from elastune.core.journal.records import Decided, LearnerLeftOut, RunFinished, WorkerGone
 from elastune.core.run import Adapt, Elastic, Program
 from elastune.core.slots import cut
-from elastune.core.sync_plan import SyncPlan
-from elastune.core.sync_schedule import SyncSchedule
-from elastune.core.topology import Topology
-from elastune.journal.records import Decided, LearnerLeftOut, RunFinished, WorkerGone
+from elastune.core.sync_plan import SyncPlan, SyncSchedule
+from elastune.runtime.clusters.local import LocalCluster
 from elastune.testing.elastic_runs import Ran, Runs, gone, together
 from elastune.train.rng import epoch_order
 

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 from tests.soaked import soaked
 
-from elastune.cluster.local import LocalCluster
-from elastune.core.routes import routes_of
+from elastune.core.communication import Topology, routes_of
+from elastune.core.journal.records import Regrouped, Reported, TopologyLaid
 from elastune.core.run import Program
-from elastune.core.topology import Topology
-from elastune.journal.records import Regrouped, Reported, TopologyLaid
+from elastune.runtime.clusters.local import LocalCluster
 from elastune.testing.elastic_runs import Runs
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "watching.py")

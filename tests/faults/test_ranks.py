@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from tests.soaked import soaked
 
-from elastune.cluster.local import LocalCluster
+from elastune.core.journal.files import read
+from elastune.core.journal.records import RunFailed
 from elastune.core.run import Elastic, Means, Program, RunSpec
-from elastune.job.run import JobFailed, run_job
-from elastune.journal.reader import read
-from elastune.journal.records import RunFailed
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.runtime.job.run import JobFailed, run_job
 from elastune.testing.launched import launched
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "ranks.py")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from elastune.cluster.local import LocalCluster
+from elastune.core.journal.records import MembershipEvent, Record, WorkerGone
 from elastune.core.run import Elastic, Means, Program, RunSpec
-from elastune.elastic.protocol.client import ask
-from elastune.elastic.protocol.messages import ResizeAsked, decode_event
-from elastune.job.pool import Pool
-from elastune.journal.records import MembershipEvent, Record, WorkerGone
+from elastune.elastic.wire.contact import ask
+from elastune.elastic.wire.messages import ResizeAsked, decode_event
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.runtime.job.pool import Pool
 from elastune.testing.elastic_runs import Runs, gone
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "elastic.py")

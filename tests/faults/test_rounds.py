@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 from tests.soaked import soaked
 
-from elastune.cluster.local import LocalCluster
+from elastune.core.journal.records import RoundsCut, SyncChanged
 from elastune.core.run import Adapt, Elastic, Program
-from elastune.core.sync_plan import SyncPlan
-from elastune.core.sync_schedule import SyncSchedule
-from elastune.journal.records import RoundsCut, SyncChanged
+from elastune.core.sync_plan import SyncPlan, SyncSchedule
+from elastune.runtime.clusters.local import LocalCluster
 from elastune.testing.elastic_runs import Ran, Runs
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "elastic.py")

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from tests.soaked import soaked
 
-from elastune.cluster.elastic_run import ElasticRun
+from elastune.core.journal.records import MembershipEvent, Record
 from elastune.core.mesh import Mesh
 from elastune.core.run import Elastic, Program
-from elastune.journal.records import MembershipEvent, Record
+from elastune.runtime.elastic_run import ElasticRun
 from elastune.testing.elastic_runs import Ran, Runs, check_kept_on, check_same, together
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "stages.py")

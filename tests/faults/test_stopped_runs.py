@@ -7,11 +7,11 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from elastune.cluster.local import LocalCluster
+from elastune.core.journal.files import read
+from elastune.core.journal.records import Record, Reported, RunFailed, RunFinished, RunStarted
 from elastune.core.run import Means, Program, RunSpec
-from elastune.job.run import run_job
-from elastune.journal.reader import read
-from elastune.journal.records import Record, Reported, RunFailed, RunFinished, RunStarted
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.runtime.job.run import run_job
 
 EPOCHS = 4
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from elastune.cluster.local import LocalCluster
 from elastune.core.run import Program
+from elastune.runtime.clusters.local import LocalCluster
 from elastune.testing.elastic_runs import Runs
 from elastune.testing.strangers import Strangers, garbage
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from tests.soaked import soaked
 
+from elastune.core.journal.records import Decided, PolicyFailed, RunFailed, TopologyLaid
 from elastune.core.run import Adapt, Elastic, Program
 from elastune.core.sync_plan import SyncPlan
-from elastune.journal.records import Decided, PolicyFailed, RunFailed, TopologyLaid
 from elastune.testing.elastic_runs import Ran, Runs
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "routed.py")

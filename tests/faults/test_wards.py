@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from tests.soaked import soaked
 
-from elastune.cluster.local import LocalCluster
 from elastune.core.mesh import Mesh
 from elastune.core.run import Elastic, Program
+from elastune.runtime.clusters.local import LocalCluster
 from elastune.testing.elastic_runs import Ran, Runs, check_kept_on
 from elastune.testing.host_runs import HostRun, HostRuns, NamespaceLauncher
 from elastune.testing.hosts import Network

@@ -8,14 +8,14 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from elastune.journal.entry import Entry, encode_entry
-from elastune.journal.records import (
+from elastune.core.journal.records import (
     Adopted,
     ArtifactKept,
     Checkpointed,
     DataContext,
     Decided,
     EarlierTrial,
+    Entry,
     FaultInjected,
     FrontierAnswer,
     FrontierFound,
@@ -52,6 +52,7 @@ from elastune.journal.records import (
     TrialStarted,
     WarmStarted,
     WorkerGone,
+    encode_entry,
 )
 from elastune.testing.studies import Telling
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from elastune.core.run import Position
 from elastune.train.checkpoints.checkpoint import Checkpoint, complete, damaged, load, load_newest, save, spans
-from elastune.train.checkpoints.seal import seal, unseal
+from elastune.train.checkpoints.spool import seal, unseal
 from elastune.train.checkpoints.tree import fingerprint
 
 FILES = ("state.json", "tensors.safetensors")

@@ -177,7 +177,10 @@ def test_any_command_line(place: Path, words: list[str]) -> None:
     writes = words[0] in ("run", "tune", "frontier", "simulate")
     before = {name: content for name, content in everything(place).items() if "__pycache__" not in name}
     arguments = [*words, "--out", "made/out"] if writes else words
-    with mock.patch("elastune.cluster.elastic_cluster.ElasticCluster.start", begin), mock.patch.dict(os.environ):
+    with (
+        mock.patch("elastune.runtime.clusters.elastic_cluster.ElasticCluster.start", begin),
+        mock.patch.dict(os.environ),
+    ):
         said = say(*arguments)
     refused = "" if Begun.RULE in said.err else said.refusal
     after = {name: content for name, content in everything(place).items() if "__pycache__" not in name}

@@ -15,20 +15,11 @@ from fuzz_kit import FUZZ, fuzz
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastune.cluster.agents.token import credentials
+from elastune.core.journal.records import NotLetIn
 from elastune.core.run import Place, Program, RunSpec
-from elastune.elastic.coordinator.connections import ConnectionServer
 from elastune.elastic.coordinator.coordinator import Coordinator
-from elastune.elastic.protocol.handshake import (
-    RESPONSE_BYTES,
-    TokenRefused,
-    admit,
-    challenge,
-    new_nonce,
-    respond,
-    verify,
-)
-from elastune.elastic.protocol.messages import (
+from elastune.elastic.wire.handshake import RESPONSE_BYTES, TokenRefused, admit, challenge, new_nonce, respond, verify
+from elastune.elastic.wire.messages import (
     Answer,
     Beat,
     Broken,
@@ -44,13 +35,14 @@ from elastune.elastic.protocol.messages import (
     Running,
     Stop,
     Welcome,
+    WorkerSpec,
     decode,
     encode,
 )
-from elastune.elastic.protocol.transport import LINE_LIMIT_BYTES, Lines, ProtocolError, WakeupPipe
-from elastune.elastic.protocol.view import View
-from elastune.elastic.protocol.worker_spec import WorkerSpec
-from elastune.journal.records import NotLetIn
+from elastune.elastic.wire.server import ConnectionServer
+from elastune.elastic.wire.transport import LINE_LIMIT_BYTES, Lines, ProtocolError, WakeupPipe
+from elastune.elastic.wire.view import View
+from elastune.runtime.agents.credentials import credentials
 from elastune.testing.members_kit import Raw, coordinating, members
 
 SPEC = WorkerSpec("m:f", RunSpec(Program(Path("p")), Path("o")), Place(), {"A": "1"}, "/", [""])

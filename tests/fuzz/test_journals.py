@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 from elastune.cli.output import print_result
 from elastune.cli.results import Result, Wish, result_of
+from elastune.core.journal.records import Entry, encode_entry
 from elastune.core.run import Program
-from elastune.journal.entry import Entry, encode_entry
 from elastune.report.page import write_report
-from elastune.simulate.run import SurrogateModel, simulate
-from elastune.study.request import StudyRequest
+from elastune.tune.simulate.run import SurrogateModel, simulate
+from elastune.tune.study.request import StudyRequest
 
 WRITTEN = {kind: lines(make()) for kind, make in KINDS.items()}
 journals = st.sampled_from(sorted(WRITTEN)).flatmap(lambda kind: mutated(WRITTEN[kind]))

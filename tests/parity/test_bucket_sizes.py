@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from elastune.cluster.local import LocalCluster
-from elastune.comm.reducer import plan
 from elastune.core.errors import UserError
 from elastune.core.run import Means, Program, RunSpec
 from elastune.core.sync_plan import SyncPlan
-from elastune.job.run import run_job
-from elastune.job.validate_means import check_means
+from elastune.parallel.comm.reducer import plan
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.runtime.job.run import run_job
+from elastune.runtime.job.validation import check_means
 
 
 def test_buckets_hold_as_much_as_is_asked_for() -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from elastune.cluster.elastic_run import ElasticRun
-from elastune.cluster.local import LocalCluster
+from elastune.core.journal.records import Compiled, Record
 from elastune.core.run import Program
-from elastune.journal.records import Compiled, Record
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.runtime.elastic_run import ElasticRun
 from elastune.testing.elastic_runs import Runs, together
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "compiled.py")

@@ -13,13 +13,12 @@ from safetensors.torch import load_file
 from tests.parity.programs.large import Stack
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from elastune.cluster.local import LocalCluster
 from elastune.core.errors import UserError
 from elastune.core.run import Means, Program, RunSpec
-from elastune.job.run import run_job
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.runtime.job.run import run_job
 from elastune.train.checkpoints.checkpoint import complete, load
-from elastune.train.checkpoints.dcp import read_dcp
-from elastune.train.checkpoints.export import export_run
+from elastune.train.checkpoints.export import export_run, read_dcp
 
 PROGRAM = Path(__file__).parent / "programs" / "large.py"
 SIZE = {"width": 64, "layers": 4}

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tests.soaked import soaked
 
-from elastune.cluster.local import LocalCluster
 from elastune.core.run import Means, Program, RunSpec
-from elastune.job.run import run_job
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.runtime.job.run import run_job
 from elastune.testing.elastic_runs import Runs
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "drawing.py")

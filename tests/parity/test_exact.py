@@ -14,10 +14,9 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from tests.soaked import soaked
 
-from elastune.cluster.local import LocalCluster
-from elastune.core.run import Means, Program, RunSpec
-from elastune.core.seeds import derive
-from elastune.job.run import run_job
+from elastune.core.run import Means, Program, RunSpec, derive
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.runtime.job.run import run_job
 from elastune.train.checkpoints.checkpoint import complete
 from elastune.train.checkpoints.tree import fingerprint
 

@@ -12,12 +12,11 @@ import torch.nn.functional as F
 from tests.parity.programs import freezing
 from tests.soaked import soaked
 
-from elastune.cluster.local import LocalCluster
 from elastune.core.errors import UserError
-from elastune.core.run import Means, Mode, Program, RunSpec
-from elastune.core.seeds import derive
-from elastune.job.run import JobFailed, run_job
-from elastune.mechanisms.scattered import whole
+from elastune.core.run import Means, Mode, Program, RunSpec, derive
+from elastune.parallel.mechanisms.tensor_storage import whole
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.runtime.job.run import JobFailed, run_job
 from elastune.testing.elastic_runs import Runs
 from elastune.testing.sessions import lone_session
 from elastune.train.checkpoints.start_from import weights_in

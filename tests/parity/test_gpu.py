@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from elastune.cluster.local import LocalCluster
-from elastune.comm.units import unit_squares
-from elastune.core.leaves import UNIT
+from elastune.core.journal.records import FaultInjected, Record
+from elastune.core.layout import UNIT
 from elastune.core.mesh import Mesh
 from elastune.core.run import Means, Place, Program, RunSpec
-from elastune.job.fault_injection import Injector, parse_chaos
-from elastune.job.run import JobFailed, run_job
-from elastune.journal.records import FaultInjected, Record
-from elastune.train.work import _factory
+from elastune.parallel.comm.norms import unit_squares
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.runtime.job.fault_injection import Injector, parse_chaos
+from elastune.runtime.job.run import JobFailed, run_job
+from elastune.train.worker import _factory
 
 PROGRAMS = Path(__file__).parent / "programs"
 CNN, TRANSFORMER = PROGRAMS / "lenet.py", PROGRAMS / "transformer.py"

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from elastune.cluster.local import LocalCluster
 from elastune.core.run import Means, Program, RunSpec
-from elastune.job.run import run_job
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.runtime.job.run import run_job
 
 PROGRAMS = Path(__file__).parent / "programs"
 CNN, COMPILED = PROGRAMS / "lenet.py", PROGRAMS / "compiled.py"

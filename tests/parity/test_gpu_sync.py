@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from elastune.cluster.local import LocalCluster
+from elastune.core.communication import Topology
+from elastune.core.journal.records import FaultInjected, Record
 from elastune.core.run import Adapt, Means, Program, RunSpec
-from elastune.core.sync_plan import SyncPlan
-from elastune.core.sync_schedule import SyncSchedule
-from elastune.core.topology import Topology
-from elastune.job.fault_injection import Injector, parse_chaos
-from elastune.job.run import run_job
-from elastune.journal.records import FaultInjected, Record
+from elastune.core.sync_plan import SyncPlan, SyncSchedule
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.runtime.job.fault_injection import Injector, parse_chaos
+from elastune.runtime.job.run import run_job
 
 PROGRAMS = Path(__file__).parent / "programs"
 CNN, STILL, TRANSFORMER = PROGRAMS / "lenet.py", PROGRAMS / "still.py", PROGRAMS / "transformer.py"

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
-from elastune.cluster.local import LocalCluster
+from elastune.core.journal.records import RunFinished
 from elastune.core.run import Means, Program, RunSpec
-from elastune.job.run import run_job
-from elastune.journal.records import RunFinished
-from elastune.mechanisms.scattered import whole
+from elastune.parallel.mechanisms.tensor_storage import whole
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.runtime.job.run import run_job
 from elastune.testing.elastic_runs import Ran, Runs
 from elastune.train.checkpoints.start_from import weights_in
 

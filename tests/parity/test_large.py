@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from tests.soaked import soaked
 
-from elastune.cluster.local import LocalCluster
+from elastune.core.journal.records import RunFinished
 from elastune.core.run import Means, Program, RunSpec
-from elastune.job.run import JobFailed, run_job
-from elastune.journal.records import RunFinished
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.runtime.job.run import JobFailed, run_job
 
 PROGRAM = Path(__file__).parent / "programs" / "large.py"
 

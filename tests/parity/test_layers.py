@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from tests.soaked import soaked
 
-from elastune.cluster.local import LocalCluster
+from elastune.core.journal.records import RunFinished
 from elastune.core.mesh import Mesh
 from elastune.core.run import Means, Program, RunSpec
-from elastune.job.run import JobFailed, run_job
-from elastune.journal.records import RunFinished
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.runtime.job.run import JobFailed, run_job
 
 PROGRAM = Path(__file__).parent / "programs" / "layers.py"
 TRUNK = PROGRAM.with_name("trunk.py")  # by a plan with a data-parallel trunk

@@ -17,17 +17,15 @@ from safetensors.torch import save_file
 from tests.parity.test_exact import PROGRAM, largest_gap, load_program
 from tests.soaked import soaked
 
-from elastune.cluster.local import LocalCluster
+from elastune.core.communication import Topology
 from elastune.core.errors import UserError
-from elastune.core.run import Means, Program, RunSpec
-from elastune.core.seeds import derive
+from elastune.core.journal.files import read
+from elastune.core.journal.records import Measured, SyncChanged
+from elastune.core.run import Means, Program, RunSpec, derive
 from elastune.core.slots import tree_sum
-from elastune.core.sync_plan import SyncPlan
-from elastune.core.sync_schedule import SyncSchedule
-from elastune.core.topology import Topology
-from elastune.job.run import run_job
-from elastune.journal.reader import read
-from elastune.journal.records import Measured, SyncChanged
+from elastune.core.sync_plan import SyncPlan, SyncSchedule
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.runtime.job.run import run_job
 from elastune.train.checkpoints.tree import fingerprint
 
 SEED, STEPS, SLOTS, BATCH = 3, 12, 8, 100

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from elastune.cluster.local import LocalCluster
 from elastune.core.run import Program
+from elastune.runtime.clusters.local import LocalCluster
 from elastune.testing.elastic_runs import Runs
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "loaders.py")

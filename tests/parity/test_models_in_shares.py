@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.soaked import soaked
 
-from elastune.cluster.local import LocalCluster
+from elastune.core.journal.records import RunFinished
 from elastune.core.mesh import Mesh
 from elastune.core.run import Means, Program, RunSpec
-from elastune.job.run import run_job
-from elastune.journal.records import RunFinished
 from elastune.recipes.datasets import digits
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.runtime.job.run import run_job
 from elastune.train.checkpoints.export import export_run
 
 PROGRAMS = Path(__file__).parent / "programs"

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from tests.soaked import soaked
 from torch.func import functional_call, grad, vmap
 
-from elastune.cluster.local import LocalCluster
+from elastune.core.journal.records import RunFinished
 from elastune.core.run import Adapt, Elastic, Means, Program, RunSpec
-from elastune.job.run import run_job
-from elastune.journal.records import RunFinished
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.runtime.job.run import run_job
 
 PROGRAM = Path(__file__).parent / "programs" / "still.py"
 STEPS = 200

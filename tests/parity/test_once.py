@@ -13,10 +13,10 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from elastune.cluster.local import LocalCluster
 from elastune.core.errors import UserError
 from elastune.core.run import Means, Program, RunSpec
-from elastune.job.run import run_job
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.runtime.job.run import run_job
 from elastune.testing.elastic_runs import Runs
 from elastune.testing.sessions import lone_session
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from tests.parity.programs import others_data
 
-from elastune.cluster.local import LocalCluster
 from elastune.core.errors import UserError
 from elastune.core.run import Means, Program
+from elastune.runtime.clusters.local import LocalCluster
 from elastune.testing.elastic_runs import SLOTS, Runs
 from elastune.testing.sessions import lone_session
 

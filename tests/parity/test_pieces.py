@@ -11,12 +11,11 @@ import pytest
 from safetensors import safe_open
 from tests.soaked import soaked
 
-from elastune.cluster.local import LocalCluster
 from elastune.core.mesh import Mesh
 from elastune.core.run import Means, Program, RunSpec
-from elastune.job.run import run_job
-from elastune.train.checkpoints.checkpoint import complete
-from elastune.train.checkpoints.files import file_name
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.runtime.job.run import run_job
+from elastune.train.checkpoints.checkpoint import complete, file_name
 
 PROGRAM = Path(__file__).parent / "programs" / "shares.py"
 ZERO: dict[str, Any] = {"mechanism": "zero"}

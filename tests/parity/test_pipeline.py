@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from tests.soaked import soaked
 
-from elastune.cluster.local import LocalCluster
 from elastune.core.mesh import Mesh
 from elastune.core.run import Means, Program, RunSpec
-from elastune.job.run import JobFailed, run_job
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.runtime.job.run import JobFailed, run_job
 
 PROGRAM = Path(__file__).parent / "programs" / "shares.py"
 TROUBLES = PROGRAM.parent / "unpiped.py"

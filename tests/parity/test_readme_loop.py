@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from elastune.core.run import Means
-from elastune.core.seeds import derive
+from elastune.core.run import Means, derive
 from elastune.testing.sessions import lone_session
 from elastune.train.rng import seed_everything
 

@@ -10,8 +10,8 @@ from types import ModuleType
 
 import pytest
 
-from elastune.cluster.local import LocalCluster
 from elastune.core.run import Program
+from elastune.runtime.clusters.local import LocalCluster
 from elastune.testing.elastic_runs import Runs
 
 ROOT = Path(__file__).parents[2]

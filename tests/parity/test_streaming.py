@@ -12,11 +12,10 @@ from tests.parity.programs import streaming
 from tests.soaked import soaked
 from torch.utils.data import DataLoader
 
-from elastune.cluster.local import LocalCluster
-from elastune.core.run import Means, Program, RunSpec
-from elastune.core.seeds import derive
-from elastune.job.run import JobFailed, run_job
-from elastune.mechanisms.scattered import whole
+from elastune.core.run import Means, Program, RunSpec, derive
+from elastune.parallel.mechanisms.tensor_storage import whole
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.runtime.job.run import JobFailed, run_job
 from elastune.testing.elastic_runs import Ran, Runs
 from elastune.train.checkpoints.start_from import weights_in
 from elastune.train.rng import seed_everything

@@ -15,9 +15,8 @@ import pytest
 from tests.parity.programs.twin import plain, twins
 from tests.soaked import soaked
 
-from elastune.cluster.local import LocalCluster
-from elastune.core.run import Means, Program
-from elastune.core.seeds import derive
+from elastune.core.run import Means, Program, derive
+from elastune.runtime.clusters.local import LocalCluster
 from elastune.testing.elastic_runs import SLOTS, Runs
 from elastune.testing.sessions import lone_session
 from elastune.train.rng import seed_everything

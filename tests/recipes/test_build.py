@@ -29,8 +29,8 @@ from elastune.recipes.settings import (
     scheduler_defaults,
 )
 from elastune.testing.sessions import lone_session
-from elastune.train.adapt.lr import scale_rates
 from elastune.train.checkpoints.tree import from_tree, to_tree
+from elastune.train.schedules import scale_rates
 
 EPOCHS = 10
 LR = 0.1

@@ -18,9 +18,9 @@ from elastune.core.errors import UserError
 from elastune.core.run import Means
 from elastune.recipes import spaces as choices
 from elastune.recipes.settings import FAMILIES, SCHEDULERS
-from elastune.search.space.space import enumerate_all, probe, redraw
-from elastune.study.trial_results import settings as trial_settings
 from elastune.train.program.load import merge
+from elastune.train.program.space import enumerate_all, probe, redraw
+from elastune.tune.study.trial_results import settings as trial_settings
 
 EPOCHS = 8
 GROUPS = {"head": r"^head\."}

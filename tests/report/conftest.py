@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastune.journal.entry import Entry, encode_entry
-from elastune.journal.records import (
+from elastune.core.journal.records import (
     Decided,
+    Entry,
     FrontierAnswer,
     FrontierFound,
     FrontierReason,
@@ -35,6 +35,7 @@ from elastune.journal.records import (
     TrialFinished,
     TrialReported,
     TrialStarted,
+    encode_entry,
 )
 from elastune.report.page import write_report
 

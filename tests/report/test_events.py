@@ -9,9 +9,8 @@ from dataclasses import replace
 import pytest
 
 from elastune.core.errors import UserError
-from elastune.journal.entry import Entry
-from elastune.journal.records import Measured, Restarted, RunFinished, RunStarted
-from elastune.report.events import FOLDER, EventFiles, write_events
+from elastune.core.journal.records import Entry, Measured, Restarted, RunFinished, RunStarted
+from elastune.report.tensorboard import FOLDER, EventFiles, write_events
 
 SEEN = Measured(10, 0, 640, 1.0, 2, 64, 0.05, {"noise_scale": (400.0, 30.0), "odd": (float("nan"), None)})
 STARTED = RunStarted("p.py", {}, 0, {})
@@ -86,7 +85,7 @@ def test_files_of_a_run_that_goes_on_are_left_alone(adapting_entries, run_entrie
 
 def test_nobody_else_pays_for_it():
     """Nor for what else takes most of a second to load, where a command may not need it."""
-    rooms = "elastune.cli.results, elastune.report.page, elastune.study.run, elastune.frontier.phases"
+    rooms = "elastune.cli.results, elastune.report.page, elastune.tune.study.run, elastune.tune.frontier.find_frontier"
     heavy = "{'tensorboard', 'sklearn', 'pandas', 'scipy.stats'}"
     code = f"import sys, {rooms}; print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from elastune.journal.records import TrialPaused
+from elastune.core.journal.records import TrialPaused
 from elastune.report.explain import Explanation, explain
-from elastune.study.results.study import Study
 from elastune.testing.studies import SETTINGS, Telling, stopping_study
+from elastune.tune.study.results import Study
 
 
 def explained(told: Telling) -> dict[str, tuple[str, ...]]:

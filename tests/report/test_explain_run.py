@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elastune.journal.entry import Entry
-from elastune.journal.records import (
+from elastune.core.journal.records import (
     DataContext,
+    Entry,
     LayersDivided,
     Record,
     Regrouped,
@@ -17,8 +17,8 @@ from elastune.journal.records import (
     WorkerMemory,
 )
 from elastune.report.document import Note
-from elastune.report.explain_run import explain_run
-from elastune.report.gather import gather_run
+from elastune.report.explain import explain_run
+from elastune.report.overviews import gather_run
 from elastune.report.page import run_page
 
 MIB = 1 << 20

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from elastune.core.text import printable
+from elastune.core.formatting import printable
 from elastune.report.export import FORMULA, to_csv, to_json
-from elastune.study.results.study import Study
 from elastune.testing.studies import Telling, stopping_study
+from elastune.tune.study.results import Study
 
 
 def study(told: Telling) -> Study:

@@ -11,8 +11,8 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-from elastune.journal.records import TrialFinished
-from elastune.report.export_optuna import to_optuna
+from elastune.core.journal.records import TrialFinished
+from elastune.report.export import to_optuna
 from elastune.testing.studies import SETTINGS, SPACE, Telling, stopping_study
 
 ONE = {**SETTINGS, "objectives": {"accuracy": "max"}}

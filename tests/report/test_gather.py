@@ -1,8 +1,15 @@
 from dataclasses import replace
 
-from elastune.journal.entry import Entry
-from elastune.journal.records import Reported, RunFailed, RunStarted, StudyStarted, TrialFinished, TrialStarted
-from elastune.report.gather import front_trials, gather_run, gather_study
+from elastune.core.journal.records import (
+    Entry,
+    Reported,
+    RunFailed,
+    RunStarted,
+    StudyStarted,
+    TrialFinished,
+    TrialStarted,
+)
+from elastune.report.overviews import front_trials, gather_run, gather_study
 from elastune.testing.studies import Telling
 
 

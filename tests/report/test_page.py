@@ -10,14 +10,22 @@ import numpy as np
 import pytest
 
 from elastune.core.errors import UserError
-from elastune.core.text import duration
-from elastune.journal.entry import Entry
-from elastune.journal.records import FrontierAnswer, Reported, RunStarted, StudyStarted, TrialFinished, TrialStarted
-from elastune.report.figures import interactive, static
-from elastune.report.figures.frontier import front, tradeoff
-from elastune.report.figures.study import curves
-from elastune.report.gather import gather_run, gather_study
+from elastune.core.formatting import duration
+from elastune.core.journal.records import (
+    Entry,
+    FrontierAnswer,
+    Reported,
+    RunStarted,
+    StudyStarted,
+    TrialFinished,
+    TrialStarted,
+)
+from elastune.report import matplotlib_png as static
+from elastune.report import plotly_html as interactive
+from elastune.report.frontier import front, tradeoff
+from elastune.report.overviews import gather_run, gather_study
 from elastune.report.page import frontier_page, run_page, study_page, write_frontier_report, write_report
+from elastune.report.study import curves
 
 HOSTILE = "<script>alert('x')</script><img src=http://evil.example/x onerror=alert(1)> $\\frac$ \"'"
 

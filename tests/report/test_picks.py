@@ -9,12 +9,12 @@ import pytest
 
 from elastune.cli.results import Wish, result_of
 from elastune.core.errors import UserError
-from elastune.journal.records import DataContext, RunContext, RunFinished, StudyStarted, TrialFinished
+from elastune.core.journal.records import DataContext, RunContext, RunFinished, StudyStarted, TrialFinished
 from elastune.report.explain import explain
-from elastune.report.gather import gather_study
+from elastune.report.overviews import gather_study
 from elastune.report.page import study_page, write_report
-from elastune.study.results.study import Study
 from elastune.testing.studies import SETTINGS, Telling
+from elastune.tune.study.results import Study
 
 THREE = {"accuracy": "max", "seconds": "min", "cost": "min"}
 

@@ -8,12 +8,19 @@ from typing import Any
 import pytest
 
 from elastune.core.errors import UserError
+from elastune.core.journal.records import (
+    Entry,
+    PlanMade,
+    RunFinished,
+    RunStarted,
+    TimesFitted,
+    TrialFinished,
+    TrialStarted,
+)
 from elastune.core.mesh import Mesh
+from elastune.core.plan.step_time import CONSTANTS
 from elastune.core.run import Means
-from elastune.journal.entry import Entry
-from elastune.journal.records import PlanMade, RunFinished, RunStarted, TimesFitted, TrialFinished, TrialStarted
-from elastune.plan.steps.terms import CONSTANTS
-from elastune.report.gather import gather_run
+from elastune.report.overviews import gather_run
 from elastune.report.predicted_time import fitted_prediction, run_prediction, study_prediction
 
 SIZE = {"batch_size": 16, "layers": 4, "flops": 1e6, "kept_bytes": 0.0, "gradient_bytes": 1e3}

@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from elastune.core.errors import UserError
+from elastune.core.journal.records import Decided, Record
 from elastune.core.run import Means
-from elastune.journal.records import Decided, Record
 from elastune.testing.sessions import lone_session
 from elastune.testing.worker_processes import Worker
 

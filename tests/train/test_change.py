@@ -13,8 +13,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import TensorDataset
 
 from elastune.core.errors import UserError
+from elastune.core.journal.records import Decided, Record
 from elastune.core.run import Elastic
-from elastune.journal.records import Decided, Record
 from elastune.testing.sessions import lone_session
 from elastune.train.session import Session
 

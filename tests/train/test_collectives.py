@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from elastune.comm.group import Group, GroupBroken
-from elastune.comm.post import Letter
 from elastune.core.errors import UserError
+from elastune.parallel.comm.channel import Letter
+from elastune.parallel.comm.group import Group, GroupBroken
 from elastune.train.collectives import Begun, CollectiveLost, NamedCollectives
 
 

@@ -15,17 +15,16 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import TensorDataset
 
 from elastune.core.errors import UserError
+from elastune.core.journal.records import Compiled, Entry, Record, decode, encode
 from elastune.core.run import Means
-from elastune.journal.entry import Entry
-from elastune.journal.records import Compiled, Record, decode, encode
-from elastune.report.explain_run import _compiling
+from elastune.report.explain import _compiling
 from elastune.testing.sessions import lone_session
 from elastune.train import compiling
 from elastune.train.checkpoints.start_from import weights_in
 from elastune.train.compiling import COMPILED, CompileTimes, is_compiled, plain, too_many_shapes
-from elastune.train.several import Prepared
-from elastune.train.timing import StepTimes
-from elastune.train.warm_up import WarmedUp, warm_up
+from elastune.train.models import Prepared
+from elastune.train.progress import StepTimes
+from elastune.train.step import WarmedUp, warm_up
 
 COMPILE = {"backend": "eager"}
 
@@ -179,7 +178,7 @@ def test_passes_that_do_not_count_are_listened_to() -> None:
 
 
 def test_a_worker_that_waited_for_a_compiler_leaves_the_step_out(tmp_path: Path) -> None:
-    from elastune.monitors.base import UNTOLD
+    from elastune.adapt.monitors.base import UNTOLD
 
     session = lone_session(tmp_path)
     adapter, times = session._adapter, session._progress.times
@@ -188,7 +187,7 @@ def test_a_worker_that_waited_for_a_compiler_leaves_the_step_out(tmp_path: Path)
         times.end_step(0.0, 0.0)
     control = adapter.contribute(UNTOLD)
     assert list(control.times) == [-1.0] * 3
-    from elastune.sync.statistics import STATISTICS, step_statistics
+    from elastune.parallel.sync.base import STATISTICS, step_statistics
     from elastune.train.data.source import StepPlan
 
     plan = StepPlan(offset=0, size=8, length=8, slices=[], contributors=1, workers=1, checksum=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from elastune.core.run import Means, Place
-from elastune.train.device import set_up_device, unordered_kernel
+from elastune.train.worker import set_up_device, unordered_kernel
 
 
 def test_a_cpu_needs_nothing_but_its_threads() -> None:

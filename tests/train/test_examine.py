@@ -11,9 +11,9 @@ import torch
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
 from elastune.core.run import Means, Program, RunSpec
-from elastune.train.examine import refusal_of
-from elastune.train.examine_apart import examined_meanwhile
+from elastune.train.preflight import examined_meanwhile
 from elastune.train.program.load import load_as_guest
+from elastune.train.rehearsal import refusal_of
 
 PROGRAM = """
 import time
@@ -148,6 +148,6 @@ def test_an_error_of_the_callers_ends_the_process(choosy: Program) -> None:
 
 
 def test_where_nothing_is_divided_no_process_is_started(choosy: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("elastune.train.examine_apart.subprocess.Popen", None)
+    monkeypatch.setattr("elastune.train.preflight.subprocess.Popen", None)
     with examined_meanwhile(spec_of(choosy, Means(workers=4))):
         pass

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from elastune.job.machine import machine_context
-from elastune.train.machine import cores, link, quota_cores
-from elastune.train.machine_memory import machine_memory_bytes
+from elastune.runtime.job.run import machine_context
+from elastune.train.machine import cores, link, machine_memory_bytes, quota_cores
 
 
 def test_this_machine() -> None:

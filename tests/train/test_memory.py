@@ -10,17 +10,17 @@ import pytest
 import torch
 from tests.soaked import soaked
 
-from elastune.cluster.local import LocalCluster
+from elastune.core.journal.files import read
+from elastune.core.journal.records import RunFinished, TrialFinished, WorkerMemory
 from elastune.core.run import Means, Program, RunSpec
-from elastune.job.run import JobFailed, run_job
-from elastune.journal.reader import read
-from elastune.journal.records import RunFinished, TrialFinished, WorkerMemory
-from elastune.report.gather import gather_run
-from elastune.report.tables.memory import memory_line, memory_table
-from elastune.study.request import StudyRequest
-from elastune.study.run import tune
-from elastune.train.memory import StepMemory, memory_of_workers
-from elastune.train.program.shortage import lacks_memory, told_of_memory, wanted_bytes
+from elastune.report.overviews import gather_run
+from elastune.report.tables import memory_line, memory_table
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.runtime.job.run import JobFailed, run_job
+from elastune.train.progress import StepMemory, memory_of_workers
+from elastune.train.worker import lacks_memory, told_of_memory, wanted_bytes
+from elastune.tune.study.request import StudyRequest
+from elastune.tune.study.run import tune
 
 MIB = 2**20
 WIDE = 700

@@ -10,13 +10,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.utils.data import TensorDataset
 
-from elastune.cluster.local import LocalCluster
 from elastune.core.errors import Diverged, UserError
+from elastune.core.journal.files import read
+from elastune.core.journal.records import PredictionsKept, Record
 from elastune.core.run import Means, Program, RunSpec
-from elastune.job.output_dir import JOURNAL
-from elastune.job.run import run_job
-from elastune.journal.reader import read
-from elastune.journal.records import PredictionsKept, Record
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.runtime.job.output import JOURNAL
+from elastune.runtime.job.run import run_job
 from elastune.testing.sessions import lone_session
 from elastune.train.predictions import EvaluatedSamples, file_of, in_order, kept_in, own_part, read_predictions
 

@@ -9,8 +9,7 @@ import pytest
 from elastune.core.errors import UserError
 from elastune.core.run import Program
 from elastune.train.program.load import load_as_guest
-from elastune.train.rehearsal import ProgramSize, rehearse
-from elastune.train.rehearse_apart import rehearse_apart
+from elastune.train.rehearsal import ProgramSize, rehearse, rehearse_apart
 
 TWO_LAYERS = """
 import torch

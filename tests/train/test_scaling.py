@@ -15,7 +15,7 @@ from elastune.core.errors import UserError
 from elastune.core.run import Means
 from elastune.testing.sessions import lone_session
 from elastune.train.rng import epoch_order
-from elastune.train.scaling import untracked_scaler
+from elastune.train.tracked import untracked_scaler
 
 
 def built() -> tuple[nn.Module, torch.optim.Optimizer, GradScaler]:

@@ -16,17 +16,17 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, MultiStepLR, OneCycleLR, ReduceLROnPlateau, SequentialLR, StepLR
 from torch.utils.data import Dataset, TensorDataset
 
-from elastune.comm.group import Group, GroupBroken
 from elastune.core.divergence import Divergence
 from elastune.core.errors import Diverged, UserError
+from elastune.core.journal.records import Reported
 from elastune.core.mesh import Mesh
 from elastune.core.run import Adapt, Means
 from elastune.elastic.worker.group import WorkerGroup
-from elastune.journal.records import Reported
+from elastune.parallel.comm.group import Group, GroupBroken
 from elastune.testing.sessions import lone_session
 from elastune.train.checkpoints.checkpoint import complete
 from elastune.train.session import Session
-from elastune.train.stepper import StopTraining
+from elastune.train.step import StopTraining
 
 OPTIMIZERS = {
     cls.__name__: cls

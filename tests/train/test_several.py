@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from elastune.core.errors import UserError
-from elastune.train.several import Models, Optimizers, Prepared
+from elastune.train.models import Models, Optimizers, Prepared
 
 
 def _two() -> tuple[nn.Module, nn.Module, torch.optim.Optimizer, torch.optim.Optimizer]:

@@ -12,13 +12,12 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from elastune.adapt.policies.base import Policy
+from elastune.adapt.policies.run import Run
 from elastune.core.errors import UserError
+from elastune.core.journal.records import SyncChanged
 from elastune.core.run import Adapt, Means
-from elastune.core.sync_plan import SETTINGS, SyncPlan
-from elastune.core.sync_schedule import SyncSchedule
-from elastune.journal.records import SyncChanged
-from elastune.policies.base import Policy
-from elastune.policies.run import Run
+from elastune.core.sync_plan import SETTINGS, SyncPlan, SyncSchedule
 from elastune.testing.sessions import lone_session
 from elastune.train.checkpoints.tree import fingerprint
 from elastune.train.session import Session

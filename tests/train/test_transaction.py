@@ -9,22 +9,19 @@ from typing import Any
 import pytest
 import torch
 
-from elastune.comm.group import Group, GroupBroken
 from elastune.core.batch_slices import shares
 from elastune.core.clock import SystemClock
 from elastune.core.errors import UserError
+from elastune.core.journal.records import StepsCompleted
 from elastune.core.run import Position
 from elastune.core.sync_plan import SyncPlan
 from elastune.elastic.worker.group import WorkerGroup
-from elastune.journal.records import StepsCompleted
-from elastune.train.control import COUNTED, ControlVector
-from elastune.train.data.content import PRIME
+from elastune.parallel.comm.group import Group, GroupBroken
+from elastune.train.data.fingerprint import PRIME
 from elastune.train.data.sample_log import SampleLog
 from elastune.train.data.source import StepPlan
-from elastune.train.progress import Progress
-from elastune.train.step_facts import NO_MARKS
-from elastune.train.timing import StepTimes
-from elastune.train.transaction import Phase, StepTransaction, check_samples
+from elastune.train.progress import Progress, StepTimes
+from elastune.train.step import COUNTED, NO_MARKS, ControlVector, Phase, StepTransaction, check_samples
 
 PLAN = StepPlan(
     offset=16,

@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from elastune.cluster.local import LocalCluster
 from elastune.core.errors import UserError
 from elastune.core.run import Means, Program, RunSpec
-from elastune.job.run import run_job
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.runtime.job.run import run_job
 from elastune.testing.sessions import lone_session
+from elastune.train.models import unfreezing
 from elastune.train.rng import epoch_order
-from elastune.train.unfreezing import unfreezing
 
 PROGRAM = Program(Path(__file__).parent.parent / "programs" / "unfreezing.py")
 SCHEDULE = {"2.*": 0, "0.weight": 1, "*": None}

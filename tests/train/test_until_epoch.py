@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import TensorDataset
 
-from elastune.cluster.local import LocalCluster
 from elastune.core.errors import UserError
+from elastune.core.journal.records import Record, Reported, RunFinished
 from elastune.core.run import Elastic, Means, Program, RunSpec
-from elastune.job.run import run_job
-from elastune.journal.records import Record, Reported, RunFinished
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.runtime.job.run import run_job
 from elastune.testing.sessions import lone_session
 from elastune.train.checkpoints.checkpoint import complete
-from elastune.train.stepper import StopTraining
+from elastune.train.step import StopTraining
 
 EPOCHS = 4
 TEXT = """

@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from elastune.core.run import Elastic, Means, Place, Program, RunSpec
-from elastune.elastic.protocol.transport import LINE_LIMIT_BYTES
-from elastune.journal.records import (
+from elastune.core.journal.records import (
     Checkpointed,
     Record,
     Reported,
@@ -19,7 +17,9 @@ from elastune.journal.records import (
     StepsPlanned,
     encode,
 )
-from elastune.train.work import EXIT_FAILED, EXIT_USER_ERROR, _factory, work
+from elastune.core.run import Elastic, Means, Place, Program, RunSpec
+from elastune.elastic.wire.transport import LINE_LIMIT_BYTES
+from elastune.train.worker import EXIT_FAILED, EXIT_USER_ERROR, _factory, work
 
 LOOP = """
 import torch

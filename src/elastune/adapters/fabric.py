@@ -7,18 +7,80 @@ from typing import Any
 
 import lightning.fabric
 import torch
+from lightning.fabric.loggers.logger import Logger
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.fabric.strategies.single_device import SingleDeviceStrategy
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from torch import nn
 from torch.utils.data import DataLoader
 
-from elastune.adapters.fabric_logger import RunLogger
-from elastune.adapters.fabric_steps import FabricSteps
-from elastune.adapters.loaders import Loader
-from elastune.adapters.passes import Passes, Scheduler, first_batch
+from elastune.adapters.epochs import Loader, Passes, Scheduler, first_batch
 from elastune.core.errors import UserError
-from elastune.train.program.current import current_session
+from elastune.train.program.load import current_session
+from elastune.train.session import Session
+
+# [fabric steps] The steps of a script for Lightning's Fabric: each batch of its loader is one step.
+
+
+class FabricSteps:
+    """Gives batches, and checks that an optimizer steps once for each. Of the parts of a batch, the last one counts."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._scaler: Any = None
+        self._due = False
+
+    def scale(self, precision: Any) -> None:
+        """Scale gradients where ``precision`` does so (16-mixed). Call it after ``session.prepare``."""
+        self._scaler = getattr(precision, "scaler", None)
+        if self._scaler is not None:
+            self._session.track("fabric scaler", self._scaler)
+
+    def of(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield ``batches`` to train on.
+
+        Raises:
+            UserError: Where no optimizer has stepped by the end of a batch, or of a part of one. A script that
+                accumulates gradients means one step by several batches, and counts what differs from worker to worker.
+        """
+        for batch in batches:
+            yield batch
+            if self._due:
+                fix = "give its DataLoader the batch of a step, which --micro-batch cuts"
+                raise UserError("each batch of a loader is a step", "one without optimizer.step()", fix)
+
+    def backward(self, loss: torch.Tensor, module: nn.Module | None) -> None:
+        """Do what ``session.backward`` does, with the loss scaled where there is a scaler."""
+        self._session.backward(loss if self._scaler is None else self._scaler.scale(loss), module)
+        self._due = True
+
+    def stepped(self) -> None:
+        """Note that an optimizer has stepped."""
+        self._due = False
+
+
+# [fabric logger] A logger that reports to the run what a script for Fabric logs.
+
+
+class RunLogger(Logger):
+    """Reports, once in a run, what is logged at the end of a step or between passes."""
+
+    name, version = "elastune", None
+
+    def __init__(self, session: Session, passes: Passes) -> None:
+        self._session = session
+        self._passes = passes
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        if not self._passes.again and self._session.ends_step:
+            told: dict[str, Any] = {name: float(value) for name, value in metrics.items()}
+            self._session.report(**told)
+
+    def log_hyperparams(self, params: Any, *given: Any, **options: Any) -> None:
+        """Do nothing: the run's journal has its settings."""
+
+
+# [fabric] A ``Fabric`` for scripts written for Lightning's Fabric: change the import, keep the loop.
 
 
 class FabricStrategy(SingleDeviceStrategy):

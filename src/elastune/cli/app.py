@@ -11,37 +11,25 @@ from typing import Any, cast
 
 import typer
 
-from elastune.cli.commands.agent import agent
-from elastune.cli.commands.check import check
-from elastune.cli.commands.classes import classes
-from elastune.cli.commands.deploy import deploy
-from elastune.cli.commands.doctor import doctor
-from elastune.cli.commands.ensemble import ensemble
-from elastune.cli.commands.explain import explain
-from elastune.cli.commands.export import export
+from elastune.cli.commands.agent import agent, deploy
+from elastune.cli.commands.checks import check, doctor
+from elastune.cli.commands.class_trees import classes, join, tree
 from elastune.cli.commands.init import init
-from elastune.cli.commands.join import join
 from elastune.cli.commands.plan import plan
-from elastune.cli.commands.predict import predict
-from elastune.cli.commands.report import report
-from elastune.cli.commands.reshape import reshape
-from elastune.cli.commands.resize import resize
-from elastune.cli.commands.resume import resume_by
-from elastune.cli.commands.run import run
+from elastune.cli.commands.report import explain, export, report
+from elastune.cli.commands.resize import reshape, resize
+from elastune.cli.commands.reuse import ensemble, predict, soup, transfer
+from elastune.cli.commands.run import resume_by, run
 from elastune.cli.commands.search import frontier, tune
 from elastune.cli.commands.simulate import simulate
-from elastune.cli.commands.soup import soup
-from elastune.cli.commands.transfer import transfer
-from elastune.cli.commands.tree import tree
 from elastune.cli.output import FAILED, INTERRUPTED, OK, WRONG, print_error, results_alone
-from elastune.cli.setup import finish_copies
+from elastune.cli.parse import finish_copies
 from elastune.core.errors import UserError
-from elastune.job.output_dir import release_unused
-from elastune.job.signals import Interrupted
+from elastune.runtime.job.interrupts import Interrupted
+from elastune.runtime.job.output import release_unused
 
 # What click raises for a bad command line. Older Typers take it from click, newer ones bring their own.
 _BadUsage = cast(type[Exception], typer.BadParameter.__mro__[2])
-
 app = typer.Typer(
     name="elastune",
     help="Train and tune PyTorch models on a changing set of workers, so that accuracy never pays for scale.\n\n"

@@ -1,4 +1,4 @@
-"""What ``elastune run --chaos`` says at its end: what was done to the run, and what became of it."""
+"""The end of ``elastune run --chaos``: which faults were injected, and whether the run survived them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from types import MappingProxyType
 from typing import Any
 
 from elastune.core.errors import UserError
+from elastune.core.formatting import count
+from elastune.core.journal.files import read
+from elastune.core.journal.records import Entry, FaultInjected, RunFinished
 from elastune.core.run import Elastic, Place, RunSpec
-from elastune.core.text import count
-from elastune.job.fault_injection import Chaos, Injector, parse_chaos
-from elastune.job.output_dir import JOURNAL
-from elastune.journal.entry import Entry
-from elastune.journal.reader import read
-from elastune.journal.records import FaultInjected, RunFinished
+from elastune.runtime.job.fault_injection import Chaos, Injector, parse_chaos
+from elastune.runtime.job.output import JOURNAL
 
 VERIFIED = ("complete", "max_steps", "policy", "program")  # endings that an undisturbed run comes to, too
 
@@ -43,8 +42,8 @@ def verdict(
     asked for.
     """
     # Here: every run asks this file for its faults, and reports take a controller longer than it has for workers.
-    from elastune.report.tables.changes import changes_line, gather_changes
-    from elastune.report.tables.sample_ledger import ledger, lines
+    from elastune.report.sample_ledger import ledger, lines
+    from elastune.report.worker_changes import changes_line, gather_changes
 
     changes, seen = gather_changes(entries), ledger(entries)
     ends = [entry.record for entry in entries if isinstance(entry.record, RunFinished)]
@@ -119,7 +118,7 @@ class Faults:
         same is trained again, on one worker that nothing happens to, in ``out/undisturbed``."""
         if injector is None:
             return None
-        from elastune.job.run import run_job
+        from elastune.runtime.job.run import run_job
 
         entries, missing = read(spec.out / JOURNAL), injector.not_injected
         happened = any(isinstance(entry.record, FaultInjected) for entry in entries)

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastune.cli.output import OK, print_json
+from elastune.core.formatting import count, duration, number, plain, settings_text
+from elastune.core.plan.memory import copies_text
 from elastune.core.run import Means, Program, RunSpec
-from elastune.core.text import count, duration, number, plain, settings_text
-from elastune.plan.copies import copies_text
 
 if TYPE_CHECKING:
-    from elastune.frontier.plan import FrontierPlan
-    from elastune.study.validate import Plan
+    from elastune.tune.frontier.checked_request import FrontierPlan
+    from elastune.tune.study.validate import Plan
 
 BATCH = "batch_size"  # by this name a program has its batch in its config
 LAUNCHER = "launcher"
@@ -39,7 +39,7 @@ def dry_run_lines(facts: Mapping[str, Any]) -> list[str]:
 
 def of_run(spec: RunSpec, cluster: str) -> dict[str, Any]:
     """What ``elastune run`` would start. Raises ``UserError`` as the run itself does before its first worker."""
-    from elastune.job.validate_run import check_run
+    from elastune.runtime.job.validation import check_run
     from elastune.train.program.load import load_as_guest, merge
 
     check_run(spec)

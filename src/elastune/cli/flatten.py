@@ -1,15 +1,93 @@
-"""Commands take groups of options as dataclasses; Typer sees each field as an option of its own."""
+"""Groups of options as dataclasses: Typer sees each field as an option, and the journal keeps the command line.
+
+``elastune resume`` gives the kept command line again (``again``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
+from pathlib import Path
 from typing import Any, get_type_hints
 
-from elastune.cli.given import command_given
-from elastune.core.command import CommandGiven
+from typer.models import ArgumentInfo, OptionInfo
+
+from elastune.core.run import CommandGiven
+
+# [given] The command line as the journal keeps it, and as ``elastune resume`` gives it again.
+
+OF_ONE_CALL = {
+    "out",
+    "resume",
+    "json",
+    "chaos",
+    "chaos_verify",
+    "accept_changes",
+    "dry_run",
+}  # they are not for whoever goes on
+
+
+def command_given(name: str, parameters: Sequence[Parameter], values: Mapping[str, Any]) -> CommandGiven:
+    """Return the words of the command ``name`` that differ from its defaults, one word an option: "--workers=2"."""
+    options: list[str] = []
+    files: list[str] = []
+    for parameter in parameters:
+        value = values[parameter.name]
+        if parameter.name in OF_ONE_CALL or value is None or value == parameter.default:
+            continue
+        info = next(each for each in parameter.annotation.__metadata__ if isinstance(each, OptionInfo | ArgumentInfo))
+        if isinstance(info, ArgumentInfo):
+            files.append(str(value))
+            continue
+        option = _option(info, parameter.name)
+        if value is True:
+            options.append(option)
+        else:
+            options += [f"{option}={each}" for each in (value if isinstance(value, list | tuple) else [value])]
+    return CommandGiven((name, *options, "--", *files), str(Path.cwd()))
+
+
+def again(given: CommandGiven, changes: Sequence[str], out: Path) -> list[str]:
+    """Return the words that go on in ``out`` with what was ``given``.
+
+    Each option among ``changes`` replaces what was given of it; a ``--set`` replaces that of the same setting. With
+    other epochs an earlier bound of steps no longer counts.
+    """
+    name, *rest = given.words
+    end = rest.index("--")
+    fresh = _joined(changes)
+    replaced = {_key(word) for word in fresh}
+    if replaced & {"--epochs", "--set=epochs"}:  # which earlier ones would go over, or end before they are done
+        replaced |= {"--epochs", "--max-steps"}
+    kept = [word for word in rest[:end] if _key(word) not in replaced]
+    return [name, *kept, *fresh, f"--out={out}", "--resume", *rest[end:]]
+
+
+def _option(info: OptionInfo, name: str) -> str:
+    """As Typer names it: the first name that it is given stands where its default would."""
+    named = [word for word in (info.default, *(info.param_decls or ())) if isinstance(word, str)]
+    return next((word for word in named if word.startswith("--")), f"--{name.replace('_', '-')}")
+
+
+def _joined(words: Sequence[str]) -> list[str]:
+    """Options with their values in one word each: ["--workers", "2"] becomes ["--workers=2"]."""
+    found: list[str] = []
+    for word in words:
+        if word.startswith("--") or not found or "=" in found[-1]:
+            found.append(word)
+        else:
+            found[-1] += f"={word}"
+    return found
+
+
+def _key(word: str) -> str:
+    option, _, value = word.partition("=")
+    return f"{option}={value.partition('=')[0]}" if option == "--set" else option
+
+
+# [flatten] Commands take groups of options as dataclasses; Typer sees each field as an option of its own.
 
 
 def flatten(command: Callable[..., int]) -> Callable[..., int]:

@@ -1,7 +1,8 @@
-"""Groups of options that several commands take, and what each group makes of its options."""
+"""Groups of options that several commands take, and the values that each group makes of its options."""
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,22 +10,159 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from elastune.cli import options, parse
-from elastune.cli.setup import choose_device, choose_out, use_data
+from elastune.cli.output import print_error
+from elastune.cli.parse import choose_device, choose_out, use_data
+from elastune.core.communication import Topology
 from elastune.core.cost import ON_DEMAND, Prices
 from elastune.core.divergence import FACTOR, parse_divergence
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
 from elastune.core.mesh_choice import MeshChoice
-from elastune.core.run import DEFAULT_SLOTS, Adapt, Config, Elastic, Means, Place, Program, RunSpec
-from elastune.core.sync_choice import SyncChoice
-from elastune.core.sync_plan import SyncPlan
-from elastune.core.topology import Topology
-from elastune.study.request import FrontierRequest, StudyRequest
+from elastune.core.run import (
+    DEFAULT_SLOTS,
+    Adapt,
+    Config,
+    Elastic,
+    Means,
+    Place,
+    Program,
+    RunSpec,
+    StartFrom,
+    parse_renames,
+)
+from elastune.core.sync_plan import SyncChoice, SyncPlan
+from elastune.tune.study.request import FrontierRequest, StudyRequest
 
 if TYPE_CHECKING:
     from elastune.cli.chaos import Faults
-    from elastune.cluster.notices import NoticeSource
-    from elastune.study.metering import Request
+    from elastune.runtime.clusters.kind import ClusterRequest
+    from elastune.runtime.preemption import NoticeSource
+    from elastune.tune.study.budget import Request
+
+
+# [clusters] Where workers run, as the command line says it.
+
+LOCAL = "local"
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="File with the secret that the controller and its agents share. It is made where there is none.",
+        metavar="FILE",
+    ),
+]
+Interface = Annotated[
+    str | None,
+    typer.Option(
+        help="Network interface for agents and workers, such as eth0. [default: loopback for a controller of "
+        "--cluster hosts, else the one that leads to the other machines]"
+    ),
+]
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """Where workers run."""
+
+    cluster: Annotated[
+        str,
+        typer.Option(
+            metavar="KIND[:SETTING,...]",
+            help="Where workers run: local (this machine), hosts:PORT (agents that you start on other machines), "
+            "slurm or ray. See docs/clusters.md.",
+        ),
+    ] = LOCAL
+    token_file: TokenFile = None
+    interface: Interface = None
+    tls: Annotated[
+        bool,
+        typer.Option("--tls", help="Encrypt connections with TLS. The token file names the certificate."),
+    ] = False
+    gather: Annotated[
+        str, typer.Option(metavar="TIME", help="How long to wait until agents have room for the first workers.")
+    ] = "10m"
+
+    @property
+    def local(self) -> bool:
+        """Whether workers run on this machine."""
+        return self.cluster == LOCAL
+
+    @property
+    def words(self) -> str:
+        """The options again, for a command that runs on the same cluster; "" for this machine.
+
+        Raises ``UserError`` for what names no cluster.
+        """
+        if self.local:
+            return ""
+        from elastune.runtime.clusters.hosts import HostsKind
+        from elastune.runtime.clusters.kind import Access
+        from elastune.runtime.clusters.registry import parse_cluster
+
+        kind = parse_cluster(self.cluster)
+        if isinstance(kind, HostsKind):  # the others look for what may be on the login node alone
+            kind.check(Access(self.token_file))
+        found = ["--cluster", self.cluster]
+        found += [] if self.token_file is None else ["--token-file", str(self.token_file)]
+        found += [] if self.interface is None else ["--interface", self.interface]
+        found += ["--tls"] if self.tls else []
+        found += [] if self.gather == type(self).gather else ["--gather", self.gather]
+        return shlex.join(found)
+
+    def request(self) -> ClusterRequest:
+        """What is asked for; nothing is opened yet. Raises ``UserError`` for what contradicts itself."""
+        from elastune.runtime.clusters.kind import Access, ClusterRequest
+        from elastune.runtime.clusters.registry import parse_cluster
+
+        kind = parse_cluster(self.cluster)
+        gather_s = parse.duration(self.gather, "--gather")
+        access = Access(self.token_file, self.interface, gather_s, tell=print_error, tls=self.tls)
+        kind.check(access)
+        return ClusterRequest(kind, access)
+
+
+# [start] Options by which a training begins with another model's weights.
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """With what a training begins."""
+
+    start_from: Annotated[
+        Path | None,
+        typer.Option(
+            "--start-from",
+            metavar="SOURCE",
+            help="Begin with those weights that fit of a run's folder, a trial's folder or a safetensors file. See "
+            "docs/transfer.md.",
+        ),
+    ] = None
+    rename: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="THERE=HERE",
+            help="Beginning of tensors' names in SOURCE, and what it is here: backbone.=encoder. May be repeated.",
+        ),
+    ] = None
+    fresh: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN", help="Tensors that are not taken from SOURCE, such as 'head.*'. May be repeated."
+        ),
+    ] = None
+
+    def choose(self) -> StartFrom | None:
+        """What the options say. Raises ``UserError``, for a source that is not there, too."""
+        if self.start_from is None:
+            if self.rename or self.fresh:
+                raise UserError("--rename and --fresh are of --start-from", "none", "add --start-from SOURCE")
+            return None
+        if not self.start_from.exists():
+            fix = "name the folder of a run or a trial, or a safetensors file"
+            raise UserError("--start-from must be there", self.start_from, fix)
+        return StartFrom(self.start_from.resolve(), parse_renames(tuple(self.rename or ())), tuple(self.fresh or ()))
+
+
+# [groups] Groups of options that several commands take, and what each group makes of its options.
 
 
 @dataclass(frozen=True)
@@ -226,8 +364,7 @@ class Notices:
 
     def sources(self) -> list[NoticeSource]:
         """Where to look for it."""
-        from elastune.cluster.clouds import CloudNotice
-        from elastune.cluster.notices import FileNotice, UrlNotice
+        from elastune.runtime.preemption import CloudNotice, FileNotice, UrlNotice
 
         if not 0 < self.notice_seconds <= parse.LONGEST_S:
             raise UserError("--notice-seconds must be above 0", self.notice_seconds, "such as 120")
@@ -282,7 +419,7 @@ class Search:
         self, program: Program, out: Path, workers: int, means: Means, training: Training, folders: Folders
     ) -> StudyRequest:
         """The study that these options ask for."""
-        from elastune.search.space.objective import parse_objectives
+        from elastune.tune.search.objective import parse_objectives
 
         timeout = self.trial_timeout
         return StudyRequest(
@@ -382,14 +519,14 @@ class HostPrices:
         Raises ``UserError``."""
         if self.prices is None:
             return None
-        from elastune.cluster.trace_files import read_host_prices
+        from elastune.runtime.spot import read_host_prices
 
         return read_host_prices(self.prices, self.kind, told=not local)
 
     def of_study(self, request: Request, *, local: bool) -> Request:
         """``request`` with these prices, where there are any. Raises ``UserError``."""
         from elastune.core.clock import SystemClock
-        from elastune.study.metering import priced
+        from elastune.tune.study.budget import priced
 
         return priced(request, self.read(local=local), SystemClock())
 
@@ -406,6 +543,6 @@ class RunPrices(HostPrices):
     def read(self, *, local: bool = True) -> Prices | None:
         if self.price is None and self.prices is None:
             return None
-        from elastune.cluster.trace_files import prices_of
+        from elastune.runtime.spot import prices_of
 
         return prices_of(self.price, self.prices, self.kind, told=not local)

@@ -1,4 +1,4 @@
-"""The options that commands share."""
+"""The options that commands share: name, type and help text of each, written once."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import Annotated
 import typer
 
 from elastune.core.run import DEFAULT_SLOTS
-from elastune.study.request import StudyRequest
+from elastune.tune.study.request import StudyRequest
 
 NAMED = "NAME[:OPTION=VALUE,...]"
 HELP = {knob.name: knob.metadata["told"] for knob in fields(StudyRequest) if "told" in knob.metadata}
 """What each field of a study's request says of itself."""
-
 File = Annotated[Path, typer.Argument(help="The program: a Python file that defines train(session).")]
 Out = Annotated[
     str | None,

@@ -1,4 +1,4 @@
-"""What a command leaves on stdout: tables and lines for people, or one JSON object."""
+"""What a command writes to stdout: tables and lines for people, or one JSON object."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from elastune.core.text import printable
+from elastune.core.formatting import printable
 
 if TYPE_CHECKING:
     from elastune.cli.results import Result
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 # Exit codes: done; a run failed; wrong input; the machine is taken away, try again (EX_TEMPFAIL); Ctrl-C.
 OK, FAILED, WRONG, TRY_AGAIN, INTERRUPTED = 0, 1, 2, 75, 130
 FILE_WIDTH = 120  # columns of a table where nobody's terminal sets them
-
-
 _RESULTS: ContextVar[int | None] = ContextVar("results", default=None)  # a descriptor of the command's stdout
 
 
@@ -48,7 +46,7 @@ def print_result(result: Result, *, as_json: bool, **more: object) -> None:
         return
     from rich.console import Console
 
-    from elastune.report.tables.tables import to_rich
+    from elastune.report.tables import to_rich
 
     console = Console() if sys.stdout.isatty() else Console(width=FILE_WIDTH)
     for table in result.tables:

@@ -1,4 +1,4 @@
-"""Progress while a run or a study goes on: live on a terminal, an occasional plain line elsewhere. Always on stderr."""
+"""Progress of a run or a study: live on a terminal, an occasional plain line elsewhere. Always on stderr."""
 
 from __future__ import annotations
 
@@ -15,17 +15,15 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from elastune.core.text import count, duration, plain, printable, settings_text
-from elastune.elastic.coordinator.refusals import refusal_line
-from elastune.job.output_dir import JOURNAL
-from elastune.journal.entry import Entry
-from elastune.journal.reader import read
-from elastune.journal.records import (
+from elastune.core.formatting import count, duration, plain, printable, settings_text
+from elastune.core.journal.files import read
+from elastune.core.journal.records import (
     Adopted,
     ChangesAccepted,
     ChangesUnreached,
     CheckpointFailed,
     Decided,
+    Entry,
     FaultInjected,
     FrontierFound,
     LearnerLeftOut,
@@ -57,10 +55,10 @@ from elastune.journal.records import (
     WarmStarted,
     WorkerGone,
 )
-from elastune.journal.trials import fold
-from elastune.plan.slot_cost import slot_cost_text
-from elastune.report.tables.accepted import what_text
-from elastune.report.tables.decision_text import (
+from elastune.core.journal.trials import fold
+from elastune.core.slots import slot_cost_text
+from elastune.elastic.wire.server import refusal_line
+from elastune.report.lines import (
     begun_line,
     cut_line,
     decided_line,
@@ -71,8 +69,10 @@ from elastune.report.tables.decision_text import (
     stages_line,
     unmeasured_line,
     unreached_line,
+    what_text,
 )
-from elastune.search.space.objective import valued
+from elastune.runtime.job.output import JOURNAL
+from elastune.tune.search.objective import valued
 
 PLAIN_EVERY_S = 5.0
 REFRESHES_PER_S = 4
@@ -202,7 +202,7 @@ class StudyTracker:
         self._table.hear(Entry(time.time(), record))
         match record:
             case StudyStarted():
-                from elastune.search.stopping.registry import halves
+                from elastune.tune.search.early_stopping import halves
 
                 self._halves = halves(str(record.settings.get("stopping", "none")))
                 return ("resumed", True) if record.resumed else ("", False)

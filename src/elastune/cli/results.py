@@ -1,6 +1,6 @@
 """What a journal tells of a run, a study or a frontier: as one JSON object, and as tables and lines for people.
 
-Commands print this at their end, ``elastune report`` at any time; so both say what the journal says.
+Commands print this at their end, ``elastune report`` at any time; so both print what the journal says.
 """
 
 from __future__ import annotations
@@ -15,41 +15,39 @@ from typing import Any
 
 from elastune.core.cost import Prices
 from elastune.core.errors import UserError
-from elastune.core.text import bandwidth, byte_count, count, duration, plain, settings_text
-from elastune.job.output_dir import JOURNAL
-from elastune.journal.entry import Entry
-from elastune.journal.money import money
-from elastune.journal.reader import read
-from elastune.journal.records import FrontierFound, PhasesPlanned, RunFailed, RunFinished
-from elastune.journal.trials import compared_all
-from elastune.plan.planned_steps import plan_told
-from elastune.report.gather import RunStory, StudyStory, front_trials, gather_run, gather_study, mechanism_text
-from elastune.report.plan_story import plan_lines
-from elastune.report.tables.accepted import accepted_lines
-from elastune.report.tables.adapting import (
+from elastune.core.formatting import bandwidth, byte_count, count, duration, plain, settings_text
+from elastune.core.journal.files import read
+from elastune.core.journal.records import Entry, FrontierFound, PhasesPlanned, RunFailed, RunFinished
+from elastune.core.journal.spending import money
+from elastune.core.journal.trials import compared_all
+from elastune.core.plan.step_time import plan_told
+from elastune.report.adaptation import (
     Adaptation,
+    SyncStory,
     adaptation_json,
     adaptation_line,
     batch_line,
     decisions_table,
     failures_table,
     gather_adaptation,
+    gather_sync,
+    sync_line,
+    sync_table,
     trial_batch_line,
 )
-from elastune.report.tables.changes import Changes, changes_line, gather_changes, left_out_table
-from elastune.report.tables.frontier_answer import answer_lines
-from elastune.report.tables.frontier_tables import frontier_table, settings_table, volumes_table
-from elastune.report.tables.memory import memory_line
-from elastune.report.tables.study_tables import assets_table, front_table, subset_table, tasks_table
-from elastune.report.tables.sync_story import SyncStory, gather_sync, sync_line, sync_table
-from elastune.report.tables.tables import Table
-from elastune.search.space.constraint import Constraint
-from elastune.search.space.objective import valued
-from elastune.study.results.assets import COSTS, Assets, PickedAsset, asset_json
-from elastune.study.results.eligible import task_of
-from elastune.study.results.study import Picked, Study
-from elastune.study.results.trials import Trial
-from elastune.study.time_to_target import shortfall, time_to
+from elastune.report.frontier import answer_lines, frontier_table, settings_table, volumes_table
+from elastune.report.lines import accepted_lines
+from elastune.report.overviews import RunStory, StudyStory, front_trials, gather_run, gather_study, mechanism_text
+from elastune.report.plan import plan_lines
+from elastune.report.study import assets_table, front_table, subset_table, tasks_table
+from elastune.report.tables import Table, memory_line
+from elastune.report.worker_changes import Changes, changes_line, gather_changes, left_out_table
+from elastune.runtime.job.output import JOURNAL
+from elastune.tune.search.constraint import Constraint
+from elastune.tune.search.objective import valued
+from elastune.tune.study.results import COSTS, Assets, Picked, PickedAsset, Study, asset_json
+from elastune.tune.study.time_to_target import shortfall, time_to
+from elastune.tune.study.trials import Trial, task_of
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Which samples of a global batch one worker runs, in which portions: pure arithmetic over slots."""
+"""Which samples of a global batch a worker runs, and in which passes: arithmetic over slots."""
 
 from __future__ import annotations
 

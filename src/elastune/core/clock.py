@@ -1,4 +1,4 @@
-"""Time, as something that can be swapped: real runs use the system's clock, simulation a virtual one."""
+"""Time as a dependency: real runs use the system clock, simulations use a virtual one."""
 
 from __future__ import annotations
 

@@ -1,11 +1,138 @@
-"""The errors of elastune: a user, a file or a machine has broken a rule, or a training has diverged."""
+"""The errors that users see, and the page of the documentation that explains each of them.
+
+An error has the rule, the value that broke it, and a fix. The module that raises an error decides which page is named.
+"""
 
 from __future__ import annotations
 
 import inspect
 
-from elastune.core.pages import page_of
-from elastune.core.text import cut, printable
+from elastune.core.formatting import cut, printable
+
+# [pages] Which page tells more of an error: by the room, or the file, that it comes from.
+
+PROGRAMS, PROGRAM = "docs/programs.md", "README.md#your-program"
+EDITS = f"{PROGRAMS}#edits-and-other-data"
+# A name stands for all that is in it; of several the longest counts.
+PAGES = {
+    "adapt.monitors": "docs/policies.md",
+    "adapt.policies": "docs/policies.md",
+    "adapters": f"{PROGRAMS}#scripts-written-for-accelerate",
+    "adapters.fabric": f"{PROGRAMS}#scripts-written-for-lightnings-fabric",
+    "adapters.lightning": f"{PROGRAMS}#lightnings-trainer",
+    "adapters.transformers": f"{PROGRAMS}#hugging-faces-trainer",
+    "cli.commands.init": PROGRAMS,
+    "cli.commands.init.init": "",
+    "cli.commands.simulate.MarketOptions": "docs/spot.md",
+    "cli.commands.simulate._recovery": "docs/spot.md",
+    "cli.commands.simulate.job_of": "docs/spot.md",
+    "core.communication": "docs/topologies.md",
+    "core.communication.Compression": "docs/compression.md",
+    "core.mesh": "docs/meshes.md",
+    "core.mesh.MechanismName": "",
+    "core.mesh_choice": "docs/meshes.md#which-mesh-how-far-does-it-scale",
+    "core.plan.batch_size.check_rule": "docs/policies.md",
+    "core.plan.data_parallel": "docs/planning.md",
+    "core.plan.prices": "docs/spot.md#files",
+    "core.run.check_schedule": "docs/sync.md",
+    "core.run.check_strategy": "docs/sync.md",
+    "core.run.parse_renames": "docs/transfer.md",
+    "core.run.refuse_turns": "docs/sync.md",
+    "core.sync_plan": "docs/sync.md",
+    "core.sync_plan.SyncSchedule": "docs/sync.md#another-strategy-while-training-goes-on",
+    "core.sync_plan.fragments_of": "",
+    "parallel.mechanisms": "docs/meshes.md",
+    "parallel.mechanisms.deepspeed": "docs/meshes.md#mechanisms-of-other-packages",
+    "parallel.mechanisms.horovod": "docs/meshes.md#mechanisms-of-other-packages",
+    "parallel.mechanisms.pipeline": "docs/meshes.md#stages",
+    "parallel.mechanisms.tensor": "docs/meshes.md#tensor-layers-divided",
+    "parallel.sync": "docs/sync.md",
+    "runtime": "docs/clusters.md",
+    "runtime.agents.transfer_server": "docs/clusters.md#without-a-shared-folder",
+    "runtime.clusters.ray": "docs/clusters.md#ray",
+    "runtime.clusters.slurm": "docs/clusters.md#slurm",
+    "runtime.clusters.slurm_commands": "docs/clusters.md#slurm",
+    "runtime.deployment": "docs/clusters.md#kubernetes-and-skypilot",
+    "runtime.job": "",
+    "runtime.job.resumption": f"{PROGRAMS}#going-on-with-a-run",
+    "runtime.job.resumption.left_over": "",
+    "runtime.job.resumption.refuse_unless": EDITS,
+    "runtime.job.validation.spot_watch": "docs/spot.md",
+    "runtime.spot": "docs/spot.md#files",
+    "train": PROGRAMS,
+    "train.adaptation": "docs/policies.md",
+    "train.checkpoints": f"{PROGRAMS}#state-files-an-end-of-the-programs-own",
+    "train.checkpoints.export": "docs/after-the-search.md#taking-it-elsewhere",
+    "train.checkpoints.out_folder.claim": PROGRAMS,
+    "train.checkpoints.run_folder": "docs/studies.md#which-trials-go-on---stopping",
+    "train.checkpoints.run_folder.RunFolder": f"{PROGRAMS}#state-files-an-end-of-the-programs-own",
+    "train.checkpoints.run_state": PROGRAMS,
+    "train.checkpoints.start_from": "docs/transfer.md",
+    "train.collectives": "docs/collectives.md",
+    "train.compiling": f"{PROGRAMS}#compiled-models",
+    "train.data": f"{PROGRAMS}#data",
+    "train.data.fingerprint": EDITS,
+    "train.data.stream": f"{PROGRAMS}#streams",
+    "train.models": f"{PROGRAMS}#several-models-and-optimizers",
+    "train.models.unfreezing": f"{PROGRAMS}#frozen-for-a-while",
+    "train.predictions": "docs/ensembles.md#what-a-program-does-for-it",
+    "train.program": "docs/spaces.md",
+    "train.program.load": PROGRAM,
+    "train.program.source": EDITS,
+    "train.progress": "docs/sync.md",
+    "train.rehearsal": "docs/meshes.md#which-mechanism-searched",
+    "train.rehearsal._handed": f"{PROGRAMS}#what-elastune-check-finds",
+    "train.rehearsal.rehearse_apart": PROGRAMS,
+    "train.session.SessionAssets": "docs/ensembles.md#what-a-program-does-for-it",
+    "train.session.SessionCollectives": "docs/collectives.md",
+    "train.session.SessionState": f"{PROGRAMS}#state-files-an-end-of-the-programs-own",
+    "train.session._texts": "docs/ensembles.md#what-a-program-does-for-it",
+    "train.step": f"{PROGRAMS}#several-losses-of-a-batch",
+    "train.step.StepExchange": PROGRAMS,
+    "train.step.steps_differ": f"{PROGRAMS}#what-elastune-check-finds",
+    "train.tracked": f"{PROGRAMS}#state-files-an-end-of-the-programs-own",
+    "train.tracked.untracked_scaler": f"{PROGRAMS}#mixed-precision-of-the-programs-own",
+    "train.training_state": f"{PROGRAMS}#frozen-for-a-while",
+    "train.worker": "docs/gpu.md",
+    "tune.cluster_plan": "docs/planning.md",
+    "tune.frontier": "docs/planning.md",
+    "tune.reuse": "docs/ensembles.md",
+    "tune.reuse.class_tree": "docs/transfer.md#from-coarse-to-fine-groups-of-classes",
+    "tune.reuse.composed_models": "docs/transfer.md#sub-problems-under-one-head",
+    "tune.reuse.composed_models.best_kept": "docs/ensembles.md",
+    "tune.reuse.composed_models.stacked_parts": "docs/ensembles.md",
+    "tune.reuse.predictions": "docs/transfer.md#which-source",
+    "tune.reuse.predictions.score_for": "docs/ensembles.md",
+    "tune.reuse.saved_models.save_composed": "docs/transfer.md#sub-problems-under-one-head",
+    "tune.reuse.soup": "docs/ensembles.md#soups-one-models-inference",
+    "tune.reuse.soup.ancestor": "docs/ensembles.md",
+    "tune.reuse.soup.fresh_statistics": "docs/ensembles.md",
+    "tune.reuse.transfer": "docs/transfer.md",
+    "tune.reuse.tree_training": "docs/transfer.md#from-coarse-to-fine-groups-of-classes",
+    "tune.search": "docs/spaces.md",
+    "tune.search.early_stopping": "docs/studies.md#which-trials-go-on---stopping",
+    "tune.search.front": "docs/studies.md",
+    "tune.search.population": "docs/studies.md#which-trials-go-on---stopping",
+    "tune.search.samplers": "docs/studies.md",
+    "tune.search.suggester": "docs/studies.md",
+    "tune.simulate": "docs/simulate.md",
+    "tune.study": "docs/studies.md",
+    "tune.study.validate._refuse_contradictions": "docs/spaces.md",
+    "tune.study.validate.check_feasible": "docs/spaces.md",
+}
+
+
+def page_of(module: str) -> str:
+    """The page, and a heading of it, for what ``module`` ("elastune.train.data.source.f") raises; "" without one."""
+    package, _, name = module.partition(".")
+    while package == "elastune" and name:
+        if name in PAGES:
+            return PAGES[name]
+        name = name.rpartition(".")[0]
+    return ""
+
+
+# [errors] The errors of elastune: a user, a file or a machine has broken a rule, or a training has diverged.
 
 LONGEST = 3000  # characters of each part of a message: what is longer hides the others
 
@@ -14,7 +141,7 @@ class UserError(Exception):
     """A broken rule, in one line: the rule, the value that broke it, the fix, and the page that tells more.
 
     The command line prints it and exits with code 2; nothing that already exists is changed. The page is that of the
-    file which raises the error (``core/pages.py``), where the fix names none.
+    file which raises the error (``core/errors.py``), where the fix names none.
 
     Args:
         rule: What must hold, as a sentence: "a batch holds at least one sample".
@@ -34,7 +161,7 @@ class UserError(Exception):
         if page is None:
             here = inspect.currentframe()
             maker = None if here is None else here.f_back
-            page = "" if maker is None else page_of(str(maker.f_globals.get("__name__", "")))
+            page = "" if maker is None else page_of(f"{maker.f_globals.get('__name__', '')}.{maker.f_code.co_qualname}")
             del here, maker  # a frame that knows itself keeps what all of its callers hold, until the garbage goes
         self.page = page
 

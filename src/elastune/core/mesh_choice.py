@@ -1,4 +1,7 @@
-"""Which mesh so many workers make: the axes of a run may stretch and shrink, and its bits do not show it."""
+"""Which mesh a changed number of workers gets, and which worker gets which rank in it.
+
+Axes may grow and shrink while a run goes on. In ``exact`` mode the result does not depend on that.
+"""
 
 from __future__ import annotations
 

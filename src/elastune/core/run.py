@@ -1,21 +1,74 @@
-"""What a run is made of: the program, its meaning (config, seed), and the means by which it runs."""
+"""What a run is: the program, its hyperparameters and seed, and the settings by which it is executed.
+
+``RunSpec`` holds everything that decides a run, and ``Means`` holds the execution settings: in ``exact`` mode they
+never change the result. The file also says which settings may change when a run is resumed, which sync strategies
+a run can have, how the weights of another model are taken over, and how independent seeds come from one seed.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from elastune.core.compression import Compression
+from elastune.core.communication import Compression, Topology
 from elastune.core.divergence import Divergence
 from elastune.core.errors import UserError
-from elastune.core.mechanism_name import MechanismName
-from elastune.core.mesh import Mesh
-from elastune.core.start_from import StartFrom
-from elastune.core.sync_plan import SyncPlan
-from elastune.core.sync_schedule import SyncSchedule
-from elastune.core.topology import Topology
+from elastune.core.mesh import MechanismName, Mesh
+from elastune.core.sync_plan import MOST_STEP, SyncPlan, SyncSchedule
+
+# [start from] With whose weights a training begins.
+
+
+@dataclass(frozen=True)
+class StartFrom:
+    """What is taken of another model's weights.
+
+    Attributes:
+        source: The folder of a run or a trial, whose newest checkpoint is read, or a safetensors file.
+        rename: Of a tensor's name there the beginning, and what stands for it here; of several that fit, the first.
+        fresh: Names here that keep their initial values, with ``*`` for anything, such as "head.*".
+        sha256: What the source must have, for all trials of a study to begin alike; "" for whatever it has.
+    """
+
+    source: Path
+    rename: tuple[tuple[str, str], ...] = ()
+    fresh: tuple[str, ...] = ()
+    sha256: str = ""
+
+    def renamed(self, name: str) -> str:
+        """What the source's ``name`` is called here."""
+        for begins, instead in self.rename:
+            if name.startswith(begins):
+                return instead + name[len(begins) :]
+        return name
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        rename = [list(pair) for pair in self.rename]
+        return {"source": str(self.source), "rename": rename, "fresh": list(self.fresh), "sha256": self.sha256}
+
+    @classmethod
+    def from_json(cls, told: Any) -> StartFrom:
+        """What ``to_json`` gave. Raises ``KeyError``, ``TypeError`` or ``ValueError`` for anything else."""
+        rename = tuple((str(begins), str(instead)) for begins, instead in told["rename"])
+        return cls(Path(told["source"]), rename, tuple(map(str, told["fresh"])), str(told["sha256"]))
+
+
+def parse_renames(texts: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """Of "backbone.=encoder.", as ``--rename`` has it. Raises ``UserError``."""
+    found = []
+    for text in texts:
+        begins, equals, instead = text.partition("=")
+        if not equals or "=" in instead:
+            raise UserError("a rename is THERE=HERE, the beginnings of names", repr(text)[:80], "backbone.=encoder.")
+        found.append((begins, instead))
+    return tuple(found)
+
+
+# [run] What a run is made of: the program, its meaning (config, seed), and the means by which it runs.
 
 Mode = Literal["exact", "fast"]
 Precision = Literal["fp32", "bf16"]
@@ -346,3 +399,102 @@ class Position:
     step: int = 0
     samples: int = 0
     turn: int = 0
+
+
+# [sync check] Whether a run can have a strategy: at its start, by its schedule, or because a policy or the program asks for it.
+
+
+def check_strategy(plan: SyncPlan, spec: RunSpec) -> None:
+    """Refuse a ``plan`` that ``spec`` cannot have. How long a pass is, workers find out (``train.data.planned``).
+
+    Raises:
+        UserError: For learners that do not go with slots, workers, mechanism, mode or compression, and for a round that
+            is longer than the run.
+    """
+    means, max_steps = spec.means, spec.max_steps
+    plan.check(means.num_slots, spec.most_workers, means.mechanism, means.mode)
+    if max_steps is not None and plan.in_rounds and plan.every > max_steps:
+        rule = "a round must not be longer than the run"
+        raise UserError(rule, f"{plan}, {max_steps} steps", "use fewer steps a round (every), or more --max-steps")
+    if plan.in_rounds and means.compress is not None:
+        fix = "use --sync allreduce, or leave --compress out"
+        raise UserError("learners exchange parameters, not gradients", f"--compress {means.compress} with {plan}", fix)
+
+
+def check_schedule(spec: RunSpec) -> None:
+    """Raise ``UserError`` for changes of strategy that come when the run is over, where its end is known."""
+    late = spec.sync_schedule.beyond(MOST_STEP + 1 if spec.max_steps is None else spec.max_steps)
+    if late.changes:
+        rule, told = "a schedule of strategies must end before the run does", f"{late}, {spec.max_steps} steps"
+        raise UserError(rule, told, "use an earlier step, or more --max-steps, or leave it out")
+
+
+def refuse_turns(plan: SyncPlan) -> None:
+    """Raise ``UserError`` where a program takes several steps with each batch, and learners would not."""
+    if plan.in_rounds:
+        raise UserError("turns need workers that agree in each step", plan, "use --sync allreduce")
+
+
+# [training length] The settings that say how long a training is. More of them continues it; any other change makes another training.
+
+LENGTHS = ("epochs", "num_epochs", "max_epochs", "num_train_epochs", "max_steps")
+
+
+def changed_settings(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the names of the settings that differ, sorted, but for lengths of the training that have grown.
+
+    Args:
+        then: The settings that a training was begun with.
+        now: Those that it is to continue with.
+
+    Example:
+        >>> changed_settings({"lr": 0.1, "epochs": 2}, {"lr": 0.2, "epochs": 4})
+        ['lr']
+    """
+    return sorted(name for name in {*then, *now} if not _continues(name, then, now))
+
+
+def grown(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the names of the lengths of which ``now`` has more than ``then``."""
+    return [name for name in LENGTHS if name in then and name in now and _more(then[name], now[name])]
+
+
+def _continues(name: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    if name not in then or name not in now:
+        return False
+    old, new = then[name], now[name]
+    if old == new and isinstance(old, bool) == isinstance(new, bool):
+        return True
+    return name in LENGTHS and _more(old, new)
+
+
+def _more(old: object, new: object) -> bool:
+    numbers = [each for each in (old, new) if isinstance(each, (int, float)) and not isinstance(each, bool)]
+    return len(numbers) == 2 and numbers[1] > numbers[0]
+
+
+# [command] A command line that can be given again.
+
+
+@dataclass(frozen=True)
+class CommandGiven:
+    """A command line as a journal keeps it, for ``elastune resume``.
+
+    Options that are for one call alone (--out, --resume, --json, faults) are left out.
+
+    Attributes:
+        words: Such as ("run", "--workers=2", "--", "train.py").
+        folder: The folder that it was given in.
+    """
+
+    words: tuple[str, ...]
+    folder: str
+
+
+# [seeds] One stable way to derive independent seeds from a run's seed.
+
+
+def derive(seed: int, *keys: str | int) -> int:
+    """A 63-bit seed that depends only on ``seed`` and ``keys``: the same on every machine, process and version."""
+    text = "\x1f".join(map(str, (seed, *keys))).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1

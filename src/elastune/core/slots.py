@@ -1,14 +1,20 @@
-"""Slots: equal logical shares of a global batch, and the canonical tree that sums over them.
+"""Slots: equal logical shares of a global batch, the canonical tree that sums over them, and what slots cost.
 
 A slot's work depends on the slot alone, never on the worker that does it. Sums over slots follow ONE fixed binary
-tree over slot indices, so that a floating-point sum does not depend on who computed which slot. Pure: no torch here.
+tree over slot indices, so that a floating-point sum does not depend on which worker computed which slot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Generic, TypeVar
+
+# [slots] Slots: equal logical shares of a global batch, and the canonical tree that sums over them.
+#
+# A slot's work depends on the slot alone, never on the worker that does it. Sums over slots follow ONE fixed binary
+# tree over slot indices, so that a floating-point sum does not depend on who computed which slot. Pure: no torch here.
 
 T = TypeVar("T")
 
@@ -157,3 +163,34 @@ class TreeSum(Generic[T]):
             return self._add(value_of(range(node.start, mid)), value_of(range(mid, node.stop)))
 
         return value_of(range(self._num_slots))
+
+
+# [slot cost] What it costs a worker to run its slots one by one, as ``exact`` mode does, over plain PyTorch's one pass.
+
+MEASURED_SLOT_COST: Mapping[int, tuple[float, float]] = MappingProxyType(
+    {1: (1.0, 1.0), 2: (1.0, 1.1), 4: (1.1, 1.3), 8: (1.3, 1.65)}
+)
+"""CPU time of a step in ``exact`` mode over that of plain PyTorch, by slots a worker: the least and the most of a LeNet
+(batch 64), a ResNet-18 and a small GPT (batch 32), one thread. From ``benchmarks/results/slots.json``."""
+SHOWN_FROM = 1.15
+
+
+def slot_cost(num_slots: int, workers: int) -> tuple[float, float]:
+    """The least and the most that the busiest of ``workers`` takes, as a multiple of plain PyTorch's CPU time.
+
+    Between counts that were measured it is the next larger one's; beyond the largest, that one's: more than that.
+    """
+    most = -(-num_slots // workers)
+    return MEASURED_SLOT_COST[next((count for count in MEASURED_SLOT_COST if count >= most), max(MEASURED_SLOT_COST))]
+
+
+def slot_cost_text(num_slots: int, workers: int) -> str:
+    """In words, with what costs less; empty where it costs about nothing."""
+    low, high = slot_cost(num_slots, workers)
+    if high < SHOWN_FROM:
+        return ""
+    on = "1 worker" if workers == 1 else f"{workers} workers"
+    more = "at least " if -(-num_slots // workers) > max(MEASURED_SLOT_COST) else "about "
+    fewer = max(workers, num_slots // 4)
+    told = f"{num_slots} slots on {on}: {more}{low:g} to {high:g} x the CPU time of plain PyTorch, by small passes"
+    return f"{told} (measured on a LeNet, a ResNet-18 and a small GPT, not here); --slots {fewer} or --mode fast: less"

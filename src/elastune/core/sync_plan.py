@@ -1,13 +1,21 @@
-"""The strategy that brings a run's learners together, and how often: "local:learners=8,every=16"."""
+"""How the learners of a run are kept in sync: strategy, settings, and the schedule by which strategies change.
+
+``SyncPlan`` is one strategy with its settings ("local:learners=8,every=16"). ``SyncSchedule`` replaces it after given
+steps. ``SyncChoice`` is what a search space can choose. A strategy decides the result, so it is a hyperparameter.
+"""
 
 from __future__ import annotations
 
+import math
 import re
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from elastune.core.errors import UserError
 from elastune.core.slots import cut
+
+# [sync plan] The strategy that brings a run's learners together, and how often: "local:learners=8,every=16".
 
 Strategy = Literal["allreduce", "local", "diloco", "averaging", "gossip", "pair_averaging", "parameter_server"]
 Moments = Literal["mean", "fresh"]
@@ -276,3 +284,202 @@ _WRITTEN: dict[type, str] = {
     float: r"[0-9]{1,9}(\.[0-9]{1,20})?(e-?[0-9]{1,2})?",  # whatever repr gives of one that is allowed
     str: r"[a-z]+[0-9]*",
 }
+
+
+# [sync schedule] When a run changes how its workers agree: "1000=local:learners=8,every=16; 5000=allreduce".
+
+MOST_STEP = 10**12
+_SCHEDULE_EXAMPLE = 'such as "1000=local:learners=8,every=16; 5000=allreduce"'
+
+
+@dataclass(frozen=True)
+class SyncSchedule:
+    """Strategies by the step after which each takes the place of the one before it.
+
+    Args:
+        changes: Steps, ascending, and the strategy from there on.
+
+    Raises:
+        UserError: For steps that do not ascend.
+
+    Example:
+        >>> SyncSchedule.parse("1000=local:learners=8,every=16").due(1200)
+        (1000, SyncPlan(strategy='local', learners=8, every=16, ...))
+    """
+
+    changes: tuple[tuple[int, SyncPlan], ...] = ()
+
+    def __post_init__(self) -> None:
+        steps = [step for step, _ in self.changes]
+        if steps != sorted(set(steps)) or not all(1 <= step <= MOST_STEP for step in steps):
+            rule = "the steps of a schedule of strategies ascend, from 1 on"
+            raise UserError(rule, ", ".join(map(str, steps)), _SCHEDULE_EXAMPLE)
+
+    @classmethod
+    def parse(cls, text: str) -> SyncSchedule:
+        """What ``str`` gives, or a user writes. Raises ``UserError``."""
+        is_text = isinstance(text, str)
+        if not is_text:
+            raise UserError("a schedule of strategies is a text", repr(text)[:100], _SCHEDULE_EXAMPLE)
+        found = []
+        for entry in filter(None, (part.strip() for part in text.split(";"))):
+            step, equals, plan = entry.partition("=")
+            if not equals or not re.fullmatch("[0-9]{1,12}", step.strip()):
+                raise UserError(
+                    "a schedule of strategies is made of STEP=STRATEGY, with ; between", entry, _SCHEDULE_EXAMPLE
+                )
+            found.append((int(step), SyncPlan.parse(plan)))
+        return cls(tuple(found))
+
+    def __str__(self) -> str:
+        return "; ".join(f"{step}={plan}" for step, plan in self.changes)
+
+    def due(self, step: int) -> tuple[int, SyncPlan] | None:
+        """The newest change after ``step`` steps, and since when; None before the first."""
+        return next((change for change in reversed(self.changes) if change[0] <= step), None)
+
+    def next_after(self, step: int) -> int | None:
+        """The step of the next change, which a round must not pass."""
+        return next((at for at, _ in self.changes if at > step), None)
+
+    def beyond(self, steps: int) -> SyncSchedule:
+        """Its changes that a run of so many ``steps`` does not come to: nothing changes after its last step."""
+        return SyncSchedule(tuple(change for change in self.changes if change[0] >= steps))
+
+    def learners(self, first: SyncPlan) -> int:
+        """Of what the slots must be a multiple, beginning with ``first``."""
+        return math.lcm(first.learners, *(plan.learners for _, plan in self.changes))
+
+
+# [sync choice] How the workers of a trial agree, as a space or a study chooses it: a strategy, and what takes its place later.
+
+SYNC_NAMES = ("sync", "sync_schedule")
+"""The system parameters that choose it."""
+SETTING_NAMES = tuple(each.name for each in fields(SyncPlan)[1:])
+"""What a strategy can be told. Beside ``sync`` they are parameters of their own: ``learners``, ``every``, ..."""
+_CHOICE_EXAMPLES = dict(
+    zip(SYNC_NAMES, ('such as "local:learners=8,every=16"', 'such as "1000=local:learners=8"'), strict=True)
+)
+
+
+@dataclass(frozen=True)
+class SyncChoice:
+    """A strategy to begin with, and by a schedule others.
+
+    Example:
+        >>> str(SyncChoice.of({"sync": "local", "learners": 8, "every": 16}).sync)
+        'local:learners=8,every=16'
+    """
+
+    sync: SyncPlan = field(default_factory=SyncPlan)
+    schedule: SyncSchedule = field(default_factory=SyncSchedule)
+
+    @classmethod
+    def parse(cls, sync: str, schedule: str) -> SyncChoice:
+        """As ``--sync`` and ``--sync-schedule`` write them. Raises ``UserError``."""
+        return cls(SyncPlan.parse(sync), SyncSchedule.parse(schedule))
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], own: Collection[str] = ()) -> SyncChoice:
+        """What ``values`` of a space choose: all-reduce where they say nothing.
+
+        Args:
+            values: By name, among others. Settings of a strategy that are parameters of their own take the place of
+                what its text says; those that are None are left out.
+            own: Names that are the program's own settings, and so none of a strategy.
+
+        Raises:
+            UserError: For what is no strategy, and settings that it does not have.
+        """
+        texts = {
+            "sync": "allreduce",
+            "sync_schedule": "",
+            **{name: values[name] for name in SYNC_NAMES if name in values},
+        }
+        for name, text in texts.items():
+            if not isinstance(text, str):
+                raise UserError(f"a trial's {name} must be a text", repr(text)[:100], _CHOICE_EXAMPLES[name])
+        told = {name: values[name] for name in strategy_settings(values, own) if values[name] is not None}
+        return cls(SyncPlan.parse(texts["sync"], **told), SyncSchedule.parse(texts["sync_schedule"]))
+
+    def to_json(self) -> dict[str, str]:
+        """As a journal holds it."""
+        return {"sync": str(self.sync), "sync_schedule": str(self.schedule)}
+
+    def numbers(self, own: Collection[str] = ()) -> dict[str, int]:
+        """What constraints may speak of, but for names in ``own``, which are the program's."""
+        found = {"learners": self.sync.learners, "every": self.sync.every}
+        return {name: value for name, value in found.items() if name not in own}
+
+    def slots(self, least: int) -> int:
+        """The fewest slots, from ``least`` on, of which the learners of every strategy have as many each."""
+        learners = self.schedule.learners(self.sync)
+        return -(-least // learners) * learners
+
+
+def chooses(values: Mapping[str, Any]) -> bool:
+    """Whether ``values`` say how workers agree."""
+    return any(name in values for name in SYNC_NAMES)
+
+
+def strategy_settings(values: Mapping[str, Any], own: Collection[str]) -> list[str]:
+    """Those of the names in ``values`` that are settings of a strategy: none where no strategy is chosen."""
+    return [name for name in SETTING_NAMES if name in values and name not in own] if chooses(values) else []
+
+
+def in_full(values: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:
+    """``values`` with how workers agree in full, where they choose it: the whole text, ``learners`` and ``every``.
+
+    As they are where no such strategy can be, which refuses the trial. ``own``: the program's own settings.
+    """
+    if not chooses(values):
+        return dict(values)
+    try:
+        choice = SyncChoice.of(values, own)
+    except UserError:
+        return dict(values)
+    return {**values, **choice.to_json(), **choice.numbers(own)}
+
+
+# [fragments] How a model is cut into fragments, and after which steps of a round each of them is exchanged.
+
+
+def fragments_of(sizes_bytes: Sequence[int], count: int) -> list[list[int]]:
+    """Whole tensors in ``count`` fragments of nearly equal bytes: the largest one first, each to the lightest fragment.
+
+    Neither runs of layers nor strides through them: tensors differ in size by orders of magnitude, and the largest
+    burst is what fragments are to make small. The same on every worker.
+
+    Args:
+        sizes_bytes: By tensor.
+
+    Returns:
+        The places of each fragment's tensors, in order.
+
+    Raises:
+        UserError: Where there are fewer tensors than fragments.
+    """
+    if len(sizes_bytes) < count:
+        told = f"fragments={count}, {len(sizes_bytes)} parameters"
+        raise UserError("each fragment must have a parameter tensor", told, "use fewer fragments")
+    found: list[list[int]] = [[] for _ in range(count)]
+    weights = [0] * count
+    for place in sorted(range(len(sizes_bytes)), key=lambda place: (-sizes_bytes[place], place)):
+        # Beside bytes their number: tensors without elements, too, are spread, so that no fragment is empty.
+        lightest = min(range(count), key=lambda each: (weights[each], len(found[each]), each))
+        found[lightest].append(place)
+        weights[lightest] += sizes_bytes[place]
+    return [sorted(places) for places in found]
+
+
+def sendings(every: int, fragments: int, cycles: int) -> dict[int, int]:
+    """Which fragment leaves after how many steps of a round of ``every``, each of them ``cycles`` times.
+
+    Evenly staggered, in turn; the last one is not among them: at the round's end all are exchanged.
+
+    Example:
+        >>> sendings(200, 4, 1)
+        {50: 0, 100: 1, 150: 2}
+    """
+    sent = cycles * fragments
+    return {(turn + 1) * every // sent: turn % fragments for turn in range(sent - 1)}

@@ -1,15 +1,17 @@
 """Make the optimizer, scheduler and network that a plain configuration names.
 
-Every value is used or refused: a value that the chosen optimizer or scheduler has no use for must be None, so that no
-setting is ever tuned in vain. The objects keep plain data only, so they can be saved and continue exactly. Schedulers
-count calls of their ``step``: in a program that makes one call an epoch they count epochs.
+Every value is used or refused: a value that the chosen optimizer or scheduler does not use must be None, so that no
+setting is tuned in vain. The objects keep plain data only, so they can be saved and continue exactly. Schedulers count
+calls of their ``step``: in a program that calls it once an epoch they count epochs.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -18,8 +20,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from elastune.core.errors import UserError
-from elastune.plan.scaling import scaled_lr
-from elastune.recipes.families import Cosine, Geometric, InverseTime, InverseTimeRatio, Polynomial, StepDecay, StepDrop
+from elastune.core.plan.batch_size import scaled_lr
 from elastune.recipes.settings import (
     ACTIVATIONS,
     COUNT,
@@ -34,14 +35,101 @@ from elastune.recipes.settings import (
     scheduler_defaults,
 )
 
+# [families] Learning rates as functions of time: for LambdaLR a factor on the first rate, for MultiplicativeLR on the last one.
+#
+# Objects, not functions: torch saves the numbers that stand in them, and nothing else.
+
+
+@dataclass(frozen=True)
+class InverseTime:
+    """1 / (1 + decay t)."""
+
+    decay: float
+
+    def __call__(self, t: int) -> float:
+        return 1 / (1 + self.decay * t)
+
+
+@dataclass(frozen=True)
+class InverseTimeRatio:
+    """What takes ``InverseTime`` from t - 1 to t."""
+
+    decay: float
+
+    def __call__(self, t: int) -> float:
+        return (1 + self.decay * (t - 1)) / (1 + self.decay * t)
+
+
+@dataclass(frozen=True)
+class Polynomial:
+    """(1 - t / total)^power, and 0 from there on."""
+
+    power: float
+    total: int
+
+    def __call__(self, t: int) -> float:
+        return float(max(0.0, 1 - t / self.total) ** self.power)
+
+
+@dataclass(frozen=True)
+class StepDecay:
+    """gamma^floor(t / step_size)."""
+
+    gamma: float
+    step_size: int
+
+    def __call__(self, t: int) -> float:
+        return float(self.gamma ** (t // self.step_size))
+
+
+@dataclass(frozen=True)
+class StepDrop:
+    """gamma at each step_size-th t, else 1: what takes ``StepDecay`` from t - 1 to t."""
+
+    gamma: float
+    step_size: int
+
+    def __call__(self, t: int) -> float:
+        return self.gamma if t % self.step_size == 0 else 1.0
+
+
+@dataclass(frozen=True)
+class Geometric:
+    """gamma at each t."""
+
+    gamma: float
+
+    def __call__(self, t: int) -> float:
+        return self.gamma
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """From 1 to final_factor along half a cosine over ``total``, then flat (Loshchilov & Hutter 2017, equation 5).
+
+    A factor, unlike torch's ``eta_min``: every group falls in proportion, also when rates are scaled while training.
+    """
+
+    final_factor: float
+    total: int
+
+    def __call__(self, t: int) -> float:
+        fallen = (1 + math.cos(math.pi * min(t, self.total) / self.total)) / 2
+        return self.final_factor + (1 - self.final_factor) * fallen
+
+
+# [build] Make the optimizer, scheduler and network that a plain configuration names.
+#
+# Every value is used or refused: a value that the chosen optimizer or scheduler has no use for must be None, so that no
+# setting is ever tuned in vain. The objects keep plain data only, so they can be saved and continue exactly. Schedulers
+# count calls of their ``step``: in a program that makes one call an epoch they count epochs.
+
 _ACTIVATIONS: Mapping[str, type[nn.Module]] = MappingProxyType(
     {"relu": nn.ReLU, "gelu": nn.GELU, "tanh": nn.Tanh, "silu": nn.SiLU, "elu": nn.ELU, "leaky_relu": nn.LeakyReLU}
 )
 
 
 # -- optimizer ---------------------------------------------------------------------------------------------------------
-
-
 def make_optimizer(
     config: Mapping[str, Any], model: nn.Module, groups: Mapping[str, str] = MappingProxyType({})
 ) -> torch.optim.Optimizer:
@@ -132,8 +220,6 @@ def _fits(pattern: str, path: str) -> bool:
 
 
 # -- scheduler ---------------------------------------------------------------------------------------------------------
-
-
 class _Multiplicative(lr_scheduler.MultiplicativeLR):
     """At its beginning the rate is the group's own: torch's would multiply what a warm-up before it had left."""
 
@@ -254,8 +340,6 @@ def _milestones(value: Any, epochs: int) -> list[int]:
 
 
 # -- network -----------------------------------------------------------------------------------------------------------
-
-
 def make_network(config: Mapping[str, Any], inputs: int, outputs: int) -> nn.Sequential:
     """Build fully connected layers of ``widths``, each followed by ``activation`` and ``dropout``.
 

@@ -22,8 +22,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 from elastune.core.errors import UserError
-from elastune.core.seeds import derive
-from elastune.journal.atomic import atomic_write
+from elastune.core.journal.files import atomic_write
+from elastune.core.run import derive
 
 DEBIAN_FASHION = Path("/usr/share/datasets/fashion-mnist")
 MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")

@@ -1,7 +1,7 @@
-"""The settings that ``recipes.build`` reads: their names, their ranges, and their values in a program's ``config``.
+"""The settings that ``recipes.build`` reads: names, ranges, and default values for the ``config`` of a program.
 
-All are plain values. None stands for "not set": the chosen optimizer or scheduler has no use for it, or it keeps its
-usual value.
+All are plain values. None means "not set": the chosen optimizer or scheduler does not use the setting, or keeps its
+default.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from elastune.core.run import Config
 from elastune.core.sync_plan import REAL, WHOLE
 
 LR_FACTOR = "lr_factor_"  # and the name of a group of parameters
-
-
 _POSITIVE, _NOT_NEGATIVE = Option(float, Range(0, open_low=True)), Option(float, Range(0))
 _RATIO, _SHARE = Option(float, Range(0, 1, open_low=True)), Option(float, Range(0, 1, open_high=True))
 COUNT, _COUNT_OR_0 = Option(int, Range(1)), Option(int, Range(0))
@@ -53,7 +51,6 @@ OPTIMIZERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"sgd": ("momentum",), "adam": ("betas",), "adamw": ("betas",)}
 )
 """Optimizer -> the settings that it has beside learning rate and weight decay."""
-
 LAMBDA_FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"inverse_time": ("decay",), "polynomial": ("power",), "step_decay": ("gamma", "step_size")}
 )
@@ -74,7 +71,6 @@ SCHEDULERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 """Scheduler -> its settings; those of a family come on top. All but plateau take a warm-up too."""
-
 USUAL = {"power": 1.0, "gamma": 0.1, "final_factor": 0.0, "plateau_factor": 0.1, "plateau_patience": 10}
 USUAL_START = 0.1  # of a warm-up, as a part of the learning rate
 ACTIVATIONS = ("relu", "gelu", "tanh", "silu", "elu", "leaky_relu")

@@ -1,4 +1,4 @@
-"""One self-contained HTML page and its PNG files, from parts; written so that a reader never sees half a file."""
+"""One self-contained HTML page and its PNG files. A reader never sees a file that is half written."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from importlib.resources import files
 from pathlib import Path
 
 from elastune.core.errors import UserError
-from elastune.journal.atomic import atomic_write
-from elastune.report.figures import interactive, static
-from elastune.report.figures.figures import Figure
-from elastune.report.tables.tables import Table, to_html
+from elastune.core.journal.files import atomic_write
+from elastune.report import matplotlib_png as static
+from elastune.report import plotly_html as interactive
+from elastune.report.figures import Figure
+from elastune.report.tables import Table, to_html
 
 REPORT = "report.html"
-
 # Nothing may be loaded from anywhere: the page holds all it needs, and what a journal says cannot reach out.
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 

@@ -1,10 +1,14 @@
-"""A study in words, from its journal alone: what was found and at what price, what decided it, and what to try next."""
+"""A study, a frontier or a run in words, from its journal alone.
+
+Of a study: what was found and at what cost, what decided it, and what to try next. Of a frontier: the answer, and what
+each worker count reaches. Of a run: whether its batch was too large, how its model lay on workers, and what that took.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -13,17 +17,34 @@ from statistics import fmean
 import numpy as np
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from elastune.core.text import count, duration, number
-from elastune.report.gather import told_settings
-from elastune.report.tables.accepted import accepted_lines
-from elastune.report.tables.adapting import trial_batch_line
-from elastune.search.analysis.front import nondominated
-from elastune.search.analysis.importance import Importance
-from elastune.search.space.objective import Objective, oriented, valued
-from elastune.search.space.space import from_json
-from elastune.study.results.study import Study
-from elastune.study.results.trials import Trial
-from elastune.study.results.worker_time import FATES, worker_time
+from elastune.core.formatting import byte_count, count, duration, estimate, modelled, number, plain
+from elastune.core.journal.records import (
+    Compiled,
+    Entry,
+    FrontierFound,
+    FrontierRow,
+    LayersDivided,
+    Regrouped,
+    RunStarted,
+    StagesCut,
+    WorkerMemory,
+)
+from elastune.core.mesh import MechanismName, Mesh
+from elastune.core.plan.memory import StateBytes, state_of_worker
+from elastune.core.run import Means
+from elastune.report.adaptation import batch_line, gather_adaptation, gather_sync, trial_batch_line
+from elastune.report.frontier import answer_lines
+from elastune.report.lines import accepted_lines, stages_line
+from elastune.report.overviews import RunStory, StudyStory, told_settings
+from elastune.report.tables import divided_lines
+from elastune.train.program.space import from_json
+from elastune.tune.search.front import nondominated
+from elastune.tune.search.importance import Importance
+from elastune.tune.search.objective import Objective, oriented, valued
+from elastune.tune.study.results import FATES, Study, worker_time
+from elastune.tune.study.trials import Trial
+
+# [explain] A study in words, from its journal alone: what was found and at what price, what decided it, and what to try next.
 
 MOST_STEPS = 6  # along the front
 MOST_REASONS = 5
@@ -316,3 +337,216 @@ def _trials(n: int) -> str:
 
 def _valued(study: Study, objective: Objective, trial: Trial) -> str:
     return valued(objective.name, trial.values[objective.name], study.price_per_worker_hour)
+
+
+# [explain frontier] A frontier in words, from its journal alone: the answer, what each worker count reaches, and how that was found.
+
+PHASES = {
+    "calibrate": "to calibrate the clock",
+    "throughput": "short, for means that are faster",
+    "naive": "by the naive rule",
+    "policy": "by it under policies",
+    "search": "of the search",
+    "confirm": "to confirm",
+}
+
+
+def explain_frontier(story: StudyStory) -> Explanation:
+    """Put a frontier into words, finished or not."""
+    parts = (
+        Part("The answer", _answer(story)),
+        Part("What each number of workers reaches", () if story.found is None else _frontier_rows(story.found)),
+        Part("At equal budget", () if story.found is None else _volumes(story.found)),
+        Part("How it was found", _how(story)),
+        Part("What failed", _failed_trainings(story)),
+    )
+    return Explanation(tuple(part for part in parts if part.lines))
+
+
+def _answer(story: StudyStory) -> tuple[str, ...]:
+    found = story.found
+    if found is None:
+        return (f"There is no answer yet: {count(len(story.ended), 'training')} ended so far.",)
+    trained = f"This trains the pick: {plain(found.command, 4000)}" if found.command else ""
+    reasons = (f"{each.weight}: {plain(each.text, 2000)}." for each in found.reasons)
+    lines = (f"{_capital(name)}: {line}." for name, line in answer_lines(found))
+    return tuple(line for line in (plain(found.answer.sentence, 2000), *lines, *reasons, trained) if line)
+
+
+def _frontier_rows(found: FrontierFound) -> tuple[str, ...]:
+    """One sentence for each number of workers and each way to stand."""
+    lines = []
+    for workers, division in dict.fromkeys((row.workers, row.division) for row in found.rows):
+        same = [row for row in found.rows if (row.workers, row.division) == (workers, division)]
+        told = "; ".join(f"{row.role}{_by(row)} {_frontier_row(found, row)}" for row in same)
+        divided = f" ({plain(division, 80)})" if division else ""
+        lines.append(f"{count(workers, 'worker')}{divided}: {told}.")
+    return tuple(lines)
+
+
+def _by(row: FrontierRow) -> str:
+    return f" ({plain(row.ways, 200)})" if row.ways else ""
+
+
+def _frontier_row(found: FrontierFound, row: FrontierRow) -> str:
+    diverged = f", {row.diverged} of {row.diverged + row.seeds} seeds diverged" if row.diverged else ""
+    label = "" if row.seconds_label == "measured" else f" ({modelled(row.seconds_factor)})"
+    emulated = " emulated" if row.quality_label == "emulated" else ""
+    value = f"{plain(found.quality, 40)} {estimate(row.quality, row.ci)}{emulated} ({row.verdict})"
+    return f"{value} in {duration(row.seconds)}{label}{diverged}"
+
+
+def _volumes(found: FrontierFound) -> tuple[str, ...]:
+    """One line for each side."""
+    lines = [f"The budget is {duration(found.volumes.budget_s)} of one worker, as the naive rule's trainings took."]
+    for each in found.volumes.sides:
+        spent = f"{count(each.trainings, 'training')} in {duration(each.spent_s)}"
+        less = "" if each.equal else ", all there was"
+        covers = f"covers {estimate(each.volume, each.ci)} by {count(each.seeds, 'seed')}"
+        says = f" Against the naive rule: {plain(each.against, 200)}." if each.against else ""
+        lines.append(f"{plain(each.side, 200)}: {covers} ({spent}{less}).{says}")
+    return tuple(lines)
+
+
+def _how(story: StudyStory) -> tuple[str, ...]:
+    phases = Counter(trial.phase for trial in story.trials)
+    told = [f"{phases[phase]} {words}" for phase, words in PHASES.items() if phases[phase]]
+    lines = [f"Trainings: {', '.join(told)}."] if told else []
+    if story.finished is not None:
+        lines.append(f"It ended after {duration(story.finished.seconds)}: {plain(story.finished.reason, 200)}.")
+    return tuple(lines)
+
+
+def _failed_trainings(story: StudyStory) -> tuple[str, ...]:
+    ends = [trial.finished for trial in story.ended if trial.finished is not None]
+    failed = [end for end in ends if end.state != "complete"]
+    if not failed:
+        return ()
+    reasons = Counter(plain(end.reason, 200) or "no reason told" for end in failed).most_common(MOST_REASONS)
+    whole = f"{len(failed)} of {count(len(ends), 'training')} gave no result."
+    return (whole, *(f"{times} x {reason}" for reason, times in reasons))
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+# [explain run] A run in words, from its journal alone: whether its batch was too large, how its model lay on workers, what that
+# took, and what else would have.
+
+OTHERS = ("replicated", "zero", "sharded", "tensor", "pipeline")
+"""Mechanisms that a run's own is put beside."""
+MOST_COPIES = 3
+"""Further holders of each part, beyond those along ``data``, that are thought of."""
+
+
+def explain_run(run: RunStory, entries: Sequence[Entry]) -> Explanation:
+    """Put a run into words, finished or not."""
+    parts = (
+        Part("Accepted changes", tuple(f"{line[:1].upper()}{line[1:]}." for line in accepted_lines(entries))),
+        Part("Batch and noise scale", _batch(entries)),
+        Part("How workers agreed", _agreed(entries)),
+        Part("Divided layers", divided_lines(run.divided, _last_mesh(Means.from_json(run.started.means), entries))),
+        Part("Stages", _stages(entries)),
+        Part("Compiling", _compiling(entries)),
+        Part("Memory of a worker", _memory(run, entries)),
+    )
+    return Explanation(tuple(part for part in parts if part.lines))
+
+
+def _batch(entries: Sequence[Entry]) -> tuple[str, ...]:
+    """What the noise scale says of the global batch; nothing where it was not measured."""
+    line = batch_line(gather_adaptation(entries))
+    return (line,) if line else ()
+
+
+def _agreed(entries: Sequence[Entry]) -> tuple[str, ...]:
+    """Every strategy and topology; nothing where the run asked for none and had none."""
+    story = gather_sync(entries)
+    words = {"strategy": "", "topology": "sums by "}
+    return tuple(
+        f"From step {each.step} on: {words[each.which]}{plain(each.what, 120)} ({plain(each.why, 300)})."
+        for each in (story.all if story.any else ())
+    )
+
+
+def _stages(entries: Sequence[Entry]) -> tuple[str, ...]:
+    """Every cut that the run had, in order."""
+    cuts = [stages_line(entry.record) for entry in entries if isinstance(entry.record, StagesCut)]
+    return tuple(f"{line}." for line in dict.fromkeys(cuts))
+
+
+def _compiling(entries: Sequence[Entry]) -> tuple[str, ...]:
+    """What torch.compile took, worker by worker; nothing where nobody compiled."""
+    told: dict[int, list[Compiled]] = {}
+    for entry in entries:
+        if isinstance(entry.record, Compiled):
+            told.setdefault(entry.record.worker, []).append(entry.record)
+    return tuple(
+        f"Worker {worker} compiled for {duration(sum(each.seconds for each in found))}, the last time up to step "
+        f"{found[-1].step}; steps that it did so in are not in the times of steps."
+        for worker, found in sorted(told.items())
+    )
+
+
+def _memory(run: RunStory, entries: Sequence[Entry]) -> tuple[str, ...]:
+    end, means = run.finished, Means.from_json(run.started.means)
+    told = end.memory if end is not None else []
+    if end is None or not told:
+        return ("Not known before a run has ended well after three steps: then it is measured, and modelled by that.",)
+    name, mesh = means.parts, _last_mesh(means, entries)
+    undivided = _undivided(run.divided) if name.tensor else 0.0
+    once = float(sum(each.optimizer - each.copies for each in told))
+    if not name.dividing:
+        once /= len(told)
+    once /= 1 + undivided * (mesh.tensor - 1)  # each worker along that axis has told of that part
+    parameters = 4.0 * end.context.parameters if end.context is not None else 0.0
+    fullest = max(told, key=lambda each: each.parameters + each.gradients + each.optimizer)
+    lines = [f"Measured, the fullest of {count(len(told), 'worker')} ({name}, {mesh}): {_told(_measured(fullest))}."]
+    if name.foreign or not parameters:
+        return tuple(lines)
+    whole = StateBytes(parameters, parameters, once)
+    copies = means.copies or 1
+    if once and name.dividing:  # by as many as come nearest to what was measured
+
+        def missed(copies: int) -> float:
+            return abs(state_of_worker(whole, name, mesh, copies, undivided).optimizer - fullest.optimizer)
+
+        copies = min(range(mesh.data, min(mesh.workers, mesh.data + MOST_COPIES) + 1), key=missed)
+    evenly = f"if all that is divided divides evenly ({count(copies, 'holder')} of each part)"
+    lines.append(f"Modelled, {evenly}: {_told(state_of_worker(whole, name, mesh, copies, undivided))}.")
+    for other in OTHERS if mesh.workers > 1 else ():
+        if other != str(name):
+            word, grid = MechanismName.parse(other), MechanismName.parse(other).mesh(mesh.workers)
+            held = state_of_worker(whole, word, grid, copies, undivided)
+            lines.append(f"Modelled under {word} ({grid}): {_told(held)}.")
+    return tuple(lines)
+
+
+def _undivided(found: LayersDivided | None) -> float:
+    """The part of the model that the tensor axis leaves whole; 0 where nobody has told."""
+    return 0.0 if found is None else found.whole / max(1, found.whole + found.divided)
+
+
+def _last_mesh(means: Means, entries: Sequence[Entry]) -> Mesh:
+    """How workers stood at the end. ``means``: of the last start; what stood before it says nothing."""
+    found = means.first_mesh
+    for entry in entries:
+        match entry.record:
+            case RunStarted():
+                found = means.first_mesh
+            case Regrouped(mesh=mesh, members=members):
+                found = Mesh.parse(mesh) if mesh else Mesh(data=len(members))
+    return found
+
+
+def _measured(of: WorkerMemory) -> StateBytes:
+    return StateBytes(of.parameters, of.gradients, of.optimizer, of.copies)
+
+
+def _told(state: StateBytes) -> str:
+    copies = f" ({byte_count(round(state.copies))} of it copies)" if state.copies else ""
+    return (
+        f"{byte_count(round(state.total))}: parameters {byte_count(round(state.parameters))}, gradients "
+        f"{byte_count(round(state.gradients))}, optimizer {byte_count(round(state.optimizer))}{copies}"
+    )

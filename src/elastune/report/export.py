@@ -1,4 +1,7 @@
-"""The trials of a study as CSV and JSON, for other programs."""
+"""The trials of a study for other programs: as CSV, as JSON, and as a file of Optuna's.
+
+``optuna-dashboard FILE`` opens the file of Optuna's. It is a snapshot: the study never reads it.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,28 @@ import csv
 import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
-from elastune.core.text import printable
-from elastune.study.results.study import Study
-from elastune.study.results.trials import GROUPS, PLAIN, Trial, flat_row
+from optuna.storages import JournalStorage
+from optuna.storages.journal import BaseJournalBackend
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from elastune.core.formatting import printable
+from elastune.core.journal.files import read
+from elastune.core.journal.trials import TrialLife, fold
+from elastune.runtime.job.output import JOURNAL
+from elastune.train.program.space import from_json
+from elastune.tune.search.history import new_study, quiet
+from elastune.tune.study.results import Study
+from elastune.tune.study.trials import GROUPS, PLAIN, Trial, check_params, flat_row
+
+# [export] The trials of a study as CSV and JSON, for other programs.
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 """How a text begins that a spreadsheet would run (OWASP, "CSV Injection")."""
-
 STAMPS = ("started_at", "ended_at")
 
 
@@ -72,3 +86,79 @@ def _strict(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _strict(item) for key, item in value.items()}
     return [_strict(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+# [export optuna] A study as a file of Optuna's, which ``optuna-dashboard FILE`` opens. A snapshot: the study never reads it.
+
+
+def to_optuna(out: Path) -> bytes:
+    """The study in folder ``out`` as the content of an Optuna journal file; its study is called "elastune".
+
+    Complete trials, and those that broke a constraint, have their values; trials that are paused count as pruned, those
+    without values as failed. Reports are intermediate values where there is one objective, which is all that Optuna
+    knows, and else a user attribute "reports". The number of a trial is its user attribute "trial".
+    """
+    entries = read(out / JOURNAL)
+    objectives = Study.of(out, entries).objectives
+    lives = [life for _, life in sorted(fold(entries).trials.items())]
+    check_params(life.started for life in lives)
+    lines = _Lines()
+    with quiet():
+        study = new_study(objectives, JournalStorage(lines))
+        study.set_metric_names([objective.name for objective in objectives])
+        for life in lives:
+            study.add_trial(_trial(life, [objective.name for objective in objectives]))
+    return "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines.logs).encode()
+
+
+class _Lines(BaseJournalBackend):
+    """Optuna's journal in memory: its own file takes a lock and an fsync for each trial."""
+
+    def __init__(self) -> None:
+        self.logs: list[dict[str, Any]] = []
+
+    def read_logs(self, log_number_from: int) -> list[dict[str, Any]]:
+        return self.logs[log_number_from:]
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        self.logs.extend(json.loads(json.dumps(logs)))
+
+
+def _trial(life: TrialLife, objectives: Sequence[str]) -> FrozenTrial:
+    started, ended = life.started, life.finished
+    notes: dict[str, Any] = {
+        "trial": life.number,
+        "phase": started.phase,
+        "config": started.config,
+        "means": started.means,
+    }
+    state, values = {"running": TrialState.RUNNING, "paused": TrialState.PRUNED}.get(life.state, TrialState.FAIL), None
+    if ended is not None:
+        notes |= {"state": ended.state, **_finite(ended.metrics)}
+        broken = any(violation > 0 for violation in ended.violations.values())
+        if set(objectives) <= set(_finite(ended.values)) and (ended.state == "complete" or broken):
+            state, values = TrialState.COMPLETE, [ended.values[name] for name in objectives]
+    if reason := getattr(ended or life.pause, "reason", ""):
+        notes["reason"] = reason
+    known = [(report.epoch, _finite({**report.metrics, "seconds": report.seconds})) for report, _ in life.reports]
+    curve = {}
+    if len(objectives) == 1:
+        curve = {epoch: row[objectives[0]] for epoch, row in known if objectives[0] in row}
+    elif known:
+        notes["reports"] = [{"epoch": epoch, **row} for epoch, row in known]
+    trial = create_trial(
+        state=state,
+        values=values,
+        params=started.params,
+        distributions=from_json(started.distributions),
+        user_attrs=notes,
+        intermediate_values=curve,
+        constraints=_finite(ended.violations) if ended is not None else {},
+    )
+    trial.datetime_start = datetime.fromtimestamp(life.started_at)
+    trial.datetime_complete = datetime.fromtimestamp(life.last_at) if state.is_finished() else None
+    return trial
+
+
+def _finite(numbers: Mapping[str, float]) -> dict[str, float]:
+    return {name: number for name, number in numbers.items() if math.isfinite(number)}

@@ -1,4 +1,4 @@
-"""What stands in the report of a run, a study and a frontier."""
+"""The contents of ``report.html``: which figures, tables and notes a run, study, frontier or plan has."""
 
 from __future__ import annotations
 
@@ -8,24 +8,30 @@ from typing import Any
 
 from elastune.core.divergence import FACTOR
 from elastune.core.errors import UserError
-from elastune.core.text import count, duration, flat, plain
-from elastune.journal.entry import Entry
-from elastune.journal.reader import read
-from elastune.journal.records import FrontierFound, PlanMade, RunStarted, StudyStarted
-from elastune.journal.trials import compared_all
-from elastune.plan.planned_steps import plan_told
+from elastune.core.formatting import count, duration, flat, plain
+from elastune.core.journal.files import read
+from elastune.core.journal.records import Entry, FrontierFound, PlanMade, RunStarted, StudyStarted
+from elastune.core.journal.trials import compared_all
+from elastune.core.plan.step_time import plan_told
+from elastune.report import adaptation as adapting
+from elastune.report import adaptation as adapting_figure
+from elastune.report import frontier as frontier_answer
+from elastune.report import frontier as frontier_figures
+from elastune.report import frontier as frontier_tables
+from elastune.report import study as search_figures
+from elastune.report import study as study_figures
+from elastune.report import study as study_tables
+from elastune.report import tables
+from elastune.report.adaptation import Adaptation, SyncStory, gather_sync, sync_table
 from elastune.report.document import Note, Page, Section, write
 from elastune.report.explain import Part, explain
-from elastune.report.figures import adapting as adapting_figure
-from elastune.report.figures import frontier as frontier_figures
-from elastune.report.figures import search as search_figures
-from elastune.report.figures import study as study_figures
-from elastune.report.gather import RunStory, StudyStory, TrialStory, front_trials, gather_run, gather_study
-from elastune.report.plan_story import plan_page
-from elastune.report.tables import adapting, frontier_answer, frontier_tables, study_tables, tables
-from elastune.report.tables.accepted import accepted_lines
-from elastune.report.tables.adapting import Adaptation
-from elastune.report.tables.changes import (
+from elastune.report.lines import accepted_lines
+from elastune.report.overviews import RunStory, StudyStory, TrialStory, front_trials, gather_run, gather_study
+from elastune.report.plan import plan_page
+from elastune.report.sample_ledger import Ledger, ledger
+from elastune.report.sample_ledger import lines as ledger_lines
+from elastune.report.tables import Table, divided_lines, memory_table
+from elastune.report.worker_changes import (
     Changes,
     changes_line,
     changes_table,
@@ -33,15 +39,10 @@ from elastune.report.tables.changes import (
     gone_table,
     left_out_table,
 )
-from elastune.report.tables.memory import divided_lines, memory_table
-from elastune.report.tables.sample_ledger import Ledger, ledger
-from elastune.report.tables.sample_ledger import lines as ledger_lines
-from elastune.report.tables.sync_story import SyncStory, gather_sync, sync_table
-from elastune.report.tables.tables import Table
-from elastune.search.space.objective import valued
-from elastune.study.results.command import program_path, run_command
-from elastune.study.results.eligible import task_of
-from elastune.study.results.study import Picked, Study
+from elastune.tune.search.objective import valued
+from elastune.tune.study.results import Picked, Study
+from elastune.tune.study.run_command import program_path, run_command
+from elastune.tune.study.trials import task_of
 
 JOURNAL = "journal.jsonl"
 MOST_STRAGGLERS = 10

@@ -1,4 +1,7 @@
-"""Predicted beside measured time of a run's or a study's steps, by the record of a cluster's plan."""
+"""Predicted beside measured time of a run's or a study's steps, by the record of a cluster's plan.
+
+The step model needs torch, so this file stands apart from the pages and tables, which need none.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,13 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from elastune.core.formatting import count, duration, number
+from elastune.core.journal.records import Entry, PlanMade, TimesFitted, TrialFinished, TrialStarted
 from elastune.core.mesh import Mesh
+from elastune.core.plan.step_time import check_program, predicted_step
 from elastune.core.run import Means
-from elastune.core.text import count, duration, number
-from elastune.journal.entry import Entry
-from elastune.journal.records import PlanMade, TimesFitted, TrialFinished, TrialStarted
-from elastune.plan.planned_steps import check_program, predicted_step
-from elastune.report.gather import RunStory
-from elastune.study.trial_results import means_in
+from elastune.report.overviews import RunStory
+from elastune.tune.study.trial_results import means_in
 
 BATCH = "batch_size"
 

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from elastune.comm.interfaces import interface_with
-from elastune.elastic.protocol.client import ask
-from elastune.elastic.protocol.messages import ResizeAsked
-from elastune.journal.reader import read
-from elastune.journal.records import Regrouped, RunFailed
+from elastune.core.journal.files import read
+from elastune.core.journal.records import Regrouped, RunFailed
+from elastune.elastic.wire.contact import ask
+from elastune.elastic.wire.messages import ResizeAsked
+from elastune.parallel.comm.sockets import interface_with
 from elastune.testing.hosts import Network
 
 ELASTUNE = [sys.executable, "-m", "elastune"]

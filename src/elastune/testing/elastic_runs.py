@@ -9,12 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from elastune.cluster.elastic_cluster import ElasticCluster
-from elastune.cluster.elastic_run import ElasticRun
-from elastune.core.run import Elastic, Means, Program, RunSpec
-from elastune.job.supervisor import JobSupervisor
-from elastune.journal.entry import Entry
-from elastune.journal.records import (
+from elastune.core.journal.records import (
+    Entry,
     Record,
     Regrouped,
     Reported,
@@ -24,7 +20,11 @@ from elastune.journal.records import (
     StateLost,
     WorkerGone,
 )
-from elastune.report.tables.sample_ledger import Ledger, ledger
+from elastune.core.run import Elastic, Means, Program, RunSpec
+from elastune.report.sample_ledger import Ledger, ledger
+from elastune.runtime.clusters.elastic_cluster import ElasticCluster
+from elastune.runtime.elastic_run import ElasticRun
+from elastune.runtime.job.run import JobSupervisor
 
 LIMIT_S = 120.0
 SLOTS = 4

@@ -31,20 +31,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from elastune.comm.gate import Gate
-from elastune.comm.group import Group, GroupBroken
-from elastune.comm.owned import OwnedReducer
-from elastune.comm.streamed import StreamedReducer
-from elastune.comm.wards import WardSums
-from elastune.elastic.worker import state_transfer, view_comms
-from elastune.mechanisms.owned import moving
-from elastune.mechanisms.owned.gathering import ShardedReplica
-from elastune.mechanisms.owned.moving import Kept
-from elastune.mechanisms.owned.replica import OwnedReplica
-from elastune.mechanisms.pipeline.mail import Mail
-from elastune.sync.owned import OwnedAllReduce
-from elastune.train.adapt import adapter as adapt
-from elastune.train.adapt import routing
+from elastune.elastic.worker import state_transfer
+from elastune.elastic.worker import view_groups as view_comms
+from elastune.parallel.comm.group import Group, GroupBroken
+from elastune.parallel.comm.owned import Gate, OwnedReducer, WardSums
+from elastune.parallel.comm.streamed import StreamedReducer
+from elastune.parallel.mechanisms.owned import state as moving
+from elastune.parallel.mechanisms.owned.mechanism import ShardedReplica
+from elastune.parallel.mechanisms.owned.replica import OwnedReplica
+from elastune.parallel.mechanisms.owned.state import Kept
+from elastune.parallel.mechanisms.pipeline.messages import Mail
+from elastune.parallel.sync.owned import OwnedAllReduce
+from elastune.train.adaptation import adapter as adapt
+from elastune.train.adaptation import routing
 from elastune.train.checkpoints import checkpoint
 from elastune.train.session import Session
 

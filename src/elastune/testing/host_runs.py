@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from elastune.cluster.elastic_cluster import ElasticCluster
-from elastune.cluster.elastic_run import ElasticRun
-from elastune.cluster.fork.launcher import ForkLauncher
-from elastune.cluster.fork.spawner import PRELOAD
-from elastune.cluster.launcher import Bootstrap, Launcher, Needs, ProcessEnded, ProcessEvent, ProcessStarted
+from elastune.core.journal.records import Record
 from elastune.core.run import Elastic, Program
 from elastune.elastic.coordinator.coordinator import Coordinator
-from elastune.journal.records import Record
+from elastune.runtime.clusters.elastic_cluster import ElasticCluster
+from elastune.runtime.clusters.fork import PRELOAD, ForkLauncher
+from elastune.runtime.elastic_run import ElasticRun
+from elastune.runtime.launcher import Bootstrap, Launcher, Needs, ProcessEnded, ProcessEvent, ProcessStarted
 from elastune.testing.elastic_runs import Ran, Runs
 from elastune.testing.hosts import INTERFACE, Host, Network
 
@@ -52,7 +51,7 @@ class NamespaceLauncher(Launcher):
     interface = INTERFACE
 
     def __init__(
-        self, network: Network, each: int = 1, preload: Sequence[str] = (*PRELOAD, "elastune.train.work")
+        self, network: Network, each: int = 1, preload: Sequence[str] = (*PRELOAD, "elastune.train.worker")
     ) -> None:
         self.network = network
         self.limit = each * len(network.hosts)

@@ -9,23 +9,23 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields
 from typing import Any, TypeVar
 
+from elastune.core.journal.records import MembershipEvent
+from elastune.elastic.coordinator.controller_interface import CrewBounds, Entrance, Lookups, Timeouts
 from elastune.elastic.coordinator.coordinator import Coordinator
-from elastune.elastic.coordinator.from_controller import CrewBounds, Entrance, Lookups, Timeouts
-from elastune.elastic.protocol.entry import exactly
-from elastune.elastic.protocol.handshake import (
+from elastune.elastic.wire.handshake import (
     CHALLENGE_BYTES,
     PROOF_BYTES,
     RESPONSE_BYTES,
     admit,
     challenge,
+    exactly,
     new_nonce,
     respond,
     verify,
 )
-from elastune.elastic.protocol.messages import PURPOSE, Hello, Message, decode, encode
-from elastune.elastic.protocol.transport import Lines
+from elastune.elastic.wire.messages import PURPOSE, Hello, Message, decode, encode
+from elastune.elastic.wire.transport import Lines
 from elastune.elastic.worker.client import CoordinatorClient
-from elastune.journal.records import MembershipEvent
 
 LIMIT_S = 60.0
 T = TypeVar("T")

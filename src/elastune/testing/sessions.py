@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from elastune.comm.group import Group
+from elastune.adapt.policies.base import Policy
+from elastune.core.journal.records import Record
 from elastune.core.run import Means, Program, RunSpec
 from elastune.elastic.worker.group import WorkerGroup
-from elastune.journal.records import Record
-from elastune.policies.base import Policy
+from elastune.parallel.comm.group import Group
 from elastune.train.session import Session
 
 

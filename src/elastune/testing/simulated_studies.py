@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from elastune.journal.records import Record
-from elastune.simulate.run import SurrogateModel, simulate
-from elastune.study.request import StudyRequest
+from elastune.core.journal.records import Record
 from elastune.train.program.load import load
+from elastune.tune.simulate.run import SurrogateModel, simulate
+from elastune.tune.study.request import StudyRequest
 
 
 class KilledError(BaseException):

@@ -16,9 +16,8 @@ from optuna.distributions import (
     distribution_to_json,
 )
 
-from elastune.job.output_dir import JOURNAL
-from elastune.journal.entry import Entry, encode_entry
-from elastune.journal.records import (
+from elastune.core.journal.records import (
+    Entry,
     Record,
     Regrouped,
     Reported,
@@ -31,7 +30,9 @@ from elastune.journal.records import (
     TrialReported,
     TrialResumed,
     TrialStarted,
+    encode_entry,
 )
+from elastune.runtime.job.output import JOURNAL
 
 SPACE: Mapping[str, BaseDistribution] = {
     "lr": FloatDistribution(1e-4, 1.0, log=True),

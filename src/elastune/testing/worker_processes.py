@@ -19,14 +19,14 @@ import torch
 from torch._C._distributed_c10d import Store
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from elastune.comm.gloo import GlooFactory
-from elastune.comm.group import Group
+from elastune.parallel.comm.gloo import GlooFactory
+from elastune.parallel.comm.group import Group
 
 LIMIT_S = 60.0
 KITS = ("elastune.testing.kits.sync", "elastune.testing.kits.engine")
 _CONTEXT = multiprocessing.get_context("forkserver")
 # The first optimizer imports torch._dynamo, for seconds; the kits, whose functions many workers run, import pytest.
-_CONTEXT.set_forkserver_preload(["torch._dynamo", "elastune.train.work", "elastune.job.run", *KITS])
+_CONTEXT.set_forkserver_preload(["torch._dynamo", "elastune.train.worker", "elastune.runtime.job.run", *KITS])
 
 
 @dataclass

@@ -1,37 +1,95 @@
 """Collectives that a program starts by name and waits for later: in any order, through changes of the workers.
 
-A caller sends what it has to all others, and is done when it has heard of every worker that was a member then. Until
-all have told that they are done, it keeps what it gave, or the result. When the workers change, all send that again to
-those who are left, so a worker that had a result completes the others by it. Calls of a step that was lost are dropped:
-the step is done again, and its calls with it.
+A worker sends its tensor to all others, and is done when it has heard of every worker that was a member then. It
+keeps its message until all have reported that they need it no more.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from math import prod
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import torch
 
-from elastune.comm.group import Group, GroupBroken
-from elastune.comm.post import Letter
 from elastune.core.errors import UserError
-from elastune.train.call_letters import (
-    DONE,
-    DTYPES,
-    GIVEN,
-    RESULT,
-    Key,
-    Kind,
-    Root,
-    done_letter,
-    key_of,
-    letter_of,
-    tensors_in,
-)
+from elastune.parallel.comm.channel import Letter
+from elastune.parallel.comm.group import Group, GroupBroken
+
+# [call letters] What workers tell each other of a collective that the program has called by name.
+
+Kind = Literal["allreduce", "broadcast", "gather"]
+Key = tuple[str, int]
+"""A name, and how often it was called before."""
+GIVEN, RESULT, DONE = range(3)
+"""What a letter has: the sender's tensor, the result, or that the sender needs nothing more of this call."""
+DTYPES = {
+    str(dtype): dtype
+    for dtype in (
+        *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool),
+        *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Root:
+    """Of a broadcast: the ``rank`` that the program named, and which ``worker`` that was then."""
+
+    rank: int
+    worker: int
+
+
+def letter_of(
+    what: int, key: Key, kind: Kind, root: Root, tensors: Sequence[torch.Tensor], workers: Sequence[int] = ()
+) -> Letter:
+    """A letter with ``tensors``; of a result with the ``workers`` that took part in it."""
+    told = {
+        "name": key[0],
+        "kind": kind,
+        "root": [root.rank, root.worker],
+        "workers": list(workers),
+        "tensors": [[str(t.dtype), list(t.shape)] for t in tensors],
+    }
+    parts = [t.reshape(-1).view(torch.uint8) for t in tensors if t.numel()]
+    # One tensor is this worker's own copy, which nobody changes: not to be copied again.
+    payload = parts[0] if len(parts) == 1 else torch.cat([torch.empty(0, dtype=torch.uint8), *parts])
+    return Letter((what, key[1], 0), json.dumps(told), payload)
+
+
+def done_letter(key: Key) -> Letter:
+    """A letter without tensors."""
+    return Letter((DONE, key[1], 0), json.dumps({"name": key[0]}), torch.empty(0, dtype=torch.uint8))
+
+
+def key_of(letter: Letter) -> Key:
+    """Which call it is of."""
+    return str(json.loads(letter.text)["name"]), letter.number[1]
+
+
+def tensors_in(told: Mapping[str, Any], payload: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors of a letter whose text is ``told``. Raises ``ValueError`` where it does not hold what it says."""
+    found, at = [], 0
+    for name, shape in told["tensors"]:
+        dtype = DTYPES[name]
+        size = prod(shape) * dtype.itemsize
+        part = payload if (at, size) == (0, len(payload)) else payload[at : at + size].clone()  # aligned
+        if len(part) != size:
+            raise ValueError(f"a message of {len(payload)} bytes is too short for {told['tensors']}")
+        found.append(part.view(dtype).view(shape))
+        at += size
+    return found
+
+
+# [collectives] Collectives that a program starts by name and waits for later: in any order, through changes of the workers.
+#
+# A caller sends what it has to all others, and is done when it has heard of every worker that was a member then. Until
+# all have told that they are done, it keeps what it gave, or the result. When the workers change, all send that again to
+# those who are left, so a worker that had a result completes the others by it. Calls of a step that was lost are dropped:
+# the step is done again, and its calls with it.
 
 T = TypeVar("T")
 LONGEST_NAME = 200

@@ -1,7 +1,7 @@
-"""Models under ``torch.compile``: plain names for what they hold, code that shapes alone decide, seconds told apart.
+"""Models under ``torch.compile`` and under bf16 autocast: plain names, compile time, fp32 outputs.
 
-A compiled module wraps the one it was made of, and puts ``_orig_mod.`` before the names of all that is in it. What is
-moved between workers, saved and compared is the module itself; one inside of a model is called through in its place.
+A compiled module wraps the original and adds ``_orig_mod.`` to the names of its tensors. State that moves between
+workers or is saved uses the plain names.
 """
 
 from __future__ import annotations
@@ -15,9 +15,15 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from elastune.core.errors import UserError
 from elastune.core.run import Mode
+
+# [compiling] Models under ``torch.compile``: plain names for what they hold, code that shapes alone decide, seconds told apart.
+#
+# A compiled module wraps the one it was made of, and puts ``_orig_mod.`` before the names of all that is in it. What is
+# moved between workers, saved and compared is the module itself; one inside of a model is called through in its place.
 
 F = TypeVar("F", bound=Callable[..., Any])
 PREFIX = "_orig_mod."
@@ -140,3 +146,59 @@ def uncompiled() -> Iterator[None]:
     with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Using `torch.compile")  # of hooks on all modules: who looks has some
         yield
+
+
+# [precision] Mixed precision around a model's forward pass: bf16 inside, fp32 out.
+
+_ENTERED: list[torch.autocast] = []
+"""Of passes under way."""
+
+
+class Autocast:
+    """Runs every forward pass of ``model`` under bf16 autocast and returns its floating-point outputs as fp32.
+
+    Weights, gradients and optimizer state stay fp32, as torch's automatic mixed precision has it.
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self._model, self._device = model, device
+        self._handles: list[RemovableHandle] = []
+        self._unseen = False
+        self.register()
+
+    def register(self) -> None:
+        """Again, where the program has compiled the model since: what enters and leaves is not to be compiled."""
+        before, after = unseen(self._before), unseen(_after)
+        if self._handles and self._unseen == (after is not _after):
+            return
+        self._unseen = after is not _after
+        for handle in self._handles:
+            handle.remove()
+        model = self._model
+        self._handles = [model.register_forward_pre_hook(before), model.register_forward_hook(after, always_call=True)]
+
+    def _before(self, _: nn.Module, __: Any) -> None:
+        context = torch.autocast(self._device.type, dtype=torch.bfloat16)
+        context.__enter__()
+        _ENTERED.append(context)
+
+
+def _after(_: nn.Module, __: Any, output: Any) -> Any:
+    _ENTERED.pop().__exit__(None, None, None)
+    return _to_fp32(output)
+
+
+def leave_passes() -> None:
+    """Passes that were under way were left for good: torch runs no hook where a ``BaseException`` comes through."""
+    while _ENTERED:
+        _ENTERED.pop().__exit__(None, None, None)
+
+
+def _to_fp32(output: Any) -> Any:
+    if isinstance(output, torch.Tensor):
+        return output.float() if output.dtype == torch.bfloat16 else output
+    if isinstance(output, (list, tuple)):
+        return type(output)(map(_to_fp32, output))
+    if isinstance(output, dict):
+        return {key: _to_fp32(value) for key, value in output.items()}
+    return output

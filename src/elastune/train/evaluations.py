@@ -8,14 +8,14 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import IterableDataset
 
-from elastune.comm.group import GroupBroken
 from elastune.core.mesh import Mesh
 from elastune.elastic.worker.group import Rows, WorkerGroup
+from elastune.parallel.comm.group import GroupBroken
 from elastune.train.checkpoints.run_state import RunState
 from elastune.train.data.loading import Loading, evaluation_indices, fetch, to_device
 from elastune.train.data.stream import evaluated
 from elastune.train.predictions import EvaluatedSamples
-from elastune.train.transaction import StepTransaction
+from elastune.train.step import StepTransaction
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""What a worker cannot change but matters: the sizes of data and model, the device, the software."""
+"""The machine that a worker or controller runs on: processors, memory limit, device, software. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elastune.journal.records import DataContext, RunContext
+from elastune.core.journal.records import DataContext, RunContext
 
 if TYPE_CHECKING:
     import torch
+
+
+# [machine] What a worker cannot change but matters: the sizes of data and model, the device, the software.
 
 
 def run_context(device: torch.device, data: DataContext, parameters: int) -> RunContext:
@@ -94,3 +97,18 @@ def software() -> dict[str, str]:
     except PackageNotFoundError:  # run from its source folder
         own = "not installed"
     return {"python": platform.python_version(), "torch": version("torch"), "elastune": own}
+
+
+# [machine memory] The memory that this process, and those that it starts, may use of this machine.
+
+LIMITS = ("memory.max", "memory.limit_in_bytes")  # of versions 2 and 1
+
+
+def machine_memory_bytes(root: Path = Path("/")) -> int:
+    """What there is, or the smallest limit on this process's path of control groups."""
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for group in control_groups("memory", root):
+        files = [group / name for name in LIMITS if (group / name).is_file()]
+        texts = [file.read_text(encoding="utf-8").strip() for file in files]
+        found += [int(text) for text in texts if text.isdigit()]  # others say "max"
+    return min(found)

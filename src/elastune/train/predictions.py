@@ -1,7 +1,7 @@
 """What a model says of data that training never uses: gathered in the samples' order, and kept as one file.
 
 Workers do not show in it: each batch of an evaluation goes to one of them, whoever that is, and the file's bytes follow
-from the samples' order alone. Ensembles are chosen by such files (``elastune.reuse``), long after the models are gone.
+from the samples' order alone. Ensembles are chosen by such files (``elastune.tune.reuse``), long after the models are gone.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from elastune.core.errors import Diverged, UserError
+from elastune.core.journal.files import atomic_write
+from elastune.core.journal.records import PredictionsKept
 from elastune.elastic.worker.group import WorkerGroup
-from elastune.journal.atomic import atomic_write
-from elastune.journal.records import PredictionsKept
-from elastune.train.checkpoints.home import OutFolder
+from elastune.train.checkpoints.out_folder import OutFolder
 
 FOLDER = "predictions"
 HELD_OUT = "test"

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from elastune.core.seeds import derive
+from elastune.core.run import derive
 
 
 @cache

@@ -1,30 +1,152 @@
-"""What a run trains: the model, its optimizer and schedulers, as one state that can be saved, loaded and compared."""
+"""The trained state: model, optimizer, schedulers and frozen flags as one state: saved, loaded and compared.
+
+A parameter that required gradients at ``session.prepare`` has its place in the sum over workers. It may be frozen
+and unfrozen later, alike on all workers. A checkpoint names an optimizer's state by its parameters' names.
+"""
 
 from __future__ import annotations
 
 import copy
+import weakref
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from elastune.comm.group import GroupBroken
+from elastune.core.errors import UserError
 from elastune.elastic.worker.group import WorkerGroup
-from elastune.mechanisms.base import Replica
-from elastune.mechanisms.engine import EngineReplica
-from elastune.mechanisms.owned.replica import OwnedReplica
-from elastune.mechanisms.owned.whole import WholeState, load_whole_model, load_whole_optimizer, whole_groups
-from elastune.mechanisms.owned.written import written_state
-from elastune.mechanisms.scattered import whole
-from elastune.sync.base import Sync
-from elastune.sync.in_use import SyncInUse
-from elastune.train.checkpoints.by_name import by_name, by_number, names_of
-from elastune.train.checkpoints.parts import Named, Part, States, load_states, states_of
-from elastune.train.checkpoints.tree import fingerprint
-from elastune.train.freezing import AsItWas, Flags
+from elastune.parallel.comm.group import GroupBroken
+from elastune.parallel.mechanisms.base import Replica
+from elastune.parallel.mechanisms.engine import EngineReplica
+from elastune.parallel.mechanisms.owned.replica import OwnedReplica
+from elastune.parallel.mechanisms.owned.state import (
+    WholeState,
+    load_whole_model,
+    load_whole_optimizer,
+    whole_groups,
+    written_state,
+)
+from elastune.parallel.mechanisms.tensor_storage import whole
+from elastune.parallel.sync.base import Sync
+from elastune.parallel.sync.registry import SyncInUse
+from elastune.train.checkpoints.tree import Named, Part, States, fingerprint, load_states, states_of
+
+# [by name] An optimizer's state by the names of parameters, as a checkpoint has it, and by torch's numbers of them.
+
+
+def names_of(optimizer: torch.optim.Optimizer, module: nn.Module) -> list[str]:
+    """The parameters' names in ``module``, by the numbers that ``optimizer.state_dict()`` gives them.
+
+    One that is not the module's is "#" and its number.
+    """
+    names = {id(p): name for name, p in module.named_parameters()}
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    return [names.get(id(p), f"#{number}") for number, p in enumerate(params)]
+
+
+def by_name(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """A ``state_dict`` of an optimizer with ``names`` in place of numbers."""
+    groups = [{**group, "params": [names[number] for number in group["params"]]} for group in state["param_groups"]]
+    return {**state, "state": {names[number]: kept for number, kept in state["state"].items()}, "param_groups": groups}
+
+
+def by_number(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """The way back. Raises ``ValueError`` for a name that is not among ``names``."""
+    numbers = {name: number for number, name in enumerate(names)}
+    used = [*state["state"], *(name for group in state["param_groups"] for name in group["params"])]
+    if unknown := [name for name in used if name not in numbers]:
+        raise ValueError(f"it knows the parameter {unknown[0]}, and this one does not")
+    groups = [{**group, "params": [numbers[name] for name in group["params"]]} for group in state["param_groups"]]
+    return {**state, "state": {numbers[name]: kept for name, kept in state["state"].items()}, "param_groups": groups}
+
+
+# [freezing] Which parameters train, by their own flags (``requires_grad``): frozen and unfrozen in mid-run, alike on all workers.
+#
+# What required gradients when ``session.prepare`` was called has its place in the sum over workers, and may be frozen and
+# unfrozen from then on. What did not has none: unfrozen later it would be trained by each worker's own gradients.
+
+LATER = 'use session.unfreeze(model, {"head.*": 0, "*": 2})'
+
+
+class Flags:
+    """Those of one model, a part of a run's state: workers that join, and runs that resume, have them as they were."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._whole = type(replica) is Replica
+        self._optimizer = replica.optimizer
+        self._groups = _sizes(replica.optimizer)
+        named = list(replica.module.named_parameters())
+        self._fixed = [(name, weakref.ref(p)) for name, p in named if not p.requires_grad]
+        # In pieces parameters may be let go of, and others take their place: nothing here keeps them.
+        trained = [(name, p) for name, p in named if p.requires_grad] if self._whole else []
+        self._names = [name for name, _ in trained]
+        self._parameters: list[nn.Parameter] = [p for _, p in trained]
+        self._pieces = [] if self._whole else [weakref.ref(p) for p in replica.params]
+
+    def check(self) -> None:
+        """Raise ``UserError`` where something trains, or does not, that this run cannot bring together."""
+        for name, kept in self._fixed:
+            parameter = kept()
+            if parameter is not None and parameter.requires_grad:
+                rule = "what trains later requires gradients when session.prepare is called"
+                raise UserError(rule, f"{name}, unfrozen since", f"{LATER}, or freeze it behind session.prepare")
+        for piece in self._pieces:
+            parameter = piece()
+            if parameter is not None and not parameter.requires_grad:
+                rule = "where workers hold the model in pieces, what trains is decided before session.prepare"
+                raise UserError(rule, "a parameter frozen since", "freeze it before, or use --mechanism replicated")
+        if self._whole and _sizes(self._optimizer) != self._groups:
+            rule = "an optimizer has all its parameter groups when session.prepare is called"
+            raise UserError(rule, "others now", f"{LATER}, or give it all groups, with lr 0 for those that wait")
+
+    @property
+    def frozen(self) -> list[str]:
+        """The names of those that could train and do not."""
+        return [name for name, p in zip(self._names, self._parameters, strict=True) if not p.requires_grad]
+
+    def checksum(self) -> int:
+        """A number that tells apart which of them train."""
+        return hash(tuple(p.requires_grad for p in self._parameters))
+
+    def set(self, frozen: Iterable[str]) -> None:
+        """Freeze these, and no others."""
+        names = set(frozen)
+        for name, parameter in zip(self._names, self._parameters, strict=True):
+            parameter.requires_grad_(name not in names)
+
+
+class AsItWas:
+    """What a run goes on with, and lines between ``session.prepare`` and the first epoch are not to change.
+
+    They ran when it began, and did not when it came to where it goes on: flags, and options of the optimizer's groups,
+    are as they were there.
+    """
+
+    def __init__(self, flags: Flags, optimizer: torch.optim.Optimizer) -> None:
+        self._flags, self._frozen = flags, flags.frozen
+        self._groups = optimizer.param_groups
+        self._options = [_options(group) for group in self._groups]
+
+    def restore(self) -> None:
+        """As they were when this was made."""
+        self._flags.set(self._frozen)
+        for group, options in zip(self._groups, self._options, strict=False):  # more of them are refused in a step
+            group.update(options)
+
+
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    plain = {name: value for name, value in group.items() if name != "params"}
+    return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in plain.items()}
+
+
+def _sizes(optimizer: torch.optim.Optimizer) -> list[int]:
+    return [len(group["params"]) for group in optimizer.param_groups]
+
+
+# [training state] What a run trains: the model, its optimizer and schedulers, as one state that can be saved, loaded and compared.
 
 T = TypeVar("T")
 

@@ -13,20 +13,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from elastune.elastic.coordinator.machine import Membership, step
-from elastune.elastic.protocol.instructions import Confirm, Dismiss, End, GiveUp, Release, Start, StopRun
-from elastune.elastic.protocol.messages import (
-    Broken,
-    Connected,
-    Done,
-    Event,
-    InstallView,
-    Left,
-    Lost,
-    Ready,
-    Running,
+from elastune.elastic.coordinator.machine import (
+    Confirm,
+    Dismiss,
+    End,
+    GiveUp,
+    Membership,
+    Release,
+    Start,
+    StopRun,
+    step,
 )
-from elastune.elastic.protocol.view import View
+from elastune.elastic.wire.messages import Broken, Connected, Done, Event, InstallView, Left, Lost, Ready, Running
+from elastune.elastic.wire.view import View
 from elastune.elastic.worker.reconcile import MemberStatus, RecoveryPlan, reconcile
 
 

@@ -10,21 +10,24 @@ from dataclasses import replace
 
 import pytest
 
-from elastune.cluster.worker import _told_of_connection
+from elastune.core.journal.records import Checkpointed
 from elastune.core.sync_plan import SyncPlan
 from elastune.elastic.coordinator import adoption
-from elastune.elastic.coordinator.adopting import AdoptingCoordinator
+from elastune.elastic.coordinator.adoption import AdoptingCoordinator
+from elastune.elastic.coordinator.controller_interface import (
+    CrewBounds,
+    Entrance,
+    Lookups,
+    Parted,
+    RecordSent,
+    Timeouts,
+)
 from elastune.elastic.coordinator.coordinator import Coordinator
-from elastune.elastic.coordinator.for_controller import Parted, RecordSent
-from elastune.elastic.coordinator.from_controller import CrewBounds, Entrance, Lookups, Timeouts
-from elastune.elastic.coordinator.membership import begin
-from elastune.elastic.protocol.instructions import Confirm, Dismiss, Release
-from elastune.elastic.protocol.messages import InstallView, Noticed, ResizeAsked, Returned
-from elastune.elastic.protocol.view import View
-from elastune.elastic.worker.client import CoordinatorClient
-from elastune.elastic.worker.last_resort import ORPHANED_CODE
-from elastune.elastic.worker.news import RunOver
-from elastune.journal.records import Checkpointed
+from elastune.elastic.coordinator.machine import Confirm, Dismiss, Release, begin
+from elastune.elastic.wire.messages import InstallView, Noticed, ResizeAsked, Returned
+from elastune.elastic.wire.view import View
+from elastune.elastic.worker.client import ORPHANED_CODE, CoordinatorClient, RunOver
+from elastune.runtime.worker import _told_of_connection
 from elastune.testing.members_kit import LIMIT_S, begun, coordinating, eventually, members
 
 EMPTY = begin((), 1, 4)

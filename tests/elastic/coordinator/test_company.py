@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from elastune.elastic.coordinator.company import LIMIT_S, Company
-from elastune.elastic.coordinator.machine import step
-from elastune.elastic.coordinator.membership import Membership, begin
-from elastune.elastic.protocol.instructions import Instruction
-from elastune.elastic.protocol.messages import (
+from elastune.elastic.coordinator.coordinator import LIMIT_S, Company
+from elastune.elastic.coordinator.machine import Instruction, Membership, begin, step
+from elastune.elastic.wire.messages import (
     CapacityChanged,
     Connected,
     Event,

@@ -12,13 +12,14 @@ from itertools import pairwise
 
 import pytest
 
-from elastune.elastic.coordinator import connections as hub
+from elastune.core.journal.records import MembershipEvent, NotLetIn, Straggling
 from elastune.elastic.coordinator import machine
+from elastune.elastic.coordinator import machine as instructions
+from elastune.elastic.coordinator.controller_interface import RecordSent
 from elastune.elastic.coordinator.coordinator import Coordinator
-from elastune.elastic.coordinator.for_controller import RecordSent
-from elastune.elastic.protocol import instructions
-from elastune.elastic.protocol.handshake import BUSY, TokenRefused, new_nonce, respond
-from elastune.elastic.protocol.messages import (
+from elastune.elastic.wire import server as hub
+from elastune.elastic.wire.handshake import BUSY, TokenRefused, new_nonce, respond
+from elastune.elastic.wire.messages import (
     PURPOSE,
     Answer,
     Beat,
@@ -32,7 +33,6 @@ from elastune.elastic.protocol.messages import (
     Welcome,
     decode_event,
 )
-from elastune.journal.records import MembershipEvent, NotLetIn, Straggling
 from elastune.testing.members_kit import LIMIT_S, Events, Raw, begun, coordinating, eventually, members
 
 
@@ -223,7 +223,7 @@ def test_a_worker_that_neither_beats_nor_closes_is_lost() -> None:
 
 def test_a_controller_that_takes_nothing_stops_no_beat(monkeypatch: pytest.MonkeyPatch) -> None:
     """More reports lie there than anybody should keep: workers wait with theirs, hear that the run lives, and live."""
-    monkeypatch.setattr("elastune.elastic.coordinator.for_controller.BACKLOG_LIMIT_BYTES", 1 << 16)
+    monkeypatch.setattr("elastune.elastic.coordinator.controller_interface.BACKLOG_LIMIT_BYTES", 1 << 16)
     with coordinating(2, heartbeat_s=0.5, silence_s=1.0) as coordinator, members(coordinator, 0, 1) as found:
         number = begun(found)
         for _ in range(8):
@@ -281,7 +281,7 @@ def test_addresses_reach_those_who_come_later(coordinator: Coordinator) -> None:
 
 
 def test_a_straggler_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("elastune.elastic.coordinator.stragglers.LEAST_PATIENCE_S", 0.1)
+    monkeypatch.setattr("elastune.elastic.stragglers.LEAST_PATIENCE_S", 0.1)
     monkeypatch.setattr("elastune.elastic.coordinator.liveness.LONGEST_BEAT_S", 0.02)
     told: list[Straggling] = []
     settings = {"last_line": lambda worker: f"loading file {worker}"}

@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 from pydantic import ValidationError
 
-from elastune.elastic.coordinator.latecomers import STALL_S, Latecomers, RoundWatch, patience_s
-from elastune.elastic.coordinator.later import Later
-from elastune.elastic.coordinator.membership import Membership
-from elastune.elastic.protocol.messages import RoundTaken, Running, decode, encode
-from elastune.elastic.protocol.view import View
+from elastune.elastic.coordinator.machine import Membership
+from elastune.elastic.coordinator.round_quorum import STALL_S, Latecomers, Later, RoundWatch, patience_s
+from elastune.elastic.wire.messages import RoundTaken, Running, decode, encode
+from elastune.elastic.wire.view import View
 
 
 def taken(
@@ -99,7 +98,7 @@ class Watched:
     """A ``RoundWatch`` of a run whose membership and clock a test sets."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, current: View | None, proposed: View | None = None) -> None:
-        monkeypatch.setattr("elastune.elastic.coordinator.latecomers.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("elastune.elastic.coordinator.round_quorum.time.monotonic", lambda: self.now)
         self.now, self.deaf, self.lost, self.later = 0.0, False, list[int](), Later()
         self.hurried: list[tuple[int, int, float]] = []
         self.membership = Membership(1, 4, 4, 1, 4, (), current=current, proposed=proposed)

@@ -6,9 +6,9 @@ from typing import cast
 
 import pytest
 
-from elastune.elastic.coordinator.connection import Connection
 from elastune.elastic.coordinator.liveness import BEATS_A_SECOND, Vitals, WorkerConnections, beat_every_s
-from elastune.elastic.protocol.messages import Beat
+from elastune.elastic.wire.messages import Beat
+from elastune.elastic.wire.server import Connection
 
 BEAT_S = 4.0
 NOBODYS = cast(Connection, None)

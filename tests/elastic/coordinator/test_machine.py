@@ -11,10 +11,22 @@ import pytest
 from elastune.core.mesh import Mesh
 from elastune.core.mesh_choice import UNBOUNDED, MeshChoice
 from elastune.elastic.coordinator import machine
-from elastune.elastic.coordinator.machine import Membership, ProtocolViolation, begin, step
-from elastune.elastic.coordinator.requests import objection
-from elastune.elastic.protocol.instructions import Confirm, Dismiss, End, GiveUp, Instruction, Release, Start, StopRun
-from elastune.elastic.protocol.messages import (
+from elastune.elastic.coordinator.machine import (
+    Confirm,
+    Dismiss,
+    End,
+    GiveUp,
+    Instruction,
+    Membership,
+    ProtocolViolation,
+    Release,
+    Start,
+    StopRun,
+    begin,
+    objection,
+    step,
+)
+from elastune.elastic.wire.messages import (
     Broken,
     CapacityChanged,
     Connected,
@@ -34,7 +46,7 @@ from elastune.elastic.protocol.messages import (
     decode_event,
     encode_event,
 )
-from elastune.elastic.protocol.view import View
+from elastune.elastic.wire.view import View
 
 
 def told(state: Membership, *events: tuple[int | None, Event]) -> tuple[Membership, list[Instruction]]:

@@ -10,10 +10,21 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from elastune.elastic.coordinator.machine import Membership, ProtocolViolation, begin, derive, replay, step
-from elastune.elastic.coordinator.places import waits_for_others
-from elastune.elastic.protocol.instructions import Confirm, End, Release, Start, StopRun
-from elastune.elastic.protocol.messages import (
+from elastune.elastic.coordinator.machine import (
+    Confirm,
+    End,
+    Membership,
+    ProtocolViolation,
+    Release,
+    Start,
+    StopRun,
+    begin,
+    derive,
+    replay,
+    step,
+    waits_for_others,
+)
+from elastune.elastic.wire.messages import (
     Broken,
     CapacityChanged,
     Connected,
@@ -30,7 +41,7 @@ from elastune.elastic.protocol.messages import (
     decode_event,
     encode_event,
 )
-from elastune.elastic.protocol.view import View
+from elastune.elastic.wire.view import View
 
 
 class Histories(RuleBasedStateMachine):

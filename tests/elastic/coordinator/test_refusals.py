@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from elastune.elastic.coordinator.refusals import EVERY_S, KNOWN_LIMIT, OTHERS, Refusals, refusal_line
-from elastune.journal.records import NotLetIn
+from elastune.core.journal.records import NotLetIn
+from elastune.elastic.wire.server import EVERY_S, KNOWN_LIMIT, OTHERS, Refusals, refusal_line
 
 
 def test_the_first_is_told_at_once_and_the_others_by_the_minute() -> None:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from elastune.elastic.coordinator.stragglers import Pace, Sight, Straggler, straggler
-from elastune.elastic.protocol.messages import Beat, Doing
+from elastune.elastic.stragglers import Pace, Sight, Straggler, straggler
+from elastune.elastic.wire.messages import Beat, Doing
 
 MIB = 1 << 20
 

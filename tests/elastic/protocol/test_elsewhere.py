@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from elastune.elastic.protocol import elsewhere
-from elastune.elastic.protocol.elsewhere import Elsewhere, at_host
+from elastune.elastic.wire import contact as elsewhere
+from elastune.elastic.wire.contact import Elsewhere, at_host
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastune.elastic.protocol.handshake import (
+from elastune.elastic.wire.handshake import (
     CHALLENGE_BYTES,
     PROOF_BYTES,
     REFUSAL,
@@ -18,7 +18,7 @@ from elastune.elastic.protocol.handshake import (
     respond,
     verify,
 )
-from elastune.elastic.protocol.transport import ProtocolError
+from elastune.elastic.wire.transport import ProtocolError
 
 TOKEN = "a token of this test"
 

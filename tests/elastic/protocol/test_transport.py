@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from elastune.core.mesh import Mesh
 from elastune.core.run import Means, Place, Program, RunSpec
-from elastune.elastic.protocol.messages import Welcome, decode, encode
-from elastune.elastic.protocol.transport import Lines, ProtocolError
-from elastune.elastic.protocol.worker_spec import WorkerSpec
+from elastune.elastic.wire.messages import Welcome, WorkerSpec, decode, encode
+from elastune.elastic.wire.transport import Lines, ProtocolError
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 configs = st.dictionaries(st.text(), st.recursive(scalars, lambda inner: st.lists(inner, max_size=3), max_leaves=5))

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastune.elastic.protocol.messages import InstallView, decode, encode
-from elastune.elastic.protocol.view import MOST_MEMBERS, View
+from elastune.elastic.wire.messages import InstallView, decode, encode
+from elastune.elastic.wire.view import MOST_MEMBERS, View
 
 workers = st.lists(st.integers(0, 40), unique=True).map(tuple)
 

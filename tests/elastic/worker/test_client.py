@@ -16,12 +16,11 @@ from elastune.core.errors import UserError
 from elastune.core.sync_plan import SyncPlan
 from elastune.elastic.coordinator import machine
 from elastune.elastic.coordinator.coordinator import Coordinator
-from elastune.elastic.protocol import transport
-from elastune.elastic.protocol.messages import ResizeAsked
-from elastune.elastic.protocol.transport import ProtocolError
-from elastune.elastic.protocol.view import View
-from elastune.elastic.worker.client import ORPHANED_CODE, CoordinatorClient
-from elastune.elastic.worker.news import RunOver
+from elastune.elastic.wire import transport
+from elastune.elastic.wire.messages import ResizeAsked
+from elastune.elastic.wire.transport import ProtocolError
+from elastune.elastic.wire.view import View
+from elastune.elastic.worker.client import ORPHANED_CODE, CoordinatorClient, RunOver
 from elastune.testing.members_kit import LIMIT_S, Raw, begun, coordinating, eventually, let_in, members
 
 # A worker process that takes part, then does what its argument says.

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from elastune.elastic.protocol.view import View
-from elastune.elastic.worker.open_round import NO_ROUND, Dealing, OpenRound, goes_on
-from elastune.elastic.worker.reconcile import MemberStatus, reconcile
+from elastune.elastic.wire.view import View
+from elastune.elastic.worker.reconcile import NO_ROUND, Dealing, MemberStatus, OpenRound, goes_on, reconcile
 
 BEGUN = OpenRound(dealt_by=1, learners=4, quorum=3)
 FOUR = View(1, (0, 1, 2, 3))

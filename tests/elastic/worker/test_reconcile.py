@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastune.elastic.coordinator.membership import ProtocolViolation
+from elastune.elastic.coordinator.machine import ProtocolViolation
 from elastune.elastic.worker.reconcile import MemberStatus, RecoveryPlan, reconcile
 
 CALM = MemberStatus(completed=7, step=5, unrepeatable=False, lost=False, snapshot=-1, rewinds=0, joins=False)

@@ -8,7 +8,6 @@ import hypothesis.strategies as st
 import torch
 from hypothesis import given, settings
 
-from elastune.comm.group import Group
 from elastune.elastic.worker.state_transfer import (
     DTYPES,
     SMALL_BYTES,
@@ -17,6 +16,7 @@ from elastune.elastic.worker.state_transfer import (
     send_floats,
     send_packed,
 )
+from elastune.parallel.comm.group import Group
 
 
 class Pipe(Group):

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore
 
-from elastune.elastic.protocol.messages import Beat
-from elastune.elastic.worker.static_watch import StaticWatch
+from elastune.elastic.wire.messages import Beat
+from elastune.elastic.worker.group import StaticWatch
 
 
 def watch(rank: int, store: Any, said: Beat, limit_s: float) -> StaticWatch:

@@ -16,8 +16,8 @@ import pytest
 from torch.distributed import PrefixStore, ProcessGroupGloo
 
 from elastune.elastic.coordinator.coordinator import Coordinator
-from elastune.elastic.protocol.messages import Broken
-from elastune.elastic.worker.store import MemberStore
+from elastune.elastic.wire.messages import Broken
+from elastune.elastic.worker.view_groups import MemberStore
 from elastune.testing.members_kit import LIMIT_S, begun, coordinating, eventually, members
 
 VERSIONS = 50
@@ -27,7 +27,7 @@ import os, sys, time
 import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo
 from elastune.elastic.worker.client import CoordinatorClient
-from elastune.elastic.worker.store import MemberStore
+from elastune.elastic.worker.view_groups import MemberStore
 
 def work(worker):
     member = CoordinatorClient(*sys.argv[1:], worker)

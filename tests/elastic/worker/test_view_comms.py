@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from elastune.comm.group import Group, GroupBroken
-from elastune.elastic.protocol.view import View
-from elastune.elastic.worker.view_comms import ViewComms
+from elastune.elastic.wire.view import View
+from elastune.elastic.worker.view_groups import ViewComms
+from elastune.parallel.comm.group import Group, GroupBroken
 
 NEXT = View(2, (0, 1), scheduled=True, joiners=(1,))
 

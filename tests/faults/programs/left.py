@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from elastune.mechanisms.tensor.plan import TrunkByData
+from elastune.parallel.mechanisms.tensor.tensor_parallel import TrunkByData
 from elastune.testing.faults import inject
 
 config = {"how": "breaks", "faults": [], "pause_s": 0.0, "until": ""}

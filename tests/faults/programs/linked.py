@@ -7,9 +7,9 @@ All else is as it is: who notices that reductions take longer, what is chosen by
 from __future__ import annotations
 
 import elastic
-import elastune.train.adapt.routing as routing
+import elastune.train.adaptation.routing as routing
 from elastic import config  # noqa: F401
-from elastune.train.adapt.link_watch import LinkWatch
+from elastune.train.adaptation.routing import LinkWatch
 
 SLOW_HOST, SLOW_FROM, SLOW_UNTIL = 3, 12, 30  # steps
 FAST_BYTES_S, SLOW_BYTES_S, LATENCY_S = 125e6, 5e6, 2e-4

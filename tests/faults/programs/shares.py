@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from elastune.comm.group import GroupBroken
 from elastune.elastic.worker.elastic_group import ElasticWorkerGroup
+from elastune.parallel.comm.group import GroupBroken
 from elastune.testing.digit_rows import digit_rows
 from elastune.testing.faults import inject
 from elastune.testing.pace import Rests, parse_wishes

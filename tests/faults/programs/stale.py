@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import elastic
 from elastic import config  # noqa: F401
-from elastune.train.adapt import routing
+from elastune.train.adaptation import routing
 
 known = routing.routes_of
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from elastune.mechanisms.tensor.plan import TrunkByData
+from elastune.parallel.mechanisms.tensor.tensor_parallel import TrunkByData
 from elastune.testing.digit_rows import digit_rows
 from elastune.testing.faults import inject
 from elastune.testing.pace import Rests, parse_wishes

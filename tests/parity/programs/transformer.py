@@ -100,7 +100,7 @@ def train(session) -> None:
 
 def plain(steps: int, seed: int) -> str:
     """The state's SHA-256 after ``steps`` steps of a loop without elastune's session."""
-    from elastune.core.seeds import derive
+    from elastune.core.run import derive
     from elastune.train.checkpoints.tree import fingerprint
 
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"

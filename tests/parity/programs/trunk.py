@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn, optim
 from torch.utils.data import TensorDataset
 
-from elastune.mechanisms.tensor.plan import TrunkByData
+from elastune.parallel.mechanisms.tensor.tensor_parallel import TrunkByData
 
 config = {"trunk": True, "optimizer": "adamw"}
 SAMPLES = 60

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastune.journal.entry import Entry
-from elastune.journal.records import FrontierAnswer
-from elastune.report.figures import interactive, static
-from elastune.report.figures.figures import Axis, Level, Panel, Series, log_ticks, without_outliers
-from elastune.report.figures.frontier import front, shown_row, tradeoff
-from elastune.report.figures.study import MAX_CURVES, curves, history, study_front
-from elastune.report.gather import front_trials, gather_run, gather_study
+from elastune.core.journal.records import Entry, FrontierAnswer
+from elastune.report import matplotlib_png as static
+from elastune.report import plotly_html as interactive
+from elastune.report.figures import Axis, Level, Panel, Series, log_ticks, without_outliers
+from elastune.report.frontier import front, shown_row, tradeoff
+from elastune.report.overviews import front_trials, gather_run, gather_study
+from elastune.report.study import MAX_CURVES, curves, history, study_front
 
 
 def series_of(figure, start, panel=0):

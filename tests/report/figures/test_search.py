@@ -7,21 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from elastune.report.figures import interactive, static
-from elastune.report.figures.figures import Axis, Bars, Figure, Panel
-from elastune.report.figures.search import front_over_time, importance, workers_by_trial
-from elastune.report.gather import gather_study
+from elastune.report import matplotlib_png as static
+from elastune.report import plotly_html as interactive
+from elastune.report.figures import Axis, Bars, Figure, Panel
+from elastune.report.overviews import gather_study
 from elastune.report.page import write_report
-from elastune.report.tables.study_tables import (
+from elastune.report.study import (
     failures_table,
+    front_over_time,
     front_table,
+    importance,
     importance_table,
     subset_table,
     trials_table,
+    workers_by_trial,
 )
-from elastune.search.analysis.importance import Importance, ParameterShare
-from elastune.study.results.study import Study
 from elastune.testing.studies import SETTINGS, Telling, stopping_study
+from elastune.tune.search.importance import Importance, ParameterShare
+from elastune.tune.study.results import Study
 
 FOUND = Importance("accuracy", 40, (ParameterShare("lr", 0.8, 40), ParameterShare("$mo$", 0.2, 23)))
 

@@ -9,16 +9,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from elastune.journal.entry import Entry
-from elastune.journal.records import Decided, Measured, NotMeasured, PolicyFailed, Restarted, RunFinished, RunStarted
-from elastune.report.document import Note, render
-from elastune.report.explain_run import explain_run
-from elastune.report.figures import interactive, static
-from elastune.report.figures.adapting import MOST_LABELS, MOST_MARKS, over_time
-from elastune.report.figures.figures import Series
-from elastune.report.gather import gather_run
-from elastune.report.page import run_page, write_report
-from elastune.report.tables.adapting import (
+from elastune.core.journal.records import (
+    Decided,
+    Entry,
+    Measured,
+    NotMeasured,
+    PolicyFailed,
+    Restarted,
+    RunFinished,
+    RunStarted,
+)
+from elastune.report import matplotlib_png as static
+from elastune.report import plotly_html as interactive
+from elastune.report.adaptation import (
+    MOST_LABELS,
+    MOST_MARKS,
     Adaptation,
     adaptation_json,
     adaptation_line,
@@ -26,15 +31,14 @@ from elastune.report.tables.adapting import (
     decisions_table,
     failures_table,
     gather_adaptation,
+    over_time,
 )
-from elastune.report.tables.decision_text import (
-    cause_text,
-    change_text,
-    decided_line,
-    failed_line,
-    measured_text,
-    unmeasured_line,
-)
+from elastune.report.document import Note, render
+from elastune.report.explain import explain_run
+from elastune.report.figures import Series
+from elastune.report.lines import cause_text, change_text, decided_line, failed_line, measured_text, unmeasured_line
+from elastune.report.overviews import gather_run
+from elastune.report.page import run_page, write_report
 
 SEEN = Measured(320, 2, 20_480, 12.5, 2, 64, 0.05, {"loss": (0.3123, None), "noise_scale": (412.3, 29.7)})
 

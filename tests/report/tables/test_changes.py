@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from elastune.journal.entry import Entry
-from elastune.journal.records import (
+from elastune.core.journal.records import (
+    Entry,
     FaultInjected,
     LearnerLeftOut,
     Regrouped,
@@ -13,9 +13,11 @@ from elastune.journal.records import (
     WorkerGone,
 )
 from elastune.report.document import render
-from elastune.report.gather import gather_run
+from elastune.report.lines import left_out_line
+from elastune.report.overviews import gather_run
 from elastune.report.page import run_page
-from elastune.report.tables.changes import (
+from elastune.report.sample_ledger import ledger
+from elastune.report.worker_changes import (
     Changes,
     changes_line,
     changes_table,
@@ -23,8 +25,6 @@ from elastune.report.tables.changes import (
     left_out_table,
     worker_steps,
 )
-from elastune.report.tables.decision_text import left_out_line
-from elastune.report.tables.sample_ledger import ledger
 
 STORY = [
     RunStarted("p.py", {}, 0, {"workers": 2}),

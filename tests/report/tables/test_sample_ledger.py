@@ -8,9 +8,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastune.journal.entry import Entry
-from elastune.journal.records import LearnerLeftOut, RunFinished, RunStarted, StepsCompleted
-from elastune.report.tables.sample_ledger import ledger, left_out, lines
+from elastune.core.journal.records import Entry, LearnerLeftOut, RunFinished, RunStarted, StepsCompleted
+from elastune.report.sample_ledger import ledger, left_out, lines
 
 STARTED = RunStarted("p.py", {}, 0, {})
 

@@ -6,20 +6,36 @@ from dataclasses import replace
 
 import pytest
 
-from elastune.journal.entry import Entry
-from elastune.journal.link_records import BY_CHECKPOINT
-from elastune.journal.records import Measured, Record, Restarted, RunFinished, RunStarted, SyncChanged, TopologyLaid
+from elastune.core.journal.execution_records import BY_CHECKPOINT
+from elastune.core.journal.records import (
+    Entry,
+    Measured,
+    Record,
+    Restarted,
+    RunFinished,
+    RunStarted,
+    SyncChanged,
+    TopologyLaid,
+)
+from elastune.report import matplotlib_png as static
+from elastune.report import plotly_html as interactive
+from elastune.report.adaptation import (
+    SyncStory,
+    adaptation_json,
+    adaptation_line,
+    gather_adaptation,
+    gather_sync,
+    over_time,
+    sync_line,
+    sync_table,
+)
 from elastune.report.document import render
-from elastune.report.events import write_events
-from elastune.report.explain_run import explain_run
-from elastune.report.figures import interactive, static
-from elastune.report.figures.adapting import over_time
-from elastune.report.figures.figures import Figure
-from elastune.report.gather import gather_run
+from elastune.report.explain import explain_run
+from elastune.report.figures import Figure
+from elastune.report.lines import since_line
+from elastune.report.overviews import gather_run
 from elastune.report.page import run_page
-from elastune.report.tables.adapting import adaptation_json, adaptation_line, gather_adaptation
-from elastune.report.tables.decision_text import since_line
-from elastune.report.tables.sync_story import SyncStory, gather_sync, sync_line, sync_table
+from elastune.report.tensorboard import write_events
 
 LOCAL = "local:learners=8,every=16"
 STARTED = RunStarted("p.py", {}, 0, {"workers": 2, "topology": "tree"})

@@ -4,20 +4,12 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from elastune.core.text import number
-from elastune.journal.records import LinkFitted, TimesFitted, WorkerSteps
-from elastune.report.gather import front_trials, gather_run, gather_study
-from elastune.report.tables.frontier_tables import frontier_table, reasons_table, settings_table, volumes_table
-from elastune.report.tables.study_tables import failures_table, front_table, trials_table
-from elastune.report.tables.tables import (
-    Table,
-    reports_table,
-    run_table,
-    times_table,
-    to_html,
-    to_rich,
-    worker_steps_table,
-)
+from elastune.core.formatting import number
+from elastune.core.journal.records import LinkFitted, TimesFitted, WorkerSteps
+from elastune.report.frontier import frontier_table, reasons_table, settings_table, volumes_table
+from elastune.report.overviews import front_trials, gather_run, gather_study
+from elastune.report.study import failures_table, front_table, trials_table
+from elastune.report.tables import Table, reports_table, run_table, times_table, to_html, to_rich, worker_steps_table
 
 
 def printed(table, width):

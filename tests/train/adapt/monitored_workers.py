@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
+from elastune.core.journal.records import Record
 from elastune.core.run import Adapt, Means
-from elastune.journal.records import Record
 from elastune.testing.sessions import lone_session
 from elastune.testing.worker_processes import Worker
 

@@ -13,12 +13,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from elastune.adapt.policies.base import Policy
 from elastune.core.errors import UserError
+from elastune.core.journal.records import Decided, Entry, Measured, PolicyFailed, Record
 from elastune.core.run import Adapt, Elastic, Means
-from elastune.journal.entry import Entry
-from elastune.journal.records import Decided, Measured, PolicyFailed, Record
-from elastune.policies.base import Policy
-from elastune.report.tables.sample_ledger import ledger
+from elastune.report.sample_ledger import ledger
 from elastune.testing.sessions import lone_session
 from elastune.train.session import Session
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 
-from elastune.core.signals import Decision, Signal, Snapshot
-from elastune.core.votes import VOTE
-from elastune.policies.runtime.host import Proposal
-from elastune.train.adapt.agreement import Agreed, Agreement
+from elastune.adapt.policies.host import Proposal
+from elastune.core.decisions import VOTE, Decision, Signal, Snapshot
+from elastune.train.adaptation.decisions import Agreed, Agreement
 
 CAUSE = Snapshot(7, 1, 448, 3.0, 2, 64, 0.1, signals={"loss": Signal(0.5, 0.1)})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastune.train.adapt.exchanged import LEARNERS_DISTANCE, MIX_STALENESS, SENT_BYTES, Exchanged
+from elastune.train.adaptation.adapter import LEARNERS_DISTANCE, MIX_STALENESS, SENT_BYTES, Exchanged
 
 
 def step(counts: Exchanged, so_far: int, steps: int = 1, *, contributed: bool = True) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastune.train.adapt.link_watch import STEPS, LinkWatch
+from elastune.train.adaptation.routing import STEPS, LinkWatch
 
 
 def watched(*times: float) -> LinkWatch:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler as schedules
 
-from elastune.train.adapt.lr import Ramp, scale_rates, set_rates
+from elastune.train.schedules import Ramp, scale_rates, set_rates
 
 SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
     "step": lambda o: schedules.StepLR(o, 3, 0.5),

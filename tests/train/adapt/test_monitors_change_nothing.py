@@ -11,9 +11,9 @@ from tests.soaked import soaked
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from elastune.adapt.monitors.registry import MONITORS
+from elastune.core.journal.records import Decided, Measured, NotMeasured, PolicyFailed, Record
 from elastune.core.run import Adapt, Means
-from elastune.journal.records import Decided, Measured, NotMeasured, PolicyFailed, Record
-from elastune.monitors.registry import MONITORS
 from elastune.testing.sessions import lone_session
 
 COMPARING = frozenset({"noise_scale", "noise_scale_adam"})

@@ -8,11 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from elastune.core.signals import Decision, Snapshot
-from elastune.journal.records import Decided, Record
-from elastune.policies.runtime.host import PolicyHost, Proposal
-from elastune.train.adapt.agreement import PROGRAM
-from elastune.train.adapt.decisions import Decisions
+from elastune.adapt.policies.host import PolicyHost, Proposal
+from elastune.core.decisions import Decision, Snapshot
+from elastune.core.journal.records import Decided, Record
+from elastune.train.adaptation.decisions import PROGRAM, Decisions
 
 AT = Snapshot(7, 1, 448, 3.0, 2, 64, 0.1)
 

@@ -10,17 +10,16 @@ from typing import Any, cast
 
 import pytest
 
-from elastune.comm.comms import Comms, replicated
-from elastune.comm.group import Group, GroupBroken
 from elastune.core.clock import SystemClock
+from elastune.core.communication import Topology
+from elastune.core.journal.records import TopologyLaid
 from elastune.core.run import Means, Program, RunSpec
 from elastune.core.sync_plan import SyncPlan
-from elastune.core.topology import Topology
-from elastune.journal.records import TopologyLaid
-from elastune.train.adapt import routing as routing_module
-from elastune.train.adapt.routing import Routing
-from elastune.train.progress import Progress
-from elastune.train.timing import StepTimes
+from elastune.parallel.comm.group import Group, GroupBroken
+from elastune.parallel.comm.process_groups import Comms, replicated
+from elastune.train.adaptation import routing as routing_module
+from elastune.train.adaptation.routing import Routing
+from elastune.train.progress import Progress, StepTimes
 
 MEASURED = "links measured: that of host b is slow"
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from elastune.core.run import Means
-from elastune.mechanisms.buffers import flatten
+from elastune.parallel.mechanisms.base import flatten
 from elastune.testing.sessions import lone_session
 from elastune.testing.worker_processes import Worker
 

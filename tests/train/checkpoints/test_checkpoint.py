@@ -30,7 +30,7 @@ from elastune.train.checkpoints.checkpoint import (
     set_aside,
     spans,
 )
-from elastune.train.checkpoints.seal import seal, unseal
+from elastune.train.checkpoints.spool import seal, unseal
 
 MEGABYTES = 4
 

@@ -13,12 +13,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastune.core.errors import UserError
-from elastune.core.layout import Box
+from elastune.core.layout import Box, Stretch, whole_stretch
 from elastune.core.run import Position
-from elastune.core.stretches import Stretch, whole_stretch
-from elastune.mechanisms.scattered import Scattered, elements, whole
-from elastune.train.checkpoints.checkpoint import Contribution, contribute, damaged, draft, load, load_newest, publish
-from elastune.train.checkpoints.files import Shelf, file_name, merged, write
+from elastune.parallel.mechanisms.tensor_storage import Scattered, elements, whole
+from elastune.train.checkpoints.checkpoint import (
+    Contribution,
+    Shelf,
+    contribute,
+    damaged,
+    draft,
+    file_name,
+    load,
+    load_newest,
+    merged,
+    publish,
+    write,
+)
 
 SHAPE = (6, 8)
 

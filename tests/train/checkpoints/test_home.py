@@ -13,7 +13,7 @@ import torch
 
 from elastune.core.errors import UserError
 from elastune.train.checkpoints.checkpoint import contribute, draft
-from elastune.train.checkpoints.home import OutFolder
+from elastune.train.checkpoints.out_folder import OutFolder
 
 MOMENTS = range(6)  # before each of the five calls that make a draft's folder, open and mkdir in turn; and after them
 HOW = ("removed", "moved", "replaced")

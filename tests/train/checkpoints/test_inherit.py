@@ -26,17 +26,17 @@ from torch.optim.lr_scheduler import (
 )
 from torch.utils.data import TensorDataset
 
-from elastune.cluster.local import LocalCluster
-from elastune.comm.group import Group
 from elastune.core.errors import UserError
 from elastune.core.run import Elastic, Means, Program, RunSpec
 from elastune.elastic.worker.group import WorkerGroup
-from elastune.job.run import run_job
+from elastune.parallel.comm.group import Group
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.runtime.job.run import run_job
 from elastune.testing.sessions import lone_session
 from elastune.train.checkpoints.checkpoint import complete, load
-from elastune.train.checkpoints.inherit import inherit
+from elastune.train.checkpoints.run_folder import inherit
 from elastune.train.session import Session
-from elastune.train.stepper import StopTraining
+from elastune.train.step import StopTraining
 
 STEPS = 3  # of an epoch
 Rates = list[float]

@@ -11,22 +11,21 @@ import pytest
 import torch
 from torch import nn
 
-from elastune.comm.group import Group
 from elastune.core.clock import SystemClock
 from elastune.core.errors import UserError
+from elastune.core.journal.records import Checkpointed, Record
 from elastune.core.run import Position, Program, RunSpec
 from elastune.elastic.worker.group import WorkerGroup
-from elastune.journal.records import Checkpointed, Record
-from elastune.sync.registry import in_use, prepare
-from elastune.train.adapt.adapter import Adapter
+from elastune.parallel.comm.group import Group
+from elastune.parallel.sync.registry import in_use, prepare
+from elastune.train.adaptation.adapter import Adapter
 from elastune.train.checkpoints.checkpoint import complete, load
-from elastune.train.checkpoints.parts import Named, load_states, states_of
 from elastune.train.checkpoints.run_state import RunState
+from elastune.train.checkpoints.tree import Named, load_states, states_of
 from elastune.train.data.sample_log import SampleLog
-from elastune.train.progress import Progress
-from elastune.train.timing import StepTimes
+from elastune.train.progress import Progress, StepTimes
+from elastune.train.step import StepTransaction
 from elastune.train.training_state import TrainingState
-from elastune.train.transaction import StepTransaction
 
 
 class Outer:

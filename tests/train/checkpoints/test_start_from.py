@@ -14,20 +14,18 @@ from safetensors.torch import save_file
 from tests.programs.assets import build, points
 from torch import nn
 
-from elastune.cluster.elastic_run import ElasticRun
-from elastune.cluster.local import LocalCluster
 from elastune.core.errors import UserError
-from elastune.core.run import Means, Program, RunSpec
-from elastune.core.start_from import StartFrom, parse_renames
-from elastune.job.output_dir import JOURNAL
-from elastune.job.run import JobFailed, run_job
-from elastune.journal.reader import read
-from elastune.journal.records import Record, StartedFrom
-from elastune.mechanisms.scattered import whole
+from elastune.core.journal.files import read
+from elastune.core.journal.records import Record, StartedFrom
+from elastune.core.run import Means, Program, RunSpec, StartFrom, parse_renames
+from elastune.parallel.mechanisms.tensor_storage import whole
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.runtime.elastic_run import ElasticRun
+from elastune.runtime.job.output import JOURNAL
+from elastune.runtime.job.run import JobFailed, run_job
 from elastune.testing.elastic_runs import Runs, together
 from elastune.testing.sessions import lone_session
-from elastune.train.checkpoints.beginning import FILE, note_beginning, noted_beginning
-from elastune.train.checkpoints.home import OutFolder
+from elastune.train.checkpoints.out_folder import FILE, OutFolder, note_beginning, noted_beginning
 from elastune.train.checkpoints.start_from import start_from, weights_in
 
 ASSETS = Path(__file__).parents[2] / "programs" / "assets.py"

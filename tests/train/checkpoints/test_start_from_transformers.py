@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from elastune.core.errors import UserError
-from elastune.journal.records import Record, StartedFrom
+from elastune.core.journal.records import Record, StartedFrom
 from elastune.testing.sessions import lone_session
 
 SMALL = {"n_layer": 2, "n_embd": 8, "n_head": 2, "n_positions": 16, "vocab_size": 11, "pad_token_id": 0}

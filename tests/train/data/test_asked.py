@@ -29,8 +29,8 @@ from torch.utils.data import (
 from elastune.core.errors import UserError
 from elastune.core.run import Means
 from elastune.testing.sessions import lone_session
-from elastune.train.data.asked import asked_of
-from elastune.train.data.drawing import drawn
+from elastune.train.data.loading import drawn
+from elastune.train.data.source import asked_of
 
 DATA = TensorDataset(torch.arange(20.0).reshape(20, 1), torch.arange(20.0).reshape(20, 1))
 

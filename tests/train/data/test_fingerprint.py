@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from elastune.journal.records import DataContext
+from elastune.core.journal.records import DataContext
 from elastune.train.data.fingerprint import SAMPLES, data_context
 
 

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
+from elastune.core.journal.records import Entry, LearnerLeftOut, RunStarted
 from elastune.core.run import Position
-from elastune.journal.entry import Entry
-from elastune.journal.records import LearnerLeftOut, RunStarted
-from elastune.report.tables.sample_ledger import ledger
+from elastune.report.sample_ledger import ledger
 from elastune.train.data.sample_log import SampleSpans, add_left_out, add_steps, newest_left_out, records_of
 
 

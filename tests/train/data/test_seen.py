@@ -13,10 +13,10 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from elastune.core.errors import UserError
-from elastune.journal.records import ChangesAccepted, DataContext, Record
+from elastune.core.journal.records import ChangesAccepted, DataContext, Record
 from elastune.testing.sessions import lone_session
-from elastune.train.data.fingerprint import MOST_BYTES, data_context
-from elastune.train.data.seen import MOST_LOOKS, SeenData
+from elastune.train.data.fingerprint import MOST_DATASET_BYTES as MOST_BYTES
+from elastune.train.data.fingerprint import MOST_LOOKS, SeenData, data_context
 
 
 def rows(count: int = 64, seed: int = 0) -> TensorDataset:

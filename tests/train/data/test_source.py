@@ -15,16 +15,15 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from elastune.core.errors import UserError
+from elastune.core.journal.records import ChangesUnreached, RoundsCut, StepsCompleted, StepsPlanned
 from elastune.core.run import Means, Position
-from elastune.core.sync_plan import SyncPlan
-from elastune.core.sync_schedule import SyncSchedule
-from elastune.journal.records import ChangesUnreached, RoundsCut, StepsCompleted, StepsPlanned
+from elastune.core.sync_plan import SyncPlan, SyncSchedule
 from elastune.testing.sessions import lone_session
-from elastune.train.data.content import PRIME
+from elastune.train.data.fingerprint import PRIME
 from elastune.train.data.loading import Loading
-from elastune.train.data.planned import PlannedSteps, steps_planned
 from elastune.train.data.source import MapStyleSource, StepSource, plan_steps
-from elastune.train.stepper import StopTraining
+from elastune.train.progress import PlannedSteps, steps_planned
+from elastune.train.step import StopTraining
 
 
 class Stream:

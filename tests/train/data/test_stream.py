@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from elastune.core.errors import UserError
 from elastune.core.run import Means
 from elastune.testing.sessions import lone_session
-from elastune.train.data.asked import asked_of
 from elastune.train.data.loading import Loading
+from elastune.train.data.source import asked_of
 from elastune.train.data.stream import Reader, StreamSource
 
 

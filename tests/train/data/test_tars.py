@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastune.train.data.tars import KEY, URL, damaged_tar
+from elastune.train.data.stream import KEY, URL, damaged_tar
 
 
 @pytest.mark.parametrize("said", ["dog", 7])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elastune.train.program.causes import DEEPEST_TRACE, cause_of, text_of, trace_of
+from elastune.train.program.errors import DEEPEST_TRACE, cause_of, text_of, trace_of
 
 HERE = Path(__file__).name
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from elastune.core.run import Program
-from elastune.train.program.digest import meaning
+from elastune.train.program.source import meaning
 
 FILE = '''"""A program."""
 import torch

@@ -10,9 +10,7 @@ import pytest
 from elastune.core.errors import UserError
 from elastune.core.run import Program
 from elastune.testing.sessions import lone_session
-from elastune.train.program.current import current_session, end_program
-from elastune.train.program.load import load
-from elastune.train.program.script import as_arguments
+from elastune.train.program.load import as_arguments, current_session, end_program, load
 
 USES = "from elastune.adapters.accelerate import Accelerator\n"
 

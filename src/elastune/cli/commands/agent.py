@@ -1,4 +1,4 @@
-"""``elastune agent``: let this machine's workers serve a controller elsewhere."""
+"""``elastune agent`` offers this machine to a controller; ``elastune deploy`` writes files for other systems."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from elastune.cli import parse
-from elastune.cli.clusters import Interface
 from elastune.cli.flatten import flatten
-from elastune.cli.groups import Notices
+from elastune.cli.groups import Interface, Notices
 from elastune.cli.output import FAILED, OK, TRY_AGAIN, print_error
 from elastune.core.cost import ON_DEMAND
 from elastune.core.errors import UserError
 
 if TYPE_CHECKING:
-    from elastune.cluster.agents.agent import Link
-    from elastune.cluster.agents.messages import AgentHello
-    from elastune.elastic.protocol.elsewhere import Elsewhere
+    from elastune.elastic.wire.contact import Elsewhere
+    from elastune.runtime.agents.agent import Link
+    from elastune.runtime.agents.messages import AgentHello
 
+
+# [agent] ``elastune agent``: let this machine's workers serve a controller elsewhere.
 
 Room = Annotated[int | None, typer.Option(help="Most workers on this machine. [default: the number of its cores]")]
 AGAIN_LIMIT_S = 0.5  # for one look for the next controller
@@ -50,7 +51,7 @@ class ThisMachine:
 
     def hello(self, label: str) -> AgentHello:
         """What its agent says first. Raises ``UserError``."""
-        from elastune.cluster.agents.agent import hello_of
+        from elastune.runtime.agents.agent import hello_of
         from elastune.train.machine import cores, software
 
         host = self.name or os.environ.get("SLURMD_NODENAME") or socket.gethostname()
@@ -105,16 +106,15 @@ def agent(
     On SIGTERM, SIGUSR1 or another notice that this machine is about to be taken away, the workers leave their runs.
     Then the agent ends with exit code 75.
     """
-    from elastune.cluster.agents import agent as agents
-    from elastune.cluster.agents.agent import Agent
-    from elastune.cluster.agents.token import read_token
-    from elastune.cluster.fork.launcher import ForkLauncher
-    from elastune.cluster.fork.server import die_with
-    from elastune.cluster.fork.spawner import PRELOAD
-    from elastune.cluster.worker import WORK
-    from elastune.comm.interfaces import address_of, interface_with
-    from elastune.elastic.protocol.elsewhere import Elsewhere
-    from elastune.elastic.worker.host_name import HOST
+    from elastune.elastic.wire.contact import Elsewhere
+    from elastune.elastic.wire.transport import HOST
+    from elastune.parallel.comm.sockets import address_of, interface_with
+    from elastune.runtime.agents import agent as agents
+    from elastune.runtime.agents.agent import Agent
+    from elastune.runtime.agents.credentials import read_token
+    from elastune.runtime.clusters.fork import PRELOAD, ForkLauncher
+    from elastune.runtime.clusters.fork_server import die_with
+    from elastune.runtime.worker import WORK
 
     if started.parent is not None:
         die_with(started.parent)
@@ -156,7 +156,7 @@ def agent(
 
 
 def _join(where: Elsewhere, token: str, hello: AgentHello, patience_s: float) -> Link:
-    from elastune.cluster.agents.agent import join
+    from elastune.runtime.agents.agent import join
 
     until = time.monotonic() + patience_s
     while True:
@@ -168,3 +168,40 @@ def _join(where: Elsewhere, token: str, hello: AgentHello, patience_s: float) ->
                 continue
             why = f"{address}: {error.strerror or error}, after {patience_s - max(0.0, until - time.monotonic()):.0f} s"
         raise UserError("a controller must listen there", why, "start it, or see the address and firewalls") from None
+
+
+# [deploy] ``elastune deploy``: files that let other systems start a controller and its agents.
+
+
+def deploy(
+    system: Annotated[str, typer.Argument(help="The system: jobset (Kubernetes) or skypilot.")],
+    command: Annotated[
+        list[str],
+        typer.Argument(help="The program, as a path in the image, and options of elastune run. Put -- before it."),
+    ],
+    image: Annotated[str, typer.Option(help="Container image with elastune, torch, the program and its data.")],
+    name: Annotated[str, typer.Option(help="Name of the job.")] = "train",
+    hosts: Annotated[int, typer.Option(help="Number of hosts. Each runs one agent.")] = 2,
+    workers: Annotated[int, typer.Option(help="Number of workers on each host.")] = 1,
+    gpus: Annotated[int, typer.Option(help="Number of GPUs of each host.")] = 0,
+    accelerator: Annotated[str, typer.Option(help="What SkyPilot calls the GPUs, such as H100.")] = "H100",
+    port: Annotated[int, typer.Option(help="Port where the controller listens for agents.")] = 7070,
+    volume: Annotated[
+        str, typer.Option(help="Name of a volume that all hosts share, for checkpoints and results.")
+    ] = "results",
+) -> int:
+    """Print a file that starts a job on Kubernetes or SkyPilot.
+
+    The job is elastune run with COMMAND, on workers of several hosts. Such as: elastune deploy jobset --image IMAGE --
+    train.py --epochs 10
+
+    The file's first lines tell what it needs and how to start it. The file is checked, but was not run by us.
+    """
+    from elastune.runtime.deployment import deployment, known, render
+
+    wanted = deployment(
+        command, image=image, name=name, hosts=hosts, workers=workers, gpus=gpus, accelerator=accelerator, port=port,
+        volume=volume,
+    )  # fmt: skip
+    print(render(known(system), wanted), end="")
+    return OK

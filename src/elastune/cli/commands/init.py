@@ -1,16 +1,186 @@
-"""``elastune init``: a first program, to be made one's own; or one's own, as a program."""
+"""``elastune init``: a first program to edit, or your own plain training loop rewritten for a session.
+
+The rewriting finds the few lines that change in the syntax of the program. It changes only what is certain: a loop
+over ``range(...)`` epochs around a loop over batches with one ``.backward()``.
+"""
 
 from __future__ import annotations
 
+import ast
 import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from elastune.cli.from_plain import from_plain
 from elastune.cli.output import OK, say
 from elastune.core.errors import UserError
+
+# [from plain] A plain training loop, rewritten for a session: the few lines that change, found in the program's syntax.
+#
+# Only what is certain is changed: a loop over ``range(...)`` epochs around a loop over batches with one ``.backward()``.
+
+PAGE = "see docs/programs.md"
+
+
+@dataclass
+class _Found:
+    """The loop over epochs, what it lies in, and what it trains with."""
+
+    epochs: ast.For
+    batches: ast.For
+    home: ast.FunctionDef | None
+    models: list[str] = field(default_factory=list)
+    optimizers: list[str] = field(default_factory=list)
+    schedulers: list[str] = field(default_factory=list)
+
+    @property
+    def prepared(self) -> str:
+        return ", ".join([*self.models, *self.optimizers, *self.schedulers])
+
+
+def from_plain(text: str, name: str) -> str:
+    """``text``, of the file ``name``, as a program for ``elastune run``.
+
+    Raises:
+        UserError: Where no loop was found, or it lies where it cannot be rewritten.
+    """
+    try:
+        module = ast.parse(text)
+    except SyntaxError as error:
+        raise UserError("a program must be Python", f"{name}:{error.lineno}: {error.msg}", "mend it first") from None
+    found = _loop_of(module, name)
+    _trained_by(found, found.home or module)
+    if not found.optimizers or not found.models:
+        rule = "the optimizer is built of model.parameters() beside the loop"
+        raise UserError(rule, f"none found in {name}", f"change the lines by hand: {PAGE}")
+    lines = text.splitlines()
+    for node in sorted(_edits(found, text), key=lambda edit: edit[0], reverse=True):
+        (row, start, stop), new = node
+        lines[row] = lines[row].encode()[:start].decode() + new + lines[row].encode()[stop:].decode()
+    indent = " " * found.epochs.col_offset
+    lines.insert(found.epochs.lineno - 1, f"{indent}{found.prepared} = session.prepare({found.prepared})")
+    return "\n".join(_called(lines, found, module, name)) + "\n"
+
+
+def _loop_of(module: ast.Module, name: str) -> _Found:
+    homes: list[ast.FunctionDef | None] = [None, *(n for n in module.body if isinstance(n, ast.FunctionDef))]
+    found: list[_Found] = []
+    for home in homes:
+        body = module.body if home is None else home.body
+        for loop in (node for top in body for node in _within(top) if isinstance(node, ast.For)):
+            inner = [each for each in loop.body if isinstance(each, ast.For) and _backward(each)]
+            if len(inner) == 1 and _is_range(loop.iter):
+                found.append(_Found(loop, inner[0], home))
+    if len(found) != 1 or len(_backward(found[0].batches)) != 1:
+        rule = "a plain program has one loop over epochs, with range(...), around one over batches with one .backward()"
+        raise UserError(rule, f"{len(found)} of them in {name}", f"change the lines by hand: {PAGE}")
+    return found[0]
+
+
+def _within(top: ast.stmt) -> Iterator[ast.AST]:
+    """``top`` and what it has, without functions and classes."""
+    if isinstance(top, (ast.FunctionDef, ast.ClassDef)):
+        return
+    yield from ast.walk(top)
+
+
+def _backward(loop: ast.For) -> list[ast.Call]:
+    calls = (node for node in ast.walk(loop) if isinstance(node, ast.Call))
+    return [c for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr == "backward" and not c.args]
+
+
+def _is_range(node: ast.expr) -> bool:
+    called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range"
+    return called and len(node.args) == 1  # type: ignore[attr-defined]
+
+
+def _trained_by(found: _Found, home: ast.FunctionDef | ast.Module) -> None:
+    for node in (n for top in home.body if top.lineno < found.epochs.lineno for n in _within(top)):
+        if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and len(node.targets) == 1):
+            continue
+        target, made = node.targets[0], ast.unparse(node.value.func)
+        if not isinstance(target, ast.Name):
+            continue
+        owners = [
+            ast.unparse(call.func.value)
+            for call in ast.walk(node.value)
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "parameters"
+        ]
+        if "lr_scheduler." in made or made.endswith("LR"):
+            found.schedulers.append(target.id)
+        elif owners and all(owner.isidentifier() for owner in owners):
+            found.optimizers.append(target.id)
+            found.models += [owner for owner in dict.fromkeys(owners) if owner not in found.models]
+
+
+def _edits(found: _Found, text: str) -> Iterator[tuple[tuple[int, int, int], str]]:
+    """Places (line from 0, first and last byte) and what they become."""
+
+    def put(node: ast.expr, new: str) -> tuple[tuple[int, int, int], str]:
+        if node.lineno != node.end_lineno or node.end_col_offset is None:
+            raise UserError("a line that changes is one line", ast.unparse(node)[:80], "write it on one")
+        return (node.lineno - 1, node.col_offset, node.end_col_offset), new
+
+    assert isinstance(found.epochs.iter, ast.Call)
+    yield put(found.epochs.iter, f"session.epochs({ast.unparse(found.epochs.iter.args[0])})")
+    batches = found.batches.iter
+    while isinstance(batches, ast.Call) and batches.args and ast.unparse(batches.func) in ("enumerate", "tqdm"):
+        batches = batches.args[0]
+    yield put(batches, f"session.batches({ast.get_source_segment(text, batches)})")
+    (backward,) = _backward(found.batches)
+    assert isinstance(backward.func, ast.Attribute)
+    yield put(backward, f"session.backward({ast.get_source_segment(text, backward.func.value)})")
+    for node in ast.walk(found.batches):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("clip_grad_norm_") and len(node.args) == 2:
+            yield put(node, f"session.clip_grad_norm_({ast.get_source_segment(text, node.args[1])})")
+
+
+def _called(lines: list[str], found: _Found, module: ast.Module, name: str) -> list[str]:
+    """``lines``, in which one was put before the loop, with a ``train(session)``."""
+    home, moved = found.home, found.epochs.lineno
+    guards = [n for n in module.body if isinstance(n, ast.If) and "__name__" in ast.unparse(n.test)]
+    if home is not None:
+        needed = len(home.args.args) - len(home.args.defaults)
+        if needed or home.args.posonlyargs or home.args.vararg:
+            rule = "the loop is in a function that needs no arguments, or in the file itself"
+            raise UserError(rule, f"{home.name}({ast.unparse(home.args)}) in {name}", "read them within, from config")
+        row = home.lineno - 1
+        others = ", " if home.args.args else ""
+        lines[row] = lines[row].replace(f"{home.name}(", f"{home.name}(session{others}", 1)
+        for guard in guards:  # elastune run starts it
+            shift = int(guard.lineno >= moved)
+            lines[guard.lineno - 1 + shift : (guard.end_lineno or guard.lineno) + shift] = []
+        more = ["", "", "def train(session):", f"    {home.name}(session)"] if home.name != "train" else []
+        return [*_stripped(lines), *more]
+    names = {*found.models, *found.optimizers, *found.schedulers}
+    first = min(n.lineno for n in module.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) in names)
+    inside = {name for n in module.body if n.lineno >= first for name in _stored(n)}
+    for function in (n for n in module.body if isinstance(n, ast.FunctionDef) and n.lineno < first):
+        own = {a.arg for a in function.args.args} | _stored(function)
+        read = {t.id for t in ast.walk(function) if isinstance(t, ast.Name)} - own
+        if read & inside:
+            rule = "what a function uses is given to it, or built before the model"
+            raise UserError(rule, f"{function.name} uses {', '.join(sorted(read & inside))}", "put the loop in main()")
+    body = [f"    {line}" if line.strip() else line for line in lines[first - 1 :]]
+    return [*_stripped(lines[: first - 1]), "", "", "def train(session):", *body]
+
+
+def _stored(top: ast.AST) -> set[str]:
+    """The names that something within ``top`` is given."""
+    return {n.id for n in ast.walk(top) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+
+
+def _stripped(lines: list[str]) -> list[str]:
+    """Without empty lines at the end."""
+    while lines and not lines[-1].strip():
+        lines = lines[:-1]
+    return lines
+
+
+# [init] ``elastune init``: a first program, to be made one's own; or one's own, as a program.
 
 FIRST_PROGRAM = Path(__file__).parent.parent / "first_program.py"
 

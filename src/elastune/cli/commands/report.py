@@ -1,8 +1,8 @@
-"""``elastune report``: what an output folder holds, on the terminal and as a page."""
+"""``elastune report``, ``explain`` and ``export``: an output folder as tables, as a page, in words, as a file."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +13,9 @@ from elastune.cli.flatten import flatten
 from elastune.cli.groups import HostPrices
 from elastune.cli.output import FAILED, OK, print_json, print_result, say
 from elastune.core.errors import UserError
+from elastune.core.formatting import count, plain
+
+# [report] ``elastune report``: what an output folder holds, on the terminal and as a page.
 
 if TYPE_CHECKING:
     pass
@@ -75,7 +78,7 @@ def report(
         return _ledger(out, json)
     from elastune.cli.results import Wish, result_of, with_money
     from elastune.report.page import write_report
-    from elastune.study.time_to_target import parse_target
+    from elastune.tune.study.time_to_target import parse_target
 
     targets, weighed = parse.numbers(pick or [], "--pick"), parse.numbers(weights or [], "--weights")
     wish = Wish(targets, weighed, subset, None if target is None else parse_target(target))
@@ -83,9 +86,9 @@ def report(
     page = write_report(out, across_changes=across_changes)
     more: dict[str, object] = {}
     if tensorboard:
-        from elastune.job.output_dir import JOURNAL
-        from elastune.journal.reader import read
-        from elastune.report.events import write_events
+        from elastune.core.journal.files import read
+        from elastune.report.tensorboard import write_events
+        from elastune.runtime.job.output import JOURNAL
 
         more["events"] = str(write_events(read(out / JOURNAL), out))
     if (prices := money.read()) is not None:
@@ -96,9 +99,9 @@ def report(
 
 
 def _ledger(out: Path, as_json: bool) -> int:
-    from elastune.job.output_dir import JOURNAL
-    from elastune.journal.reader import read
-    from elastune.report.tables.sample_ledger import ledger, lines
+    from elastune.core.journal.files import read
+    from elastune.report.sample_ledger import ledger, lines
+    from elastune.runtime.job.output import JOURNAL
 
     found = ledger(read(out / JOURNAL))
     if not found.epochs:
@@ -108,3 +111,153 @@ def _ledger(out: Path, as_json: bool) -> int:
     else:
         say("\n".join(lines(found)))
     return OK if found.exact else FAILED
+
+
+# [explain] ``elastune explain``: a study, a frontier or a run in words.
+
+
+def explain(
+    out: Annotated[
+        Path, typer.Argument(help="The output folder of a study, a frontier, a run or a plan, finished or not.")
+    ],
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="The --out folder of elastune plan: show the step times that it predicted beside the measured ones.",
+        ),
+    ] = None,
+    across_changes: options.AcrossChanges = False,
+    json: options.Json = False,
+) -> int:
+    """Explain in words what a study, frontier, run or plan found.
+
+    Of a study: what it found and at what price, which parameters decided it, what was stopped or failed and why, where
+    the time went, and what to try next.
+
+    Of a frontier: its answer, and what each worker count reaches.
+
+    Of a run: whether its batch was beyond the noise scale that it measured, what tensor left whole of the model, where
+    a pipeline was cut, and what a worker's memory held, measured and modelled, and would hold otherwise.
+
+    Of a plan: all that it says.
+
+    If a plan (that of --plan, or the one that the study was begun with) or a frontier has predicted step times, they
+    stand beside the measured ones.
+
+    --json: {kind: "explanation", parts: [{title, lines}], importance: [{objective, trials, parameters: [{name, share,
+    trials}], why_not}], worker_time: {front, complete, paused, infeasible, unfinished, resizing, waiting}, out}; the
+    shares of an objective sum to 1, and so do those of a study's worker-seconds.
+    """
+    from elastune.core.journal.files import read
+    from elastune.core.journal.trials import compared_all
+    from elastune.core.plan.step_time import plan_told
+    from elastune.report.explain import Explanation, Part, explain_frontier, explain_run
+    from elastune.report.explain import explain as explained
+    from elastune.report.overviews import gather_run, gather_study
+    from elastune.report.plan import plan_lines, serial_of
+    from elastune.report.predicted_time import fitted_prediction, run_prediction, study_prediction
+    from elastune.runtime.job.output import JOURNAL
+    from elastune.tune.study.allocation.throughput import plan_in, plan_left, predicted_in
+    from elastune.tune.study.results import Study
+
+    entries = read(out / JOURNAL)
+    entries = compared_all(entries) if across_changes else entries
+    story, run, own = gather_study(entries), gather_run(entries), plan_told(entries)
+    told, made = predicted_in(entries), None if plan is None else plan_in(plan)
+    lines: tuple[str, ...] = ()
+    if own is not None and story is None and run is None:
+        found = Explanation((Part("The plan", tuple(line for line in plan_lines(own) if line)),))
+    elif story is not None and story.is_frontier:
+        found, lines = explain_frontier(story), fitted_prediction(story.times)
+    elif story is None and run is not None:
+        found = explain_run(run, entries)
+        lines = () if made is None else (*run_prediction(made, run), f"{serial_of(made)}.")
+    else:
+        found = explained(Study.of(out, entries))
+        program = "" if story is None else story.settings.get("program", "")
+        if made is None and told is not None:
+            made = plan_left(told, program)
+        if made is not None and story is not None:
+            lines = study_prediction(made, program, entries)
+        if told is not None:
+            lines = (f"At most {count(told.most, 'worker')} a trial: {plain(told.why, 300)}.", *lines)
+    if lines:
+        found = replace(found, parts=(*found.parts, Part("Predicted and measured time", lines)))
+    if json:
+        print_json({"kind": "explanation", **asdict(found), "out": str(out)})
+    else:
+        say(str(found))
+    return OK
+
+
+# [export] ``elastune export``: a study's trials for other programs.
+
+
+def export(
+    out: Annotated[
+        Path, typer.Argument(help="The output folder of a study or, for --dcp and --safetensors, of a run.")
+    ],
+    csv: Annotated[Path | None, typer.Option("--csv", help="Write a table to this file, one line a trial.")] = None,
+    json: Annotated[
+        Path | None, typer.Option("--json", help="Write {kind, objectives, trials: [...]} to this file.")
+    ] = None,
+    optuna: Annotated[
+        Path | None, typer.Option("--optuna", help="Write a file that optuna-dashboard FILE opens.")
+    ] = None,
+    dcp: Annotated[
+        Path | None,
+        typer.Option(
+            "--dcp",
+            help="Write a torch.distributed.checkpoint folder of weights and optimizer, as get_state_dict names them.",
+        ),
+    ] = None,
+    safetensors: Annotated[
+        Path | None, typer.Option("--safetensors", help="Write the weights alone to this one file.")
+    ] = None,
+) -> int:
+    """Export a study's trials, or a run's weights, to files.
+
+    Of a study: --csv, --json and --optuna write all trials, also those without a result and the paused ones. Of each
+    trial: number, state, phase, seed, parent, epochs, seconds, worker_seconds, started_at, ended_at (UTC), what the
+    search chose (params.NAME), all settings (config.NAME), means, values of the objectives, metrics, and the reason.
+    For pandas: elastune.Study.load(OUT).frame().
+
+    Of a run: --dcp and --safetensors write its newest checkpoint.
+    """
+    if dcp is not None or safetensors is not None:
+        from elastune.train.checkpoints.export import export_run
+
+        if csv or json or optuna:
+            raise UserError(
+                "a study's tables and a run's weights are two exports", "both", "export one, then the other"
+            )
+        say("\n".join(export_run(out, dcp, safetensors)))
+        return OK
+    from elastune.core.journal.files import atomic_write
+    from elastune.report.export import to_csv, to_json, to_optuna
+    from elastune.tune.study.results import Study
+
+    wanted = [(what, path) for what, path in (("csv", csv), ("json", json), ("optuna", optuna)) if path is not None]
+    if not wanted:
+        raise UserError(
+            "an export needs a file",
+            "none",
+            "use --csv FILE, --json FILE or --optuna FILE; of a run --dcp DIR or --safetensors FILE",
+        )
+    if len({path.resolve() for _, path in wanted}) < len(wanted):
+        raise UserError("two exports need two files", wanted[0][1], "name another one")
+    for _, path in wanted:
+        if path.exists() and path.resolve().parent == out.resolve():
+            raise UserError("an export must not replace a file of the study", path, "name another one")
+    study = Study.load(out)
+    made = {
+        "csv": lambda: to_csv(study).encode(),
+        "json": lambda: to_json(study).encode(),
+        "optuna": lambda: to_optuna(out),
+    }
+    contents = [made[what]() for what, _ in wanted]  # all, before one is written
+    for (what, path), content in zip(wanted, contents, strict=True):
+        atomic_write(path, content)
+        say(f"{what:<7} {path} ({len(study.trials)} trials)")
+    return OK

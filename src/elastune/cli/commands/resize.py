@@ -1,4 +1,4 @@
-"""``elastune resize``: change how many workers a running job has."""
+"""``elastune resize`` and ``elastune reshape``: change the number of workers, or the mesh, of a running job."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ import typer
 from elastune.cli import options
 from elastune.cli.output import OK, WRONG, print_error, print_json, say
 from elastune.core.errors import UserError
-from elastune.core.mesh import MOST_WORKERS
+from elastune.core.mesh import MOST_WORKERS, Mesh
 
 if TYPE_CHECKING:
-    from elastune.elastic.protocol.messages import ReshapeAsked, ResizeAsked
+    from elastune.elastic.wire.messages import ReshapeAsked, ResizeAsked
+
+
+# [resize] ``elastune resize``: change how many workers a running job has.
 
 Elsewhere = Annotated[
     str | None,
@@ -48,7 +51,7 @@ def resize(
     """
     if not 1 <= workers <= MOST_WORKERS:
         raise UserError(f"workers must be from 1 to {MOST_WORKERS}", workers, "such as elastune resize OUT 4")
-    from elastune.elastic.protocol.messages import ResizeAsked
+    from elastune.elastic.wire.messages import ResizeAsked
 
     return wish(out, "resize", ResizeAsked(workers, "elastune resize"), elsewhere(cluster, token_file), json=json)
 
@@ -81,12 +84,12 @@ def wish(
     out: Path, kind: str, request: ResizeAsked | ReshapeAsked, controller: Controller | None, *, json: bool
 ) -> int:
     """Ask the run in ``out`` for it, of ``controller`` where that is elsewhere, and tell what it says."""
-    from elastune.elastic.protocol.client import ask
+    from elastune.elastic.wire.contact import ask
 
     contact = None
     if controller is not None:
-        from elastune.cluster.agents.inquiry import find_run
-        from elastune.cluster.agents.token import read_token
+        from elastune.runtime.agents.credentials import read_token
+        from elastune.runtime.agents.launcher import find_run
 
         contact = find_run(controller.address, read_token(controller.token_file), out)
     answer = ask(out, request, contact)
@@ -98,3 +101,31 @@ def wish(
     else:
         say(answer.detail)
     return OK
+
+
+# [reshape] ``elastune reshape``: let the workers of a running job stand as another mesh.
+
+
+def reshape(
+    out: Annotated[Path, typer.Argument(help="The output folder of a run that is running.")],
+    mesh: Annotated[str, typer.Argument(help="The new mesh: data=1,tensor=2.")],
+    cluster: Elsewhere = None,
+    token_file: TokenFile = None,
+    json: options.Json = False,
+) -> int:
+    """Give a running job another mesh of workers.
+
+    The job trains on meanwhile, and gets as many workers as MESH has. Its mechanism must divide along the axes of MESH,
+    and its --workers LOW:HIGH must allow that number. Between two steps, workers hand over the parts of the model that
+    they hold. In exact mode this changes no result.
+
+    If OUT is not on this machine, name the job's controller: --cluster hosts:HOST:PORT --token-file FILE, with the
+    address and the token that its agents have.
+
+    --json: {kind: "reshape", taken, detail, members: [worker, ...] (those at the time of asking), out}.
+    """
+    asked = Mesh.parse(mesh)
+    from elastune.elastic.wire.messages import ReshapeAsked
+
+    request = ReshapeAsked(str(asked), "elastune reshape")
+    return wish(out, "reshape", request, elsewhere(cluster, token_file), json=json)

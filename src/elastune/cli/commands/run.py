@@ -1,4 +1,4 @@
-"""``elastune run``: train a program once."""
+"""``elastune run`` trains a program once; ``elastune resume`` continues from the journal of an output folder."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import importlib
 import os
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import chdir, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
 
 from elastune.cli import options, parse
-from elastune.cli.clusters import ClusterOptions
-from elastune.cli.flatten import flatten
+from elastune.cli.flatten import again, flatten
 from elastune.cli.groups import (
     Adapting,
     Agreeing,
+    Beginning,
+    ClusterOptions,
     Course,
     Execution,
     FaultOptions,
@@ -27,23 +30,94 @@ from elastune.cli.groups import (
     Training,
 )
 from elastune.cli.output import FAILED, INTERRUPTED, OK, TRY_AGAIN, WRONG, print_error, print_result, say
-from elastune.cli.setup import choose_workers
-from elastune.cli.start import Beginning
-from elastune.core.command import CommandGiven
+from elastune.cli.parse import choose_workers
 from elastune.core.cost import Prices
 from elastune.core.divergence import Divergence
 from elastune.core.errors import UserError
-from elastune.core.run import Elastic, Means, Place, RunSpec
-from elastune.job.mirror import is_url
+from elastune.core.run import CommandGiven, Elastic, Means, Place, RunSpec
+from elastune.runtime.job.output import is_url
 
 if TYPE_CHECKING:
     from elastune.cli.chaos import Faults, Verdict
     from elastune.cli.progress import Progress, RunTracker
-    from elastune.cluster.base import Cluster
-    from elastune.cluster.notices import NoticeSource
-    from elastune.cluster.spot_watch import SpotWatch
-    from elastune.job.run import Observe
-    from elastune.journal.records import Record, RunFailed
+    from elastune.core.journal.records import Record, RunFailed
+    from elastune.runtime.clusters.base import Cluster
+    from elastune.runtime.job.run import Observe
+    from elastune.runtime.preemption import NoticeSource
+    from elastune.runtime.spot import SpotWatch
+
+
+# [resume] ``elastune resume``: go on with what is in an output folder, by its journal alone.
+
+Call = Callable[[list[str]], int]
+RESUMABLE = ("run", "tune", "frontier", "tree")
+
+
+def resume_by(call: Call) -> Callable[..., int]:
+    """Return the command, which goes on by ``call``: the command line of these words."""
+
+    def resume(
+        context: typer.Context,
+        out: Annotated[str, typer.Argument(metavar="OUT", help="The output folder of a run, a study or a frontier.")],
+        workers: Annotated[str | None, typer.Option(metavar="N|LOW:HIGH", help="Other workers than before.")] = None,
+        epochs: Annotated[
+            int | None,
+            typer.Option(help="Train for more epochs than before, in all. An earlier --max-steps no longer counts."),
+        ] = None,
+        max_steps: Annotated[int | None, typer.Option(help="End after this many steps, in all.")] = None,
+        json: options.Json = False,
+    ) -> int:
+        """Go on with a run, a study or a frontier.
+
+        File, options and cluster are those of the command that began it; its journal has them. Other options of that
+        command may be given behind OUT, such as --trials 40 or --set epochs=20. They replace what was said before. What
+        would change the result of what is there already is refused.
+
+        --json: the object of that command.
+        """
+        changes = [f"--{name}={value}" for name, value in (("workers", workers), ("epochs", epochs)) if value]
+        changes += [] if max_steps is None else [f"--max-steps={max_steps}"]
+        given = _given(out)
+        words = again(given, [*changes, *context.args, *(["--json"] if json else [])], Path(out).resolve())
+        there = Path(given.folder)
+        if not there.is_dir() and not Path(words[-1]).exists():
+            command = shlex.join(["elastune", *words])
+            rule = "a command is given again in the folder that it was given in"
+            raise UserError(rule, f"no folder {there}", f"go to where {words[-1]} is, and give it yourself: {command}")
+        with chdir(there) if there.is_dir() else nullcontext():
+            return call(words)
+
+    return resume
+
+
+def _given(out: str) -> CommandGiven:
+    """The command that the results in ``out`` are of, as it was given last."""
+    from elastune.core.journal.files import read
+    from elastune.core.journal.records import RunStarted, StudyStarted
+    from elastune.runtime.job.output import JOURNAL, is_url
+
+    if out.startswith("-"):
+        raise UserError("the output folder comes first", out, "elastune resume OUT, and options behind it")
+    if is_url(out):
+        raise UserError("elastune resume needs a folder", out, f"give the command again with --resume --out {out}")
+    told = [entry.record for entry in read(Path(out) / JOURNAL)]
+    begun = [record for record in told if isinstance(record, RunStarted | StudyStarted)]
+    if not begun:
+        raise UserError("only a run, a study or a frontier can be resumed", out, "name the folder of one")
+    commands = [record.command for record in begun if record.command is not None]
+    if not commands:
+        fix = f"give its command again with --resume --out {out}; in Python, call it again with resume=True"
+        raise UserError("elastune resume needs the command line that began it", f"none in the journal of {out}", fix)
+    words = commands[-1].words
+    if not words or words[0] not in RESUMABLE or "--" not in words:
+        rule = "the command in a journal must be as elastune wrote it"
+        raise UserError(
+            rule, shlex.join(words)[:100] or "none", f"give the command yourself, with --resume --out {out}"
+        )
+    return commands[-1]
+
+
+# [run] ``elastune run``: train a program once.
 
 
 @flatten
@@ -105,13 +179,11 @@ def run(
     With --dry-run {kind: "dry_run", command: "run", program, out, cluster, seed, config, batch_size (where the config
     has it), workers, mesh, mechanism, mode, num_slots, micro_batch, device, most_workers, sync, policies, copies_note}.
     """
-    from elastune.cluster.kinds.kind import RoomWanted, opened
-    from elastune.cluster.static import from_environment
-    from elastune.job.adoption import may_adopt
-    from elastune.job.changes import accepted_changes
-    from elastune.job.output_journal import check_free
-    from elastune.job.resumption import begun_means, check_resumed
-    from elastune.train.examine_apart import examined_meanwhile
+    from elastune.runtime.clusters.kind import RoomWanted, opened
+    from elastune.runtime.job.resumption import accepted_changes, begun_means, check_resumed, may_adopt
+    from elastune.runtime.job.run import check_free
+    from elastune.runtime.placement import from_environment
+    from elastune.train.preflight import examined_meanwhile
 
     place = from_environment(os.environ)
     chosen = faults.choose(execution.mode, place)
@@ -191,7 +263,7 @@ def _dry_run(spec: RunSpec, cluster: str, *, as_json: bool) -> int:
 
 
 def _spot(spec: RunSpec) -> SpotWatch | None:
-    from elastune.job.spot import spot_watch
+    from elastune.runtime.job.validation import spot_watch
     from elastune.train.program.load import load_as_guest
 
     return spot_watch(spec, load_as_guest(spec.program))
@@ -209,7 +281,7 @@ def _run_local(
     command: CommandGiven,
 ) -> int:
     from elastune.cli.progress import Progress
-    from elastune.job.run import JobFailed, run_job
+    from elastune.runtime.job.run import JobFailed, run_job
 
     injector = faults.injector(spec, tracker.epochs)
     noticed = False
@@ -230,7 +302,7 @@ def _run_static(
 ) -> NoReturn:
     """Be one worker; rank 0 also shows progress and tells the result. Ends the process: see ``comm.group.join``."""
     from elastune.cli.progress import Progress
-    from elastune.job.run import on_device, run_here
+    from elastune.runtime.job.run import on_device, run_here
 
     place = on_device(place, spec.means.device, os.environ)
     if place.rank != 0:
@@ -250,7 +322,7 @@ def _observing(spec: RunSpec, progress: Progress, tensorboard: bool) -> Iterator
     if not tensorboard:
         yield progress.observe
         return
-    from elastune.report.events import EventFiles
+    from elastune.report.tensorboard import EventFiles
 
     with EventFiles(spec.out) as events:
 
@@ -269,10 +341,10 @@ def _tracker(spec: RunSpec, *, adopts: bool = False) -> RunTracker:
     own, first = {}, ("", "")
     if not adopts:
         importlib.import_module("torch")  # where it cannot be loaded that is not the program's fault
-        from elastune.job.validate_means import check_means
+        from elastune.runtime.job.validation import check_means
 
         check_means(spec)
-        from elastune.plan.copies import copies_text
+        from elastune.core.plan.memory import copies_text
 
         own = load_as_guest(spec.program).config
         first = _advice(spec), copies_text(spec.means)
@@ -282,7 +354,7 @@ def _tracker(spec: RunSpec, *, adopts: bool = False) -> RunTracker:
 
 def _advice(spec: RunSpec) -> str:
     """What to do about a program that may come to something else on other workers; "": nothing."""
-    from elastune.job.checked_programs import is_checked
+    from elastune.runtime.job.program_check import is_checked
 
     path = spec.program.path
     if spec.means.mode != "exact" or spec.most_workers == 1 or is_checked(spec.program):
@@ -313,7 +385,7 @@ def _tell(out: Path, as_json: bool, chaos: Verdict | None = None, prices: Prices
 
 
 def _explain(failure: RunFailed, out: Path) -> int:
-    from elastune.cluster.run_files import LocalFiles
+    from elastune.runtime.clusters.base import LocalFiles
 
     if failure.reason == "user_error":
         print_error(failure.detail)

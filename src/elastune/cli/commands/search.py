@@ -1,4 +1,4 @@
-"""``elastune tune`` and ``elastune frontier``: search a program's settings."""
+"""``elastune tune`` and ``elastune frontier``: search the settings of a program."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from elastune.cli import options, parse
-from elastune.cli.clusters import ClusterOptions
 from elastune.cli.flatten import flatten
 from elastune.cli.groups import (
     Agreeing,
+    Beginning,
+    ClusterOptions,
     FastExecution,
     Folders,
     FrontierQuestion,
@@ -19,10 +20,9 @@ from elastune.cli.groups import (
     WorkerExecution,
 )
 from elastune.cli.output import INTERRUPTED, OK, print_error, print_result
-from elastune.cli.start import Beginning
-from elastune.core.command import CommandGiven
 from elastune.core.errors import UserError
-from elastune.study.request import FrontierRequest, StudyRequest
+from elastune.core.run import CommandGiven
+from elastune.tune.study.request import FrontierRequest, StudyRequest
 
 AUTO = "auto"
 
@@ -71,9 +71,9 @@ def tune(
     """
     from elastune.cli.dry_run import of_study, tell_dry_run
     from elastune.cli.progress import Progress, StudyTracker, told_before
-    from elastune.study.resumption import begun_slots
-    from elastune.study.run import checked as checked_study
-    from elastune.study.run import tune as run_study
+    from elastune.tune.study.resume import begun_slots
+    from elastune.tune.study.run import checked as checked_study
+    from elastune.tune.study.run import tune as run_study
 
     cluster = where.request()
     out = folders.choose(file, "tune")
@@ -167,9 +167,9 @@ def frontier(
     """
     from elastune.cli.dry_run import of_frontier, tell_dry_run
     from elastune.cli.progress import Progress, StudyTracker, told_before
-    from elastune.frontier.crews import COUNTS
-    from elastune.frontier.phases import checked
-    from elastune.frontier.phases import frontier as find_frontier
+    from elastune.tune.frontier.find_frontier import checked
+    from elastune.tune.frontier.find_frontier import frontier as find_frontier
+    from elastune.tune.frontier.worker_layouts import COUNTS
 
     cluster = where.request()
     request = FrontierRequest(

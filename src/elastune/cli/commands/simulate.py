@@ -1,27 +1,172 @@
-"""``elastune simulate``: a study on workers that nobody has."""
+"""``elastune simulate``: a study on workers that nobody has, and what a training would cost on spot machines."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from elastune.cli import parse
+from elastune.cli import options, parse
 from elastune.cli.commands.search import tell_study
 from elastune.cli.flatten import flatten
 from elastune.cli.groups import Folders, Search, Training
-from elastune.cli.market import AskedMarket, MarketOptions, job_of
 from elastune.cli.output import OK, print_result
-from elastune.cli.setup import use_data
+from elastune.cli.parse import use_data
 from elastune.core.errors import UserError
 from elastune.core.mesh import MOST_WORKERS
-from elastune.core.run import DEFAULT_SLOTS, Means, Program
+from elastune.core.run import DEFAULT_SLOTS, Config, Means, Program
 
 if TYPE_CHECKING:
+    from elastune.adapt.policies.library.spot import SpotRules
     from elastune.cli.results import Result
-    from elastune.simulate.market import Overheads
-    from elastune.simulate.run import Simulation, Sourced
+    from elastune.tune.simulate.market import CostForecast, Market, MarketJob, Overheads
+    from elastune.tune.simulate.run import Simulation, Sourced
+
+
+# [market] What a training would cost on spot and on-demand workers, as the command line asks and tells it.
+
+HOW = "see docs/spot.md"
+
+
+@dataclass(frozen=True)
+class MarketOptions:
+    """A market, and what a training on it may take."""
+
+    availability: Annotated[
+        Path | None,
+        typer.Option(
+            help="CSV file of how many spot workers there are at what time (time,workers). One training is then "
+            "simulated on them, in place of a study. Needs --prices and --deadline."
+        ),
+    ] = None
+    prices: options.Prices = None
+    deadline: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="With --availability: time in which the training must be done, such as 20h."),
+    ] = None
+    spend: Annotated[
+        float | None,
+        typer.Option(help="With --availability: most dollars that the training may cost. [default: no limit]"),
+    ] = None
+    patience_: Annotated[
+        float,
+        typer.Option(
+            "--spot-patience",
+            help="With --availability: how far the training may fall behind uniform progress before it takes on-demand "
+            "workers, from 0 (not at all) to 1 (as far as --workers can make up).",
+        ),
+    ] = 0.5
+    recovery: Annotated[
+        str,
+        typer.Option(
+            metavar="JOIN:LOSS",
+            help="With --availability, for the rows that restart from a checkpoint: how long a join and a loss of a "
+            "worker stop all workers.",
+        ),
+    ] = "20s:74s"
+
+    def read(self, workers: int) -> AskedMarket:
+        """What is on offer, and the bounds of a training on at most so many ``workers``. Raises ``UserError``."""
+        from elastune.adapt.policies.library.spot import SpotRules
+        from elastune.runtime.spot import read_availability, read_prices
+        from elastune.tune.simulate.market import Market, check_reach
+
+        if self.availability is None or self.prices is None or self.deadline is None:
+            raise UserError("--availability, --prices and --deadline belong together", "not all are given", HOW)
+        offer = read_availability(self.availability)
+        prices = read_prices(self.prices).since(offer.begin_s if offer.absolute else None)
+        market, deadline_s = Market(offer.from_zero(), prices), parse.duration(self.deadline, "--deadline")
+        rules = SpotRules(deadline_s, workers, math.inf if self.spend is None else self.spend, self.patience_)
+        check_reach(market, rules)
+        return AskedMarket(market, rules, _recovery(self.recovery))
+
+
+@dataclass(frozen=True)
+class AskedMarket:
+    """A market as it was asked for: read, and checked before anything else is looked at."""
+
+    market: Market
+    rules: SpotRules
+    recovery: Overheads
+
+    def forecast(self, job: MarketJob, overheads: Overheads, source: str) -> Result:
+        """What the training would cost, and when it would be done."""
+        from elastune.tune.simulate.market import forecasts
+
+        found = forecasts(job, self.market, self.rules, overheads, self.recovery)
+        return _result(found, job, self.rules.deadline_s, self.rules.most, source)
+
+
+def job_of(model: Sourced, config: Config, epochs: int | None, most: int) -> MarketJob:
+    """The training of ``config`` as work, and how much faster so many workers do it."""
+    from elastune.tune.simulate.market import MarketJob
+
+    planned = model.epochs(config, epochs)
+    seconds = {n: sum(model.epoch_s(config, n, epoch) for epoch in range(1, planned + 1)) for n in range(1, most + 1)}
+    if not all(0 < each < math.inf for each in seconds.values()):
+        raise UserError("a training takes some time on any number of workers", f"{min(seconds.values()):g} s", HOW)
+    speeds = [0.0, *(seconds[1] / each for each in seconds.values())]
+    return MarketJob(seconds[1], lambda n: speeds[n])
+
+
+def _recovery(text: str) -> Overheads:
+    from elastune.tune.simulate.market import Overheads
+
+    join, colon, loss = text.partition(":")
+    if not colon:
+        raise UserError("--recovery must be JOIN:LOSS", text, "such as 20s:74s")
+    return Overheads(join_s=parse.duration(join, "--recovery"), loss_s=parse.duration(loss, "--recovery"))
+
+
+def _result(found: tuple[CostForecast, ...], job: MarketJob, deadline_s: float, workers: int, source: str) -> Result:
+    from elastune.cli.results import Result
+    from elastune.core.formatting import count, duration, number
+    from elastune.report.tables import Table
+
+    best = found[-1].cost
+    rows = [
+        {
+            "name": each.name,
+            "cost": each.cost,
+            "over_optimum": each.cost / best - 1 if each.cost is not None and best else None,
+            "in_time": each.in_time(deadline_s),
+            "goodput": each.replay.goodput if each.replay else None,
+            **({} if each.replay is None else asdict(each.replay)),
+        }
+        for each in found
+    ]
+    cells = tuple(
+        (
+            each.name,
+            "–" if each.cost is None else f"${each.cost:,.2f}",
+            _done(each),
+            "yes" if each.in_time(deadline_s) else "no",
+            "–" if each.replay is None else f"{100 * each.replay.goodput:.1f} %",
+            "–" if each.replay is None else duration(each.replay.on_demand_s),
+        )
+        for each in found
+    )
+    header = ("simulated", "cost", "done after", "in time", "goodput", "on-demand worker time")
+    table = Table(
+        f"{count(workers, 'worker')}, deadline {duration(deadline_s)}", header, cells, frozenset({1, 2, 4, 5})
+    )
+    line = f"{number(job.work_s / 3600)} worker-hours of work on one worker; {source}"
+    data = {"kind": "forecast", "work_s": job.work_s, "deadline_s": deadline_s, "workers": workers, "source": source}
+    return Result({**data, "ways": rows}, (table,), (line,))
+
+
+def _done(each: CostForecast) -> str:
+    from elastune.core.formatting import duration
+
+    if each.replay is None:
+        return "–"
+    return duration(each.replay.done_s) if each.replay.done_s is not None else f"{100 * each.replay.done:.0f} % done"
+
+
+# [simulate] ``elastune simulate``: a study on workers that nobody has.
 
 Start = Annotated[
     float, typer.Option(min=0.0, max=parse.LONGEST_S, help="Seconds from a worker's start to its first step.")
@@ -83,9 +228,9 @@ def simulate(
     losses}]}. The last way, the hindsight optimum, has a cost only.
     """
     from elastune.cli.progress import Progress, StudyTracker, told_before
-    from elastune.simulate.market import Overheads
-    from elastune.simulate.run import simulate as run_simulation
-    from elastune.simulate.world import Losses
+    from elastune.tune.simulate.cluster import Losses
+    from elastune.tune.simulate.market import Overheads
+    from elastune.tune.simulate.run import simulate as run_simulation
 
     if not 1 <= workers <= MOST_WORKERS:
         raise UserError(f"--workers must be from 1 to {MOST_WORKERS}", workers, "such as 2048")
@@ -116,9 +261,9 @@ def _forecast(
     overheads: Overheads,
 ) -> Result:
     """Of the run in ``file``, where that is a folder; else of the training that a model tells of."""
-    from elastune.search.space.overrides import override
-    from elastune.simulate.recorded_run import job_of_run
     from elastune.train.program.load import load_as_guest
+    from elastune.train.program.overrides import override
+    from elastune.tune.simulate.market import job_of_run
 
     most = market.rules.most
     if file.is_dir():
@@ -143,9 +288,9 @@ def _means(bounds: tuple[int, int] | None) -> Means:
 
 def _model(program: Program, recorded: Path | None, scaling: str, start_s: float, pause_s: float) -> Sourced:
     """How trials go."""
-    from elastune.simulate.recorded_model import RecordedModel
-    from elastune.simulate.run import SurrogateModel
     from elastune.train.program.load import load_as_guest
+    from elastune.tune.simulate.run import SurrogateModel
+    from elastune.tune.simulate.trial_model import RecordedModel
 
     if recorded is not None:
         return RecordedModel(recorded, scaling, start_s=start_s, resize_pause_s=pause_s)
@@ -163,7 +308,7 @@ def _data(found: Simulation) -> dict[str, Any]:
 
 
 def _line(found: Simulation) -> str:
-    from elastune.core.text import duration, number
+    from elastune.core.formatting import duration, number
 
     of = f"{duration(found.seconds)} of {found.workers} workers in {duration(found.real_seconds)}"
     return f"{of}; trials had {number(100 * found.used, 3)} % of their time; {found.source}"

@@ -1,7 +1,7 @@
-"""The coordinator of a run: a thread in its controller that hears the workers and does what the machine decides.
+"""The coordinator of a run: a thread in the controller that hears workers and obeys the membership machine.
 
-It alone speaks to the machine, one event after the other. What is for the controller (processes to start and end, and
-what workers report) it hands over, in order, by ``take``.
+Only this thread calls the machine, one event at a time. What the controller has to do (start and end processes, keep
+the workers' records) it takes from the coordinator in order, with ``take``.
 """
 
 from __future__ import annotations
@@ -12,28 +12,139 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
+from elastune.core.journal.records import Checkpointed, MembershipEvent, NotLetIn, Record, Reported
 from elastune.elastic.coordinator import machine
-from elastune.elastic.coordinator.company import Company
-from elastune.elastic.coordinator.connection import GONE, Closed, Connection, Greeted, Heard
-from elastune.elastic.coordinator.connections import ConnectionServer
-from elastune.elastic.coordinator.for_controller import Buried, ControllerQueue, ForController, Parted, RecordSent
-from elastune.elastic.coordinator.from_controller import SILENCE_S, CrewBounds, Entrance, Lookups, Timeouts
-from elastune.elastic.coordinator.latecomers import RoundWatch
-from elastune.elastic.coordinator.later import Later
+from elastune.elastic.coordinator.controller_interface import (
+    SILENCE_S,
+    Buried,
+    ControllerQueue,
+    CrewBounds,
+    Entrance,
+    ForController,
+    Lookups,
+    Parted,
+    RecordSent,
+    Timeouts,
+)
 from elastune.elastic.coordinator.liveness import WorkerConnections, beat_every_s, least_beat_s
-from elastune.elastic.coordinator.membership import Membership, ProtocolViolation, begin
-from elastune.elastic.coordinator.requests import OVER, Request, answer, objection
-from elastune.elastic.coordinator.roll import Roll
-from elastune.elastic.protocol import messages
-from elastune.elastic.protocol.instructions import Confirm, Dismiss, End, GiveUp, Instruction, Release, Start, StopRun
-from elastune.elastic.protocol.messages import Beat, Broken, Event, Hello, InstallView, Message
-from elastune.elastic.protocol.rendezvous import RendezvousStore
-from elastune.elastic.protocol.transport import ProtocolError, WakeupPipe
-from elastune.elastic.protocol.view import View
-from elastune.journal.records import MembershipEvent, NotLetIn, Record
+from elastune.elastic.coordinator.machine import (
+    OVER,
+    Confirm,
+    Dismiss,
+    End,
+    GiveUp,
+    Instruction,
+    Membership,
+    ProtocolViolation,
+    Release,
+    Request,
+    Start,
+    StopRun,
+    answer,
+    begin,
+    keeps_company,
+    objection,
+)
+from elastune.elastic.coordinator.round_quorum import Later, RoundWatch
+from elastune.elastic.wire import messages
+from elastune.elastic.wire.messages import (
+    Beat,
+    Broken,
+    Event,
+    Hello,
+    InstallView,
+    Left,
+    Message,
+    Noticed,
+    ReplaceAsked,
+    ReshapeAsked,
+    ResizeAsked,
+)
+from elastune.elastic.wire.server import GONE, Closed, Connection, ConnectionServer, Greeted, Heard
+from elastune.elastic.wire.transport import ProtocolError, WakeupPipe
+from elastune.elastic.wire.view import RendezvousStore, View
+
+# [company] How long the workers of a host that are ready wait for those that are not, so that all join by one view.
+
+LIMIT_S = 2.0
+
+
+class Company:
+    """Asked from time to time."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def waited_enough(self, state: Membership, now: float) -> bool:
+        """Whether somebody has waited for ``LIMIT_S``; said once."""
+        if not keeps_company(state):
+            self._since = None
+        elif self._since is None:
+            self._since = now
+        elif now - self._since >= LIMIT_S:
+            self._since = None
+            return True
+        return False
+
+
+# [roll] The workers that a coordinator knows by number: who may come, who has gone for good, and why one leaves.
+
+
+class Roll:
+    """Begins with ``workers``, the first ones."""
+
+    def __init__(self, workers: Iterable[int]) -> None:
+        self._known = set(workers)
+        self._gone: set[int] = set()
+        self._reasons: dict[int, str] = {}
+        self._resized = ""
+        self._reached = -1
+
+    def add(self, workers: Iterable[int]) -> None:
+        """These were started."""
+        self._known.update(workers)
+
+    def strike(self, worker: int) -> None:
+        """It has gone for good: whatever it says is late."""
+        self._gone.add(worker)
+
+    def expects(self, worker: int) -> bool:
+        """Whether ``worker`` was started and has not gone."""
+        return worker in self._known and worker not in self._gone
+
+    def note(self, worker: int | None, event: Event) -> None:
+        """Remember what ``event`` says of anybody's leaving."""
+        match event:
+            case Left() if worker is not None:
+                self.strike(worker)
+            case Noticed(why=why) if worker is not None:
+                self._reasons[worker] = why
+            case ReplaceAsked() if worker is not None:
+                self._reasons[worker] = "another was to take its place"
+            case ResizeAsked(workers=workers, why=why):
+                self._resized = why or f"a resize to {workers} workers"
+            case ReshapeAsked(mesh=mesh, why=why):
+                self._resized = why or f"a reshape to {mesh}"
+
+    def why_left(self, worker: int) -> str:
+        """Why ``worker`` was to leave, as it was asked for: what it was given notice by, or the newest resize."""
+        return self._reasons.get(worker, self._resized)
+
+    def further(self, record: Record) -> int | None:
+        """The step that ``record``, a checkpoint or a report, tells of, if it is further than any before."""
+        if not isinstance(record, Checkpointed | Reported) or record.step <= self._reached:
+            return None
+        self._reached = record.step
+        return record.step
+
+
+# [coordinator] The coordinator of a run: a thread in its controller that hears the workers and does what the machine decides.
+#
+# It alone speaks to the machine, one event after the other. What is for the controller (processes to start and end, and
+# what workers report) it hands over, in order, by ``take``.
 
 BROKEN_GRACE_S = 0.02
 CLOSE_LIMIT_S = 5.0

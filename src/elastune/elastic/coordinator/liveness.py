@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from elastune.elastic.coordinator.connection import Connection
-from elastune.elastic.coordinator.standstill import Standstill, standstill
-from elastune.elastic.coordinator.stragglers import Pace, Sight, Straggler, straggler
-from elastune.elastic.protocol.messages import Beat, Message, Report
+from elastune.elastic.stragglers import Pace, Sight, Standstill, Straggler, standstill, straggler
+from elastune.elastic.wire.messages import Beat, Message, Report
+from elastune.elastic.wire.server import Connection
 
 BEATS = 5  # of a worker, before it counts as silent
 BEATS_WAITED_FOR = 3  # of a worker that waits where others can do without it

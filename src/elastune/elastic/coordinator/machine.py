@@ -1,31 +1,23 @@
-"""Who is in a run: a pure machine. An event comes in, the new state and instructions come out; nothing else happens.
+"""Who is in a run: a pure state machine. An event comes in; the new state and instructions come out.
 
-Each event first changes the facts (who is there, what was asked). What follows from the facts is derived alike after
-every event, in one order: is the run over, does the view in force have to be replaced, is a new one settled, have
-workers to be ended or started, is there something to plan.
+Each event first changes the facts: which workers are there, and what was requested. The consequences are then
+derived in the same way after every event. Read ``Membership``, the instructions, ``transition`` and ``derive`` in
+this order. The coordinator carries out some instructions, and the controller the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from typing import Any
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from typing import Any, Literal
 
+from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
 from elastune.core.mesh_choice import MeshChoice, by_host, dispensable, seated
-from elastune.elastic.coordinator.membership import Membership, Numbers, Phase, ProtocolViolation, Worker, begin
-from elastune.elastic.coordinator.places import in_company, waits_for_more, waits_for_others, who_stays
-from elastune.elastic.protocol.instructions import (
-    Confirm,
-    Dismiss,
-    End,
-    GiveUp,
-    Instruction,
-    Release,
-    Start,
-    StopRun,
-)
-from elastune.elastic.protocol.messages import (
+from elastune.elastic.wire.messages import (
+    Answer,
     Broken,
     CapacityChanged,
     Connected,
@@ -44,7 +36,314 @@ from elastune.elastic.protocol.messages import (
     Running,
     WaitedEnough,
 )
-from elastune.elastic.protocol.view import View
+from elastune.elastic.wire.view import View
+
+# [instructions] What the membership machine wants done: some of it by the coordinator, some by the controller.
+
+
+@dataclass(frozen=True)
+class Confirm:
+    """Tell ``worker``, a joiner, that it is a member of view ``version`` for good."""
+
+    worker: int
+    version: int
+
+
+@dataclass(frozen=True)
+class Release:
+    """Tell ``worker``, a member until now, that the others go on without it: it may end (and may have ended)."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start these new workers (numbers never used before)."""
+
+    workers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class End:
+    """End ``worker`` by force. ``lost``: it counts as lost; else it is not needed any more."""
+
+    worker: int
+    why: str
+    lost: bool = False
+
+
+@dataclass(frozen=True)
+class Dismiss:
+    """The run is over: every worker may end."""
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """The run cannot go on."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class StopRun:
+    """Too few members would remain: let the run write a checkpoint and end."""
+
+    why: str
+
+
+Instruction = InstallView | Confirm | Release | Start | End | Dismiss | GiveUp | StopRun
+
+
+# [membership] What is known of a run's workers: the state of ``elastic.coordinator.machine``.
+
+Phase = Literal["starting", "connected", "ready", "member"]
+Stage = Literal["open", "stopping", "finishing", "over"]
+
+
+class ProtocolViolation(ValueError):
+    """What was said contradicts what happened before: one side has a bug."""
+
+
+NUMBER = attrgetter("number")
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """A set of worker numbers, a bit for each: one more costs next to nothing, however many there are."""
+
+    bits: int = 0
+
+    def __contains__(self, number: int) -> bool:
+        return bool(self.bits >> number & 1)
+
+    def __len__(self) -> int:
+        return self.bits.bit_count()
+
+    def plus(self, number: int) -> Numbers:
+        """As this, with ``number``."""
+        return Numbers(self.bits | 1 << number)
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A worker that is not gone. ``member``: it holds the run's state, or begins with the others of an initial view.
+
+    ``preempted``: it will be taken away. ``to_replace``: another is to take its place, without hurry. ``excluded``: a
+    view without it was installed while it was a member. ``host``: where it runs. ``late``: others of its host have
+    waited for it for long enough.
+    """
+
+    number: int
+    phase: Phase = "starting"
+    preempted: bool = False
+    to_replace: bool = False
+    done: bool = False
+    excluded: bool = False
+    host: str = ""
+    late: bool = False
+
+
+@dataclass(frozen=True)
+class Membership:
+    """The state of the machine.
+
+    ``workers``: all that are not gone, in the order of their numbers. ``current``: the newest complete view (all its
+    members said Running), None while nobody holds state. ``proposed``: the newest view, as long as it is not complete,
+    and ``running``: its members that have said Running. ``free``: how many more workers could be started;
+    ``capacity_stale``: a worker has gone since that was told, so there may be more room by now. ``max_first_step``: the
+    highest first step of any view; ``consecutive_failures``: breaks since it rose, or since a checkpoint or a report
+    told of more steps than any before; ``failed_starts``: workers lost before they became members, since the last one
+    that did. ``meshes``: how its workers are to stand.
+    """
+
+    low: int
+    high: int
+    target: int
+    most_losses: int
+    next_worker: int
+    workers: tuple[Worker, ...]
+    next_view: int = 1
+    current: View | None = None
+    proposed: View | None = None
+    running: Numbers = Numbers()
+    first_step: int = -1
+    free: int = 0
+    capacity_stale: bool = False
+    max_first_step: int = -1
+    consecutive_failures: int = 0
+    failed_starts: int = 0
+    stage: Stage = "open"
+    meshes: MeshChoice = field(default_factory=MeshChoice)
+
+    @property
+    def members(self) -> tuple[Worker, ...]:
+        """Who holds the run's state, by number."""
+        return tuple(worker for worker in self.workers if worker.phase == "member")
+
+    @property
+    def live(self) -> tuple[View, ...]:
+        """The views whose members may train now, oldest first: the one before a scheduled one goes on until that is
+        complete."""
+        before = self.proposed is None or self.proposed.scheduled
+        return tuple(v for v in (self.current if before else None, self.proposed) if v is not None)
+
+    @property
+    def wanted(self) -> tuple[Worker, ...]:
+        """Who will be there when all that is under way is done."""
+        leaving: set[int] = set()
+        if self.current is not None and self.proposed is not None:
+            leaving = set(self.current.members) - set(self.proposed.members)
+        leaving |= {worker.number for worker in self.workers if worker.preempted or worker.to_replace}
+        return tuple(worker for worker in self.workers if worker.number not in leaving)
+
+    @property
+    def missing(self) -> int:
+        """Workers that are to be started once there is room."""
+        return max(0, self.target - len(self.wanted)) if self.stage == "open" else 0
+
+    def find(self, number: int) -> Worker | None:
+        """Worker ``number``, if it is not gone."""
+        at = self._place(number)
+        return self.workers[at] if at < len(self.workers) and self.workers[at].number == number else None
+
+    @property
+    def by_number(self) -> Mapping[int, Worker]:
+        """All that are not gone: for those who look many up."""
+        return {worker.number: worker for worker in self.workers}
+
+    def get(self, number: int) -> Worker:
+        """Worker ``number``. Raises ``KeyError`` where it is gone."""
+        worker = self.find(number)
+        if worker is None:
+            raise KeyError(number)
+        return worker
+
+    def put(self, number: int, **facts: Any) -> Membership:
+        """As this, with these facts about worker ``number``."""
+        worker = self.find(number)
+        if worker is None:
+            return self
+        at = self._place(number)
+        return replace(self, workers=(*self.workers[:at], replace(worker, **facts), *self.workers[at + 1 :]))
+
+    def put_all(self, numbers: Sequence[int], **facts: Any) -> Membership:
+        """As this, with these facts about each of ``numbers``."""
+        of = set(numbers)
+        workers = (replace(worker, **facts) if worker.number in of else worker for worker in self.workers)
+        return replace(self, workers=tuple(workers))
+
+    def _place(self, number: int) -> int:
+        """Where in ``workers`` a worker of this number stands, or would."""
+        return bisect_left(self.workers, number, key=NUMBER)
+
+    def without(self, number: int) -> Membership:
+        """As this, with worker ``number`` gone."""
+        workers = tuple(worker for worker in self.workers if worker.number != number)
+        return replace(self, workers=workers, capacity_stale=True)
+
+
+def begin(
+    workers: Sequence[int], low: int, high: int, most_losses: int = 8, meshes: MeshChoice | None = None
+) -> Membership:
+    """A run whose ``workers`` are being started; none where they come back. It may have ``low`` to ``high`` of them."""
+    numbers = sorted(set(workers))
+    if len(numbers) < len(workers) or min(numbers, default=0) < 0:
+        raise ValueError(f"a run begins with workers of different numbers, not with {list(workers)}")
+    if not 1 <= low <= high or most_losses < 1:
+        raise ValueError(f"1 <= low <= high and most_losses >= 1 must hold, not {low}, {high}, {most_losses}")
+    target = min(max(len(numbers), low), high)
+    started = tuple(Worker(number) for number in numbers)
+    next_worker = max(numbers, default=-1) + 1
+    return Membership(low, high, target, most_losses, next_worker, started, meshes=meshes or MeshChoice())
+
+
+# [places] Who has a place in the view to come, who is waited for, which mesh a run may be asked for: questions to its state.
+
+
+def who_stays(state: Membership, ready: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Which members stay, and which workers join. One that is to be replaced stays until another comes for it."""
+    assert state.current is not None
+    known = state.by_number
+    members = [known[number] for number in state.current.members if not known[number].preempted]
+    fit = [worker.number for worker in members if not worker.to_replace][: state.target]
+    joiners = ready[: state.target - len(fit)]
+    slow = [worker.number for worker in members if worker.to_replace][: state.target - len(fit) - len(joiners)]
+    if slow and _blocked(state) and len(fit) + len(slow) > state.low:
+        slow.pop()
+    stay = {*fit, *slow}
+    return tuple(worker.number for worker in members if worker.number in stay), joiners
+
+
+def in_company(state: Membership, ready: tuple[int, ...]) -> tuple[int, ...]:
+    """Those of ``ready`` that join now: the first workers of a host come together, as each view costs all a pause.
+
+    Where one that has not connected yet will run nobody knows, so it may be there.
+    """
+    coming = [worker for worker in state.workers if worker.phase in ("starting", "connected") and not worker.late]
+    if not (ready and coming):
+        return ready
+    known, settled = state.by_number, {worker.host for worker in state.members}
+    anywhere, hosts = any(worker.phase == "starting" for worker in coming), {worker.host for worker in coming}
+    return tuple(n for n in ready if (host := known[n].host) in settled or not (anywhere or host in hosts))
+
+
+def keeps_company(state: Membership) -> bool:
+    """Whether somebody who is ready waits for others of its host."""
+    if state.current is None:
+        return False
+    ready = tuple(worker.number for worker in state.workers if worker.phase == "ready")
+    return ready != in_company(state, ready)
+
+
+def waits_for_more(state: Membership, mesh: Mesh) -> bool:
+    """Whether ``mesh`` divides layers otherwise than is wanted, and would not if those were there that are coming."""
+    coming = any(worker.phase in ("starting", "connected") for worker in state.workers)
+    wanted = state.meshes.for_workers(state.target)
+    return coming and (mesh.tensor, mesh.pipeline) != (wanted.tensor, wanted.pipeline)
+
+
+def waits_for_others(state: Membership, event: Event) -> bool:
+    """Whether nothing follows from ``event``, which ``state`` has, before others have said the same.
+
+    ``derive`` would find that, too, by looking at every worker: in a run of thousands, when each of them says it.
+    """
+    match event:
+        case Connected():
+            return True
+        case Ready():
+            return state.current is None and any(
+                worker.phase != "ready" for worker in reversed(state.workers)
+            )  # the last began last
+        case Running():
+            return state.proposed is None or len(state.running) < len(state.proposed.members)
+        case Done():
+            return any(worker.phase == "member" and not worker.done for worker in reversed(state.workers))
+    return False
+
+
+def refuse_mesh(state: Membership, text: str) -> None:
+    """Raise ``UserError`` where the run cannot stand as the mesh ``text`` says."""
+    mesh = Mesh.parse(text)
+    state.meshes.refuse(mesh)
+    if not state.low <= mesh.workers <= state.high:
+        fix = "ask for a mesh of as many, or begin the run with --workers LOW:HIGH"
+        raise UserError(f"this run has from {state.low} to {state.high} workers", f"{mesh}: {mesh.workers}", fix)
+
+
+def _blocked(state: Membership) -> bool:
+    """Whether there is room for another worker only once a member leaves.
+
+    Where a worker has just gone there will be room; and no member is let go while replacements fail to start.
+    """
+    coming = any(worker.phase != "member" for worker in state.workers)
+    return not (state.free or coming or state.capacity_stale or state.failed_starts)
+
+
+# [machine] Who is in a run: a pure machine. An event comes in, the new state and instructions come out; nothing else happens.
+#
+# Each event first changes the facts (who is there, what was asked). What follows from the facts is derived alike after
+# every event, in one order: is the run over, does the view in force have to be replaced, is a new one settled, have
+# workers to be ended or started, is there something to plan.
 
 Outcome = tuple[Membership, tuple[Instruction, ...]]
 
@@ -91,7 +390,6 @@ def changes(state: Membership, event: Event) -> bool:
 
 
 # -- facts: what an event says (the new state, instructions, whether a view that may train broke) -------------------
-
 Facts = tuple[Membership, tuple[Instruction, ...], bool]
 
 
@@ -227,9 +525,8 @@ _OF_RUN: dict[type[Any], Callable[[Membership, Any], Facts]] = {
     Progressed: _progressed,
 }
 
+
 # -- what follows -----------------------------------------------------------------------------------------------------
-
-
 def derive(state: Membership, told: tuple[Instruction, ...], broken: bool, why: str) -> Outcome:
     """What follows from the facts in ``state``; ``broken``: a view that may train broke, ``why`` says by what."""
     end = _ending(state, why)
@@ -355,8 +652,6 @@ def _propose(state: Membership) -> Outcome:
 
 
 # -- small things -----------------------------------------------------------------------------------------------------
-
-
 def _install(
     state: Membership,
     members: tuple[int, ...],
@@ -401,3 +696,30 @@ def _expect(state: Membership, number: int, phase: Phase, event: Event) -> None:
     found = state.get(number).phase
     if found != phase:
         raise ProtocolViolation(f"worker {number} is {found}, not {phase}: {event}")
+
+
+# [requests] What somebody asks of a run from outside of its membership: whether it can be, and the answer.
+
+Request = ResizeAsked | ReshapeAsked
+OVER = "the run must be running (got one that is over): go on with it: elastune run ... --resume"
+
+
+def objection(state: Membership, request: Event) -> str:
+    """Why ``request`` cannot be; "" where it can. A number of workers always can: it is cut to what is allowed."""
+    try:
+        if isinstance(request, ReshapeAsked):
+            refuse_mesh(state, request.mesh)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def answer(state: Membership, request: Request, members: Sequence[int], why_not: str) -> Answer:
+    """To ``request``, whose sender is not known to the machine; ``state`` is what it has made of the run."""
+    if why_not:
+        return Answer(False, why_not, list(members))
+    if isinstance(request, ReshapeAsked):
+        return Answer(True, f"from {len(members)} workers to the mesh {state.meshes.wanted}", list(members))
+    allowed = f" ({request.workers} asked for; from {state.low} to {state.high} are allowed)"
+    bounds = "" if request.workers == state.target else allowed
+    return Answer(True, f"from {len(members)} to {state.target} workers{bounds}", list(members))

@@ -1,45 +1,392 @@
-"""A worker's end of its only connection, to the coordinator: a thread that beats and hears, and what others ask of it.
+"""A worker's only connection, to its coordinator: a thread for heartbeats and messages, inbox and outbox.
 
-It brings what the worker is to do (``spec``), and takes away what the worker reports and the code that it ends with.
+The connection brings the worker's task (``spec``) and takes away its records and its exit code. When the
+coordinator dies, the worker reconnects to the next one and sends its ``ReconnectState``: its place in the run and
+the records that may not be in the journal yet.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import multiprocessing
 import os
 import select
+import signal
+import socket
 import threading
 import time
 import traceback
 import weakref
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
 
 from pydantic import ValidationError
 
 from elastune.core.errors import UserError
+from elastune.core.journal.records import Record
 from elastune.core.sync_plan import SyncPlan
-from elastune.elastic.protocol import messages
-from elastune.elastic.protocol.elsewhere import Elsewhere
-from elastune.elastic.protocol.entry import enter_at
-from elastune.elastic.protocol.messages import Beat, Doing, Message
-from elastune.elastic.protocol.transport import (
+from elastune.elastic.wire import messages
+from elastune.elastic.wire.contact import Elsewhere
+from elastune.elastic.wire.handshake import enter_at
+from elastune.elastic.wire.messages import (
+    Beat,
+    Broken,
+    Doing,
+    Done,
+    Exit,
+    LayersFound,
+    Message,
+    Noticed,
+    Ready,
+    Report,
+    Returned,
+    RoundTaken,
+    Running,
+    WorkerSpec,
+    encode,
+)
+from elastune.elastic.wire.transport import (
     DIAL_LIMIT_S,
     LINE_LIMIT_BYTES,
     READ_BYTES,
     Lines,
     ProtocolError,
     Unreachable,
+    WakeupPipe,
 )
-from elastune.elastic.protocol.view import View
-from elastune.elastic.protocol.worker_spec import WorkerSpec
-from elastune.elastic.worker import outbox
-from elastune.elastic.worker.last_resort import ABANDONED_CODE, DISCONNECTED_CODE, ORPHANED_CODE, end_process
-from elastune.elastic.worker.news import News
-from elastune.elastic.worker.outbox import Outbox
-from elastune.elastic.worker.whereabouts import Whereabouts
-from elastune.journal.records import Record
+from elastune.elastic.wire.view import RendezvousStore, View
+
+# [last resort] How a worker ends at once, from whatever thread, with all that it has started.
+
+ORPHANED_CODE = 70  # EX_SOFTWARE of sysexits.h: the coordinator is gone
+ABANDONED_CODE = 75  # EX_TEMPFAIL: the coordinator is gone, nobody came in its place, and a checkpoint was written
+DISCONNECTED_CODE = 76  # EX_PROTOCOL: the program closed this worker's connection
+
+
+def end_process(why: str, code: int) -> NoReturn:
+    """Say ``why`` in the log, and end this process and its family by ``code``."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"elastune: {why}\n".encode(errors="replace"))
+    _end_family()
+    os._exit(code)
+
+
+def _end_family() -> None:
+    """SIGKILL to the data loaders of this process, and to all of its process group where that is its own."""
+    for child in multiprocessing.active_children():  # they look for their parent only now and then
+        with contextlib.suppress(OSError, ValueError):
+            child.kill()
+    if (own := os.getpid()) == os.getpgrp():
+        for process in (int(path.name) for path in Path("/proc").glob("[0-9]*")):
+            with contextlib.suppress(OSError):
+                if process != own and os.getpgid(process) == own:
+                    os.kill(process, signal.SIGKILL)
+
+
+# [outbox] What a worker sends: any thread puts in, none waits for another, and the one that listens sends what is left.
+
+LIMIT_BYTES = 1 << 23
+
+
+class Outbox:
+    """Lines for ``connection``, which does not block, and whose other side may read slowly.
+
+    ``put`` returns at once, even in a signal handler that interrupts another ``put``. What the connection does not take
+    at once goes out by ``flush``, for which ``fileno`` is readable. A connection that is gone is for its reader to see.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._lines: deque[bytes] = deque()
+        self._rest = memoryview(b"")
+        self._sending = threading.Lock()
+        self._bell = WakeupPipe()
+        self.full = False
+        """Whether the connection took less than it was given."""
+
+    def begin(self, connection: socket.socket) -> None:
+        """From now on lines are for ``connection``; those that the one before has not taken are forgotten."""
+        with self._sending:
+            self._connection, self._rest, self.full = connection, memoryview(b""), False
+            self._lines.clear()
+
+    def fileno(self) -> int:
+        """Readable once there is something to ``flush``."""
+        return self._bell.fileno()
+
+    @property
+    def size_bytes(self) -> int:
+        """What waits here."""
+        return len(self._rest) + sum(map(len, list(self._lines)))
+
+    def put(self, line: bytes) -> None:
+        """Send ``line``, after all that was put before."""
+        self._lines.append(line)
+        if not self.full and not self.flush():
+            self._bell.ring()
+
+    def flush(self) -> bool:
+        """Send what the connection takes now; False where it does not take all."""
+        while (self._lines or self._rest) and self._sending.acquire(blocking=False):
+            try:
+                if self.full:
+                    self._bell.quiet()
+                self.full = not self._send()
+            finally:
+                self._sending.release()
+            if self.full:
+                return False
+        return True
+
+    def _send(self) -> bool:
+        with contextlib.suppress(IndexError):
+            while True:
+                if not self._rest:
+                    self._rest = memoryview(self._lines.popleft())
+                try:
+                    self._rest = self._rest[self._connection.send(self._rest) :]
+                except BlockingIOError:
+                    return False
+                except OSError:  # nobody reads any more
+                    self._lines.clear()
+                    self._rest = memoryview(b"")
+        return True
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._bell.close()
+
+
+# [news] What a worker has heard from its coordinator, and how its main thread waits for more.
+
+
+class RunOver(Exception):
+    """The run has ended, or this worker is cut off from it: there is nothing to wait for."""
+
+
+class News:
+    """Of worker ``worker``. ``note`` is called by the thread that hears; the main thread asks and waits."""
+
+    def __init__(self, worker: int) -> None:
+        self.worker = worker
+        self.abandoned = False
+        """Whether the coordinator is gone and nobody came in its place: this worker ends at its next checkpoint."""
+        self.turned_away = False
+        """Whether this worker lost its connection, came back, and the run goes on without it."""
+        self._news = threading.Condition()
+        self._latest: View | None = None
+        self._forced = self._confirmed = 0
+        self._board = RendezvousStore()
+        self._over = ""
+        self._stop = False
+
+    def note(self, message: Message) -> None:
+        """Hear ``message``. Raises ``ProtocolError`` for what no coordinator sends."""
+        with self._news:
+            self._take(message)
+            self._news.notify_all()
+
+    def _take(self, message: Message) -> None:
+        match message:
+            case messages.InstallView(version):
+                self._latest = version
+                self._board.begin(version.number)
+                if not version.scheduled:
+                    self._forced = version.number
+            case messages.Confirmed(version):
+                self._confirmed = version
+            case messages.Publish(key, value):
+                self._board.put(key, value)
+            case messages.Stop():
+                self._stop = True
+            case messages.Bye():
+                self._over = "the run is over"
+            case messages.Beat():
+                pass
+            case _:
+                raise ProtocolError(f"it sent {message.kind!r}")
+
+    def stop_requested(self) -> bool:
+        """Whether the run is to write a checkpoint and end."""
+        return self._stop
+
+    @property
+    def latest(self) -> View | None:
+        """The newest version that was proclaimed."""
+        return self._latest
+
+    def pending(self, current: int) -> View | None:
+        """A scheduled view newer than ``current``."""
+        latest = self._latest
+        return latest if latest is not None and latest.scheduled and latest.number > current else None
+
+    def superseded(self, number: int) -> bool:
+        """Whether version ``number`` is over: a newer one took effect at once, or the run has ended."""
+        return self._forced > number or bool(self._over)
+
+    def await_version(self, after: int, timeout_s: float) -> View:
+        """Block until there is a version newer than ``after`` that this worker has to enter at once.
+
+        That is one which takes effect at once, or takes this worker in. Raises ``TimeoutError`` and ``RunOver``.
+        """
+        self._wait(lambda: self._to_enter(after) is not None, timeout_s)
+        version = self._to_enter(after)
+        if version is None:
+            raise TimeoutError(f"no version after {after} within {timeout_s:g} s")
+        return version
+
+    def await_pending(self, current: int) -> View | None:
+        """Block until a scheduled view newer than ``current`` was proclaimed; None once ``current`` is over, and where
+        nobody proclaims anything any more."""
+        with suppress(RunOver):
+            self._wait(lambda: self.pending(current) is not None or self.superseded(current), None)
+        return None if self.superseded(current) else self.pending(current)
+
+    def await_confirmed(self, version: int) -> bool:
+        """Block until this joiner is a member of ``version`` for good; False if a newer version comes first.
+
+        Raises ``RunOver``.
+        """
+        self._wait(lambda: self._confirmed >= version or self._is_newer(version), None)
+        return self._confirmed >= version
+
+    def await_bye(self, after: int) -> View | None:
+        """Block until the run is over (None), or there is a version newer than ``after`` to be entered at once."""
+        try:
+            self._wait(lambda: self._to_enter(after) is not None, None)
+        except RunOver:
+            return None
+        return self._to_enter(after)
+
+    def read(self, keys: list[str], timeout_s: float | None) -> list[str] | None:
+        """What is published under ``keys``, once all is; None if not within ``timeout_s``.
+
+        Raises ``RunOver`` as soon as the version that they belong to is superseded.
+        """
+        version = min(int(key.partition("/")[0]) for key in keys)
+        found: list[str | None] = []
+
+        def there() -> bool:
+            found[:] = [self._board.get(key) for key in keys]
+            return None not in found or self.superseded(version)
+
+        self._wait(there, timeout_s)
+        if None not in found:
+            return [value for value in found if value is not None]
+        if self.superseded(version):
+            raise RunOver(f"version {version} is superseded")
+        return None
+
+    def published(self, key: str) -> bool:
+        """Whether anything is published under ``key``."""
+        with self._news:
+            return self._board.get(key) is not None
+
+    def _to_enter(self, after: int) -> View | None:
+        latest = self._latest
+        if latest is None or latest.number <= after or self.worker not in latest.members:
+            return None
+        return latest if not latest.scheduled or self.worker in latest.joiners else None
+
+    def _is_newer(self, version: int) -> bool:
+        return self._latest is not None and self._latest.number > version
+
+    def _wait(self, there: Callable[[], bool], timeout_s: float | None) -> None:
+        with self._news:
+            self._news.wait_for(lambda: there() or bool(self._over) or self.abandoned, timeout_s)
+            if (self._over or self.abandoned) and not there():
+                raise RunOver(self._over or "the coordinator is gone")
+
+
+# [whereabouts] What a worker would tell a coordinator that knows nothing of it: where it stands, and what it has reported.
+
+
+class Whereabouts:
+    """Where a worker stands by what it has said, and the records that may not be in the journal yet.
+
+    ``member``: it holds the run's state for good; ``exit``: its last words. ``keeps``: whether records are kept until
+    they are in the journal.
+    """
+
+    def __init__(self, keeps: bool) -> None:
+        self.member = False
+        self.exit: Exit | None = None
+        self._keeps = keeps
+        self._ready = self._done = False
+        self._running = Running(0, 0)
+        self._broken = self._reported = self._layers = 0
+        self._goes_at: float | None = None
+        self._round: RoundTaken | None = None
+        self._unkept: deque[tuple[int, bytes]] = deque()
+        self.unkept_bytes = 0
+
+    def say(self, message: Message) -> None:
+        """The worker says ``message``."""
+        match message:
+            case Ready():
+                self._ready = True
+            case Running():
+                self._running = message
+            case LayersFound(layers):
+                self._layers = layers
+            case Broken(version):
+                self._broken = version
+            case Done():
+                self._done = True
+            case RoundTaken():
+                self._round = message
+            case Noticed(seconds):
+                self._goes_at = time.monotonic() + seconds
+
+    def report(self, record: Record) -> bytes:
+        """The line that reports ``record``, kept until ``kept`` says otherwise.
+
+        Raises ``ValueError`` where it is longer than the coordinator accepts.
+        """
+        line = encode(Report(record, self._reported + self._keeps))
+        if len(line) > LINE_LIMIT_BYTES:
+            raise ValueError(f"a {record.kind} record has {len(line)} bytes, at most {LINE_LIMIT_BYTES} can be sent")
+        self._reported += self._keeps
+        if self._keeps:
+            self._unkept.append((self._reported, line))
+            self.unkept_bytes += len(line)
+        return line
+
+    def kept(self, nth: int) -> None:
+        """Records up to the ``nth`` are in the journal."""
+        while self._unkept and self._unkept[0][0] <= nth:
+            self.unkept_bytes -= len(self._unkept.popleft()[1])
+
+    def lines(self, heard: View | None, stops: bool) -> list[bytes]:
+        """All that a new coordinator has to be told first. ``heard``: the newest view; ``stops``: was it told to."""
+        goes_s = None if self._goes_at is None else max(0.0, self._goes_at - time.monotonic())
+        told = Returned(
+            member=self.member,
+            ready=self._ready,
+            heard=heard,
+            version=self._running.version,
+            step=self._running.step,
+            layers=self._layers,
+            broken=self._broken,
+            done=self._done,
+            stops=stops,
+            noticed_s=goes_s,
+            records=self._reported,
+        )
+        # Who waits at the end of a round would count as late to it; of a round that is over it says nothing new.
+        waits = [] if self._round is None else [encode(self._round)]
+        last = [] if self.exit is None else [encode(self.exit)]
+        return [encode(told), *waits, *(line for _, line in self._unkept), *last]
+
+
+# [client] A worker's end of its only connection, to the coordinator: a thread that beats and hears, and what others ask of it.
+#
+# It brings what the worker is to do (``spec``), and takes away what the worker reports and the code that it ends with.
 
 SILENT_BEATS = 10  # of the coordinator, at least, before a worker takes it for gone
 WHY_LIMIT = 2000  # characters
@@ -201,8 +548,8 @@ class CoordinatorClient(News):
     @property
     def _waits(self) -> bool:
         """Whether so much lies here that nobody has read, or put in the journal, that the program is to wait."""
-        unread = self._outbox.full and self._outbox.size_bytes > outbox.LIMIT_BYTES
-        return unread or self._whereabouts.unkept_bytes > outbox.LIMIT_BYTES
+        unread = self._outbox.full and self._outbox.size_bytes > LIMIT_BYTES
+        return unread or self._whereabouts.unkept_bytes > LIMIT_BYTES
 
     def refuse_fork(self) -> None:
         """Raises ``UserError`` in a forked child of this worker, which has its variables but no place in the run."""

@@ -9,22 +9,18 @@ from typing import NoReturn, cast
 
 import torch
 
-from elastune.comm.comms import Comms, GroupFactory, replicated
-from elastune.comm.group import Group, GroupBroken, drop
 from elastune.core.layout import Unrecoverable
 from elastune.core.mesh import Mesh
 from elastune.core.sync_plan import SyncPlan
-from elastune.elastic.protocol.messages import Doing
-from elastune.elastic.protocol.view import View
-from elastune.elastic.worker.client import CoordinatorClient
-from elastune.elastic.worker.commit_log import CommitLog
-from elastune.elastic.worker.group import Leave, Rewind, WorkerGroup
-from elastune.elastic.worker.late_levels import LateLevels
-from elastune.elastic.worker.news import RunOver
-from elastune.elastic.worker.open_round import Dealing
-from elastune.elastic.worker.reconcile import RecoveryPlan
-from elastune.elastic.worker.state_owner import StateOwner
-from elastune.elastic.worker.view_comms import ViewComms, let_go_of
+from elastune.elastic.wire.messages import Doing
+from elastune.elastic.wire.view import View
+from elastune.elastic.worker.client import CoordinatorClient, RunOver
+from elastune.elastic.worker.group import CommitLog, Leave, Rewind, WorkerGroup
+from elastune.elastic.worker.reconcile import Dealing, RecoveryPlan
+from elastune.elastic.worker.state_transfer import StateOwner
+from elastune.elastic.worker.view_groups import LateLevels, ViewComms, let_go_of
+from elastune.parallel.comm.group import Group, GroupBroken, drop
+from elastune.parallel.comm.process_groups import Comms, GroupFactory, replicated
 
 # Nothing has to end by waiting: the coordinator notices who is lost, and who waited so long begins again. It bounds how
 # long gloo keeps threads and memory of an operation that it forgot when its group was given up.

@@ -1,32 +1,157 @@
-"""The workers that train together, as one of them sees them: who they are now, and what to do when that changes.
+"""The workers that train together, as one of them sees them, and its log of completed operations.
 
 All members execute the same sequence of collective operations: a step's reduction, or a gather. An operation is
-*completed* at a worker once its whole result is there. No worker completes the next one before all have contributed to
-this one, so members differ by one operation at most. When a group breaks, the survivors meet in the next view's group
-and compare: a survivor that missed the newest completed operation copies its result from one that has it; if none has,
-all repeat it.
+*completed* at a worker when its whole result is there. No worker completes the next one before all have contributed
+to this one, so members differ by one operation at most. When a group breaks, the survivors meet in the next view's
+group and compare. A survivor that missed the newest completed operation copies its result; if nobody has it, all
+repeat the operation. Workers that another launcher started have no coordinator: ``StaticWatch`` compares them
+through their rendezvous store.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import astuple
+from functools import partial
 from typing import NoReturn, cast
 
 import torch
+from torch._C._distributed_c10d import Store
 
-from elastune.comm.comms import Comms, replicated
-from elastune.comm.group import GathersDiffer, Group, GroupBroken
 from elastune.core.errors import UserError
 from elastune.core.layout import Unrecoverable
 from elastune.core.mesh import Mesh
 from elastune.core.slots import cut
 from elastune.core.sync_plan import SyncPlan
-from elastune.elastic.protocol.difference import ranks_differ
-from elastune.elastic.protocol.messages import Beat, Doing
-from elastune.elastic.worker.commit_log import CommitLog
+from elastune.elastic.stragglers import COLLECTIVES, Sight, Standstill, ranks_differ, standstill
+from elastune.elastic.wire.messages import Beat, Doing, decode, encode
+from elastune.elastic.wire.view import View
+from elastune.elastic.worker import state_transfer
+from elastune.elastic.worker.reconcile import Dealing, MemberStatus, OpenRound, RecoveryPlan, goes_on, reconcile
+from elastune.elastic.worker.state_transfer import Packed, StateOwner
+from elastune.parallel.comm.group import GathersDiffer, Group, GroupBroken
+from elastune.parallel.comm.process_groups import Comms, replicated
+
+# [commit log] What one worker has completed of the sequence that all members execute, and what it holds for those that have not.
+
+_ROWS = b"rows"  # what is sent is a gather's result
+
+
+class CommitLog:
+    """``completed`` operations, the newest of them a gather with the result ``rows``, completed after ``gathered_at``
+    steps, or (None) a step.
+
+    ``lost``: since the last reconciliation a member went without
+    leaving, or what broke cannot be done again. ``served``: the newest exchange brought this worker a result.
+    """
+
+    def __init__(self) -> None:
+        self.completed = 0
+        self.rewinds = 0
+        self.rows: list[torch.Tensor] | None = None
+        self.gathered_at = 0
+        self.lost = False
+        self.served = False
+        self.all_done = False  # there is no operation after the newest one
+
+    def begin(self) -> None:
+        """Nothing is completed: training begins, or begins again from a snapshot."""
+        self.completed, self.rows, self.all_done = 0, None, False
+
+    def gathered(self, rows: list[torch.Tensor], step: int) -> None:
+        """A gather is completed here, after so many steps. Behind it this worker may load a checkpoint of another one,
+        and be asked how far it is before others have the gather's result.
+        """
+        self.completed, self.rows, self.gathered_at = self.completed + 1, rows, step
+
+    def stepped(self) -> None:
+        """A step is completed here."""
+        self.completed, self.rows = self.completed + 1, None
+
+    def compare(self, group: Group, owner: StateOwner, view: View, dealing: Dealing, *, joins: bool) -> RecoveryPlan:
+        """Tell the others how far this worker is, hear the same of them, and draw the conclusion that all draw.
+
+        ``view``: whose ``group`` it is. ``dealing``: who has which learner of an open round.
+        """
+        status = MemberStatus(
+            completed=self.completed,
+            step=owner.step,
+            unrepeatable=owner.unrepeatable and not joins,
+            lost=self.lost,
+            snapshot=owner.snapshot_step,
+            rewinds=self.rewinds,
+            joins=joins,
+            done=self.all_done,
+            round_steps=owner.round_steps if self.rows is None else owner.step - self.gathered_at,
+        )
+        told = [float(x) for x in (*astuple(status)[:-1], *astuple(owner.open_round))]
+        rows = [_status(row) for row in group.gather_row(told)]
+        dealt = partial(dealing.seats, members=view.members)
+        return reconcile(rows, view.hosts, lambda rounds: goes_on(rounds, dealt, dealing.size_of))
+
+    def exchange(self, group: Group, owner: StateOwner, plan: RecoveryPlan) -> None:
+        """Send and receive what ``plan`` says. Raises ``GroupBroken``."""
+        me = group.rank
+        if plan.rewind_to is not None:
+            if me == plan.rewind_source:
+                for rank in plan.rewind_lacking:
+                    state_transfer.send_packed(group, rank, owner.snapshot())
+            elif me in plan.rewind_lacking and plan.rewind_source is not None:
+                owner.keep_snapshot(state_transfer.receive_packed(group, plan.rewind_source))
+        elif me in plan.lagging and plan.result_source is not None:
+            self._take_result(group, owner, plan.result_source)
+        elif me == plan.result_source:
+            for rank in plan.lagging:
+                self._give_result(group, owner, rank)
+        received: Packed | None = None
+        for joiner, source in plan.state_source.items():
+            if me == source:  # a joiner passes on what it has received, at once
+                state_transfer.send_floats(group, joiner, [float(self.completed), float(self.rewinds)])
+                state_transfer.send_packed(group, joiner, received or owner.pack())
+            elif me == joiner:
+                completed, rewinds = state_transfer.receive_floats(group, source)
+                self.completed, self.rewinds = int(completed), int(rewinds)
+                received = state_transfer.receive_packed(group, source)
+        if received is not None:
+            owner.unpack(received)
+
+    def _give_result(self, group: Group, owner: StateOwner, rank: int) -> None:
+        if self.rows is not None:
+            state_transfer.send_packed(group, rank, (_ROWS, self.rows))
+            return
+        for tensor in owner.last_result():
+            group.send(tensor, rank)
+
+    def _take_result(self, group: Group, owner: StateOwner, source: int) -> None:
+        """What the worker at ``source`` has completed; both are at the same operation, so both know its kind."""
+        if owner.reducing:
+            result = owner.result_room()
+            for tensor in result:
+                group.receive(tensor, source)
+            owner.adopt_result(result)
+            self.stepped()
+        else:
+            self.gathered(state_transfer.receive_packed(group, source)[1], owner.step)
+        self.served = True
+
+
+def _status(row: list[float]) -> MemberStatus:
+    completed, step, unrepeatable, lost, snapshot, rewinds, joins, done, steps, *of_round = (int(x) for x in row)
+    said = bool(unrepeatable), bool(lost), snapshot, rewinds, bool(joins), bool(done), steps
+    return MemberStatus(completed, step, *said, open=OpenRound(*of_round))
+
+
+# [group] The workers that train together, as one of them sees them: who they are now, and what to do when that changes.
+#
+# All members execute the same sequence of collective operations: a step's reduction, or a gather. An operation is
+# *completed* at a worker once its whole result is there. No worker completes the next one before all have contributed to
+# this one, so members differ by one operation at most. When a group breaks, the survivors meet in the next view's group
+# and compare: a survivor that missed the newest completed operation copies its result from one that has it; if none has,
+# all repeat it.
 
 Rows = list[list[float]]
 
@@ -257,3 +382,98 @@ class WorkerGroup:
         told = cast(Doing, doing), max(0.0, time.monotonic() - since), size_bytes
         line = ", ".join(filter(None, [self.where(), self.left]))
         return Beat(step, *told, self.view, operation, what, line)
+
+
+# [static watch] Workers that another launcher started have no coordinator: each tells the others what it does, and looks for itself.
+#
+# They tell it in the store by which they found each other, once in a while, from a thread that nothing waits for.
+
+EVERY_S = 0.5
+STUCK_S = 5.0  # a library that does not let go of the main thread by then never will
+
+
+class Apart(Exception):
+    """The workers of a static run will never come together; ``found`` says why."""
+
+    def __init__(self, found: Standstill) -> None:
+        super().__init__(found.detail)
+        self.found = found
+
+
+class StaticWatch:
+    """Watches over ``workers`` from now until ``end``, by way of ``store``.
+
+    ``limit_s``: how long they may wait for one that does something else. ``on_stuck``: called in this object's thread
+    where they will never come together and this worker cannot be told, since its main thread is held by a library.
+    """
+
+    def __init__(
+        self, workers: WorkerGroup, store: Store, limit_s: float, on_stuck: Callable[[Apart], None] = lambda why: None
+    ) -> None:
+        self._workers = workers
+        self._store = store
+        self._limit_s = limit_s
+        self._on_stuck = on_stuck
+        self._found: Standstill | None = None
+        self._told = 0  # how often this worker has told what it does
+        self._seen: dict[int, tuple[bytes, float]] = {}  # what each other one told last, and since when that is known
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._live, name="static watch", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Look no more."""
+        self._ended.set()
+
+    @property
+    def found(self) -> Standstill | None:
+        """Why a collective that has failed here could not succeed; another worker may have found it first, and ended.
+
+        Raises ``RuntimeError`` where the store is gone.
+        """
+        return self._found or self._compare(self._workers.failed or self._workers.beat())
+
+    def _compare(self, own: Beat) -> Standstill | None:
+        """What follows from ``own``, which the others are told, and from what they told."""
+        self._tell(own)
+        sights = [Sight(self._workers.rank, self._workers.rank, "", own, 0.0)]
+        for rank in set(range(self._workers.size)) - {self._workers.rank}:
+            if self._store.check([_key(rank)]):
+                told = self._store.get(_key(rank))
+                beat = decode(told.partition(b" ")[2])
+                assert isinstance(beat, Beat)
+                sights.append(Sight(rank, rank, "", beat, self._known_s(rank, told)))
+        return standstill(sights, self._limit_s)
+
+    def _known_s(self, rank: int, told: bytes) -> float:
+        """For how long it is known here that ``rank`` has ``told`` this, and nothing since. No clock is compared with
+        another's: those of hosts differ, and jump."""
+        with self._lock:
+            if self._seen.get(rank, (b"", 0.0))[0] != told:
+                self._seen[rank] = told, time.monotonic()
+            return time.monotonic() - self._seen[rank][1]
+
+    def _tell(self, own: Beat) -> None:
+        with self._lock:
+            self._told += 1
+            self._store.set(_key(self._workers.rank), f"{self._told} {encode(own).decode()}")
+
+    def _live(self) -> None:
+        try:
+            while not self._ended.wait(EVERY_S):
+                own = self._workers.beat()
+                if own.doing not in COLLECTIVES:
+                    self._tell(own)
+                elif (found := self._compare(own)) is not None and not self._ended.is_set():
+                    self._found = found
+                    self._workers.group.abandon(found.detail)
+                    if not self._ended.wait(STUCK_S):
+                        self._on_stuck(Apart(found))
+                    return
+        except RuntimeError:  # the store went with its worker: what waits for that one ends by its connections
+            return
+
+
+def _key(rank: int) -> str:
+    return f"elastune/doing/{rank}"

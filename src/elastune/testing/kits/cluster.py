@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from elastune.cluster.base import NOBODY, Cluster, Event, Exited, Handle, Message
 from elastune.core.errors import UserError
+from elastune.core.journal.records import Reported
 from elastune.core.run import Config, Means, Program, RunSpec
-from elastune.journal.records import Reported
+from elastune.runtime.clusters.base import NOBODY, Cluster, Event, Exited, Handle, Message
 
 WORKERS = "elastune.testing.kits.cluster_workers"
 LIMIT_S = 30.0
@@ -63,7 +63,7 @@ def reports(events: list[Event]) -> list[Reported]:
 
 
 class ClusterKit(ABC):
-    """The tests of the contract ``elastune.cluster.base``."""
+    """The tests of the contract ``elastune.runtime.clusters.base``."""
 
     @abstractmethod
     def make(self, entry: str) -> Cluster:

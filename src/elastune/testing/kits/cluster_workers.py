@@ -6,9 +6,9 @@ import os
 import sys
 import time
 
+from elastune.core.journal.records import Reported, RunFinished
 from elastune.core.run import Place, RunSpec
 from elastune.elastic.worker.client import CoordinatorClient
-from elastune.journal.records import Reported, RunFinished
 
 FINISHED = RunFinished(sha256="", workers=1, steps=0, samples=0, seconds=0.0, metrics={})
 """What a worker says before it ends well."""

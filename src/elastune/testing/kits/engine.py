@@ -18,14 +18,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from elastune.comm.comms import Comms, form_comms
-from elastune.comm.gloo import GlooFactory
 from elastune.core.batch_slices import shares
 from elastune.core.errors import UserError
 from elastune.core.run import Means
-from elastune.mechanisms.base import Mechanism
-from elastune.mechanisms.engine import EngineReplica
-from elastune.sync.registry import prepare
+from elastune.parallel.comm.gloo import GlooFactory
+from elastune.parallel.comm.process_groups import Comms, form_comms
+from elastune.parallel.mechanisms.base import Mechanism
+from elastune.parallel.mechanisms.engine import EngineReplica
+from elastune.parallel.sync.registry import prepare
 from elastune.testing.worker_processes import LIMIT_S, Processes, Worker, processes
 
 SLOTS, BATCH, MICRO_BATCH, STEPS, EVENT_STEP, CLIP = 5, 25, 7, 6, 3, 0.5

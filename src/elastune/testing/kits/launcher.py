@@ -19,14 +19,20 @@ from pathlib import Path
 
 import pytest
 
-from elastune.cluster.launcher import Bootstrap, Launcher, Needs, ProcessEnded, ProcessEvent, ProcessStarted
 from elastune.core.errors import UserError
+from elastune.core.journal.records import Reported
 from elastune.core.run import Config, Place, Program, RunSpec
+from elastune.elastic.coordinator.controller_interface import (
+    CrewBounds,
+    Entrance,
+    Lookups,
+    Parted,
+    RecordSent,
+    Timeouts,
+)
 from elastune.elastic.coordinator.coordinator import Coordinator
-from elastune.elastic.coordinator.for_controller import Parted, RecordSent
-from elastune.elastic.coordinator.from_controller import CrewBounds, Entrance, Lookups, Timeouts
-from elastune.elastic.protocol.worker_spec import WorkerSpec
-from elastune.journal.records import Reported
+from elastune.elastic.wire.messages import WorkerSpec
+from elastune.runtime.launcher import Bootstrap, Launcher, Needs, ProcessEnded, ProcessEvent, ProcessStarted
 from elastune.testing.kits.cluster import WORKERS
 
 LIMIT_S = 60.0
@@ -67,7 +73,7 @@ class Scene:
 
 
 class LauncherKit(ABC):
-    """The contract of ``elastune.cluster.launcher``."""
+    """The contract of ``elastune.runtime.launcher``."""
 
     @abstractmethod
     def make(self, capacity: int) -> Launcher:

@@ -16,21 +16,19 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from elastune.comm.comms import Comms, form_comms, replicated
-from elastune.comm.gloo import GlooFactory
-from elastune.comm.group import Group
 from elastune.core.batch_slices import shares
-from elastune.core.layout import Piece, Unrecoverable
-from elastune.core.leaves import Leaf
+from elastune.core.layout import Leaf, Piece, Unrecoverable
 from elastune.core.mesh import Mesh
 from elastune.core.run import Means
-from elastune.mechanisms.base import Mechanism, Replica
-from elastune.mechanisms.owned.mechanism import Owned
-from elastune.mechanisms.owned.replica import OwnedReplica
-from elastune.mechanisms.owned.store import has_storage
-from elastune.mechanisms.replicated import Replicated
-from elastune.sync.base import Sync
-from elastune.sync.registry import sync_of
+from elastune.parallel.comm.gloo import GlooFactory
+from elastune.parallel.comm.group import Group
+from elastune.parallel.comm.process_groups import Comms, form_comms, replicated
+from elastune.parallel.mechanisms.base import Mechanism, Replica, Replicated
+from elastune.parallel.mechanisms.owned.mechanism import Owned
+from elastune.parallel.mechanisms.owned.replica import OwnedReplica
+from elastune.parallel.mechanisms.owned.store import has_storage
+from elastune.parallel.sync.base import Sync
+from elastune.parallel.sync.registry import sync_of
 from elastune.testing.layouts import Move, moves, redundancy
 from elastune.testing.worker_processes import LIMIT_S, Worker, processes
 

@@ -17,8 +17,8 @@ from typing import get_args
 
 import pytest
 
-from elastune.core.signals import Signal
-from elastune.monitors.base import GradientNorms, Monitor, Need, Reading, State, WorkerTimes
+from elastune.adapt.monitors.base import GradientNorms, Monitor, Need, Reading, State, WorkerTimes
+from elastune.core.decisions import Signal
 
 RUBBISH = (math.nan, math.inf, -math.inf)
 
@@ -74,7 +74,7 @@ def assert_sound(signals: dict[str, Signal]) -> None:
 
 
 class MonitorKit(ABC):
-    """The tests of the contract ``elastune.monitors.base``."""
+    """The tests of the contract ``elastune.adapt.monitors.base``."""
 
     @abstractmethod
     def make(self) -> Monitor:

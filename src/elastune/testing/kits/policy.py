@@ -17,14 +17,12 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
-from elastune.core.signals import Decision, Signal, Snapshot
-from elastune.policies.base import Hook, Policy, hooks_of
-from elastune.policies.run import Limits, Run
-from elastune.policies.runtime.collectives import Future
-from elastune.policies.runtime.exchange import Op, Submission, Value, pack, resolve
-from elastune.policies.runtime.host import Failure, PolicyHost, Proposal
-from elastune.policies.runtime.standing import Named, begin, from_json, to_json
-from elastune.policies.runtime.standing import decide as decide_standing
+from elastune.adapt.policies.base import Hook, Policy, hooks_of
+from elastune.adapt.policies.collectives import Future, Op, Submission, Value, pack, resolve
+from elastune.adapt.policies.host import Failure, Named, PolicyHost, Proposal, begin, from_json, to_json
+from elastune.adapt.policies.host import decide as decide_standing
+from elastune.adapt.policies.run import Limits, Run
+from elastune.core.decisions import Decision, Signal, Snapshot
 
 LIMITS = Limits(low=1, high=8, longest_batch=10_000)
 EPOCH_STEPS = 50

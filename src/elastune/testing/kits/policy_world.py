@@ -6,10 +6,10 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from elastune.core.signals import Decision, Signal
-from elastune.monitors.base import Reading, WorkerTimes
-from elastune.monitors.performance import Performance
-from elastune.policies.run import Limits
+from elastune.adapt.monitors.base import Reading, WorkerTimes
+from elastune.adapt.monitors.performance import Performance
+from elastune.adapt.policies.run import Limits
+from elastune.core.decisions import Decision, Signal
 from elastune.testing.kits.policy import ByHand
 
 StepTime = Callable[[int, int], tuple[float, float]]

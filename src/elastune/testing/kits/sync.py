@@ -14,13 +14,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from elastune.comm.comms import Comms, replicated
-from elastune.comm.group import Group, GroupBroken, Work
 from elastune.core.batch_slices import round_shares, shares
 from elastune.core.run import Means
-from elastune.mechanisms.base import Replica
-from elastune.mechanisms.replicated import Replicated
-from elastune.sync.base import Sync
+from elastune.parallel.comm.group import Group, GroupBroken, Work
+from elastune.parallel.comm.process_groups import Comms, replicated
+from elastune.parallel.mechanisms.base import Replica, Replicated
+from elastune.parallel.sync.base import Sync
 from elastune.testing.kits.mechanism import BATCH, SLOTS, data, network, optimizer_of
 from elastune.testing.worker_processes import Worker, processes
 

@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from elastune.core.run import Position, RunSpec
-from elastune.elastic.worker.host_name import host_name
+from elastune.elastic.wire.transport import host_name
 from elastune.train.checkpoints import checkpoint as checkpoints
-from elastune.train.checkpoints.checkpoint import Check, Checkpoint, Contribution, Damaged
-from elastune.train.checkpoints.files import NoRoom, Written, sync
-from elastune.train.checkpoints.home import OutFolder
-from elastune.train.checkpoints.parts import States
+from elastune.train.checkpoints.checkpoint import Check, Checkpoint, Contribution, Damaged, NoRoom, Written, sync
+from elastune.train.checkpoints.out_folder import OutFolder
 from elastune.train.checkpoints.spool import DRAFTS, CheckpointWish, Spool, Ticket, Whose
+from elastune.train.checkpoints.tree import States
 
 UNSENT = 2  # checkpoints of a writer that may wait for its agent; the next one waits for them
 UNSENT_LIMIT_S = 120.0

@@ -1,44 +1,78 @@
-"""All that becomes of a run's state: snapshots in memory, the transfer to another worker, its folder."""
+"""What can happen to a run's state: snapshots in memory, transfer to another worker, checkpoints."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from elastune.comm.comms import Comms
-from elastune.comm.group import Group, GroupBroken
 from elastune.core.errors import UserError
-from elastune.core.layout import Unrecoverable
-from elastune.core.run import Config, RunSpec
-from elastune.core.seeds import derive
-from elastune.elastic.protocol.view import View
+from elastune.core.journal.records import LayersDivided, Record, Restarted, StagesCut, StateLost
+from elastune.core.layout import Leaf, Segment, Split, Unrecoverable
+from elastune.core.run import Config, RunSpec, derive
+from elastune.elastic.wire.view import View
 from elastune.elastic.worker.group import WorkerGroup
-from elastune.elastic.worker.open_round import OpenRound
-from elastune.elastic.worker.state_owner import Packed
-from elastune.journal.records import LayersDivided, Record, Restarted, StagesCut, StateLost
-from elastune.mechanisms.base import Replica
-from elastune.mechanisms.buffers import flatten, unflatten
-from elastune.mechanisms.owned.moving import Kept, hand_over, kept, restore
-from elastune.mechanisms.owned.placement import VALUES, Placed, Shard, meet
-from elastune.mechanisms.owned.replica import OwnedReplica
-from elastune.mechanisms.parked import let_go
-from elastune.sync.base import Sync
-from elastune.train.adapt.adapter import Adapter
-from elastune.train.checkpoints.parts import Part, from_trees, load_states, states_of, to_trees
+from elastune.elastic.worker.reconcile import OpenRound
+from elastune.elastic.worker.state_transfer import Packed
+from elastune.parallel.comm.group import Group, GroupBroken
+from elastune.parallel.comm.process_groups import Comms
+from elastune.parallel.mechanisms.base import Replica, flatten, unflatten
+from elastune.parallel.mechanisms.owned.placement import VALUES, Placed, Shard, meet
+from elastune.parallel.mechanisms.owned.replica import OwnedReplica
+from elastune.parallel.mechanisms.owned.state import Kept, hand_over, kept, restore
+from elastune.parallel.mechanisms.tensor_storage import let_go
+from elastune.parallel.sync.base import Sync
+from elastune.train.adaptation.adapter import Adapter
 from elastune.train.checkpoints.run_folder import RunFolder
-from elastune.train.checkpoints.snapshots import packed_shards, unpacked_shards
-from elastune.train.checkpoints.tree import Tensors
+from elastune.train.checkpoints.tree import Part, Tensors, from_trees, load_states, states_of, to_trees
 from elastune.train.collectives import NamedCollectives
-from elastune.train.data.seen import SeenData
+from elastune.train.data.fingerprint import SeenData
 from elastune.train.progress import Progress
 from elastune.train.rng import seed_everything
-from elastune.train.scaling import unscaled
+from elastune.train.tracked import unscaled
 from elastune.train.training_state import TrainingState, described
+
+# [snapshots] A snapshot's shards as text and tensors, so that they travel and are kept as the rest of a state does.
+
+
+def packed_shards(kept: Kept) -> tuple[dict[str, Any], list[torch.Tensor]]:
+    """``kept`` as a JSON value, and its tensors in the order that it names."""
+    rows = [
+        [shard.segment.leaf, shard.segment.start, shard.segment.stop, shard.held, list(shard.tensors)]
+        for shard in kept.shards
+    ]
+    leaves = [asdict(leaf) for leaf in kept.split.leaves]
+    told = {
+        "leaves": leaves,
+        "blocks": kept.split.blocks,
+        "costs": list(kept.split.costs),
+        "copies": kept.copies,
+        "frees": kept.frees,
+        "version": kept.version,
+        "shards": rows,
+        "facts": {str(leaf): facts for leaf, facts in kept.facts.items()},
+    }
+    return told, [tensor for shard in kept.shards for tensor in shard.tensors.values()]
+
+
+def unpacked_shards(told: dict[str, Any], tensors: Sequence[torch.Tensor]) -> Kept:
+    """What ``packed_shards`` was given."""
+    left = iter(tensors)
+    shards = [
+        Shard(Segment(leaf, start, stop), {name: next(left) for name in names}, held)
+        for leaf, start, stop, held, names in told["shards"]
+    ]
+    leaves = [Leaf(**{**leaf, "box": tuple((a, b) for a, b in leaf["box"])}) for leaf in told["leaves"]]
+    split = Split(tuple(leaves), told["blocks"], tuple(told["costs"]))
+    facts = {int(leaf): facts for leaf, facts in told["facts"].items()}
+    return Kept(split, told["copies"], told["frees"], told["version"], tuple(shards), facts)
+
+
+# [run state] All that becomes of a run's state: snapshots in memory, the transfer to another worker, its folder.
 
 MOST_NAMED = 8  # tensors of which pieces were lost
 

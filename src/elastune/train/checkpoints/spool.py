@@ -1,12 +1,13 @@
-"""A folder near workers by which they and their agent pass files on, where the run's own folder is out of their reach.
+"""A folder through which workers and their agent pass files, where workers cannot reach the run's folder.
 
-A worker writes its part of a checkpoint here, and then a *ticket*: from then on the file is the agent's, who brings it
-to the controller, whatever becomes of the worker. A *wish* asks for a checkpoint that the controller has; its *answer*
-comes when the files are here. Each of the three is a small file that appears whole or not at all.
+A worker writes its part of a checkpoint here, then a *ticket*: from then on the agent owns the file and brings it
+to the controller. ``seal`` writes JSON that carries the digest of its own bytes. A digest finds damage, not malice.
+This file imports no torch: agents use it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -16,13 +17,56 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from elastune.core.errors import UserError
-from elastune.journal.atomic import atomic_write
+from elastune.core.journal.files import atomic_write
+
+# [seal] JSON that carries the digest of its own bytes: what was changed or cut off since is not taken for what was written.
+#
+# A digest finds damage, not malice: whoever may write the file may write another digest.
+
+_OPENING = b'{"sha256": "'
+_MIDDLE = b'", "checkpoint": '
+_CLOSING = b"}"
+
+
+def seal(tree: Any) -> bytes:
+    """``{"sha256": digest, "checkpoint": tree}``; the digest is that of the tree's bytes as they stand there."""
+    return _sealed(json.dumps(tree).encode())
+
+
+def unseal(content: bytes) -> Any:
+    """The tree in what ``seal`` wrote. Raises ``ValueError`` where a byte of it is another one."""
+    body = content[len(_OPENING) + 64 + len(_MIDDLE) : -len(_CLOSING)]
+    if content != _sealed(body):
+        raise ValueError("its bytes do not have the digest that it was written with")
+    return json.loads(body)
+
+
+def is_sealed(content: bytes) -> bool:
+    """Whether ``content`` begins as ``seal`` begins."""
+    return content.startswith(_OPENING)
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sealed(body: bytes) -> bytes:
+    return _OPENING + hashlib.sha256(body).hexdigest().encode() + _MIDDLE + body + _CLOSING
+
+
+# [spool] A folder near workers by which they and their agent pass files on, where the run's own folder is out of their reach.
+#
+# A worker writes its part of a checkpoint here, and then a *ticket*: from then on the file is the agent's, who brings it
+# to the controller, whatever becomes of the worker. A *wish* asks for a checkpoint that the controller has; its *answer*
+# comes when the files are here. Each of the three is a small file that appears whole or not at all.
 
 _RULES = ConfigDict(extra="forbid")
 DRAFTS, OUTBOX, WISHES, ANSWERS = "drafts", "outbox", "wishes", "answers"
@@ -30,7 +74,6 @@ NOTE_LIMIT_BYTES = 1 << 16
 ANSWER_LIMIT_S = 900.0
 LOOK_S = 0.02
 LARGEST_FILE = 1 << 42  # bytes; 4 TiB
-
 DraftName = Annotated[str, Field(pattern=r"^\.draft-[0-9]{1,12}-[0-9]{1,12}-[0-9]{1,12}$")]
 """Of a checkpoint that is not complete yet: its step, the view in which it was written, and which one of that view."""
 NAME_PATTERN = r"^(state\.json|tensors(-[0-9]{5,9}-of-[0-9]{5,9})?\.safetensors)$"

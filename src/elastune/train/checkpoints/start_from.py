@@ -18,11 +18,11 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from elastune.core.errors import UserError
-from elastune.core.start_from import StartFrom
-from elastune.journal.records import StartedFrom
-from elastune.mechanisms.scattered import whole
+from elastune.core.journal.records import StartedFrom
+from elastune.core.run import StartFrom
+from elastune.parallel.mechanisms.tensor_storage import whole
 from elastune.train.checkpoints.checkpoint import STATE, load_newest
-from elastune.train.checkpoints.seal import digest_of
+from elastune.train.checkpoints.spool import digest_of
 from elastune.train.compiling import plain, plain_name
 
 ASKED_FOR = "asked for"

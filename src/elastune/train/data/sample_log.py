@@ -7,8 +7,8 @@ from dataclasses import asdict, replace
 from itertools import takewhile
 from typing import Any, ClassVar
 
+from elastune.core.journal.records import LearnerLeftOut, Record, StepsCompleted
 from elastune.core.run import Position
-from elastune.journal.records import LearnerLeftOut, Record, StepsCompleted
 
 SampleSpans = list[list[int]]
 """What all steps so far have used, in as few pieces as possible (about one an epoch). Of each piece: the epoch, its

@@ -1,26 +1,314 @@
-"""The user's file: load it once, check what it must define."""
+"""The user's program file: loaded once, checked, and run so that its effects on the process are undone.
+
+It also gives adapters the session of the running program (``current_session``), gives a script's ``main()`` its
+settings, and notes which files a worker's program writes. Imports no torch.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
+import locale
 import os
+import signal
+import socket
 import sys
-from collections.abc import Callable, Iterable, Mapping
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import wraps
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
+from elastune.adapt.policies.base import Policy
 from elastune.core.errors import UserError
 from elastune.core.run import Config, Program
-from elastune.policies.base import Policy
-from elastune.train.program.causes import cause_of
-from elastune.train.program.current import in_session
-from elastune.train.program.guest import as_guest
-from elastune.train.program.script import training_of
-from elastune.train.program.writes import FOLDER, watched
+from elastune.train.program.errors import cause_of
+
+if TYPE_CHECKING:
+    from elastune.train.session import Session
+
+
+# [current] The session of the running program, for code that does not get it as an argument, such as adapters.
+
+
+class ProgramOver(BaseException):
+    """The run is over before the program's lines are; not an ``Exception``, so that these do not swallow it."""
+
+
+@dataclass
+class _Entered:
+    session: Any
+    at_end: list[Callable[[], None]] = field(default_factory=list)
+
+
+_entered: list[_Entered] = []
+
+
+def current_session() -> Session:
+    """Return the session of the run that this code is part of.
+
+    Returns:
+        The session that ``train(session)`` was given.
+
+    Raises:
+        UserError: Outside of a run.
+
+    Example:
+        >>> def log(loss):  # somewhere below train(session)
+        ...     if elastune.current_session().rank == 0:
+        ...         print(loss)
+    """
+    return _newest().session  # type: ignore[no-any-return]
+
+
+def at_end(call: Callable[[], None]) -> None:
+    """Call ``call`` once the program's lines have come to their end, or to ``end_program``."""
+    _newest().at_end.append(call)
+
+
+def end_program() -> NoReturn:
+    """Leave the program's lines early: its training has ended."""
+    _newest()
+    raise ProgramOver
+
+
+def in_session(train: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return ``train`` such that its session is the current one while it runs."""
+
+    @wraps(train)
+    def entered(session: Any) -> None:
+        own = _Entered(session)
+        _entered.append(own)
+        try:
+            with suppress(ProgramOver):
+                train(session)
+            for call in own.at_end:
+                call()
+        finally:
+            _entered.remove(own)
+
+    return entered
+
+
+def _newest() -> _Entered:
+    if not _entered:
+        raise UserError("this belongs into a run", "no run", "start the file with 'elastune run FILE'")
+    return _entered[-1]
+
+
+# [guest] The user's code in a process that is not its own: what it does to the process is undone afterwards.
+
+
+@contextmanager
+def as_guest() -> Iterator[None]:
+    """Afterwards folder, umask, environment, descriptors 1 and 2, ``sys.stdout`` and ``sys.stderr``, signal handlers,
+    warnings, locale, recursion limit and the sockets' default time-out are as before, whatever the code has done.
+
+    A child that the code has forked, and that comes back, ends.
+    """
+    own = os.getpid()
+    with ExitStack() as stack:
+        for descriptor in (1, 2):
+            with suppress(OSError):  # it was closed before
+                _keep_open(stack, descriptor)
+        _keep_folder(stack)
+        stack.callback(os.umask, _umask())
+        stack.callback(_restore_environment, dict(os.environ))
+        stack.callback(socket.setdefaulttimeout, socket.getdefaulttimeout())
+        stack.callback(sys.setrecursionlimit, sys.getrecursionlimit())
+        stack.callback(locale.setlocale, locale.LC_ALL, locale.setlocale(locale.LC_ALL))
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD, signal.SIGPIPE):
+                stack.callback(signal.signal, number, signal.getsignal(number))
+        stack.enter_context(warnings.catch_warnings())
+        _lend_streams(stack)
+        try:
+            yield
+        finally:
+            if os.getpid() != own:
+                os._exit(0)
+
+
+def _keep_open(stack: ExitStack, descriptor: int) -> None:
+    kept = os.dup(descriptor)
+    stack.callback(os.close, kept)
+    stack.callback(os.dup2, kept, descriptor)
+
+
+def _keep_folder(stack: ExitStack) -> None:
+    folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
+    stack.callback(os.close, folder)
+    stack.callback(os.fchdir, folder)
+
+
+def _umask() -> int:
+    """The mask that is in force; there is no other way to ask."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def _restore_environment(before: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def _lend_streams(stack: ExitStack) -> None:
+    """Streams of its own, on the same files, which the code may close; a handler that it made may keep them."""
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        before = getattr(sys, name)
+        stack.callback(setattr, sys, name, before)
+        try:
+            lent = open(descriptor, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+        except OSError:
+            continue
+        if before is not None and not before.closed:
+            before.flush()
+        setattr(sys, name, lent)
+        stack.callback(_flush, lent)
+
+
+def _flush(stream: TextIO) -> None:
+    with suppress(ValueError, OSError):  # closed by the code
+        stream.flush()
+
+
+# [script] A script with a ``main()`` that knows no session, since an adapter finds it: its settings come to it all the same.
+
+ADAPTERS = "elastune.adapters"
+
+
+def training_of(module: ModuleType, path: Path) -> Callable[[Any], None] | None:
+    """``main()`` of a file that uses an adapter, as a training function; None where the file is none of that kind.
+
+    Settings go into the file's ``config``, where it has one, before ``main`` begins; else they are the arguments of its
+    command line: ``lr=0.1`` is ``--lr 0.1``.
+    """
+    main = getattr(module, "main", None)
+    if not callable(main) or not _uses_adapter(module) or not _takes_nothing(main):
+        return None
+
+    def train(session: Any) -> None:
+        settings = dict(session.config)
+        declared: Any = getattr(module, "config", None)
+        arguments = as_arguments(settings) if not declared else []
+        if declared:
+            declared.update(settings)
+        before, sys.argv = sys.argv, [str(path), *arguments]
+        try:
+            main()
+        finally:
+            sys.argv = before
+
+    return train
+
+
+def as_arguments(settings: Mapping[str, Any]) -> list[str]:
+    """Settings as argparse takes them: what is True is an option without a value, what is False or None is left out."""
+    found: list[str] = []
+    for name, value in settings.items():
+        if value is True:
+            found.append(f"--{name}")
+        elif value is not False and value is not None:
+            values = value if isinstance(value, list) else [value]
+            found += [f"--{name}", *map(str, values)]
+    return found
+
+
+def _uses_adapter(module: ModuleType) -> bool:
+    homes = (getattr(value, "__module__", None) or getattr(value, "__name__", "") for value in vars(module).values())
+    return any(isinstance(home, str) and home.startswith(ADAPTERS) for home in homes)
+
+
+def _takes_nothing(main: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(main).bind()
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+# [writes] Which files a worker's program writes, and where: told to who looks whether all workers write the same one.
+
+FOLDER = "ELASTUNE_WATCH_WRITES"  # where workers tell it, each in a file; set by who looks
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+
+class _Watch:
+    """Notes every file that is opened to be written below a line of ``program``, first line by path."""
+
+    def __init__(self, program: Path) -> None:
+        self.found: dict[str, int] = {}
+        self.watches = True
+        self._program = str(program)
+
+    def hear(self, event: str, given: tuple[Any, ...]) -> None:
+        """An audit hook; those of Python cannot be taken away."""
+        if self.watches and event == "open" and _writes(given[1], given[2]):
+            self.note(given[0])
+
+    def note(self, path: Any) -> None:
+        line = self._line()
+        if line and isinstance(path, (str, bytes, os.PathLike)):
+            self.found.setdefault(os.path.abspath(os.fsdecode(path)), line)
+
+    def _line(self) -> int:
+        frame: Any = sys._getframe(2)
+        while frame is not None:
+            if frame.f_code.co_filename == self._program:
+                return int(frame.f_lineno)
+            frame = frame.f_back
+        return 0
+
+
+def _writes(mode: Any, flags: Any) -> bool:
+    if isinstance(mode, str):
+        return any(letter in mode for letter in "wax+")
+    return isinstance(flags, int) and bool(flags & WRITING)
+
+
+def watched(train: Callable[[Any], None], program: Path, folder: Path) -> Callable[[Any], None]:
+    """``train``, whose written files are told in ``folder``, in one file for each worker."""
+
+    @wraps(train)
+    def told(session: Any) -> None:
+        import torch  # a controller that loads programs of others need not have it
+
+        watch, save = _Watch(program), cast(Any, torch.save)
+        sys.addaudithook(watch.hear)
+
+        def noted(given: Any, file: Any, *more: Any, **options: Any) -> None:  # it writes below Python
+            watch.note(file)
+            save(given, file, *more, **options)
+
+        setattr(torch, "save", noted)  # noqa: B010 - its type is narrower
+        try:
+            train(session)
+        finally:
+            watch.watches, torch.save = False, save
+            (folder / f"{session.rank}.json").write_text(json.dumps(watch.found))
+
+    return told
+
+
+def written_by_several(folder: Path) -> dict[str, int]:
+    """The files that more than one worker has written, and the program's lines that do it."""
+    lines: dict[str, int] = {}
+    counts: dict[str, int] = {}
+    for file in sorted(folder.glob("*.json")):
+        for path, line in json.loads(file.read_text()).items():
+            lines.setdefault(path, line)
+            counts[path] = counts.get(path, 0) + 1
+    return {path: line for path, line in lines.items() if counts[path] > 1}
+
+
+# [load] The user's file: load it once, check what it must define.
 
 Surrogate = Callable[[Config, int], Iterable[tuple[float, Mapping[str, float]]]]
 

@@ -1,0 +1,1 @@
+"""Monitors and policies: what changes while a training runs."""

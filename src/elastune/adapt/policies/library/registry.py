@@ -1,0 +1,116 @@
+"""Policies by name: of the library, of the user's program, and of other packages (entry points)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from importlib.metadata import entry_points
+from types import MappingProxyType
+from typing import Any
+
+from elastune.adapt.policies.base import Policy
+from elastune.adapt.policies.guards import GUARD_OPTIONS, guards_for
+from elastune.adapt.policies.host import Named
+from elastune.adapt.policies.library.adascale import AdaScale
+from elastune.adapt.policies.library.cost import CostCap
+from elastune.adapt.policies.library.divergence import DivergenceGuard
+from elastune.adapt.policies.library.follow_workers import FollowWorkers
+from elastune.adapt.policies.library.gns import GrowWithNoise
+from elastune.adapt.policies.library.goodput import Goodput
+from elastune.adapt.policies.library.provisioning import Provisioning
+from elastune.adapt.policies.library.schedules import ScheduledBatch, ScheduledWorkers
+from elastune.adapt.policies.library.spot import Spot
+from elastune.adapt.policies.library.straggler import StragglerResponse
+from elastune.adapt.policies.library.sync import SyncByLink, SyncBySize
+from elastune.adapt.policies.library.warmup import WarmUp
+from elastune.core.errors import UserError
+from elastune.core.options import Option, options_of, read, split
+
+ENTRY_POINTS = "elastune.adapt.policies"
+POLICIES: Mapping[str, type[Policy]] = MappingProxyType(
+    {
+        "gns": GrowWithNoise,
+        "adascale": AdaScale,
+        "scheduled_batch": ScheduledBatch,
+        "scheduled_workers": ScheduledWorkers,
+        "follow_workers": FollowWorkers,
+        "warmup": WarmUp,
+        "goodput": Goodput,
+        "provisioning": Provisioning,
+        "straggler": StragglerResponse,
+        "divergence": DivergenceGuard,
+        "cost": CostCap,
+        "spot": Spot,
+        "sync_by_size": SyncBySize,
+        "sync_by_link": SyncByLink,
+    }
+)
+
+
+def build(text: str, extra: Mapping[str, type[Policy]] = MappingProxyType({})) -> Named:
+    """Return the policy that "name:option=value,..." describes.
+
+    Every policy takes the guards' options, too, unless it has an option of that name itself (as gns has max_batch).
+    What a class names in ``default_guards`` counts where the text does not say it.
+
+    Args:
+        text: The text, as for ``--policy``.
+        extra: The policy classes of the user's program, by name; they come first.
+
+    Raises:
+        UserError: For an unknown name or option.
+    """
+    name, options = split_policy(text)
+    kind = _find(name, extra)
+    own = options_of(kind)
+    shared = {option: Option(of, default=None) for option, of in GUARD_OPTIONS.items() if option not in own}
+    given = read(name, options, {**shared, **own})
+    guarding = {**_default_guards(kind), **{option: given[option] for option in shared if option in given}}
+    if guarding.get("patience", 1) > 1 and "every" in own:
+        fix = "leave patience out: it counts calls in a row, and most calls of this policy ask for nothing"
+        raise UserError(f"{name} looks at every few steps only", f"patience={guarding['patience']}", fix)
+    guards = guards_for(guarding)
+    try:
+        policy = kind(**{option: value for option, value in given.items() if option in own})
+    except ValueError as error:
+        raise UserError(f"{name} must accept its options", f"{text}: {error}", "give others") from None
+    return Named(name, policy, guards)
+
+
+def split_policy(text: str) -> tuple[str, str]:
+    """Return the name of the policy in ``text``, and the text of its options."""
+    return split(text, "a policy", "gns:max_batch=2048,lr=sqrt")
+
+
+def build_all(texts: Sequence[str], extra: Mapping[str, type[Policy]] = MappingProxyType({})) -> tuple[Named, ...]:
+    """Return the policies of ``texts`` in order, each with a name of its own: "gns", "warmup", "warmup-2"."""
+    found: list[Named] = []
+    for named in (build(text, extra) for text in texts):
+        same = sum(known.name.partition("-")[0] == named.name for known in found)
+        found.append(replace(named, name=f"{named.name}-{same + 1}") if same else named)
+    return tuple(found)
+
+
+def monitors_for(policies: Iterable[Named]) -> tuple[str, ...]:
+    """Return the monitors that ``policies`` need, each once, in the order in which they are first asked for."""
+    return tuple(dict.fromkeys(monitor for named in policies for monitor in named.policy.monitors))
+
+
+def _find(name: str, extra: Mapping[str, type[Policy]]) -> type[Policy]:
+    if name in extra:
+        return extra[name]
+    if name in POLICIES:
+        return POLICIES[name]
+    installed = entry_points(group=ENTRY_POINTS)
+    if name not in installed.names:
+        known = ", ".join(dict.fromkeys([*extra, *POLICIES, *sorted(installed.names)]))
+        raise UserError("a policy must be known", name, f"use one of {known}, or define a class {name} in the program")
+    kind: Any = installed[name].load()
+    if not (isinstance(kind, type) and issubclass(kind, Policy)):
+        raise UserError(f"the entry point {name} must name a subclass of elastune.Policy", kind, "fix its package")
+    return kind
+
+
+def _default_guards(kind: type[Policy]) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = getattr(kind, "default_guards", {})
+    return found

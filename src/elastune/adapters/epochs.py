@@ -1,0 +1,217 @@
+"""What all adapters share: data loaders, epochs of a loop that knows no session, and evaluation on all workers.
+
+A script with its own loop repeats its earlier epochs after a restart: they are skipped here. Scripts that gather the
+results of each batch get equally many batches on every worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain, islice
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler, SequentialSampler
+
+from elastune.core.errors import UserError
+from elastune.train.data.loading import drawn
+from elastune.train.program.load import at_end, end_program
+from elastune.train.rng import streams_kept
+from elastune.train.session import Session
+
+# [loaders] A ``DataLoader`` for a script to go on with.
+
+
+class Loader:
+    """A ``DataLoader`` for a script to go on with; ``batches`` gives the batches of a pass over it."""
+
+    def __init__(self, batches: Callable[[DataLoader[Any]], Iterator[Any]], loader: DataLoader[Any]) -> None:
+        self._batches = batches
+        self._loader = loader
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._batches(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+def rebuilt(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
+    """Return a copy of ``loader`` with other options."""
+    has_workers = loader.num_workers > 0
+    options = {
+        "dataset": loader.dataset,
+        "batch_size": loader.batch_size,
+        "sampler": loader.sampler,
+        "num_workers": loader.num_workers,
+        "collate_fn": loader.collate_fn,
+        "pin_memory": loader.pin_memory,
+        "drop_last": loader.drop_last,
+        "timeout": loader.timeout,
+        "worker_init_fn": loader.worker_init_fn,
+        "multiprocessing_context": loader.multiprocessing_context if has_workers else None,
+        "generator": loader.generator,
+        "prefetch_factor": loader.prefetch_factor if has_workers else None,
+    }
+    return DataLoader(**{**options, **changes})
+
+
+# [passes] The passes of a program that does not know of sessions: which are still to be done, and which were done before.
+
+
+class Passes:
+    """The training passes of a program with a loop over epochs of its own; each is an epoch of ``session``.
+
+    A program that starts again in mid-run (in a resumed run, or on a worker that joined) runs its loop from the start.
+    The passes that are done by then give no batches, and what the program does after them has no effect.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._begun = 0
+        self._trains = False
+        self._epochs: Iterator[int] = iter(())
+        at_end(self._end)
+
+    @property
+    def again(self) -> bool:
+        """Whether the program repeats what was done before it started again."""
+        return not self._trains and self._session.epoch > 0
+
+    def train(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        """Yield this worker's batches of the next training pass."""
+        self._begun += 1
+        if not self._trains and self._begun <= self._session.epoch:
+            return
+        epoch = next(self._epochs, None)
+        if epoch is None:  # how many there will be nobody knows but the program
+            self._epochs = self._session.epochs(self._begun)
+            epoch = next(self._epochs, None)
+        if self._begun <= self._session.epoch:  # this worker has just joined others, who are further
+            self._epochs = self._epochs if epoch is None else chain([epoch], self._epochs)
+            return
+        if epoch is None:
+            end_program()
+        self._trains = True
+        yield from self._session.batches(loader)
+
+    def _end(self) -> None:
+        """Of the newest epoch: its checkpoint, its wish to stop."""
+        next(self._epochs, None)
+
+
+class Scheduler:
+    """A scheduler that does not step while the script repeats earlier passes."""
+
+    def __init__(self, passes: Passes, scheduler: Any) -> None:
+        self._passes = passes
+        self._scheduler = scheduler
+
+    def step(self, *given: Any, **options: Any) -> None:
+        if not self._passes.again:
+            self._scheduler.step(*given, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._scheduler, name)
+
+
+def first_batch(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Yield one batch in place of an evaluation that was done before; random streams stay as they were."""
+    with streams_kept():
+        batches = list(islice(loader, 1))
+    yield from batches
+
+
+# [evaluation] An evaluation pass for loops that gather the results of each batch: all workers have the same number of batches.
+
+WHOLE = SequentialSampler, RandomSampler, DistributedSampler
+
+
+class Evaluation:
+    """One evaluation pass in which all workers have the same number of batches, so that they can gather the results."""
+
+    def __init__(self, session: Session, loader: DataLoader[Any]) -> None:
+        self._session = session
+        self._loader = loader
+        self._place, self._samples = -1, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        loader, size = self._loader, self._loader.batch_size
+        if size is None or not hasattr(loader.dataset, "__len__"):
+            rule, fix = "a pass that is gathered has batches of one size", "give its DataLoader a batch_size"
+            raise UserError(rule, "a stream" if size is not None else "batches of the loader's own", fix)
+        length, sampler = len(loader.dataset), loader.sampler
+        places = list(range(length))
+        if not isinstance(sampler, WHOLE):  # drawn as the session draws it: alike on all workers
+            places = sorted(drawn(sampler, length, self._session.seed, -1).tolist())
+        numbered = _Numbered(loader.dataset, places, size, self._session.size)
+        collate = _Collate(loader.collate_fn, len(places))
+        padded = rebuilt(loader, dataset=numbered, sampler=None, collate_fn=collate, drop_last=False)
+        for place, samples, batch in self._session.batches(padded, train=False):
+            self._place, self._samples = place, samples
+            yield batch
+        self._place, self._samples = -1, 0
+
+    def gather(self, given: Any) -> Any:
+        """Return ``given`` with the rows of all workers, as if one worker had evaluated their batches in order.
+
+        Each sample counts once: a batch gives no more rows than it has samples.
+
+        Args:
+            given: A tensor, or lists and dicts of tensors, for the batch that this worker is at.
+
+        Raises:
+            UserError: For anything else.
+        """
+        if isinstance(given, torch.Tensor):
+            return self._gather(given.detach())
+        if isinstance(given, Mapping):
+            return {name: self.gather(each) for name, each in given.items()}
+        if isinstance(given, tuple) and hasattr(given, "_fields"):
+            return type(given)(*map(self.gather, given))
+        if isinstance(given, (list, tuple)):
+            return type(given)(self.gather(each) for each in given)
+        raise UserError("tensors are gathered, and lists and dicts of them", type(given).__name__, "make it a tensor")
+
+    def _gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        place, workers = torch.tensor([self._place]), self._session.size
+        rows = tensor.reshape(1) if tensor.dim() == 0 else tensor[: self._samples].contiguous()
+        begun = self._session.gather("evaluated", rows), self._session.gather("places", place)
+        found, places = (each.wait() for each in begun)
+        if len(found.workers) < workers:
+            self._session.sum(0.0)  # who was lost took a part with it: all evaluate again
+        parts = {int(place): rows for place, rows in zip(places.value, found.value, strict=True)}
+        kept = [rows for place, rows in sorted(parts.items()) if place >= 0]
+        return torch.cat(kept).to(tensor.device)
+
+
+class _Numbered(Dataset[Any]):
+    """Samples with their places; behind the last one as many more batches as workers lack for equal numbers."""
+
+    def __init__(self, dataset: Any, places: list[int], batch_size: int, workers: int) -> None:
+        self._dataset, self._places, self._count = dataset, places, len(places)
+        batches = -(-self._count // batch_size)
+        if batches % workers:
+            self._count = (batches + workers - batches % workers) * batch_size
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, at: int) -> tuple[int, Any]:
+        return at, self._dataset[self._places[min(at, len(self._places) - 1)]]
+
+
+class _Collate:
+    """A batch with the place of its first sample (-1 for one that only fills up) and the number of its samples."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any], length: int) -> None:
+        self._collate, self._length = collate, length
+
+    def __call__(self, numbered: list[tuple[int, Any]]) -> tuple[int, int, Any]:
+        real = [sample for at, sample in numbered if at < self._length]
+        if not real:
+            return -1, 0, self._collate([numbered[0][1]])
+        return numbered[0][0], len(real), self._collate(real)

@@ -1,0 +1,313 @@
+"""``elastune doctor`` looks at this machine or a cluster; ``elastune check`` looks at a program.
+
+The doctor also prints the command that installs what is missing. A program is right if it gives the same result on
+any number of workers.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from elastune.cli import options, parse
+from elastune.cli.flatten import flatten
+from elastune.cli.groups import ClusterOptions
+from elastune.cli.output import FAILED, FILE_WIDTH, OK, WRONG, print_error, print_json, say
+from elastune.cli.parse import use_data
+from elastune.core.errors import UserError
+
+if TYPE_CHECKING:
+    from elastune.runtime.agents.host_report import HostReport
+
+
+# [doctor] ``elastune doctor``: what this machine offers, and the command that installs what it lacks.
+
+PACKAGES: Mapping[str, str] = {
+    "optuna-dashboard": "pip install 'elastune[dashboard]'",
+    "onnxruntime": "pip install 'elastune[dev]'",
+}
+"""Optional packages and what installs them."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """``what`` is there (``found`` says which) or is not; ``install`` is then the command that brings it."""
+
+    what: str
+    found: str | None
+    install: str = ""
+
+
+@flatten
+def doctor(
+    where: ClusterOptions,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --cluster: the output folder of later runs. Each host says whether it sees this folder."
+        ),
+    ] = None,
+    json: options.Json = False,
+) -> int:
+    """Show what this machine, or each host of a cluster, offers.
+
+    Each missing thing stands beside the command that installs it.
+
+    With --cluster hosts:PORT: listen for agents for the time of --gather, describe each host, and say whether it sees
+    the folder --out. The exit code is 2 if a host is unfit, or none comes. With --cluster slurm[:partition=NAME]: show
+    what Slurm tells, and what one node tells. With --cluster ray: show what Ray tells. With both of them the exit
+    code is 2 if something is missing.
+
+    --json: {kind: "doctor", cores, memory_gib, devices, findings: [{what, found or null, install}]}.
+
+    --json of a cluster: {kind: "doctor", cluster, hosts: [{host, workers, versions, devices, interface, clock_skew_s,
+    clock_error_s, shared (null: not asked about), unfit (null: it is fit)}]}; of slurm or ray {kind: "doctor", cluster,
+    findings}.
+    """
+    if not where.local:
+        return _tell_of_cluster(where, out, json=json)
+    from elastune.runtime.placement import devices
+    from elastune.train.machine import cores
+
+    memory = memory_gib()
+    found_devices = devices()
+    findings = [*_machine(found_devices), *_launchers(), *_mechanisms(), *_packages(), *_data_sets()]
+    if json:
+        machine = {"cores": cores(), "memory_gib": memory, "devices": found_devices}
+        print_json({"kind": "doctor", **machine, "findings": [asdict(finding) for finding in findings]})
+        return OK
+    _print([Finding("cores", str(cores())), Finding("memory", f"{memory:.1f} GiB"), *findings])
+    return OK
+
+
+def _tell_of_cluster(where: ClusterOptions, out: Path | None, *, json: bool) -> int:
+    request = where.request()
+    findings = [Finding(found.what, found.found, found.fix) for found in request.kind.examine()]
+    if not findings:
+        return _tell_of_hosts(where, out, json=json)
+    if json:
+        print_json({"kind": "doctor", "cluster": where.cluster, "findings": [asdict(found) for found in findings]})
+    else:
+        _print(findings)
+    return OK if all(found.found is not None for found in findings) else WRONG
+
+
+def _tell_of_hosts(where: ClusterOptions, out: Path | None, *, json: bool) -> int:
+    request = where.request()
+    reports = request.kind.inspect(request.access, out)
+    if not reports:
+        rule = "a host must come to be told of"
+        raise UserError(rule, f"none within {where.gather}", "start elastune agent there, or raise --gather")
+    if json:
+        print_json({"kind": "doctor", "cluster": where.cluster, "hosts": [_host_json(report) for report in reports]})
+    else:
+        print("\n".join(report.line for report in reports))
+    return WRONG if any(report.unfit for report in reports) else OK
+
+
+def _host_json(report: HostReport) -> dict[str, object]:
+    told = report.facts
+    return {
+        "host": report.host,
+        "workers": report.workers,
+        "versions": report.versions or None,
+        "devices": None if told is None else told.devices,
+        "interface": None if told is None else told.interface,
+        "clock_skew_s": None if told is None else report.skew_s,
+        "clock_error_s": None if told is None else report.skew_error_s,
+        "shared": None if told is None else told.shared,
+        "unfit": report.unfit or None,
+    }
+
+
+def memory_gib(root: Path = Path("/")) -> float:
+    """The machine's memory, or what this process's control group (version 2) may use of it."""
+    gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    limit = root / "sys/fs/cgroup/memory.max"
+    text = limit.read_text().strip() if limit.is_file() else ""
+    return round(min(gib, int(text) / 2**30) if text.isdigit() else gib, 1)
+
+
+def _machine(devices: tuple[str, ...]) -> list[Finding]:
+    import torch.distributed as dist
+
+    gpus = [name for name in devices if name != "cpu"]
+    gloo, nccl = dist.is_available() and dist.is_gloo_available(), dist.is_available() and dist.is_nccl_available()
+    return [
+        Finding("GPUs", ", ".join(gpus) or None, "a machine with a GPU and its driver; all runs on CPU without"),
+        Finding("Python", platform.python_version()),
+        Finding("elastune", _version("elastune")),
+        Finding("torch", _version("torch"), "pip install torch"),
+        Finding("reductions", _reductions(gpus, nccl=nccl)),
+        Finding("exact mode", _exact_mode()),
+        Finding("gloo", "in torch" if gloo else None, "pip install torch"),
+        Finding(
+            "nccl",
+            "in torch" if nccl else None,
+            "pip install --force-reinstall torch, a CUDA build (only GPUs need it)",
+        ),
+    ]
+
+
+def _reductions(gpus: Sequence[str], *, nccl: bool) -> str:
+    """The backend over which a run's workers would reduce here."""
+    if not gpus:
+        return "gloo: workers run on CPU"
+    if not nccl:
+        return "gloo, over CPU memory: this torch has no NCCL"
+    if len(gpus) == 1:
+        return "gloo, over CPU memory, for several workers on the one GPU"
+    return f"nccl for at most {len(gpus)} workers, one a GPU; gloo, over CPU memory, for more"
+
+
+def _exact_mode() -> str:
+    """What its slots cost, by how many a worker has."""
+    from elastune.core.slots import MEASURED_SLOT_COST as MEASURED
+
+    told = ", ".join(f"{slots}: {low:g} to {high:g}" for slots, (low, high) in MEASURED.items())
+    return f"CPU time over plain PyTorch's, by slots a worker: {told} (measured elsewhere)"
+
+
+def _launchers() -> list[Finding]:
+    has_slurm = shutil.which("srun")
+    return [
+        Finding(
+            "torchrun", "with torch" if importlib.util.find_spec("torch.distributed.run") else None, "pip install torch"
+        ),
+        Finding("Slurm", has_slurm, "apt-get install slurm-wlm"),
+        Finding("Ray", _version("ray"), "pip install 'elastune[ray]'"),
+    ]
+
+
+def _mechanisms() -> list[Finding]:
+    """Each with what it can do; those of other packages where these are installed."""
+    from elastune.core.mesh import MechanismName
+    from elastune.parallel.mechanisms.registry import DIVIDES, MECHANISMS, STATES
+
+    found = []
+    for word in (*MECHANISMS, *STATES, *DIVIDES):
+        mechanism, axes = MECHANISMS.get(word), MechanismName.parse(word).dividing
+        can = None if mechanism is None else mechanism.abilities
+        told = ["exact and fast" if mechanism is None or mechanism.exact else "fast"]
+        told += [f"divides along {' and '.join(axes)}"] if axes else []
+        told += ["workers come and go" if can is None or can.elastic else "workers stay"]
+        told += [f"ZeRO stages {', '.join(map(str, sorted(can.stages)))}"] if can is not None and can.stages else []
+        lacks = can is not None and not can.installed
+        install = "" if can is None else can.install
+        found.append(Finding(f"mechanism {word}", None if lacks else "; ".join(told), install))
+    return found
+
+
+def _packages() -> list[Finding]:
+    return [Finding(name, _version(name), install) for name, install in PACKAGES.items()]
+
+
+def _data_sets() -> list[Finding]:
+    from elastune.recipes.datasets import find, find_digits
+
+    return [
+        Finding("digits", _text(find_digits()), "pip install scikit-learn"),
+        Finding(
+            "MNIST",
+            _text(find("mnist")),
+            "ELASTUNE_DOWNLOAD=1 elastune run examples/mnist.py, or set ELASTUNE_DATA to the folder of its idx files",
+        ),
+        Finding("Fashion-MNIST", _text(find("fashion_mnist")), "apt-get install dataset-fashion-mnist"),
+    ]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+def _print(findings: list[Finding]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    for finding in findings:
+        if finding.found is None:
+            table.add_row(Text(finding.what), Text("missing", style="yellow"), Text(finding.install))
+        else:
+            table.add_row(Text(finding.what), Text(finding.found, style="green"), Text(""))
+    console = Console() if sys.stdout.isatty() else Console(width=FILE_WIDTH)
+    console.print(table)
+
+
+# [check] ``elastune check``: whether a program comes to the same on any number of workers.
+
+MOST_STEPS = 1000
+
+
+def check(
+    file: options.File,
+    steps: Annotated[int, typer.Option(help="Number of steps to compare, from 1 to 1000.")] = 2,
+    time: Annotated[
+        int,
+        typer.Option(
+            metavar="STEPS", help="Number of steps to time in exact mode and in one pass a batch, such as 50. 0: none."
+        ),
+    ] = 0,
+    set_: options.Set = None,
+    data: options.Data = None,
+    seed: options.Seed = 0,
+    json: options.Json = False,
+) -> int:
+    """Check whether a program gets the same weights on two workers.
+
+    A few steps run twice on one worker and once on two, in exact mode. Each finding is one line: what keeps FILE from
+    the same weights, and what to change. With one or more findings the exit code is 1.
+
+    With --time, exact mode is also measured beside one pass a batch, as a plain training loop has it: how long a step
+    takes, and which metrics differ by more than rounding.
+
+    --json: {kind: "check", steps, sha256, found: [{kind, lines, said, fix}]}, with --time also exact: {steps, exact_s,
+    plain_s (seconds a step), apart: {metric: [exact, plain]}}.
+
+    A program in which nothing is found is remembered by its digest, in XDG_CACHE_HOME/elastune/checked: elastune run
+    then does not advise to check it.
+    """
+    from elastune.core.run import Program
+    from elastune.runtime.job.program_check import WORKERS, check_program, exact_cost, note_check
+
+    if not 1 <= steps <= MOST_STEPS:
+        raise UserError(f"--steps must be from 1 to {MOST_STEPS}", steps, "such as --steps 2")
+    if not 0 <= time <= MOST_STEPS:
+        raise UserError(f"--time must be from 0 to {MOST_STEPS} steps", time, "such as --time 50")
+    use_data(data)
+    settings = parse.settings(set_ or [])
+    checked = check_program(Program(file), settings, steps=steps, seed=seed)
+    try:
+        note_check(Program(file), passed=not checked.found)
+    except OSError as error:
+        print_error(f"this check cannot be remembered: {error}")
+    trains = all(found.kind != "fails" for found in checked.found)
+    cost = exact_cost(Program(file), settings, steps=time, seed=seed) if time and trains else None
+    if json:
+        measured = {} if cost is None else {"exact": asdict(cost)}
+        print_json({"kind": "check", **asdict(checked), **measured})
+    for found in () if json else checked.found:
+        say(found.told(file.name))
+    if not checked.found and not json:
+        say(f"{file.name}: {checked.steps} steps, the same weights again and on {WORKERS} workers")
+    for line in cost.told() if cost is not None and not json else ():
+        say(f"{file.name}: {line}")
+    return FAILED if checked.found else OK

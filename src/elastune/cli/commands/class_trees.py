@@ -1,0 +1,231 @@
+"""``elastune classes``, ``join`` and ``tree``: a model for each group of classes of a problem.
+
+``classes`` learns the groups from what a trained model confuses. ``tree`` trains a model for each node as one study.
+``join`` combines models of parts into one model.
+"""
+
+from __future__ import annotations
+
+import json as json_text
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from elastune.cli import options, parse
+from elastune.cli.commands.reuse import Program
+from elastune.cli.commands.search import tell_study
+from elastune.cli.flatten import flatten
+from elastune.cli.groups import ClusterOptions, FastExecution, Folders, Training
+from elastune.cli.output import OK, print_json, say
+from elastune.core.errors import UserError
+from elastune.core.run import CommandGiven
+
+if TYPE_CHECKING:
+    from elastune.tune.reuse.class_tree import ClassTree
+    from elastune.tune.reuse.composed_models import ComposedModel
+
+
+# [classes] ``elastune classes``: groups of classes, learnt from what a trained model confuses.
+
+
+def classes(
+    study: Annotated[Path, typer.Argument(help="The output folder of a study that was run with --keep.")],
+    groups: Annotated[
+        str,
+        typer.Option(
+            metavar="N,N,...",
+            help="Number of groups, such as 3. For a deeper tree the number on each level, such as 2,5.",
+        ),
+    ],
+    data: Annotated[str, typer.Option(help="Name of the predictions to look at.")] = "validation",
+    trial: Annotated[
+        int | None,
+        typer.Option(help="Number of the trial whose predictions are looked at. [default: the most accurate]"),
+    ] = None,
+    json: options.Json = False,
+) -> int:
+    """Group the classes that a trained model confuses.
+
+    Classes that the model often takes for one another come into one group. The command prints the groups as a setting,
+    --set tree=..., for trainings of each group. See docs/transfer.md.
+
+    --json: {kind: "classes", tree: [[class, ...], ...] (of a deeper one groups in place of classes), trial, data,
+    between, within}; between: the mean probability that a sample is taken for one of another group, within: for another
+    class of its own.
+    """
+    from elastune.cli.commands.reuse import whole_numbers
+    from elastune.tune.reuse.tree_training import learn_classes
+
+    levels = whole_numbers(groups, "groups are counted by whole numbers", "such as --groups 3, or 2,5")
+    found = learn_classes(study, levels, data=data, trial=trial)
+    if json:
+        print_json({"kind": "classes", **found.to_json()})
+        return OK
+    shares = f"{found.between:.3f} between groups, {found.within:.3f} within"
+    say(f"confused by trial {found.trial} on {found.data}: {shares}")
+    say(f"--set tree='{json_text.dumps(found.tree.to_json(), separators=(',', ':'))}'")
+    return OK
+
+
+# [join] ``elastune join``: models of parts of a problem as one, beside a study that was trained for all of it.
+
+
+def join(
+    studies: Annotated[
+        list[Path],
+        typer.Argument(help="Output folders of the gate's study and of its parts' studies, or of one study."),
+    ],
+    front: Annotated[
+        Path,
+        typer.Option(
+            metavar="STUDY",
+            help="Output folder of a study of the whole problem. The model is compared with its trials.",
+        ),
+    ],
+    tree: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LISTS", help="The groups of classes as nested lists of class numbers: '[[0,2],[1]]', or deeper."
+        ),
+    ] = None,
+    objective: Annotated[
+        str | None,
+        typer.Option(
+            help="Score to judge by. Of classes: accuracy, log_loss, brier; of values: mse, rmse, mae, r2. "
+            "[default: accuracy or mse]"
+        ),
+    ] = None,
+    data: Annotated[str, typer.Option(help="Name of the data set to judge by.")] = "validation",
+    test: Annotated[str, typer.Option(help="Name of the data set for a test that nothing is chosen by.")] = "test",
+    program: Program = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the model to this safetensors file.")] = None,
+    json: options.Json = False,
+) -> int:
+    """Join trials of parts of a problem into one model.
+
+    The best kept trials of STUDIES are joined, and the model is judged as the trials of the study --front are, which
+    was trained for the whole problem.
+
+    With --tree, STUDIES are the study of the gate and the studies of the parts, or the one study of elastune tree.
+    Without --tree, STUDIES is one study whose program trains a head over stacked parts.
+
+    The program of the last of STUDIES has build(config), and that of --front has predict(model, name), as for elastune
+    predict. With --out the model is also recorded in the journal of --front, and elastune report shows it there. See
+    docs/transfer.md.
+
+    --json: {kind: "composed", study, form ("joined" or "stacked"), method, made_of: [{study, trial}], data, objective,
+    direction, score, parameters, singles: [{trial, score}], test: {data, rows, model, best_single} or null, file}.
+    """
+    from elastune.tune.reuse.composed_models import composed_of, judge_model
+    from elastune.tune.reuse.kept_models import check_file
+    from elastune.tune.reuse.saved_models import check_recordable, record_asset, save_composed
+
+    if out is not None:
+        check_file(out)
+        check_recordable(front)
+    model = composed_of(studies, None if tree is None else parse_tree(tree))
+    found = judge_model(model, front, objective=objective, data=data, test=test, program=program)
+    file = None if out is None else str(save_composed(found.model, out))
+    if out is not None:
+        record_asset(found, out)
+    if json:
+        print_json({"kind": "composed", **found.to_json(), "file": file})
+    else:
+        _print(found)
+        if file is not None:
+            say(f"file    {file}")
+    return OK
+
+
+def parse_tree(text: str) -> ClassTree:
+    """What "[[0,2],[1]]" says. Raises ``UserError``."""
+    from elastune.tune.reuse.class_tree import class_tree
+
+    found: Any = parse.value("tree", text)
+    if not isinstance(found, list):
+        raise UserError("--tree is a list of groups of classes", repr(text)[:80], "such as --tree '[[0,2],[1]]'")
+    return class_tree(found)
+
+
+def _print(found: ComposedModel) -> None:
+    parts = ", ".join(f"{one.study.name} {one.trial}" for one in found.made_of)
+    say(f"{found.form} ({found.method}) of {len(found.made_of)} trials: {parts}")
+    singles = sorted(found.singles, key=lambda one: one.score, reverse=found.direction == "max")
+    best = f", best single trial ({singles[0].trial}) of {found.study} {singles[0].score:.4f}" if singles else ""
+    say(f"{found.data}: {found.objective} {found.score:.4f}{best}")
+    if found.test is None:
+        print("test: the program knows no such data")
+    else:
+        alone = "" if found.test.best_single is None else f", that trial {found.test.best_single:.4f}"
+        say(f"{found.test.data}: {found.objective} {found.test.model:.4f}{alone}; {found.test.rows} rows")
+    print(f"inference: {found.parameters:,} parameters")
+
+
+# [tree] ``elastune tree``: from coarse to fine, a model for each node of a tree of classes, as one study.
+
+
+@flatten
+def tree(
+    file: options.File,
+    groups: Annotated[
+        str,
+        typer.Option(
+            "--tree",
+            metavar="LISTS",
+            help="The groups of classes as nested lists of class numbers: '[[[0,2],[1]],[[3],[4,5]]]'.",
+        ),
+    ],
+    training: Training,
+    execution: FastExecution,
+    folders: Folders,
+    where: ClusterOptions,
+    command: CommandGiven,
+    workers: Annotated[int, typer.Option(help="Number of worker processes for all nodes together.")] = 1,
+    trial_workers: options.TrialWorkers = None,
+    fresh: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN", help="Tensors that are not taken from the node above, such as 'head.*'. May be repeated."
+        ),
+    ] = None,
+) -> int:
+    """Train one model for each node of a tree of classes.
+
+    A node's training begins with the weights of the node above it. The nodes below one node train in parallel. FILE's
+    config has the settings tree and node, which this command sets.
+
+    elastune classes STUDY --groups 2,5 learns a tree. elastune join OUT --tree LISTS --front STUDY makes one model of
+    the result. See docs/transfer.md.
+
+    --json: as of elastune tune, with kind "tune" and tasks: {trial: node}. Nodes are tasks of their own, so front and
+    choices are empty and pick is null.
+    """
+    from elastune.cli.progress import Progress, StudyTracker, told_before
+    from elastune.runtime.job.output import check_out
+    from elastune.tune.reuse.tree_training import train_tree
+
+    found, cluster = parse_tree(groups), where.request()
+    bounds = parse.trial_workers(trial_workers)
+    low, high = bounds or (None, None)
+    out: Path = folders.choose(file, "tree")
+    check_out(out, folders.resume)
+    with Progress(StudyTracker(len(found.nodes()), None, told_before(out, folders.resume))) as progress:
+        train_tree(
+            file,
+            found,
+            out,
+            fresh=fresh or (),
+            config=training.config,
+            workers=workers,
+            trial_workers=bounds,
+            means=execution.means(None if execution.mesh is not None else low, most_workers=high),
+            epochs=training.epochs,
+            seed=training.seed,
+            divergence=training.factor,
+            accept_changes=folders.accept_changes,
+            cluster=cluster,
+            observe=progress.observe,
+            command=command,
+        )
+    return tell_study(out, folders.json)

@@ -1,0 +1,446 @@
+"""``elastune predict``, ``ensemble``, ``soup`` and ``transfer``: use the models that a study has kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from elastune.cli import options, parse
+from elastune.cli.flatten import flatten
+from elastune.cli.groups import ClusterOptions
+from elastune.cli.output import INTERRUPTED, OK, print_error, print_json, say
+from elastune.cli.parse import use_data
+from elastune.core.errors import UserError
+from elastune.core.formatting import plain
+
+if TYPE_CHECKING:
+    from elastune.tune.reuse.ensemble import Ensemble
+    from elastune.tune.reuse.soup import StudySoup
+    from elastune.tune.reuse.transfer import SourceRanking
+
+
+# [predict] ``elastune predict``: what a study's kept trials say of data sets, asked after the search.
+
+Program = Annotated[
+    Path | None,
+    typer.Option(
+        "--program",
+        metavar="FILE",
+        help="Python file that defines build and predict. [default: the study's program, if it is unchanged]",
+    ),
+]
+Trials = Annotated[
+    str | None,
+    typer.Option("--trials", metavar="N,N,...", help="Numbers of kept trials to use, such as 1,4,7. [default: all]"),
+]
+
+
+def predict(
+    study: Annotated[Path, typer.Argument(help="The output folder of a study that was run with --keep.")],
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="Name of a data set, as predict knows it. May be repeated. [default: validation and test]"),
+    ] = None,
+    trials: Trials = None,
+    program: Program = None,
+    again: Annotated[bool, typer.Option("--again", help="Predict again where there are predictions already.")] = False,
+    json: options.Json = False,
+) -> int:
+    """Store what a study's kept trials predict on data sets.
+
+    elastune ensemble, transfer and classes read these predictions.
+
+    The program defines build(config), which returns the model, and predict(model, name), which returns the outputs and
+    targets of all samples of a data set, or None for a name that it does not know. See docs/ensembles.md.
+
+    --json: {kind: "predictions", study, predictions: [{trial, data, rows, reason}]}; rows 0: the reason says why.
+    """
+    from elastune.tune.reuse.predict import predict as ask
+
+    told = ask(study, data or ["validation", "test"], trials=numbers_of(trials), program=program, again=again)
+    if json:
+        found = [one.to_json() for one in told]
+        print_json({"kind": "predictions", "study": str(study), "predictions": found})
+        return OK
+    for one in told:
+        say(f"trial {one.trial}: {one.data}: {f'{one.rows} rows' if one.rows else one.reason}")
+    return OK
+
+
+def numbers_of(text: str | None) -> list[int] | None:
+    """The trials that "1,4,7" says. Raises ``UserError``."""
+    if text is None:
+        return None
+    return whole_numbers(text, "trials are named by their numbers", "such as --trials 1,4,7")
+
+
+def whole_numbers(text: str, rule: str, fix: str) -> list[int]:
+    """Those of "2,5". Raises ``UserError`` of ``rule`` and ``fix``."""
+    from elastune.core.errors import UserError
+
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdecimal() and len(part) < 10 for part in parts):
+        raise UserError(rule, repr(text)[:60], fix)
+    return [int(part) for part in parts]
+
+
+# [varying] Options by which an ensemble trains the members that it lacks, before any is chosen.
+
+_FIX = "such as --vary inputs=temperature,pressure+humidity"
+
+
+@dataclass(frozen=True)
+class Varying:
+    """In what members are to differ, and who trains those that are lacking."""
+
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SETTING=VALUE,...",
+            help="First train trials for each value that the study lacks, such as seed=1,2,3. a+b is one value: two "
+            "views of the inputs. May be repeated.",
+        ),
+    ] = None
+    each: Annotated[int, typer.Option(help="With --vary: number of trials for each value.")] = 1
+    workers: Annotated[
+        int | None,
+        typer.Option(help="With --vary: worker processes for all of its trainings together. [default: the study's]"),
+    ] = None
+    trial_workers: options.TrialWorkers = None
+
+    def train(self, study: Path, where: ClusterOptions) -> bool:
+        """Train what is lacking, where anything is to vary. Returns whether it was done; not, after Ctrl-C.
+
+        Raises ``UserError``.
+        """
+        if self.vary is None:
+            unused = Varying(None) != self or where != ClusterOptions()
+            if unused:
+                raise UserError("workers are for members that are trained", "no --vary", f"add it, {_FIX}")
+            return True
+        vary = self.values(self.vary)
+        from elastune.cli.progress import Progress, StudyTracker, told_before
+        from elastune.tune.reuse.new_members import train_members
+        from elastune.tune.study.results import Study
+
+        data = Study.load(study).data
+        use_data(None if data is None else Path(data))
+        with Progress(StudyTracker(None, None, told_before(study, True))) as progress:
+            found = train_members(
+                study,
+                vary,
+                each=self.each,
+                workers=self.workers,
+                trial_workers=parse.trial_workers(self.trial_workers),
+                cluster=where.request(),
+                observe=progress.observe,
+            )
+        for trial in found.trials:
+            if trial.phase == "member" and trial.state == "infeasible" and _is_asked(trial.config, vary):
+                settings = ", ".join(f"{name}={trial.config.get(name)}" for name in vary)
+                print_error(f"trial {trial.number} ({plain(settings, 200)}) failed: {plain(trial.reason, 200)}")
+        if found.ending == "interrupted":
+            print_error("interrupted; the same command goes on")
+        return found.ending != "interrupted"
+
+    @staticmethod
+    def values(texts: list[str]) -> dict[str, list[Any]]:
+        """What "seed=1,2" and "inputs=a,b+c" say. Raises ``UserError``."""
+        found: dict[str, list[Any]] = {}
+        for text in texts:
+            name, equals, rest = text.partition("=")
+            name = name.strip()
+            if not equals or not name.isidentifier():
+                raise UserError("--vary is SETTING=VALUE,VALUE", repr(text)[:80], _FIX)
+            if name in found:
+                raise UserError("a setting is varied once", name, f"name all of its values together, {_FIX}")
+            found[name] = [parse.value(name, part.strip()) for part in rest.split(",")]
+        return found
+
+
+def _is_asked(config: Mapping[str, Any], vary: Mapping[str, list[Any]]) -> bool:
+    """Whether a trial of these settings is among what is varied now, not of another call before."""
+
+    def is_it(found: Any, value: Any) -> bool:
+        return found == value or (isinstance(value, str) and found == value.split("+"))
+
+    return all(any(is_it(config.get(name), value) for value in values) for name, values in vary.items())
+
+
+# [ensemble] ``elastune ensemble``: several trials of a study as one model.
+
+
+@flatten
+def ensemble(
+    study: Annotated[Path, typer.Argument(help="The output folder of a study that was run with --keep.")],
+    varying: Varying,
+    where: ClusterOptions,
+    members: Annotated[int, typer.Option(help="Most different models in the ensemble.")] = 8,
+    objective: Annotated[
+        str | None,
+        typer.Option(
+            help="Score to choose by. Of classes: accuracy, log_loss, brier; of values: mse, rmse, mae, r2. "
+            "[default: accuracy or mse]"
+        ),
+    ] = None,
+    inference_budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIMES",
+            help="Most parameters of all members together, as a multiple of the best trial's: 4x. No time is "
+            "measured. [default: no limit]",
+        ),
+    ] = None,
+    data: Annotated[str, typer.Option(help="Name of the predictions to choose by.")] = "validation",
+    test: Annotated[str, typer.Option(help="Name of the predictions that judge the choice afterwards.")] = "test",
+    method: Annotated[
+        str,
+        typer.Option(help="How to choose members and weights: greedy (with replacement, bagged), stacking or uniform."),
+    ] = "greedy",
+    seed: Annotated[int, typer.Option(help="Seed of the greedy method's bags, and of sampled contributions.")] = 0,
+    by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SETTING",
+            help="Also tell contributions for each value of this setting. [default: the first setting of --vary]",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the ensemble to this safetensors file.")
+    ] = None,
+    json: options.Json = False,
+) -> int:
+    """Choose trials of a study whose mean prediction is best.
+
+    The command tells what each member contributes. It reads predictions that the trials' program recorded with
+    session.predictions, or that elastune predict stored. Predictions under a name that begins with "test" are read once
+    all is chosen. See docs/ensembles.md.
+
+    With --out the ensemble is written to FILE and recorded in the study's journal, and elastune report STUDY shows it
+    among single trials and soups. In Python, elastune.load_ensemble(FILE, build) makes a module of the file.
+
+    With --vary inputs=temperature,pressure+humidity, the command first trains the trials that STUDY lacks: the best
+    settings with each value, in parallel, as trials of STUDY. If the setting is a list, its values name the program's
+    views of its data.
+
+    --json: {kind: "ensemble", study, task: {kind, says, width}, method, data, rows, objective, direction, candidates,
+    members: [{trial, weight, alone, parameters, worker_seconds, contribution: {left_out, shapley, shapley_error},
+    config}], score, single, best_single, inference, diversity: {disagreement, error_correlation}, uncertainty:
+    {aleatoric, epistemic, unit}, test: {data, rows, ensemble, best_single} or null, singles: [{trial, score,
+    parameters}] of all candidates, by, settings: [{value, trials, contribution}], file}.
+    """
+    from elastune.tune.reuse.ensemble import check_choice, parse_times
+    from elastune.tune.reuse.ensemble import ensemble as choose
+    from elastune.tune.reuse.kept_models import check_file
+    from elastune.tune.reuse.saved_models import check_recordable, record_asset, save_ensemble
+
+    budget = None if inference_budget is None else parse_times(inference_budget)
+    check_choice(members, objective, budget, data, test, method, seed)
+    if out is not None:
+        check_file(out)
+    if out is not None or varying.vary is not None:
+        check_recordable(study)
+    if not varying.train(study, where):
+        return INTERRUPTED
+    found = choose(
+        study,
+        members=members,
+        objective=objective,
+        inference_budget=budget,
+        data=data,
+        test=test,
+        method=method,
+        seed=seed,
+        by=by or next(iter(varying.values(varying.vary or [])), None),
+    )
+    file = None if out is None else str(save_ensemble(found, out))
+    if out is not None:
+        record_asset(found, out)
+    if json:
+        print_json({"kind": "ensemble", **found.to_json(), "file": file})
+    else:
+        _print_ensemble(found)
+        if file is not None:
+            say(f"file    {file}")
+    return OK
+
+
+def _print_ensemble(found: Ensemble) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{len(found.members)} of {found.candidates} trials, by {found.objective} on {found.data}")
+    for name in ("trial", "weight", "alone", "left out", "Shapley", "parameters", "worker-seconds"):
+        table.add_column(name, justify="right")
+    for one in found.members:
+        told = one.contribution
+        error = f" ± {told.shapley_error:.2g}" if told.shapley_error else ""
+        table.add_row(
+            str(one.trial),
+            f"{one.weight:.3f}",
+            f"{one.alone:.4f}",
+            f"{told.left_out:+.4f}",
+            f"{told.shapley:+.4f}{error}",
+            f"{one.parameters:,}",
+            f"{one.worker_seconds:.1f}",
+        )
+    Console(width=None).print(table)
+    for each in found.settings:
+        trials, worth = ", ".join(map(str, each.trials)), each.contribution
+        error = f" ± {worth.shapley_error:.2g}" if worth.shapley_error else ""
+        words = f"left out {worth.left_out:+.4f}, Shapley {worth.shapley:+.4f}{error}"
+        say(f"{found.by} {each.value}: {words}; trials {trials}")
+    best = f"best single trial ({found.single})"
+    say(f"{found.data}: {found.objective} {found.score:.4f}, {best} {found.best_single:.4f}; both were chosen by it")
+    if found.test is None:
+        print("test: not every member has predictions on data that no choice has seen")
+    else:
+        told_by = f"{found.test.ensemble:.4f}, {best} {found.test.best_single:.4f}"
+        say(f"{found.test.data}: {found.objective} {told_by}; {found.test.rows} rows, read after the choice")
+    print(f"inference: {found.inference:.2f} times the parameters of trial {found.single}")
+    apart = found.diversity
+    if apart.disagreement is not None:
+        alike = "not defined" if apart.error_correlation is None else f"{apart.error_correlation:.3f}"
+        print(f"members: disagreement {apart.disagreement:.3f}, correlation of errors {alike}")
+    doubt = found.uncertainty
+    print(f"uncertainty: aleatoric {doubt.aleatoric:.4g}, epistemic {doubt.epistemic:.4g} {doubt.unit}")
+
+
+# [soup] ``elastune soup``: the mean of trials' weights as one model.
+
+
+def soup(
+    study: Annotated[Path, typer.Argument(help="The output folder of a study that was run with --keep.")],
+    how: Annotated[
+        str, typer.Option(help="greedy (add each trial that does no harm) or uniform (all trials).")
+    ] = "greedy",
+    objective: Annotated[
+        str | None,
+        typer.Option(
+            help="Score to choose by. Of classes: accuracy, log_loss, brier; of values: mse, rmse, mae, r2. "
+            "[default: accuracy or mse]"
+        ),
+    ] = None,
+    data: Annotated[str, typer.Option(help="Name of the data set to choose by.")] = "validation",
+    test: Annotated[str, typer.Option(help="Name of the data set that judges the choice afterwards.")] = "test",
+    statistics: Annotated[
+        str, typer.Option(help="Name of the data set from which BatchNorm's statistics are estimated anew.")
+    ] = "train",
+    trials: Trials = None,
+    program: Program = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the weights to this safetensors file, which --start-from reads."),
+    ] = None,
+    json: options.Json = False,
+) -> int:
+    """Average the weights of several trials into one model.
+
+    The model answers at the price of one. Only trials that began with the same weights can be averaged; others are
+    refused, with the reason. The program defines build(config) and predict(model, name), as for elastune predict. It is
+    asked about --test once all is chosen. See docs/ensembles.md.
+
+    With --out the soup is also recorded in the study's journal, and elastune report shows it.
+
+    --json: {kind: "soup", study, how, data, objective, direction, trials, ancestor, score, singles: [{trial, score}],
+    parameters, single, test: {data, rows, soup, best_single} or null, file}.
+    """
+    from elastune.tune.reuse.kept_models import check_file
+    from elastune.tune.reuse.saved_models import check_recordable, record_asset
+    from elastune.tune.reuse.soup import soup_of_study
+
+    if out is not None:
+        check_file(out)
+        check_recordable(study)
+    found = soup_of_study(
+        study,
+        how=how,
+        objective=objective,
+        data=data,
+        test=test,
+        statistics=statistics,
+        trials=numbers_of(trials),
+        program=program,
+    )
+    file = None if out is None else str(found.soup.save(out))
+    if out is not None:
+        record_asset(found, out)
+    if json:
+        print_json({"kind": "soup", **found.to_json(), "file": file})
+    else:
+        _print_soup(found)
+        if file is not None:
+            say(f"file    {file}")
+    return OK
+
+
+def _print_soup(found: StudySoup) -> None:
+    made, best = found.soup, f"best single trial ({found.single})"
+    names, alone = ", ".join(map(str, made.trials)), made.singles[found.single]
+    counts = f"{len(made.trials)} of {len(made.singles)} trials"
+    say(f"{found.how} soup of {counts}: {names}; all began with {made.ancestor}")
+    say(f"{found.data}: {found.objective} {made.score:.4f}, {best} {alone:.4f}; both were chosen by it")
+    if found.test is None:
+        print("test: the program knows no such data")
+    else:
+        told = f"{found.test.soup:.4f}, {best} {found.test.best_single:.4f}"
+        say(f"{found.test.data}: {found.objective} {told}; {found.test.rows} rows, read after the choice")
+
+
+# [transfer] ``elastune transfer``: which kept model to begin a new task with.
+
+
+def transfer(
+    studies: Annotated[list[Path], typer.Argument(help="Output folders of earlier studies that were run with --keep.")],
+    data: Annotated[str, typer.Option(help="Name under which elastune predict stored features of the new task.")],
+    measured: Annotated[
+        list[Path] | None,
+        typer.Option(help="Output folder of a study that was begun with one of these trials. May be repeated."),
+    ] = None,
+    json: options.Json = False,
+) -> int:
+    """Rank kept trials as starting points for a new task.
+
+    The rank says how well the features of a trial would serve the new task. Nothing is trained: the score is LogME.
+
+    First store features of the new task: elastune predict STUDY --program FILE --data NAME, where predict of FILE
+    returns features of the new task's samples, and its targets.
+
+    With --measured the ranking is compared with what trainings have reached since (Kendall's tau). See
+    docs/transfer.md.
+
+    --json: {kind: "transfer", data, rows, sources: [{study, trial, score, width, start_from, measured}], tau}.
+    """
+    from elastune.tune.reuse.transfer import rank_sources
+
+    found = rank_sources(studies, data, measured=measured or [])
+    if json:
+        print_json({"kind": "transfer", **found.to_json()})
+    else:
+        _print_ranking(found)
+    return OK
+
+
+def _print_ranking(found: SourceRanking) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    tried = any(one.measured is not None for one in found.sources)
+    table = Table(
+        title=f"{len(found.sources)} sources, by LogME of their features of {found.rows} samples of {found.data}"
+    )
+    for name in ("study", "trial", "LogME", "width", *(["measured"] if tried else [])):
+        table.add_column(name, justify="left" if name == "study" else "right", overflow="fold")
+    for one in found.sources:
+        measured = "–" if one.measured is None else f"{one.measured:.4g}"
+        told = (str(one.study), str(one.trial), f"{one.score:.4f}", str(one.width))
+        table.add_row(*told, *([measured] if tried else []))
+    Console(width=None).print(table)
+    if tried:
+        tau = "not known: it takes two that differ" if found.tau is None else f"{found.tau:+.2f}"
+        print(f"Kendall's tau of estimate and measurement: {tau}")
+    say(f"begin with: --start-from {found.sources[0].start_from}")

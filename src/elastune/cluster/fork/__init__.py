@@ -1,1 +1,0 @@
-"""Local workers, forked from a warm process."""

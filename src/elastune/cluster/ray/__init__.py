@@ -1,1 +1,0 @@
-"""Agents as actors of a Ray cluster."""

@@ -1,1 +1,0 @@
-"""Slurm starts agents: as jobs of one node each, or as steps of the allocation that the controller is in."""

@@ -1,1 +1,0 @@
-"""Files between hosts and their controller, where they share no folder: agents push checkpoints, and fetch them."""

@@ -1,1 +1,0 @@
-"""Sums of gradients that travel in fewer bytes."""

@@ -1,0 +1,445 @@
+"""How gradients travel between workers: the topology, the routes that it means, and compression.
+
+A sum is cut into chunks. A chunk goes *up* from worker to worker, each adding its own part, until the root of its
+route has the total, and *down* from there to all workers. Chunks follow each other, so that the links of different
+workers are busy at the same time. A topology is a list of routes that chunks take in turn: a tree is one route, a
+ring has one route for each worker.
+
+Workers cannot deadlock: each hop has a time stamp (the start of its chunk, and the number of hops before it), every
+worker waits for messages in the order of stamps, and the stamp of a hop is above those of all hops that it needs.
+
+The topology never changes a result in ``exact`` mode. Compression is lossy, so it does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from itertools import groupby
+from types import MappingProxyType
+from typing import Annotated, ClassVar, Literal, get_args
+
+from elastune.core.errors import UserError
+from elastune.core.options import Range, check, parse, split
+
+# [topology] The routes by which sums travel between workers: "tree", "ring", "parents=[0,0,1,0]", perhaps ":chunk_kib=256".
+
+Shape = Literal["auto", "native", "ring", "tree", "binary_tree", "star", "hierarchical", "parents"]
+DEFAULT_CHUNK_KIB = 512
+MOST_CHUNK_KIB = 1 << 20
+MOST_PARENTS = 1_024
+_EXAMPLE = 'such as "tree", "tree:chunk_kib=256" or "parents=[0,0,1,0]"'
+_PARENTS = re.compile(r"parents=\[\s*(\d{1,6}(?:\s*,\s*\d{1,6})*)\s*\]")
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The routes by which sums travel. They are means: in ``exact`` mode no bit of a result depends on them.
+
+    Args:
+        shape: One of:
+            ``auto``: what suits the measured links, and ``native`` where nothing else does;
+            ``native``: the backend's own routes in ``fast`` mode, and from every worker to every other (by hosts, where
+            that saves) in ``exact`` mode;
+            ``ring``: each chunk goes once around;
+            ``star``: to rank 0 and back;
+            ``tree``: a tree of doubling reach, as the canonical tree over slots;
+            ``binary_tree``: two children each;
+            ``hierarchical``: within each host, then between hosts;
+            ``parents``: the tree of ``parents``.
+        parents: The rank to which each rank sends its sums; the root names itself.
+        chunk_kib: Sums travel in chunks of about so many KiB, one behind the other.
+
+    Raises:
+        UserError: For an unknown shape, parents that are no tree, or an impossible chunk.
+
+    Example:
+        >>> Topology.parse("parents=[0,0,1,0]").parents
+        (0, 0, 1, 0)
+    """
+
+    shape: Shape = "native"
+    parents: tuple[int, ...] = ()
+    chunk_kib: int = DEFAULT_CHUNK_KIB
+
+    def __post_init__(self) -> None:
+        if self.shape not in get_args(Shape):
+            names = ", ".join(get_args(Shape)[:-1])
+            raise UserError(f"a topology is one of {names}, or a list of parents", repr(self.shape)[:100], _EXAMPLE)
+        kib = self.chunk_kib
+        if isinstance(kib, bool) or not isinstance(kib, int) or not 1 <= kib <= MOST_CHUNK_KIB:
+            raise UserError(f"a chunk has from 1 to {MOST_CHUNK_KIB:,} KiB", repr(kib)[:100], "such as chunk_kib=256")
+        if (self.shape == "parents") != bool(self.parents):
+            told = "no parents" if self.shape == "parents" else f"{self.shape} with parents"
+            raise UserError("parents belong to the shape of that name", told, _EXAMPLE)
+        _check_tree(self.parents)
+
+    @classmethod
+    def of_parents(cls, parents: Sequence[int]) -> Topology:
+        """Return the tree in which rank r sends its sums to ``parents[r]``. Raises ``UserError`` for what is none."""
+        is_list = isinstance(parents, Sequence) and not isinstance(parents, str)
+        if not is_list:
+            raise UserError("parents are a list of ranks", repr(parents)[:100], "such as [0, 0, 1, 0]")
+        return cls("parents", tuple(parents))
+
+    @classmethod
+    def parse(cls, text: str) -> Topology:
+        """Return the topology that ``text`` names, in the words of ``str`` or of a user. Raises ``UserError``."""
+        is_text = isinstance(text, str)
+        if not is_text:
+            raise UserError("a topology is a text", repr(text)[:100], _EXAMPLE)
+        shape, _, setting = (part.strip() for part in text.strip().partition(":"))
+        kib = DEFAULT_CHUNK_KIB
+        if setting or ":" in text:
+            found = re.fullmatch(r"chunk_kib\s*=\s*(\d{1,9})", setting)
+            if found is None:
+                raise UserError("a topology has the setting chunk_kib, a whole number", setting[:100], _EXAMPLE)
+            kib = int(found[1])
+        if not shape.startswith("parents"):
+            return cls(shape, chunk_kib=kib)  # type: ignore[arg-type]  # checked there
+        listed = _PARENTS.fullmatch(shape)
+        if listed is None:
+            rule = "parents are a list of ranks in brackets"
+            raise UserError(rule, shape[:100], _EXAMPLE)
+        return cls("parents", tuple(int(rank) for rank in listed[1].split(",")), kib)
+
+    def __str__(self) -> str:
+        told = f"parents=[{','.join(map(str, self.parents))}]" if self.parents else self.shape
+        return told if self.chunk_kib == DEFAULT_CHUNK_KIB else f"{told}:chunk_kib={self.chunk_kib}"
+
+    @property
+    def routed(self) -> bool:
+        """Whether sums travel by elastune's routes, not by the backend's own."""
+        return self.shape not in ("auto", "native")
+
+    def fits(self, workers: int) -> bool:
+        """Return whether so many workers can have it."""
+        return not self.parents or len(self.parents) == workers
+
+    def check(self, workers: int, mechanism: str) -> None:
+        """Raise ``UserError`` where so many workers, or their mechanism, cannot have it."""
+        if not self.fits(workers):
+            told = f"{len(self.parents)} parents, {workers} workers"
+            raise UserError("there must be a parent for every rank", told, "name as many, or use a shape by its name")
+        if self.routed and mechanism != "replicated":
+            fix = "leave the topology out, or use --mechanism replicated"
+            raise UserError("a topology is that of sums of whole replicas", f"{self} with {mechanism}", fix)
+
+
+def _check_tree(parents: Sequence[int]) -> None:
+    """Whether ``parents``, if there are any, are one tree: every rank's way up ends at one root."""
+    count = len(parents)
+    if count > MOST_PARENTS:
+        raise UserError(f"a tree has at most {MOST_PARENTS:,} ranks", count, "use a shape by its name")
+    for rank, parent in enumerate(parents):
+        if isinstance(parent, bool) or not isinstance(parent, int) or not 0 <= parent < count:
+            told = f"parent {str(parent)[:20]} of rank {rank}"
+            raise UserError(f"parents of {count} ranks are from 0 to {count - 1}", told, "name a rank that there is")
+    roots = [rank for rank, parent in enumerate(parents) if parent == rank]
+    if count and len(roots) != 1:
+        told = f"ranks {', '.join(map(str, roots[:8]))}" if roots else "none"
+        raise UserError("a tree has one root, the rank that is its own parent", told, "let one rank name itself")
+    reaches = set(roots)
+    for rank in range(count):
+        way: list[int] = []
+        while rank not in reaches:
+            if rank in way:
+                circle = [*way[way.index(rank) :], rank]
+                told = " to ".join(map(str, circle[:9]))
+                raise UserError("a tree has no circle", f"rank {told}", "let every rank's way up end at the root")
+            way.append(rank)
+            rank = parents[rank]
+        reaches.update(way)
+
+
+# [routes] Routes: on whose way each chunk of a sum comes together and goes out again, and what one worker does for it. Pure.
+#
+# A chunk goes *up* from worker to worker, each adding what it has, until the root of its route has all, and *down* from
+# there to everybody. Chunks follow each other, so that links of different workers are busy at the same time. A topology
+# is a list of routes that chunks take in turn: a tree is one route, a ring has one for each worker.
+#
+# Nobody waits for anybody in a circle: each hop has a time stamp (its chunk's start, and how many hops come before it),
+# every worker waits for what arrives in the order of stamps, and a hop's stamp is above those of all that it needs.
+
+MOST_CHUNKS = 1_024
+
+
+@dataclass(frozen=True)
+class Route:
+    """By rank: ``up``, to whom it gives its sums, and ``down``, from whom it has the total. The root names itself."""
+
+    up: tuple[int, ...]
+    down: tuple[int, ...]
+
+    @property
+    def root(self) -> int:
+        """Who has the total first."""
+        return next(rank for rank, parent in enumerate(self.up) if parent == rank)
+
+    def givers(self, rank: int) -> tuple[int, ...]:
+        """Who gives ``rank`` its sums."""
+        return tuple(other for other, parent in enumerate(self.up) if parent == rank != other)
+
+    def below(self, rank: int) -> frozenset[int]:
+        """Whose numbers are in what ``rank`` gives, itself included."""
+        found, more = {rank}, [rank]
+        while more:
+            more = [child for at in more for child in self.givers(at)]
+            found.update(more)
+        return frozenset(found)
+
+
+@dataclass(frozen=True)
+class Hop:
+    """One chunk's way from one worker to another: ``up``, a part of its sum, or the total."""
+
+    chunk: int
+    up: bool
+    source: int
+    to: int
+
+
+@dataclass(frozen=True)
+class PortCall:
+    """What one worker waits for, and what it sends then. ``arrives``: None for what it can send at once."""
+
+    arrives: Hop | None
+    leaves: tuple[Hop, ...]
+
+    @property
+    def completes(self) -> bool:
+        """Whether all parts of the chunk's sum that come here are here with it: it is time to add them."""
+        return bool(self.leaves) and (self.arrives is None or self.arrives.up)
+
+
+def routes_of(topology: Topology, workers: int, hosts: Sequence[str] = ()) -> tuple[Route, ...]:
+    """The routes of ``topology`` among ``workers``; none where sums go in the backend's own way.
+
+    ``hosts``: where each worker runs, by rank; empty where that is one machine or nobody knows. Parents that are too
+    many or too few have no routes either.
+    """
+    if workers < 2 or not topology.routed or not topology.fits(workers):
+        return ()
+    ranks = range(workers)
+    if topology.shape == "ring":
+        return tuple(_ring(root, workers) for root in ranks)
+    if topology.shape == "hierarchical":
+        return _by_hosts(hosts or ("",) * workers)
+    parents = {
+        "star": lambda: (0,) * workers,
+        "tree": lambda: tuple(rank & (rank - 1) for rank in ranks),
+        "binary_tree": lambda: _binary(workers),
+        "parents": lambda: topology.parents,
+    }[topology.shape]()
+    return (Route(parents, parents),)
+
+
+def _ring(root: int, workers: int) -> Route:
+    """Once around to ``root``, and from there around again."""
+    up = tuple(rank if rank == root else (rank + 1) % workers for rank in range(workers))
+    down = tuple(rank if rank == root else (rank - 1) % workers for rank in range(workers))
+    return Route(up, down)
+
+
+def _binary(workers: int) -> tuple[int, ...]:
+    """Two children each, whose ranks are consecutive: neighbours' slots are, too, and their sums merge early."""
+    parents = [0] * workers
+
+    def place(ranks: range) -> None:
+        rest = ranks[1:]
+        half = len(rest) // 2
+        for part in (rest[:half], rest[half:]):
+            if part:
+                parents[part[0]] = ranks[0]
+                place(part)
+
+    place(range(workers))
+    return tuple(parents)
+
+
+def _by_hosts(hosts: Sequence[str]) -> tuple[Route, ...]:
+    """Within each host to one of its workers, and from there to one of all; these take turns from chunk to chunk."""
+    ranks: dict[str, list[int]] = {}
+    for host, found in groupby(range(len(hosts)), key=lambda rank: hosts[rank]):
+        ranks.setdefault(host, []).extend(found)
+    each = list(ranks.values())
+    routes = []
+    for turn in range(max(map(len, each)) * len(each)):
+        at, top = divmod(turn, len(each))
+        gathers = [own[at % len(own)] for own in each]
+        root = gathers[top]
+        parents = [0] * len(hosts)
+        for own, first in zip(each, gathers, strict=True):
+            for rank in own:
+                parents[rank] = root if rank == first else first
+        routes.append(Route(tuple(parents), tuple(parents)))
+    return tuple(routes)
+
+
+def chunks_of(numel: int, item_bytes: int, routes: int, chunk_kib: int) -> int:
+    """Into how many chunks a vector of ``numel`` numbers is cut: a whole number of turns through all routes."""
+    wanted = -(-numel * item_bytes // (chunk_kib << 10))
+    turns = max(1, -(-wanted // routes))
+    return max(1, min(turns * routes, MOST_CHUNKS, numel))
+
+
+@lru_cache(maxsize=256)
+def itinerary(routes: tuple[Route, ...], chunks: int, rank: int) -> tuple[PortCall, ...]:
+    """All that ``rank`` does for ``chunks`` chunks, in order; chunk c takes route c modulo their number."""
+    ways = [_Way(route, rank) for route in routes[: min(chunks, len(routes))]]
+    at_once: list[PortCall] = []  # whatever its stamp: what needs nothing is under way before anything is waited for
+    later: list[tuple[int, int, bool, int, PortCall]] = []
+    for chunk in range(chunks):
+        start, way = chunk // len(routes), ways[chunk % len(routes)]
+        for stamp, stop in way.stops(chunk):
+            if stop.arrives is None:
+                at_once.append(stop)
+            else:
+                later.append((start + stamp, chunk, not stop.arrives.up, stop.arrives.source, stop))
+    return (*at_once, *(stop for *_, stop in sorted(later, key=lambda found: found[:-1])))
+
+
+class _Way:
+    """One route as one of its workers sees it: who is before and behind it, and how many hops away."""
+
+    def __init__(self, route: Route, rank: int) -> None:
+        self._route, self._rank = route, rank
+        heights = _heights(route.up)
+        self._givers = sorted((heights[giver] + 1, giver) for giver in route.givers(rank))
+        self._takers = [other for other, source in enumerate(route.down) if source == rank != other]
+        depth, at = 0, rank
+        while route.down[at] != at:
+            depth, at = depth + 1, route.down[at]
+        self._told_at = heights[route.root] + depth
+
+    def stops(self, chunk: int) -> list[tuple[int, PortCall]]:
+        """What there is to do, by the stamp of what arrives."""
+        rank, route = self._rank, self._route
+        is_root = route.root == rank
+        down = tuple(Hop(chunk, False, rank, taker) for taker in self._takers)
+        up = down if is_root else (Hop(chunk, True, rank, route.up[rank]),)
+        if not self._givers:
+            found = [(0, PortCall(None, up))]
+        else:
+            *others, (last, giver) = self._givers
+            found = [(stamp, PortCall(Hop(chunk, True, other, rank), ())) for stamp, other in others]
+            found.append((last, PortCall(Hop(chunk, True, giver, rank), up)))
+        if not is_root:
+            found.append((self._told_at, PortCall(Hop(chunk, False, route.down[rank], rank), down)))
+        return found
+
+
+def _heights(up: Sequence[int]) -> list[int]:
+    """How many hops come before what each rank gives, on the longest way to it."""
+    heights = [0] * len(up)
+    waiting = [0] * len(up)
+    for rank, parent in enumerate(up):
+        waiting[parent] += parent != rank
+    ready: list[int] = [rank for rank, count in enumerate(waiting) if not count]
+    while ready:
+        rank = ready.pop()
+        parent = up[rank]
+        if parent != rank:
+            heights[parent] = max(heights[parent], heights[rank] + 1)
+            waiting[parent] -= 1
+            if not waiting[parent]:
+                ready.append(parent)
+    return heights
+
+
+# [compression] How gradients are compressed before they travel: "bf16", "int8", "powersgd:rank=4", "topk:ratio=0.01".
+
+NONE = "none"
+
+
+@dataclass(frozen=True)
+class Compression:
+    """A way to send fewer bytes of each gradient. It is lossy, so it shows in the result.
+
+    Attributes:
+        name: How it is written.
+        keeps_residual: Each worker keeps what it has not sent and adds it to its next gradient (error feedback).
+    """
+
+    name: ClassVar[str]
+    keeps_residual: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check(self.name, self)
+
+    def __str__(self) -> str:
+        told = ",".join(f"{option.name}={getattr(self, option.name):g}" for option in fields(self))
+        return f"{self.name}:{told}" if told else self.name
+
+    @staticmethod
+    def parse(text: str) -> Compression | None:
+        """Return the compression that ``text`` names; None for "none". Raises ``UserError`` for anything else.
+
+        Example:
+            >>> str(Compression.parse("powersgd"))
+            'powersgd:rank=4'
+        """
+        name, options = split(text, "a compression", '"int8" or "powersgd:rank=4"')
+        if name == NONE and not options:
+            return None
+        if name not in COMPRESSIONS:
+            known = ", ".join([NONE, *COMPRESSIONS])
+            raise UserError("a compression must be known", name[:40], f"use one of {known}")
+        return parse(name, options, COMPRESSIONS[name])
+
+
+@dataclass(frozen=True)
+class BFloat16(Compression):
+    """Sends two bytes a number, with the range of single precision and 8 bits of it."""
+
+    name: ClassVar[str] = "bf16"
+
+
+@dataclass(frozen=True)
+class Float16(Compression):
+    """Sends two bytes a number, with 11 bits. Numbers beyond 65,504 become infinite, those below 6e-8 become zero."""
+
+    name: ClassVar[str] = "fp16"
+
+
+@dataclass(frozen=True)
+class Int8(Compression):
+    """Sends one byte a number, and four bytes for the scale of each block."""
+
+    name: ClassVar[str] = "int8"
+
+
+@dataclass(frozen=True)
+class PowerSgd(Compression):
+    """Sends matrices as products of two narrow ones (Vogels et al., NeurIPS 2019, arXiv 1905.13727).
+
+    Args:
+        rank: Columns of the narrow matrices.
+    """
+
+    name: ClassVar[str] = "powersgd"
+    keeps_residual: ClassVar[bool] = True
+    rank: Annotated[int, Range(1, 256)] = 4
+
+
+@dataclass(frozen=True)
+class TopK(Compression):
+    """Sends only the largest numbers, with their places.
+
+    Sources: Aji and Heafield, EMNLP 2017, arXiv 1704.05021; Stich et al., NeurIPS 2018, arXiv 1809.07599.
+
+    Args:
+        ratio: The part of all numbers that each worker sends.
+    """
+
+    name: ClassVar[str] = "topk"
+    keeps_residual: ClassVar[bool] = True
+    ratio: Annotated[float, Range(0, 1, open_low=True)] = 0.01
+
+
+COMPRESSIONS: Mapping[str, type[Compression]] = MappingProxyType(
+    {kind.name: kind for kind in (BFloat16, Float16, Int8, PowerSgd, TopK)}
+)
+"""By their names."""

@@ -1,0 +1,302 @@
+"""The typed records of runs and studies, and an entry of a journal: one JSON object a line, in order of time.
+
+Reports, resumption and simulations read only these records.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter
+
+from elastune.core.journal.execution_records import (
+    ChangesUnreached,
+    Compiled,
+    LayersDivided,
+    LearnerLeftOut,
+    LinkMeasured,
+    RoundsCut,
+    StagesCut,
+    SyncChanged,
+    TopologyLaid,
+)
+from elastune.core.journal.frontier_records import (
+    Conclusion,
+    FrontierAnswer,
+    FrontierFound,
+    FrontierReason,
+    FrontierRow,
+    FrontierVolumes,
+    Gain,
+    MeansTimed,
+    OwnMachine,
+    ReferencePoint,
+    ScalingPoint,
+    SideVolume,
+    ThroughputTuned,
+)
+from elastune.core.journal.run_records import (
+    LONGEST_DETAIL,
+    Adopted,
+    ChangesAccepted,
+    Checkpointed,
+    CheckpointFailed,
+    DataContext,
+    Decided,
+    FaultInjected,
+    HostsHeld,
+    Measured,
+    MembershipEvent,
+    NotLetIn,
+    NotMeasured,
+    PolicyFailed,
+    PredictionsAdded,
+    PredictionsKept,
+    Reason,
+    Regrouped,
+    Reported,
+    Restarted,
+    RunContext,
+    RunFailed,
+    RunFinished,
+    RunStarted,
+    StartedFrom,
+    StateLost,
+    StepsCompleted,
+    StepsPlanned,
+    Straggling,
+    TrialBegan,
+    WorkerGone,
+    WorkerMemory,
+    WorkerSteps,
+    check_at,
+)
+from elastune.core.journal.study_records import (
+    ArtifactKept,
+    ArtifactRemoved,
+    AssetMade,
+    AssetMember,
+    AssetPart,
+    EarlierTrial,
+    LinkFitted,
+    Phase,
+    PhasesPlanned,
+    PlanMade,
+    ProposalAsked,
+    ScalingPredicted,
+    SingleScore,
+    StudyFinished,
+    StudyStarted,
+    TimesFitted,
+    TrialAdopted,
+    TrialFinished,
+    TrialPaused,
+    TrialReallocated,
+    TrialRegrouped,
+    TrialReported,
+    TrialResumed,
+    TrialSeen,
+    TrialStarted,
+    WarmStarted,
+)
+
+# [records] The typed records of a run and of a study: what happened, in order, one JSON object a line.
+#
+# Reports read only these.
+
+__all__ = [
+    "LONGEST_DETAIL",
+    "Adopted",
+    "ArtifactKept",
+    "ArtifactRemoved",
+    "AssetMade",
+    "AssetMember",
+    "AssetPart",
+    "ChangesAccepted",
+    "ChangesUnreached",
+    "CheckpointFailed",
+    "Checkpointed",
+    "Compiled",
+    "Conclusion",
+    "DataContext",
+    "Decided",
+    "EarlierTrial",
+    "FaultInjected",
+    "FrontierAnswer",
+    "FrontierFound",
+    "FrontierReason",
+    "FrontierRow",
+    "FrontierVolumes",
+    "Gain",
+    "HostsHeld",
+    "LayersDivided",
+    "LearnerLeftOut",
+    "LinkFitted",
+    "LinkMeasured",
+    "MeansTimed",
+    "Measured",
+    "MembershipEvent",
+    "NotLetIn",
+    "NotMeasured",
+    "OwnMachine",
+    "Phase",
+    "PhasesPlanned",
+    "PlanMade",
+    "PolicyFailed",
+    "PredictionsAdded",
+    "PredictionsKept",
+    "ProposalAsked",
+    "Reason",
+    "Record",
+    "ReferencePoint",
+    "Regrouped",
+    "Reported",
+    "Restarted",
+    "RoundsCut",
+    "RunContext",
+    "RunFailed",
+    "RunFinished",
+    "RunStarted",
+    "ScalingPoint",
+    "ScalingPredicted",
+    "SideVolume",
+    "SingleScore",
+    "StagesCut",
+    "StartedFrom",
+    "StateLost",
+    "StepsCompleted",
+    "StepsPlanned",
+    "Straggling",
+    "StudyFinished",
+    "StudyStarted",
+    "SyncChanged",
+    "ThroughputTuned",
+    "TimesFitted",
+    "TopologyLaid",
+    "TrialAdopted",
+    "TrialBegan",
+    "TrialFinished",
+    "TrialPaused",
+    "TrialReallocated",
+    "TrialRegrouped",
+    "TrialReported",
+    "TrialResumed",
+    "TrialSeen",
+    "TrialStarted",
+    "WarmStarted",
+    "WorkerGone",
+    "WorkerMemory",
+    "WorkerSteps",
+    "decode",
+    "encode",
+]
+Record = Annotated[
+    RunStarted
+    | ChangesAccepted
+    | Adopted
+    | Reported
+    | Checkpointed
+    | CheckpointFailed
+    | Compiled
+    | PredictionsKept
+    | PredictionsAdded
+    | AssetMade
+    | StartedFrom
+    | StagesCut
+    | LayersDivided
+    | LinkMeasured
+    | RunFinished
+    | RunFailed
+    | StepsCompleted
+    | StepsPlanned
+    | Regrouped
+    | Measured
+    | NotMeasured
+    | Decided
+    | PolicyFailed
+    | Restarted
+    | SyncChanged
+    | RoundsCut
+    | ChangesUnreached
+    | LearnerLeftOut
+    | StateLost
+    | MembershipEvent
+    | WorkerGone
+    | Straggling
+    | TopologyLaid
+    | NotLetIn
+    | HostsHeld
+    | FaultInjected
+    | StudyStarted
+    | WarmStarted
+    | ScalingPredicted
+    | ProposalAsked
+    | TrialStarted
+    | TrialReported
+    | TrialAdopted
+    | TrialBegan
+    | TrialFinished
+    | TrialRegrouped
+    | TrialReallocated
+    | TrialSeen
+    | TrialResumed
+    | TrialPaused
+    | ArtifactKept
+    | ArtifactRemoved
+    | TimesFitted
+    | ThroughputTuned
+    | PhasesPlanned
+    | FrontierFound
+    | PlanMade
+    | StudyFinished,
+    Field(discriminator="kind"),
+]
+AFTERWARDS = (PredictionsAdded, AssetMade)
+"""What may be told of a study long after it ended: it takes none of the study's time."""
+_ADAPTER: TypeAdapter[Record] = TypeAdapter(Record)
+
+
+def encode(record: Record) -> bytes:
+    """One line of JSON, without its line end. Infinities and NaN are kept (as Python's ``json`` writes them).
+
+    Half a surrogate pair, which some program's error message may hold and no reader would take, becomes "?".
+    """
+    text = json.dumps(_ADAPTER.dump_python(record), separators=(",", ":"), ensure_ascii=False)
+    return text.encode("utf-8", "replace")
+
+
+def decode(line: bytes | str) -> Record:
+    """The record in ``line``. Raises ``pydantic.ValidationError`` (a ``ValueError``) where it is none."""
+    return _ADAPTER.validate_json(line)
+
+
+# [entry] One line of a journal: a record and when it was written.
+
+OPENING = b'{"at":'
+_STAMP = re.compile(rb'\s*\{\s*"at"\s*:\s*(-?\d[\d.eE+-]*)\s*,')
+
+
+@dataclass(frozen=True)
+class Entry:
+    """``record``, written ``at`` seconds since the epoch."""
+
+    at: float
+    record: Record
+
+
+def encode_entry(entry: Entry) -> bytes:
+    """The record's JSON with a leading key ``at``, without its line end. Times are real, in microseconds, or simulated:
+    these keep all their digits, as a simulation goes on from them."""
+    at = f"{entry.at:.6f}"
+    return b"%s%s,%s" % (OPENING, (at if float(at) == entry.at else repr(entry.at)).encode(), encode(entry.record)[1:])
+
+
+def decode_entry(line: bytes) -> Entry:
+    """The entry in ``line``. Raises ``ValueError`` where it is none."""
+    stamp = _STAMP.match(line)
+    if stamp is None:
+        raise ValueError('a line must be a JSON object that starts with "at"')
+    return Entry(check_at(float(stamp[1])), decode(b"{" + line[stamp.end() :]))

@@ -1,0 +1,273 @@
+"""What a larger global batch is worth, how many workers it supports, and which learning rate belongs to it.
+
+With batch b and noise scale B a training needs 1 + b / B times the samples of the smallest batches, and 1 + B / b times
+the steps of the largest (McCandlish et al., "An Empirical Model of Large-Batch Training", 2018, section 2.3). Below B a
+larger batch saves nearly as many steps as it is larger. Far beyond B it saves none. A worker with a share of b samples
+spends base_s + per_sample_s x b on a step, and only the second part is divided among workers.
+
+``efficiency`` is that of Pollux: progress per sample, which with samples a second makes goodput (Qiao et al., "Pollux",
+OSDI 2021, section 3.1, in the form of its implementation AdaptDL).
+
+Learning-rate rules by the ratio of batch sizes: ``none`` keeps the rate. ``sqrt`` keeps the variance of an update equal
+(Krizhevsky, "One weird trick for parallelizing convolutional neural networks", 2014). ``linear`` keeps the mean
+progress per sample equal (Goyal et al., "Accurate, Large Minibatch SGD", 2017, section 2.1). No rule is right
+everywhere: that is what tuning is for.
+
+While training runs, two more rules change the learning rate with the batch:
+
+adascale: by the gain of Johnson et al., "AdaScale SGD" (2020): with tr(Sigma) the variance of one sample's gradient and
+    |G|^2 the square of the true one, a step on b samples is worth 1 / (tr(Sigma) / b + |G|^2). Linear while the batch
+    is far below the noise scale, constant far above it. Before anything is measured: as none.
+legw: You et al., "Large-Batch Training for LSTM and Beyond" (2019): the square root of the ratio, with a warm-up whose
+    epochs grow linearly with the batch, so that its number of steps stays.
+
+All rules compose: old to middle to new is old to new (adascale: while its signals stay).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from elastune.core.decisions import Snapshot
+from elastune.core.errors import UserError
+from elastune.core.formatting import number
+
+# [noise scale] What a measured gradient noise scale says of the global batch, in words. Pure.
+#
+# With batch b and noise scale B a training needs 1 + b / B times the samples that the smallest batches need, and
+# 1 + B / b times the steps that the largest need (McCandlish et al., "An Empirical Model of Large-Batch Training", 2018,
+# section 2.3): below B larger batches save nearly as many steps as they are larger, far beyond it they save none.
+
+NOISE_SCALE_SOURCE = "McCandlish et al. 2018"
+
+
+def batch_against_noise(
+    batch: int,
+    scale: float | None,
+    error: float | None,
+    *,
+    whose: str,
+    when: str = "at the end of training",
+    supports: str = "",
+    outweighed: str = "",
+) -> str:
+    """One sentence, without a capital and a full stop: ``batch`` beside the noise scale of a training.
+
+    Args:
+        batch: the global batch, in samples.
+        scale: the noise scale, in samples; None where it was not measured.
+        error: its standard error; None, or not finite, where it is not known.
+        whose: "the pick's", "the run's": whose batch it is.
+        when: the scale was measured; it grows as a training goes on.
+        supports: what else follows from the scale, said of batches up to it.
+        outweighed: what counts for more, said where the batch is beyond it.
+
+    Returns:
+        The sentence; "" where the noise scale is not known.
+    """
+    if scale is None or not 0 < scale < math.inf:
+        return ""
+    spread, within = "", scale
+    if error is not None and math.isfinite(error):
+        spread, within = f" ± {samples_text(error)}", scale + error
+    first = (
+        f"gradient noise scale {samples_text(scale)}{spread} {when}: batches up to about that use "
+        f"their samples well ({NOISE_SCALE_SOURCE}){supports}; {whose} batch of {batch}"
+    )
+    if batch <= within:
+        return f"{first} is within it"
+    times = f"by that model {number(1 + batch / scale, 2)} times those of small batches"
+    return f"{first} is beyond it, so it buys time with samples: {times}{outweighed}"
+
+
+def samples_text(value: float) -> str:
+    """Samples that need not be whole: "412", "1.1"."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+# [support] How many workers a gradient noise scale supports, by the fitted step-time model. Pure.
+#
+# Batches up to about the noise scale B keep their efficiency: at B a step makes half of the progress that a step with an
+# infinite batch makes (McCandlish et al., "An Empirical Model of Large-Batch Training", 2018, section 2.2).
+# A worker with a share of b samples spends base_s + per_sample_s x b on a step, of which only the part that grows with b
+# is shared out among workers; it is efficient by per_sample_s x b / (base_s + per_sample_s x b).
+
+EFFICIENT_SHARE = 0.5  # the part of a worker's step that must go into samples
+
+
+def smallest_share(base_s: float, per_sample_s: float, efficiency: float = EFFICIENT_SHARE) -> float:
+    """Samples per worker at which ``efficiency`` of its step goes into samples; at least 1, infinite where none do.
+
+    With ``efficiency`` one half that is base_s / per_sample_s. Raises ``ValueError`` for times that are no times and an
+    efficiency outside [0, 1).
+    """
+    if not (0 <= base_s < math.inf and 0 <= per_sample_s < math.inf and 0 <= efficiency < 1):
+        raise ValueError(f"no times or no efficiency: {base_s}, {per_sample_s}, {efficiency}")
+    if base_s == 0:
+        return 1.0
+    if per_sample_s == 0:
+        return math.inf
+    return max(1.0, base_s / per_sample_s * efficiency / (1 - efficiency))
+
+
+def supported_workers(noise_scale: float, share: float) -> int:
+    """The largest W with noise_scale / W >= ``share``, the samples that each must have; 0 where there is none."""
+    if not (noise_scale >= 0 and noise_scale < math.inf and share >= 1):
+        raise ValueError(f"a noise scale is finite and a share at least 1, not {noise_scale} and {share}")
+    return math.floor(noise_scale / share)
+
+
+# [goodput] What a sample is worth in a larger batch: the efficiency of Pollux, which with samples a second makes its goodput.
+#
+# Qiao et al., "Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning", OSDI 2021, section 3.1, in
+# the form that its implementation AdaptDL uses.
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Squared norm of the true gradient, and the variance of a gradient at the base batch size."""
+
+    gradient_sqr: float
+    variance: float
+
+
+def efficiency(noise: Noise, batch: float, base_batch: float) -> float:
+    """Progress per sample at ``batch`` over that at ``base_batch``."""
+    scale = batch / base_batch
+    remaining = noise.variance / scale + noise.gradient_sqr
+    gain = (noise.variance + noise.gradient_sqr) / remaining if remaining > 0 else 1.0
+    return gain / scale
+
+
+# [scaling] How a learning rate follows the batch size: the rules people use, as functions of the ratio of batch sizes.
+#
+# ``none`` keeps it. ``sqrt`` keeps the variance of an update equal (Krizhevsky, "One weird trick for parallelizing
+# convolutional neural networks", 2014). ``linear`` keeps the mean progress per sample equal (Goyal et al.,
+# "Accurate, Large Minibatch SGD", 2017, section 2.1). None of them is right everywhere: that is what tuning is for.
+# Rules that need more than the ratio, for changes while training runs, are in ``policies.lr_rules``.
+
+LR_RULES: Mapping[str, Callable[[float], float]] = MappingProxyType(
+    {
+        "none": lambda ratio: 1.0,
+        "sqrt": math.sqrt,
+        "linear": lambda ratio: ratio,
+    }
+)
+"""Rule -> factor on the learning rate, given batch / base batch."""
+
+
+def scaled_lr(lr: float, batch: int, base_batch: int, rule: str) -> float:
+    """The learning rate for ``batch`` where ``lr`` belongs to ``base_batch``.
+
+    Raises ``UserError`` for an unknown rule and for batch sizes below one.
+    """
+    factor = LR_RULES.get(rule)
+    if factor is None:
+        raise UserError("unknown learning-rate rule", rule, f"use one of {', '.join(LR_RULES)}")
+    if batch < 1 or base_batch < 1:
+        raise UserError("a batch holds at least one sample", f"{batch} and {base_batch}", "give batch sizes >= 1")
+    return lr * factor(batch / base_batch)
+
+
+# [lr rules] How the learning rate follows a change of the batch size while training runs.
+#
+# The rules that need the ratio of batch sizes only are ``plan.scaling``'s: none, linear, sqrt. Two need more:
+#
+# adascale: by the gain of Johnson et al., "AdaScale SGD" (2020): with tr(Sigma) the variance of one sample's gradient and
+#     |G|^2 the square of the true one, a step on b samples is worth 1 / (tr(Sigma) / b + |G|^2). Linear while the batch
+#     is far below the noise scale, constant far above it. Before anything is measured: as none.
+# legw: You et al., "Large-Batch Training for LSTM and Beyond" (2019): the square root of the ratio, with a warm-up whose
+#     epochs grow linearly with the batch, so that its number of steps stays.
+#
+# No rule is right everywhere. All compose: old to middle to new is old to new (adascale: while its signals stay).
+
+RULES = (*LR_RULES, "adascale", "legw")
+WARMUP_EPOCHS = 0.2  # legw's, at the batch size that the run began with
+
+
+@dataclass(frozen=True)
+class LrChange:
+    """Multiply the learning rate by ``factor``, over ``ramp_steps`` steps (0: at once)."""
+
+    factor: float = 1.0
+    ramp_steps: int = 0
+
+
+def lr_change(
+    rule: str,
+    old: int,
+    new: int,
+    snapshot: Snapshot,
+    *,
+    epoch_samples: int | None = None,
+    warmup_epochs: float = WARMUP_EPOCHS,
+) -> LrChange:
+    """Return the change of the learning rate when the global batch goes from ``old`` to ``new`` samples.
+
+    A learning rate that falls, falls at once: a small batch does not bear the rate of a large one.
+
+    Args:
+        rule: "none", "linear", "sqrt", "adascale" or "legw".
+        old, new: Global batch sizes, in samples.
+        snapshot: Where the run stands.
+        epoch_samples: Samples of an epoch, for legw. Without it, legw takes the samples of the epochs so far, and has
+            no warm-up in the first epoch.
+        warmup_epochs: The length of the warm-up at the first batch size, for legw.
+
+    Raises:
+        UserError: For an unknown rule, and for batch sizes below one.
+    """
+    check_rule(rule)
+    if rule == "adascale":
+        scaled_lr(1.0, new, old, "none")  # checks the batch sizes
+        variance, square = (_value(snapshot, name) for name in ("gradient_variance", "gradient_square"))
+        return LrChange(gain(variance, square, old, new))
+    if rule != "legw":
+        return LrChange(scaled_lr(1.0, new, old, rule))
+    factor = scaled_lr(1.0, new, old, "sqrt")
+    samples = epoch_samples or (snapshot.samples // snapshot.epoch if snapshot.epoch else 0)
+    # warmup_epochs * (new / start) epochs, of samples / new steps each
+    steps = round(warmup_epochs * samples / (snapshot.batch_at_start or old))
+    return LrChange(factor, steps if factor > 1.0 else 0)
+
+
+def gain(variance: float, square: float, base: int, batch: int) -> float:
+    """Return AdaScale's gain of ``batch`` over ``base`` samples a step: between 1 and their ratio.
+
+    Args:
+        variance: tr(Sigma) of one sample's gradient.
+        square: |G|^2.
+        base, batch: Batch sizes, in samples.
+
+    Returns:
+        The ratio where ``square`` is 0; 1 where ``variance`` is 0, and where either is not known (NaN, infinite or
+        negative).
+    """
+    if not (0.0 <= variance < math.inf and 0.0 <= square < math.inf):
+        return 1.0
+    # In units of their sum, so that neither overflows; what is left of the variance at the base batch
+    largest = max(variance / base, square)
+    if largest <= 0.0:
+        return 1.0
+    noise = Noise(gradient_sqr=square / largest, variance=variance / base / largest)
+    return efficiency(noise, batch, base) * batch / base
+
+
+def check_rule(rule: str) -> str:
+    """Return ``rule``. Raises ``UserError`` where it is none."""
+    if rule not in RULES:
+        raise UserError("unknown learning-rate rule", rule, f"use one of {', '.join(RULES)}")
+    return rule
+
+
+def rule_monitors(rule: str) -> tuple[str, ...]:
+    """Return the monitors that ``rule`` needs."""
+    return ("noise_scale",) if check_rule(rule) == "adascale" else ()
+
+
+def _value(snapshot: Snapshot, name: str) -> float:
+    signal = snapshot.signals.get(name)
+    return math.nan if signal is None else signal.value

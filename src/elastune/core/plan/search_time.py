@@ -1,0 +1,146 @@
+"""How long a search takes: its trainings in rounds, each with as many steps as its batch needs.
+
+A batch B needs steps in proportion to 1 + B_noise / B (McCandlish et al., "An Empirical Model of Large-Batch Training",
+2018, section 2.3). With ``width`` concurrent trainings each proposal knows less than in a sequential search. The search
+then needs ``crowding`` x (width - 1) more trainings, relative to ``runs``, up to the number that random search needs.
+Trainings differ in length: at the end, workers wait for the last training, or in a generational search for the longest
+of each generation. ``benchmarks/search_model.py`` fits crowding, variation and the savings of early stopping to
+simulated studies.
+
+A genetic search whose generations wait for each other fixes the trainings of a generation (``generation``). Its
+proposals rest on earlier generations alone. So concurrent trainings lose nothing, and more than a generation of them
+gain nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elastune.core.plan.step_model import NORMAL_80
+
+Floats = NDArray[np.float64]
+POINTS = 4_000  # of the integral over a training's length
+Stopping = Literal["none", "asha"]
+# As benchmarks/results/search_model.json has them: simulated studies on the lcbench surrogate.
+CROWDING: Mapping[bool, tuple[float, tuple[float, float]]] = MappingProxyType(
+    {False: (0.0785, (0.0479, 0.1191)), True: (0.0762, (0.0441, 0.1202))}
+)
+"""By whether generations are waited for: more trainings for each further one at once, and the 80 % interval."""
+BLIND = 5.4
+"""Times as many trainings that random search needs: no crowd needs more."""
+VARIATION = 0.74
+GENETIC = 0.81
+"""Times as many trainings that a genetic search in Cray's manner needs as a random one, to where that one comes."""
+KEPT: Mapping[Stopping, float] = MappingProxyType({"none": 1.0, "asha": 0.66})
+"""Of all steps, by what stops trainings early."""
+
+
+@dataclass(frozen=True)
+class SearchModel:
+    """What is to be searched. ``runs``: trainings that it needs one after another, each of ``steps`` at ``base_batch``.
+
+    ``noise_scale``: of the gradient, in samples; 0: a larger batch saves no step. ``variation``: the coefficient of
+    variation of trainings' lengths. ``generations``: whether each round is waited for; else whoever is done is
+    replaced at once. ``kept``: the share of all steps that early stopping leaves. ``crowding_within``: the ends of
+    crowding's 80 % interval; None: it is declared. ``blind``: by what factor more trainings are needed at most, however
+    many run at once: what random search needs. ``generation``: trainings of a generation, where the search fixes them
+    and waits for each; crowding does not count then; 0: it does not. ``beside_s``: of each training, whatever its steps
+    take: its processes, its data, its report.
+    """
+
+    runs: int
+    steps: float
+    base_batch: int
+    noise_scale: float
+    crowding: float = 0.0
+    variation: float = 0.0
+    generations: bool = False
+    kept: float = 1.0
+    crowding_within: tuple[float, float] | None = None
+    blind: float = math.inf
+    generation: int = 0
+    beside_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.runs < 1 or self.base_batch < 1 or not 0 < self.steps < math.inf:
+            raise ValueError(f"a search has trainings, steps and samples, not {self}")
+        others = (self.noise_scale, self.crowding, self.variation, self.generation, self.beside_s)
+        if not all(0 <= each < math.inf for each in (*others, *(self.crowding_within or ()))):
+            raise ValueError(f"noise scale, crowding, variation and what is beside are not negative, not {self}")
+        if not self.blind >= 1:
+            raise ValueError(f"random search needs no fewer trainings, not {self}")
+        if not 0 < self.kept <= 1:
+            raise ValueError(f"early stopping leaves a share of steps above 0 and at most 1, not {self}")
+
+    def needed(self, width: Floats) -> Floats:
+        """Trainings in all, where ``width`` of them run at once."""
+        if self.generation:
+            return np.full(np.shape(width), float(self.runs))
+        return np.asarray(self.runs * np.minimum(1 + self.crowding * (width - 1), self.blind), dtype=np.float64)
+
+    def rounds(self, width: Floats) -> Floats:
+        """How many trainings, of mean length, follow one another where ``width`` of them run at once."""
+        if self.generation:
+            generations, rest = divmod(self.runs, self.generation)
+            return np.asarray(generations * self._waited(self.generation, width) + self._waited(rest, width))
+        needed = self.needed(width)
+        whole = np.ceil(needed / width)
+        if not self.variation:
+            return np.asarray(whole, dtype=np.float64)
+        at_once = np.minimum(width, needed)
+        sizes, back = np.unique(at_once, return_inverse=True)
+        longest = np.array([longest_of(float(size), self.variation) for size in sizes])[back]
+        if self.generations:
+            return np.asarray(whole * longest, dtype=np.float64)
+        # All are busy until the last begins; then the longest of those that run is waited for.
+        return np.asarray(needed / at_once - 1 + longest, dtype=np.float64)
+
+    def _waited(self, trainings: int, width: Floats) -> Floats:
+        """Rounds of so many ``trainings``, all of which are waited for; until then whoever is done is replaced."""
+        at_once = np.minimum(width, max(trainings, 1))
+        if not self.variation or not trainings:
+            return np.asarray(np.ceil(trainings / at_once), dtype=np.float64)
+        longest = np.array([longest_of(float(size), self.variation) for size in at_once])
+        return np.asarray(trainings / at_once - 1 + longest, dtype=np.float64)
+
+    def spread(self, width: Floats) -> Floats:
+        """The standard deviation of the logarithm of ``rounds``, as far as crowding is not known."""
+        if self.crowding_within is None:
+            return np.zeros(len(width))
+        low, high = (replace(self, crowding=each).rounds(width) for each in self.crowding_within)
+        return np.asarray(np.log(high / low) / 2 / NORMAL_80, dtype=np.float64)
+
+    def steps_of(self, batch: Floats) -> Floats:
+        """Steps of one training with a global ``batch``, to where ``base_batch`` comes in ``steps``."""
+        return self.steps * (1 + self.noise_scale / batch) / (1 + self.noise_scale / self.base_batch)
+
+    def seconds(self, width: Floats, batch: Floats, step_s: Floats) -> Floats:
+        """Until the search is done."""
+        return self.rounds(width) * self.training_s(batch, step_s)
+
+    def training_s(self, batch: Floats, step_s: Floats) -> Floats:
+        """Of one training, in the mean."""
+        return self.kept * self.steps_of(batch) * step_s + self.beside_s
+
+
+@lru_cache(maxsize=4096)
+def longest_of(count: float, variation: float) -> float:
+    """The expected longest of ``count`` trainings, in their mean length: lengths are taken as log-normal.
+
+    The integral of 1 - F(t)^count over t.
+    """
+    if not variation or count <= 1:
+        return 1.0
+    spread = math.sqrt(math.log(1 + variation**2))
+    reach = np.linspace(-8.0, 8.0 + math.sqrt(2 * math.log(count)), POINTS)
+    times = np.exp(spread * reach - spread**2 / 2)
+    below = 0.5 * (1 + np.array([math.erf(each / math.sqrt(2)) for each in reach]))
+    return float(times[0] + np.trapezoid(1 - below**count, times))

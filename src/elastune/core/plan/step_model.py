@@ -1,0 +1,297 @@
+"""The step time of any plan with an interval, fitted to a few measured steps, and which plans to measure next.
+
+The logarithm of a step's time is the physical form (``step_time``), plus errors of that form (a Gaussian process over
+``step_time.coordinates``), plus noise. Each constant is known beforehand within a factor. With the form made linear
+around the fitted constants, all of it is one Gaussian (Rasmussen and Williams, "Gaussian Processes for Machine
+Learning", 2006, sections 2.2 and 2.7). So errors are relative, and plans far from every probe get wide intervals.
+
+A few steps cannot say how wrong the form is. So several sizes of error are tried, weighted by their likelihood.
+Probes are chosen one after another, each where it says most about all plans that may be chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from elastune.core.plan.step_time import CONSTANTS, SHAPE, Constant, Floats, StepSplits, StepWork, coordinates, seconds
+
+# [posterior] Constants of a machine from a few measured steps, and what is known of all other plans: one Gaussian.
+#
+# The logarithm of a step's time is taken as the physical form's (``terms``), plus errors of that form (a Gaussian process
+# over ``splits.coordinates``), plus noise. Constants are known beforehand within a factor each. With the form made linear
+# around the fitted constants all of it is one Gaussian (Rasmussen and Williams, "Gaussian Processes for Machine
+# Learning", 2006, sections 2.2 and 2.7), so that errors are relative, and what was not probed is told as unsure.
+
+SHAPE_REACH = 0.5  # doublings of a shape: kernels of another one have an efficiency of their own
+ERROR, REACH = 0.03, 3.0  # of the form in all else, relative, and the doublings over which it is alike
+TURNS, STEP = 30, 1e-4
+TRUSTED = 10  # measured steps that the model's own width weighs as much as
+
+
+@dataclass(frozen=True)
+class Discrepancy:
+    """Relative errors: of the physical form, which plans with one ``shape`` of matrices share; ``noise`` of a step."""
+
+    shape: float
+    noise: float
+
+    @property
+    def variance(self) -> float:
+        """Of the form at one plan."""
+        return self.shape**2 + ERROR**2
+
+    def between(self, first: Floats, second: Floats) -> Floats:
+        """Covariance of the form's errors at rows of coordinates."""
+        shapes = _squares(first[:, :SHAPE], second[:, :SHAPE])
+        alike = self.shape**2 * np.exp(-shapes / (2 * SHAPE_REACH**2))
+        near: Floats = ERROR**2 * np.exp(-_squares(first, second) / (2 * REACH**2))
+        return alike + near
+
+
+@dataclass(frozen=True)
+class FittedForm:
+    """The form fitted under one ``discrepancy``. ``log_constants`` in the order of ``CONSTANTS``.
+
+    ``evidence``: logarithm of how likely the measured steps are under it. ``widened``: by how much errors of steps that
+    were left out are larger than it says; intervals are as much wider.
+    """
+
+    log_constants: Floats
+    discrepancy: Discrepancy
+    evidence: float
+    widened: float
+    _points: Floats
+    _slopes: Floats
+    _weights: Floats
+    _inverse: Floats
+    _factors: Floats
+
+    def log_seconds(self, work: StepWork, splits: StepSplits) -> tuple[Floats, Floats]:
+        """Mean and variance of the logarithm of every plan's measured step."""
+        cross, slopes, points = self._cross(work, splits)
+        of_form = self.discrepancy.between(points, self._points)
+        mean = np.log(seconds(np.exp(self.log_constants), work, splits)) + of_form @ self._weights
+        own = self.discrepancy.variance + ((slopes * self._factors) ** 2).sum(axis=1)
+        unknown = np.maximum(own - ((cross @ self._inverse) * cross).sum(axis=1), 0.0)
+        return mean, self.widened**2 * (unknown + self.discrepancy.noise**2)
+
+    def covariance(self, work: StepWork, splits: StepSplits) -> Floats:
+        """Of what is not known of plans, noise left out: a square of all of them."""
+        cross, slopes, points = self._cross(work, splits)
+        scaled = slopes * self._factors
+        return self.discrepancy.between(points, points) + scaled @ scaled.T - cross @ self._inverse @ cross.T
+
+    def _cross(self, work: StepWork, splits: StepSplits) -> tuple[Floats, Floats, Floats]:
+        points, slopes = coordinates(work, splits), elasticities(self.log_constants, work, splits)
+        shared = (slopes * self._factors**2) @ self._slopes.T
+        return self.discrepancy.between(points, self._points) + shared, slopes, points
+
+
+def elasticities(log_constants: Floats, work: StepWork, splits: StepSplits) -> Floats:
+    """By which part of itself each plan's time follows each constant: one row a plan."""
+    middle = np.log(seconds(np.exp(log_constants), work, splits))
+    moved = np.exp(log_constants + STEP * np.eye(len(log_constants)))
+    return np.stack([(np.log(seconds(each, work, splits)) - middle) / STEP for each in moved], axis=1)
+
+
+def fit_form(
+    prior: Sequence[Constant], kind: Discrepancy, work: StepWork, splits: StepSplits, step_s: Floats, start: Floats
+) -> FittedForm:
+    """The likeliest constants, from ``start`` on by Gauss and Newton's method; half a step where a whole one is worse.
+
+    Args:
+        prior: What is known of the constants, in the order of ``CONSTANTS``.
+        kind: How wrong the form may be.
+        work: What the measured steps computed.
+        splits: How they were split.
+        step_s: Their seconds; none of them: what is known beforehand.
+        start: Logarithms of constants.
+    """
+    centre = np.log([constant.prior for constant in prior])
+    factors = np.log([constant.factor for constant in prior])
+    points, told = coordinates(work, splits), np.log(step_s)
+    errors = kind.between(points, points) + kind.noise**2 * np.eye(len(told))
+
+    def cost(at: Floats) -> float:
+        left = told - np.log(seconds(np.exp(at), work, splits))
+        return float(left @ np.linalg.solve(errors, left) + (((at - centre) / factors) ** 2).sum())
+
+    at, best = start, cost(start)
+    for _ in range(TURNS):
+        slopes = elasticities(at, work, splits)
+        left = told - np.log(seconds(np.exp(at), work, splits)) + slopes @ (at - centre)
+        scaled = slopes * factors
+        move = centre + factors * (scaled.T @ np.linalg.solve(errors + scaled @ scaled.T, left)) - at
+        size = 1.0
+        while (tried := cost(at + size * move)) > best and size > 1e-3:
+            size /= 2
+        if best - tried < 1e-6:
+            break
+        at, best = at + size * move, tried
+    slopes = elasticities(at, work, splits)
+    left = told - np.log(seconds(np.exp(at), work, splits)) + slopes @ (at - centre)
+    whole = errors + (slopes * factors) @ (slopes * factors).T
+    inverse: Floats = np.asarray(np.linalg.inv(whole), dtype=np.float64)
+    weights = np.linalg.solve(errors, told - np.log(seconds(np.exp(at), work, splits)))
+    evidence = -0.5 * float(left @ inverse @ left + np.linalg.slogdet(whole)[1])
+    return FittedForm(at, kind, evidence, _widened(inverse, left), points, slopes, weights, inverse, factors)
+
+
+def _widened(inverse: Floats, left: Floats) -> float:
+    """By how much errors of steps that were left out in turn are larger than the model thinks, drawn towards 1."""
+    scores = (inverse @ left) / np.sqrt(np.diag(inverse))
+    return float(np.sqrt((TRUSTED + (scores**2).sum()) / (TRUSTED + len(scores))))
+
+
+def _squares(first: Floats, second: Floats) -> Floats:
+    """Squared distances between rows."""
+    lengths = (first**2).sum(axis=1)[:, None] + (second**2).sum(axis=1)[None, :]
+    squares: Floats = np.maximum(lengths - 2 * first @ second.T, 0.0)
+    return squares
+
+
+# [step model] Seconds of any plan's step with an interval, from a few measured ones.
+#
+# How wrong the physical form is cannot be told for certain from a few: every size of error that is looked at has its
+# say, as far as the measured steps make it likely.
+
+SHAPES = (0.03, 0.06, 0.12, 0.24)
+UNMEASURED = 0.12  # before there is anything to judge by
+LIKELY = 0.05  # what is less likely has no say
+NORMAL_80 = 1.2815515655446004
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """Seconds of many plans; what is measured lies between ``low_s`` and ``high_s`` in 80 % of cases."""
+
+    step_s: Floats
+    low_s: Floats
+    high_s: Floats
+
+
+@dataclass(frozen=True)
+class StepModel:
+    """Forms under several sizes of error, the likeliest first, and how likely each is."""
+
+    forms: tuple[FittedForm, ...]
+    likely: tuple[float, ...]
+
+    @property
+    def best(self) -> FittedForm:
+        """The likeliest."""
+        return self.forms[0]
+
+    def constants(self) -> dict[str, float]:
+        """Each by its name, in seconds, of the likeliest form."""
+        return dict(zip(CONSTANTS, np.exp(self.best.log_constants).tolist(), strict=True))
+
+    def estimate(self, work: StepWork, splits: StepSplits) -> Estimates:
+        """Seconds of a step of every plan."""
+        told = [form.log_seconds(work, splits) for form in self.forms]
+        mean = sum((part * each for part, (each, _) in zip(self.likely, told, strict=True)), np.zeros(len(splits)))
+        variance = np.zeros(len(splits))
+        for part, (each, unsure) in zip(self.likely, told, strict=True):
+            variance += part * (unsure + (each - mean) ** 2)
+        spread = NORMAL_80 * np.sqrt(variance)
+        return Estimates(np.exp(mean), np.exp(mean - spread), np.exp(mean + spread))
+
+
+def fit_machine(
+    prior: Sequence[Constant], work: StepWork, splits: StepSplits, step_s: Floats, noise: float
+) -> StepModel:
+    """What measured steps tell of a machine.
+
+    Args:
+        prior: One for each name in ``CONSTANTS``, in order.
+        work: What the measured steps computed.
+        splits: How they were split.
+        step_s: Their seconds.
+        noise: Of a measured step, relative.
+
+    Raises:
+        ValueError: For other constants, and for times that are no times.
+    """
+    if [constant.name for constant in prior] != list(CONSTANTS):
+        raise ValueError(f"the constants are {', '.join(CONSTANTS)}, in this order")
+    if len(step_s) != len(splits) or not (np.isfinite(step_s).all() and (step_s > 0).all()):
+        raise ValueError("each measured plan has a positive number of seconds")
+    start, forms = np.log([constant.prior for constant in prior]), list[FittedForm]()
+    for shape in SHAPES:
+        forms.append(fit_form(prior, Discrepancy(shape, noise), work, splits, step_s, start))
+        start = forms[-1].log_constants
+    forms.sort(key=lambda form: -form.evidence)
+    weights = np.exp([form.evidence - forms[0].evidence for form in forms])
+    weights = weights[weights / weights.sum() >= LIKELY]
+    return StepModel(tuple(forms[: len(weights)]), tuple((weights / weights.sum()).tolist()))
+
+
+def prior_model(prior: Sequence[Constant], work: StepWork, splits: StepSplits, noise: float) -> StepModel:
+    """What is known before anything is measured."""
+    none = slice(0, 0)
+    start = np.log([constant.prior for constant in prior])
+    kind = Discrepancy(UNMEASURED, noise)
+    return StepModel((fit_form(prior, kind, work.take(none), splits.take(none), np.empty(0), start),), (1.0,))
+
+
+# [probes] Which plans to measure: one after another, each where it tells most about all plans that may be chosen.
+#
+# Nothing of a plan's time is looked at before it is measured.
+
+CONSIDERED = 2_000  # plans at most, evenly taken of all: their covariance is a square
+"""What is told of the whole is told of these."""
+Measure = Callable[[int], float]
+
+
+def probe(
+    prior: Sequence[Constant],
+    work: StepWork,
+    splits: StepSplits,
+    most: int,
+    measure: Measure,
+    noise: float,
+    first: Sequence[int] = (),
+    go_on: Callable[[], bool] = lambda: True,
+) -> tuple[StepModel, tuple[int, ...]]:
+    """Measure ``most`` plans at most, and give the model fitted to them.
+
+    The next plan is the one that lowers the mean variance of all plans' logarithms most (Cohn, Ghahramani and Jordan,
+    "Active Learning with Statistical Models", JAIR 1996, section 4). None is measured twice.
+
+    Args:
+        prior: What is known of the machine.
+        work: Of every plan, or of all alike.
+        splits: All plans that may be chosen.
+        most: How many may be measured.
+        measure: Seconds of a step of the plan with this index.
+        noise: Of a measured step, relative.
+        first: Plans that are measured in any case, before others.
+        go_on: Asked before each further one.
+
+    Returns:
+        The model, and the plans that were measured, in order.
+    """
+    if not (len(splits) and most >= 1):
+        raise ValueError("there must be plans, and one of them measured")
+    few = np.linspace(0, len(splits) - 1, min(CONSIDERED, len(splits))).round().astype(np.intp)
+    few = np.unique(np.concatenate([few, np.array(first, dtype=np.intp)]))
+    work, splits = work.take(few), splits.take(few)
+    wanted = [int(np.searchsorted(few, each)) for each in first]
+    model, chosen, measured = prior_model(prior, work, splits, noise), list[int](), list[float]()
+    while len(chosen) < min(most, len(few)) and (len(chosen) < len(wanted) or go_on()):
+        at = len(chosen)
+        chosen.append(wanted[at] if at < len(wanted) else _most_telling(model, work, splits, chosen))
+        measured.append(measure(int(few[chosen[-1]])))
+        index = np.array(chosen, dtype=np.intp)
+        model = fit_machine(prior, work.take(index), splits.take(index), np.array(measured), noise)
+    return model, tuple(int(few[each]) for each in chosen)
+
+
+def _most_telling(model: StepModel, work: StepWork, splits: StepSplits, chosen: Sequence[int]) -> int:
+    unknown = model.best.covariance(work, splits)
+    gain = (unknown**2).mean(axis=0) / (np.diag(unknown) + model.best.discrepancy.noise**2)
+    gain[list(chosen)] = -np.inf
+    return int(np.argmax(gain))

@@ -1,1 +1,0 @@
-"""What coordinator, workers and clients say to each other."""

@@ -1,0 +1,1 @@
+"""What coordinator, workers and controller send each other."""

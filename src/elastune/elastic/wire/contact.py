@@ -1,0 +1,165 @@
+"""How another process finds a run's coordinator: its address and token, and the host of the next controller.
+
+A file that names the host of the next controller is not trusted: whoever listens there must prove that it has the
+token.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from elastune.core.errors import UserError
+from elastune.core.journal.files import atomic_write
+from elastune.elastic.wire.handshake import PushedOut, TokenRefused, enter_at
+from elastune.elastic.wire.messages import PURPOSE, Answer, Hello, Message, decode, encode
+from elastune.elastic.wire.transport import Lines, ProtocolError, Unreachable, split_address
+
+# [elsewhere] Where the next controller listens, where that is another machine than before: it says so in a file.
+#
+# The file is believed nothing: who listens there has to prove that it has the token, as ever.
+
+LOOK_S = 1.0  # between two looks at the file, which may lie on a file system of the network
+LIMIT_BYTES = 4096
+
+
+def _looked_up(host: str) -> str:
+    host.encode("idna")  # as ``socket`` does, which raises ``UnicodeError`` for a part that is empty or too long
+    return host
+
+
+HostName = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^\s/]+$"), AfterValidator(_looked_up)]
+"""A name or an address that a file may say, and that can be asked for."""
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="ignore"))
+class _Said:
+    address: HostName
+
+
+_HOST_ADAPTER = TypeAdapter(_Said)
+
+
+def at_host(address: str, host: str) -> str:
+    """The port of ``address`` ("host:port") at another ``host``."""
+    port = address.rpartition(":")[2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+class Elsewhere:
+    """Where to look for what has listened at ``home`` ("host:port"): at the same port of the host that ``file`` names
+    by then, a JSON object with an ``address``; "": there is no such file. What it does not say is as before."""
+
+    def __init__(self, home: str, file: str = "") -> None:
+        self._where, self._file = home, file
+        self._next_look = 0.0
+
+    @property
+    def now(self) -> str:
+        """The address ("host:port"). The file is looked at once a second at most, however often that is asked."""
+        if self._file and time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + LOOK_S
+            try:
+                with Path(self._file).open("rb") as file:
+                    said = _HOST_ADAPTER.validate_json(file.read(LIMIT_BYTES), strict=True)
+            except (OSError, ValueError):  # nobody has come yet, a file system shows half of it, or it names no host
+                return self._where
+            self._where = at_host(self._where, said.address)
+        return self._where
+
+
+# [client] Asking a run something from another shell: its coordinator's address and token lie in the run's folder.
+
+CONTACT_NAME = ".coordinator.json"
+ANSWER_LIMIT_S = 10.0
+DIAL_LIMIT_S = 1.0
+CONTACT_LIMIT_BYTES = 4096
+
+
+def _is_address(text: str) -> str:
+    split_address(text)
+    return text
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Contact:
+    """How to reach a coordinator. Who has it may change the run, so only the run's owner can read it.
+
+    ``grace_s``: how long its workers look for the next one there, should it die.
+    """
+
+    address: Annotated[str, AfterValidator(_is_address)]
+    token: str
+    grace_s: float = 0.0
+
+
+_CONTACT_ADAPTER = TypeAdapter(Contact)
+
+
+def write_contact(folder: Path, address: str, token: str, grace_s: float = 0.0) -> None:
+    """Let ``ask`` find the coordinator of the run in ``folder``, and the next controller its workers."""
+    contact = json.dumps({"address": address, "token": token, "grace_s": grace_s}).encode()
+    atomic_write(folder / CONTACT_NAME, contact, mode=0o600)
+
+
+def remove_contact(folder: Path) -> None:
+    """The run in ``folder`` has ended. Idempotent."""
+    with contextlib.suppress(FileNotFoundError):
+        (folder / CONTACT_NAME).unlink()
+
+
+def read_contact(folder: Path) -> Contact:
+    """How to reach the run in ``folder``. Raises ``UserError`` where it does not say, or may not be asked."""
+    path = folder / CONTACT_NAME
+    try:
+        with path.open("rb") as file:
+            return _CONTACT_ADAPTER.validate_json(file.read(CONTACT_LIMIT_BYTES), strict=True)
+    except (FileNotFoundError, NotADirectoryError):
+        raise _not_running(folder) from None
+    except PermissionError:
+        fix = "ask as the user who started it"
+        raise UserError("a run can be changed by its owner only", folder, fix) from None
+    except (ValidationError, OSError):
+        fix = "remove that file: a run that still trains goes on, but can no longer be asked or taken over"
+        raise UserError("the file must hold the address of a coordinator", path, fix) from None
+
+
+def left_behind(folder: Path) -> Contact | None:
+    """How workers of the run in ``folder`` are reached whose coordinator may have died without them; None: none are."""
+    if not (folder / CONTACT_NAME).is_file():
+        return None
+    contact = read_contact(folder)
+    return contact if contact.grace_s > 0 else None
+
+
+def ask(folder: Path, message: Message, contact: Contact | None = None) -> Answer:
+    """What the coordinator of the run in ``folder`` answers to ``message``, a request. Raises ``UserError``.
+
+    ``contact``: how it is reached, where the folder is not here.
+    """
+    contact = contact or read_contact(folder)
+    words = encode(Hello()) + encode(message)
+    try:
+        entered = enter_at(contact.address, Lines(), contact.token, PURPOSE, words, ANSWER_LIMIT_S, dial_s=DIAL_LIMIT_S)
+        entered.connection.close()
+        answer = decode(entered.line)
+    except PushedOut as error:
+        raise UserError("a run must have room for a question", f"{folder}: {error}", "ask again") from None
+    except (Unreachable, ConnectionError, TokenRefused):  # another run's coordinator may have got the port
+        raise _not_running(folder) from None
+    except (OSError, ValueError, ProtocolError) as error:
+        why = f"{folder}: {error}"
+        raise UserError("a run must answer", why, "look at its log; if it hangs, end it and use --resume") from None
+    if not isinstance(answer, Answer):
+        raise UserError("a run must answer", f"{folder}: {answer.kind}", "use the same version of elastune as the run")
+    return answer
+
+
+def _not_running(folder: Path) -> UserError:
+    return UserError("the run must be running", folder, "start it, or go on with it: elastune run ... --resume")

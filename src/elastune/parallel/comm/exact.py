@@ -1,0 +1,389 @@
+"""Sums over slots in canonical order: the same bits for any number of workers, at the bandwidth of a ring.
+
+Every worker adds up its own slots along the canonical tree (``SlotSums``). Chunk c of every worker's subtree sums
+then goes to worker c (all-to-all). Worker c adds them in tree order and returns the result to all (all-gather).
+This moves 2(W-1)/W of the data, as a ring all-reduce does, but in ONE order of additions.
+Several workers on each of several hosts first sum within their host, then across hosts: less data crosses hosts.
+The order of additions stays that of the tree, so levels and routes (``comm.relay``) do not change the bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import prod
+
+import torch
+
+from elastune.core.slots import Deal, Fold, cut, node_sum, subtrees
+from elastune.parallel.comm.group import Group, Work
+from elastune.parallel.comm.reducer import SLACK, Bucket, Crossing, Reducer, outbox, plan
+from elastune.parallel.comm.relay import Relay
+
+# [levels] The levels by which sums over slots climb: first among the workers of a host, then among hosts. Pure, but for groups.
+#
+# Numbers travel least where few workers send them across. So each host first adds up what its own workers have: of
+# every piece of a bucket one of them gathers what the others bring, adds whatever nodes of the canonical tree lie within
+# the host's slots, and only their sums go to the other hosts. The order of additions stays that of the tree, so the bits
+# do, whatever the levels. One level is the plain case: everybody sends to everybody.
+
+
+@dataclass(frozen=True)
+class LevelLeg:
+    """One level of a climb, as one worker sees it.
+
+    Attributes:
+        piece: How many elements of a bucket each worker of this level's group gathers.
+        bring: By rank in that group, the nodes of the tree whose sums that worker brings.
+        sums: The nodes whose sums each of them has afterwards.
+    """
+
+    piece: int
+    bring: tuple[tuple[range, ...], ...]
+    sums: tuple[range, ...]
+
+    @property
+    def nodes(self) -> list[range]:
+        """All that arrive, by the rank of who brings them."""
+        return [node for each in self.bring for node in each]
+
+
+def host_levels(hosts: Sequence[str]) -> tuple[int, ...]:
+    """The sizes of the levels, the innermost first, of workers that run on ``hosts``, by rank.
+
+    ``(2, 3)``: two workers on each of three hosts. Empty where there is but one level: one host, one worker on each,
+    hosts with unequal numbers, or ranks that do not go host by host.
+    """
+    runs = [(host, len(list(ranks))) for host, ranks in groupby(hosts)]
+    sizes = {count for _, count in runs}
+    if len({host for host, _ in runs}) != len(runs) or len(runs) < 2 or len(sizes) > 1 or sizes == {1}:
+        return ()
+    return sizes.pop(), len(runs)
+
+
+def level_ranks(sizes: Sequence[int], rank: int) -> list[tuple[int, ...]]:
+    """At each level the ranks that ``rank`` meets there, itself included, in order."""
+    found, stride = [], 1
+    for size in sizes:
+        first = rank - rank // stride % size * stride
+        found.append(tuple(first + i * stride for i in range(size)))
+        stride *= size
+    return found
+
+
+def climb(runs: Sequence[range], num_slots: int, sizes: Sequence[int], rank: int, length: int) -> list[LevelLeg]:
+    """The legs of worker ``rank``, of whose kind there are as many as ``runs``: the slots that each has.
+
+    ``sizes``: of the levels; ``length``: of a bucket, a multiple of the workers' number.
+    """
+    if prod(sizes) != len(runs) or length % len(runs):
+        raise ValueError(f"levels of {tuple(sizes)} do not fit {len(runs)} workers and {length} elements")
+
+    def nodes(first: int, count: int) -> tuple[range, ...]:
+        """What the workers ``first`` and so many from it on have together."""
+        return tuple(subtrees({slot for run in runs[first : first + count] for slot in run}, num_slots))
+
+    legs, stride = [], 1
+    for size, meets in zip(sizes, level_ranks(sizes, rank), strict=True):
+        length //= size
+        below = [other - other % stride for other in meets]  # the first of those whose slots ``other`` speaks for
+        legs.append(LevelLeg(length, tuple(nodes(first, stride) for first in below), nodes(below[0], stride * size)))
+        stride *= size
+    return legs
+
+
+# [slot sums] One worker's slots, added up along the canonical tree while their values come in.
+
+
+class SlotSums:
+    """Flat vectors, one a slot, each made of members that come in any order; what is added up is used again.
+
+    ``room``: makes an empty vector. ``views``: cuts one into its members.
+    """
+
+    def __init__(
+        self, room: Callable[[], torch.Tensor], views: Callable[[torch.Tensor], Mapping[int, torch.Tensor]]
+    ) -> None:
+        self._make_room = room
+        self._cut = views
+        self._pool: list[torch.Tensor] = []
+        self._views_of: dict[int, Mapping[int, torch.Tensor]] = {}  # by data pointer: every slot asks for them again
+        self._in_use: list[torch.Tensor] = []  # what goes back to the pool when a step begins
+        self._missing: set[int] = set()
+        self._members: tuple[int, ...] = ()
+
+    def begin(self, run: range, num_slots: int, members: Sequence[int]) -> None:
+        """A step begins, of which this worker has the slots ``run``; whatever is left of an earlier one is dropped."""
+        self._pool.extend(self._in_use)
+        self._in_use = []
+        self._run = run
+        self._fold: Fold[torch.Tensor] = Fold(run, num_slots, self._merge)
+        self._next_slot = run.start
+        self._leaf: torch.Tensor | None = None
+        self._members = tuple(members)
+        self._missing = set(members)
+        self._views: Mapping[int, torch.Tensor] = {}
+
+    def forget(self) -> None:
+        """Somebody else may still write to or read from this memory: never use it again."""
+        self._pool, self._in_use, self._views_of = [], [], {}
+
+    def put(self, member: int, value: torch.Tensor | None) -> bool:
+        """Member ``member`` of the current slot (None: zero), copied. True once the slot is complete."""
+        if self._leaf is None:
+            self._leaf = self._blank()
+            self._views = self._views_of[self._leaf.data_ptr()]
+        self._missing.remove(member)
+        if value is None:
+            self._views[member].zero_()
+        else:
+            self._views[member].copy_(value)
+        return not self._missing
+
+    @property
+    def here(self) -> torch.Tensor:
+        """The current slot's vector, as far as it is in."""
+        assert self._leaf is not None
+        return self._leaf
+
+    def end_slot(self, slot: int) -> None:
+        """Every member of ``slot`` is in; slots that were left out before it count as zero."""
+        assert self._leaf is not None
+        assert not self._missing
+        self._skip_to(slot)
+        self._fold.push(slot, self._leaf)
+        self._next_slot = slot + self._run.step
+        self._leaf = None
+        self._missing = set(self._members)
+
+    def parts(self) -> list[torch.Tensor]:
+        """The sums of the maximal subtrees of this worker's slots, in order. It has no more to put."""
+        self._skip_to(self._run.stop)
+        return [value for _, value in self._fold.parts]
+
+    def _skip_to(self, slot: int) -> None:
+        for empty in range(self._next_slot, slot, self._run.step):
+            self._fold.push(empty, self._blank().zero_())
+            self._next_slot = empty + self._run.step
+
+    def _blank(self) -> torch.Tensor:
+        if self._pool:
+            blank = self._pool.pop()
+        else:
+            blank = self._make_room()
+            self._views_of[blank.data_ptr()] = self._cut(blank)
+        self._in_use.append(blank)
+        return blank
+
+    def _merge(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        self._in_use = [t for t in self._in_use if t is not b]
+        self._pool.append(b)
+        return a.add_(b)
+
+
+# [exact] Sums over slots in canonical order: the same bits for any number of workers, at the bandwidth of a ring.
+#
+# Every worker adds up its slots along the canonical tree. Of each bucket, chunk c of every worker's subtree sums goes to
+# worker c (all-to-all), which adds them in tree order and returns the result to all (all-gather): 2(W-1)/W of the data,
+# as a ring all-reduce moves, but in ONE order of additions. Where several workers are on each of several hosts that goes
+# by levels (``comm.levels``): within each host, then among hosts, and back. By the routes of a topology (``comm.relay``)
+# the same sums are made on other ways. Buckets leave while the backward pass still runs.
+
+
+def _add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a.add_(b)
+
+
+class ExactBucket(Bucket):
+    """Flat vectors are padded with zeros to a multiple of the worker count."""
+
+    def __init__(
+        self,
+        members: list[int],
+        like: Sequence[torch.Tensor],
+        num_slots: int,
+        group: Group,
+        deal: Deal = cut,
+        *,
+        hold: bool,
+        first: int = 0,
+    ) -> None:
+        super().__init__(members, like, group, hold=hold)
+        self._num_slots, self._deal, self._first = num_slots, deal, first
+        self._slots = SlotSums(lambda: self._room(self._device), self._cut)
+        self._buffer = self._room(group.wire) if hold else torch.zeros(0, dtype=self._dtype, device=group.wire)
+        self.regroup(group)
+
+    def renew(self) -> None:
+        super().renew()
+        self._slots.forget()
+        self._buffer = torch.zeros_like(self._buffer)
+        self._cut_buffer()
+
+    def regroup(self, group: Group) -> None:
+        self._group = group
+        runs = self._deal(self._num_slots, group.size)
+        self._run = runs[group.rank]
+        self._length = -(-self._numel // group.size) * group.size
+        if self._length > self._numel + SLACK:
+            raise ValueError(f"{group.size} workers are too many to sum {self._numel} numbers exactly")
+        routed = group.size > 1 and bool(group.routes)
+        self._levels = (group.levels or (group,)) if group.size > 1 and not routed else ()
+        sizes = [level.size for level in self._levels]
+        self._legs = climb(runs, self._num_slots, sizes, group.rank, self._length) if sizes else []
+        like = self._sets[0][: self._numel]
+        self._relay = Relay(group, like, self._first + self.members[0], runs, self._num_slots) if routed else None
+        self.rounds = max(1, 2 * len(sizes) - 1)
+        arriving = [len(leg.nodes) * leg.piece for leg in self._legs]
+        gathered = [leg.piece for leg in self._legs[:-1]]  # what the levels above return
+        needed = sum(arriving) + sum(gathered)
+        if self._buffer.numel() < needed:
+            self._buffer = self._buffer.new_zeros(needed)
+        self._arriving, self._gathered = arriving, gathered
+        self._cut_buffer()
+        self.begin()
+
+    def _cut_buffer(self) -> None:
+        sizes = [*self._arriving, *self._gathered]
+        pieces = self._buffer[: sum(sizes)].split(sizes) if sizes else ()
+        self._received, self._returned = pieces[: len(self._arriving)], pieces[len(self._arriving) :]
+
+    def begin(self) -> None:
+        self._slots.begin(self._run, self._num_slots, self.members)
+        self._work: Work | None = None
+        self.combined = 0
+        self._sent: list[torch.Tensor] = []  # they may be read until the step is over
+        self.launched = False
+
+    def put(self, index: int, value: torch.Tensor | None) -> bool:
+        return self._slots.put(index, value)
+
+    @property
+    def here(self) -> torch.Tensor:
+        return self._slots.here[: self._numel]
+
+    def end_slot(self, slot: int) -> None:
+        self._slots.end_slot(slot)
+
+    def launch(self) -> None:
+        """Send every piece to the worker that gathers it."""
+        self.launched = True
+        if self._relay is not None:
+            parts = [value[: self._numel] for value in self._slots.parts()]
+            if not self._staged:
+                self._relay.start(parts, self._sets[self._turn][: self._numel])
+            elif parts:
+                self._sent.append(outbox(stacked := torch.stack(parts), self._group.wire))
+                self._crossing = Crossing(stacked, self._sent[-1])
+            return
+        if not self._legs:
+            return
+        sent = self._laid_out([value[: self._length] for value in self._slots.parts()], 0)
+        if self._staged:
+            self._sent.append(outbox(sent, self._group.wire))
+            self._crossing = Crossing(sent, self._sent[-1])
+        else:
+            self._sent.append(sent)
+            self._climb(0)
+
+    def depart(self) -> None:
+        if self._relay is not None and self._staged:
+            if self._sent:
+                self._crossing.wait()
+            parts = [part for sent in self._sent for part in sent.unbind(0)]
+            self._relay.start(parts, self._sets[self._turn][: self._numel])
+        elif self._staged and self._legs:
+            self._crossing.wait()
+            self._climb(0)
+
+    @property
+    def climbs_early(self) -> bool:
+        return len(self._legs) > 1 and not self._staged
+
+    def _laid_out(self, parts: list[torch.Tensor], at: int) -> torch.Tensor:
+        """The sums of several nodes, piece by piece as those of the level ``at`` gather them."""
+        if len(parts) == 1:
+            return parts[0]
+        return torch.stack([part.view(self._levels[at].size, -1) for part in parts], dim=1).view(-1)
+
+    def _climb(self, at: int) -> None:
+        """Send what was laid out last to the workers of level ``at``."""
+        leg, level = self._legs[at], self._levels[at]
+        sizes = [len(nodes) * leg.piece for nodes in leg.bring]
+        own = [sizes[level.rank]] * level.size
+        self._work = level.all_to_all(self._received[at], self._sent[-1], sizes, own)
+
+    def combine(self) -> None:
+        """Add this worker's piece in tree order, and send the sums on: up, and from the top back to all."""
+        if not self._legs:
+            return
+        assert self._work is not None
+        self._work.wait()
+        top, at = len(self._legs) - 1, self.combined
+        self.combined += 1
+        if at > top:
+            self._descend(2 * top - at, self._returned[2 * top - at])
+            return
+        leg = self._legs[at]
+        rows = list(zip(leg.nodes, self._received[at].view(len(leg.nodes), leg.piece).unbind(0), strict=True))
+        sums = [node_sum([row for row in rows if row[0].start in node], node, _add) for node in leg.sums]
+        if at == top:
+            self._descend(top, sums[0])
+        else:
+            self._sent.append(self._laid_out(sums, at + 1))
+            self._climb(at + 1)
+
+    def _descend(self, at: int, piece: torch.Tensor) -> None:
+        """Start to return the sums of this worker's piece to the workers of level ``at``."""
+        room = self._sets[self._turn][: self._length] if at == 0 else self._returned[at - 1]
+        self._work = self._levels[at].all_gather(room, piece)
+
+    def settle(self) -> bool:
+        return self._relay is None or self._relay.settle()
+
+    def wait(self) -> None:
+        if self._relay is not None:
+            self._relay.wait()
+        elif self._group.size > 1:
+            assert self._work is not None
+            self._work.wait()
+
+    def _sums(self) -> torch.Tensor:
+        if self._group.size > 1:
+            return super()._sums()
+        (total,) = self._slots.parts()
+        return total[: self._numel]
+
+
+class ExactReducer(Reducer[ExactBucket]):
+    """Sums a list of tensors over the slots of all workers. See ``Reducer`` and ``Bucket``.
+
+    Slots without samples are left out: they count as zero. ``like`` gives shapes, dtypes and devices; tensors should
+    come in about the order in which ``put`` will bring them. ``deal``: which slots each worker has. ``lane``:
+    a number of its own for each of several alike whose sums are under way at once.
+    """
+
+    def __init__(
+        self,
+        like: Sequence[torch.Tensor],
+        num_slots: int,
+        group: Group,
+        gradients: int = 0,
+        *,
+        hold: bool = False,
+        deal: Deal = cut,
+        lane: int = 0,
+        bucket_bytes: int | None = None,
+    ) -> None:
+        first, members = lane * len(like), plan(like, bucket_bytes)
+        buckets = [ExactBucket(each, like, num_slots, group, deal, hold=hold, first=first) for each in members]
+        super().__init__(buckets, group, gradients)
+
+    def begin_with(self, slots: Mapping[int, Sequence[torch.Tensor]]) -> None:
+        """Start a step, and put all that this worker has, by slot."""
+        self.begin()
+        for slot, values in sorted(slots.items()):
+            self.begin_slot(slot, last=slot == max(slots))
+            for place, value in enumerate(values):
+                self.put(place, value)

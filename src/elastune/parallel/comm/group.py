@@ -1,0 +1,467 @@
+"""The workers that reduce together: the collectives of one group, over a raw process group of torch.
+
+A worker may give up a group from any thread. Then everything under way in the group raises ``GroupBroken``.
+Each kind of message has its own tag. Two kinds with one tag would receive each other's messages.
+An exchange of many tensors is one piece of work: it goes from tensor to tensor, or through buffers.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from elastune.core.communication import DEFAULT_CHUNK_KIB, Route
+
+# [tags] Numbers that tell messages between two workers of a group apart: each kind of traffic has its own.
+#
+# Two kinds with one number would take each other's messages wherever both are under way.
+
+POINT_TO_POINT_TAG = 1  # one for all, so that what is sent in order is received in order
+POST_TAG = 2
+CALLS_TAG = 3  # of named collectives (train.collectives), which may be beside anything else
+OFFERS_TAG = 4
+EXCHANGE_TAG = 5  # of state that moves between workers
+FIRST_ROUTE_TAG = 16  # of sums along the routes of a topology (comm.relay), and so are all above
+
+
+# [exchange] What several workers send each other at one time, as one work: straight from tensor to tensor, or through buffers.
+
+Addressed = tuple[torch.Tensor, int]
+"""A tensor, and the rank that it is sent to, or comes from."""
+
+
+class Transfers:
+    """What is under way between workers, as one ``dist.Work`` in the shape of a collective's: one whose wait may time
+    out harmlessly. ``start`` appends what it has started to the list that it is given.
+    """
+
+    def __init__(self, start: Callable[[list[Any]], None]) -> None:
+        self._works: list[Any] = []
+        self._ended = threading.Event()
+        self._error: RuntimeError | None = None
+        try:
+            start(self._works)
+        except RuntimeError as error:
+            self._error = error  # told by ``wait``: what was started before still reads and writes
+        threading.Thread(target=self._run, name="transfers", daemon=True).start()
+
+    def _run(self) -> None:
+        for work in self._works:
+            try:
+                work.wait()
+            except RuntimeError as error:
+                self._error = self._error or error
+        self._works.clear()
+        self._ended.set()
+
+    def is_completed(self) -> bool:
+        return self._ended.is_set()
+
+    def wait(self, timeout: timedelta | None = None) -> None:
+        if not self._ended.wait(None if timeout is None else timeout.total_seconds()):
+            raise RuntimeError("not yet")
+        if self._error is not None:
+            raise self._error
+
+
+def straight(pg: Any, sends: Sequence[Addressed], receives: Sequence[Addressed]) -> Transfers:
+    """Begin all of them, each a message of its own between the tensors' own memory."""
+
+    def start(works: list[Any]) -> None:
+        for tensor, source in receives:  # first: what comes then finds its place
+            works.append(pg.recv([tensor], source, EXCHANGE_TAG))
+        for tensor, to in sends:
+            works.append(pg.send([tensor], to, EXCHANGE_TAG))
+
+    return Transfers(start)
+
+
+class Buffered:
+    """An all-to-all of bytes in the shape of its work, which unpacks what has come once it is waited for."""
+
+    def __init__(
+        self,
+        pg: Any,
+        sends: Sequence[Addressed],
+        receives: Sequence[Addressed],
+        size: int,
+        device: torch.device,
+    ) -> None:
+        outgoing = [tensor for rank in range(size) for tensor, to in sends if to == rank]
+        self._targets = [tensor for rank in range(size) for tensor, source in receives if source == rank]
+        sizes = [sum(len(tensor) for tensor, to in sends if to == rank) for rank in range(size)]
+        out_sizes = [sum(len(tensor) for tensor, source in receives if source == rank) for rank in range(size)]
+        self._sent = torch.cat([torch.empty(0, dtype=torch.uint8, device=device), *outgoing])
+        self._arrived = torch.empty(sum(out_sizes), dtype=torch.uint8, device=device)
+        self._work = pg.alltoall_base(self._arrived, self._sent, out_sizes, sizes)
+
+    def is_completed(self) -> bool:
+        return bool(self._work.is_completed())
+
+    def wait(self) -> None:
+        self._work.wait()
+        for target, values in zip(self._targets, self._arrived.split(list(map(len, self._targets))), strict=True):
+            target.copy_(values)
+
+
+# [group] The workers that reduce together, behind one small interface over a raw process group.
+
+DRAIN_S = 10.0
+IDLE_S = 0.5  # for gloo to close connections on which nothing is under way any more
+STUCK_S = 0.02  # after its connections are closed, what does not end within this never will
+LOOK = timedelta(milliseconds=10)  # each costs 0.1 ms
+
+
+class Lifeline(Protocol):
+    """What a group's traffic goes through, and how it is ended: sockets (gloo), or a communicator (NCCL)."""
+
+    def sever(self) -> None:
+        """End it; from any thread, at any time, as often as one likes."""
+        ...
+
+    def all_closed(self) -> bool:
+        """Whether the library has let go of it: it will neither read nor write any more."""
+        ...
+
+
+class GroupBroken(Exception):
+    """A collective failed here, or its group was abandoned; nothing more comes of this group."""
+
+
+class GathersDiffer(Exception):
+    """Workers met in one gather and meant different ones. All of them are told, and the group is as good as before."""
+
+
+class Work:
+    """A collective that was started."""
+
+    def __init__(self, group: Group, work: Any) -> None:
+        self._group = group
+        self._work = work
+
+    def wait(self) -> None:
+        """Return once the result is here. Raises ``GroupBroken`` where it will not come."""
+        if self._work is None:
+            return
+        try:
+            self._wait()
+        except RuntimeError as error:
+            raise self._group._broke(error) from None
+        if self._group.backend == "gloo":  # on a GPU the stream waits, and the buffers are still at work
+            self._work = None
+
+    def _wait(self) -> None:
+        if self._group.backend != "gloo":  # its wait is the stream's, and its library's watchdog ends what hangs
+            self._work.wait()
+            return
+        # Gloo forgets to wake what was in the middle of a message when its connection died (Pair::signalException
+        # leaves out the operations that are being transmitted), so the wait must not be gloo's alone.
+        while True:
+            try:
+                self._work.wait(LOOK)
+                return
+            except RuntimeError:
+                if self._work.is_completed():  # well or not, perhaps only just now
+                    self._work.wait()
+                    return
+                if self._group.given_up:
+                    raise
+
+    def is_completed(self) -> bool:
+        """Whether it has ended, well or not: no buffer of it changes any more."""
+        return self._work is None or bool(self._work.is_completed())
+
+
+class Parcel:
+    """What is on its way between two workers, for a thread of its own that may wait for ever."""
+
+    def __init__(self, group: Group, work: Any) -> None:
+        self._group, self._work = group, work
+
+    def wait_here(self) -> None:
+        """Until it is through. Raises ``GroupBroken``; where the group was given up, that may never come."""
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            raise self._group._broke(error) from None
+
+
+class Group:
+    """``size`` workers, of which this one is ``rank``. ``wire`` is the device that collectives want tensors on.
+
+    ``pg`` has the methods of a ``dist.ProcessGroup``; a group of one needs none: its collectives return at once.
+    ``connections``: its own, where it is not a static run's. ``levels``: groups of some of its workers by which sums
+    can climb (``comm.levels``), the innermost first; they are given up and let go of with it. ``routes``: by which sums
+    go instead (``core.routes``), in chunks of ``chunk_kib``; none: by levels, or in the backend's own way. ``kept``:
+    what others keep by name for as long as it lives.
+    """
+
+    levels: tuple[Group, ...] = ()
+    routes: tuple[Route, ...] = ()
+    chunk_kib: int = DEFAULT_CHUNK_KIB
+
+    def __init__(
+        self,
+        rank: int = 0,
+        size: int = 1,
+        pg: Any = None,
+        backend: str = "",
+        device: torch.device | None = None,
+        connections: Lifeline | None = None,
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.backend = backend
+        self.wire = device if backend == "nccl" and device is not None else torch.device("cpu")
+        self._pg = pg
+        self._connections = connections
+        self._why = ""
+        self._abandoned = False
+        self._spoilt = False
+        self._outstanding: dict[Work, None] = {}
+        self._sent_bytes = 0
+        self.kept: dict[str, object] = {}
+
+    @property
+    def sent_bytes(self) -> int:
+        """How many bytes collectives of this worker have sent to others, by its levels too, since the group was formed.
+
+        An all-reduce counts as a ring's does; messages from one worker to another are counted where they are sums on
+        their routes, broadcasts are not.
+        """
+        return self._sent_bytes + sum(level.sent_bytes for level in self.levels)
+
+    def count_sent(self, size_bytes: int) -> None:
+        """So many bytes go by messages that somebody else sends for this worker."""
+        self._sent_bytes += size_bytes
+
+    # -- collectives: started, not awaited, unless they say so --------------------------------------------------------
+
+    def all_to_all(self, out: torch.Tensor, data: torch.Tensor, out_sizes: Sequence[int], sizes: Sequence[int]) -> Work:
+        """Send the next ``sizes[w]`` elements of ``data`` to each worker ``w``; receive alike into ``out``."""
+        own = sizes[self.rank] if sizes else data.numel() // self.size  # without sizes all are equal
+        self._sent_bytes += (data.numel() - own) * data.itemsize
+        return self._start(lambda pg: pg.alltoall_base(out, data, list(out_sizes), list(sizes)))
+
+    def all_gather(self, out: torch.Tensor, chunk: torch.Tensor) -> Work:
+        """Every worker's ``chunk`` (equal sizes), in rank order, into ``out``.
+
+        On gloo an all-to-all of copies takes half the time of its all-gather.
+        """
+        return self._all_gather(out, chunk)
+
+    def _all_gather(self, out: torch.Tensor, chunk: torch.Tensor) -> Work:
+        self._sent_bytes += (self.size - 1) * chunk.nbytes
+        if self.backend == "gloo":
+            copies = chunk.expand(self.size, -1).contiguous().view(-1)
+            return self._start(lambda pg: pg.alltoall_base(out, copies, [], []))
+        return self._start(lambda pg: pg._allgather_base(out, chunk))
+
+    def all_reduce(self, data: torch.Tensor) -> Work:
+        """Sum ``data`` over workers in place (in the backend's own order)."""
+        if self.size == 1:
+            return Work(self, None)
+        self._sent_bytes += 2 * (self.size - 1) * data.nbytes // self.size
+        return self._start(lambda pg: pg.allreduce([data]))
+
+    def broadcast(self, data: torch.Tensor, source: int = 0) -> None:
+        """Overwrite ``data`` with that of ``source``; blocks."""
+        if self.size > 1:
+            wire = data.to(self.wire).contiguous()
+            options = dist.BroadcastOptions()
+            options.rootRank = source
+            self._start(lambda pg: pg.broadcast([wire], options)).wait()
+            data.copy_(wire)
+
+    def gather_tensors(self, mine: torch.Tensor, kind: int = 0) -> list[torch.Tensor]:
+        """Every worker's flat tensor, by rank, on every worker's CPU; blocks. Sizes may differ, dtypes not.
+
+        ``kind``: what is gathered, as a number. Raises ``GathersDiffer`` on every worker where it is not the same.
+        """
+        if self.size == 1:
+            return [mine.detach().cpu().clone()]
+        # An all-gather, because nothing else here is one: where other workers are in a step's reduction, gloo lets
+        # both wait, while it ends the process where two collectives of one kind differ in size.
+        heads = torch.zeros(2 * self.size, dtype=torch.int64, device=self.wire)
+        head = torch.tensor([len(mine), kind], dtype=torch.int64, device=self.wire)
+        self._start(lambda pg: pg._allgather_base(heads, head)).wait()
+        lengths, kinds = heads.view(-1, 2).T.tolist()
+        if len(set(kinds)) > 1:
+            raise GathersDiffer
+        # All are here now, so that one message goes from each to each: around a ring each would wait for all, in turn.
+        data = mine.detach().to(self.wire).contiguous().view(torch.uint8)
+        sizes = [length * mine.itemsize for length in lengths]
+        out = torch.empty(sum(sizes), dtype=torch.uint8, device=self.wire)
+        if len(out):
+            self._sent_bytes += (self.size - 1) * len(data)
+            copies, sent = data.repeat(self.size), [len(data)] * self.size
+            self._start(lambda pg: pg.alltoall_base(out, copies, sizes, sent)).wait()
+        return list(out.cpu().view(mine.dtype).split(lengths))
+
+    def gather_floats(self, values: Sequence[float]) -> list[list[float]]:
+        """Every worker's ``values`` (their numbers may differ), in rank order, on every worker; blocks."""
+        return [row.tolist() for row in self.gather_tensors(torch.tensor(values, dtype=torch.float64))]
+
+    def gather_row(self, values: Sequence[float]) -> list[list[float]]:
+        """As ``gather_floats`` in one message from each to each: all workers must have equally many ``values``."""
+        row = torch.tensor(values, dtype=torch.float64, device=self.wire)
+        if self.size == 1:
+            return [row.tolist()]
+        table = torch.zeros(self.size * len(row), dtype=torch.float64, device=self.wire)
+        self._all_gather(table, row).wait()
+        return [[float(x) for x in own] for own in table.view(self.size, -1).tolist()]
+
+    # -- from one worker to another -----------------------------------------------------------------------------------
+
+    def send(self, tensor: torch.Tensor, to: int) -> None:
+        """Send ``tensor`` to rank ``to``; blocks. Pairs with that rank's next ``receive``."""
+        data = tensor.to(self.wire).contiguous()
+        self._start(lambda pg: Transfers(lambda out: out.append(pg.send([data], to, POINT_TO_POINT_TAG)))).wait()
+
+    def receive(self, tensor: torch.Tensor, source: int) -> None:
+        """Overwrite ``tensor`` (contiguous) with what rank ``source`` sends next; blocks."""
+        data = tensor.to(self.wire)
+        self._start(lambda pg: Transfers(lambda out: out.append(pg.recv([data], source, POINT_TO_POINT_TAG)))).wait()
+        if data is not tensor:
+            tensor.copy_(data)
+
+    def exchange(self, sends: Sequence[Addressed], receives: Sequence[Addressed]) -> Work:
+        """Send each of ``sends`` to a rank, and overwrite each of ``receives`` with what a rank sends; all at once.
+
+        All workers call it, as they do a collective. Tensors are flat and contiguous, of bytes, on ``wire``, and not to
+        be touched before the work has ended. Between two ranks what is sent n-th is received n-th, and has its size.
+        """
+        if self.backend != "gloo":
+            return self._start(lambda pg: Buffered(pg, sends, receives, self.size, self.wire))
+        if not sends and not receives:
+            return Work(self, None)
+        return self._start(lambda pg: straight(pg, sends, receives))
+
+    def send_here(self, tensor: torch.Tensor, to: int, tag: int = POST_TAG) -> None:
+        """As ``send`` of a tensor on the CPU, for a thread of its own that may wait for ever: it costs no other one.
+
+        Pairs with ``receive_here``.
+        """
+        self._run_here(lambda pg: pg.send([tensor], to, tag))
+
+    def receive_here(self, tensor: torch.Tensor, source: int, tag: int = POST_TAG) -> None:
+        """As ``receive``, for a thread of its own; see ``send_here``."""
+        self._run_here(lambda pg: pg.recv([tensor], source, tag))
+
+    def begin_send(self, tensor: torch.Tensor, to: int, tag: int) -> Parcel:
+        """Begin to send ``tensor``, on the CPU; pairs with ``begin_receive`` of that ``tag`` there."""
+        return Parcel(self, self._begin_here(lambda pg: pg.send([tensor], to, tag)))
+
+    def begin_receive(self, tensor: torch.Tensor, source: int, tag: int) -> Parcel:
+        """Begin to receive into ``tensor``, on the CPU; see ``begin_send``."""
+        return Parcel(self, self._begin_here(lambda pg: pg.recv([tensor], source, tag)))
+
+    def _run_here(self, start: Callable[[Any], Any]) -> None:
+        Parcel(self, self._begin_here(start)).wait_here()
+
+    def _begin_here(self, start: Callable[[Any], Any]) -> Any:
+        pg = self._pg
+        if self._why or pg is None:
+            raise GroupBroken(self._why or "the group was let go")
+        try:
+            return start(pg)
+        except RuntimeError as error:
+            raise self._broke(error) from None
+
+    # -- the end of a group -------------------------------------------------------------------------------------------
+
+    @property
+    def broken(self) -> bool:
+        """Whether every further collective will raise ``GroupBroken``."""
+        return bool(self._why)
+
+    @property
+    def given_up(self) -> bool:
+        """Whether somebody has given it up, so that what is under way may never end."""
+        return self._abandoned
+
+    @property
+    def why(self) -> str:
+        """Why it is broken; "" while it is not."""
+        return self._why
+
+    def abandon(self, why: str = "the group was abandoned") -> None:
+        """Give the group up, from any thread: whatever blocks on it raises ``GroupBroken``, as does all that follows.
+
+        A group without connections of its own (a static run's) is only marked.
+        """
+        self._why = self._why or why
+        self._abandoned = True
+        if self._connections is not None:
+            self._connections.sever()
+        for level in self.levels:
+            level.abandon(why)
+
+    def drain(self) -> bool:
+        """Wait until no collective of this group reads or writes any more; abandons it where one is under way.
+
+        False where the library holds on to one, or to a connection: then the buffers of all that had not ended must
+        never be used again. Raises ``RuntimeError`` where nothing ends within ``DRAIN_S``.
+        """
+        if self._still_out():
+            self.abandon()
+            if not self._wait_for(self._all_closed, IDLE_S):
+                # One may stay open though all has ended. Nobody waits for that, but it may still be read.
+                closed = self._still_out() and self._wait_for(self._all_closed, DRAIN_S)
+                self._spoilt = self._spoilt or not closed
+            if not self._wait_for(lambda: not self._still_out(), STUCK_S if self._connections else DRAIN_S):
+                if self._connections is None or not self._all_closed():
+                    raise RuntimeError(f"a collective of an abandoned group did not end within {DRAIN_S} s")
+                self._spoilt = True
+        drained = [level.drain() for level in self.levels]
+        return all(drained) and not self._spoilt
+
+    def _all_closed(self) -> bool:
+        return self._connections is None or self._connections.all_closed()
+
+    def _still_out(self) -> bool:
+        for work in [w for w in self._outstanding if w.is_completed()]:
+            del self._outstanding[work]
+        return bool(self._outstanding)
+
+    @staticmethod
+    def _wait_for(true: Callable[[], bool], limit_s: float) -> bool:
+        deadline = time.monotonic() + limit_s
+        while not true():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.0005)
+        return True
+
+    def _release(self) -> list[Any]:
+        """Everything that keeps the process group alive; this object is of no use any more."""
+        pg, works, self._pg, self._outstanding = self._pg, list(self._outstanding), None, {}
+        return [pg, *works, *(held for level in self.levels for held in level._release())]
+
+    def _start(self, start: Callable[[Any], Any]) -> Work:
+        if self._why:
+            raise GroupBroken(self._why)
+        try:
+            work = Work(self, start(self._pg))
+        except RuntimeError as error:
+            raise self._broke(error) from None
+        self._still_out()
+        self._outstanding[work] = None
+        return work
+
+    def _broke(self, error: RuntimeError) -> GroupBroken:
+        self._why = self._why or " ".join(str(error).split("\n", 1)[0].split()) or type(error).__name__
+        return GroupBroken(self._why)
+
+
+def drop(group: Group) -> None:
+    """Let go of ``group``, which nobody will use again. Its end may take seconds, so it happens on another thread."""
+    group.abandon()
+    held = group._release()  # no name here may outlive the thread: who lets go last, waits
+    threading.Thread(target=held.clear, name="drop group", daemon=True).start()

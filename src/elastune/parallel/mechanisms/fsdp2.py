@@ -1,0 +1,67 @@
+"""torch's ``fully_shard`` (FSDP2): parameters, gradients and optimizer state by rows, gathered a block at a time."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from elastune.core.errors import UserError
+from elastune.core.mesh import Mesh
+from elastune.core.run import Means
+from elastune.parallel.comm.process_groups import Comms, open_default_group
+from elastune.parallel.mechanisms.base import Replica
+from elastune.parallel.mechanisms.engine import Engine
+from elastune.parallel.mechanisms.guards import refuse_unless_elementwise
+
+ORDERED = "2.13"
+"""Since when a block's gradients can be asked for whole: with zeros for parameters that a pass has not used."""
+
+
+class Fsdp2(Engine):
+    """Blocks are the children of lists and sequences, and of the model itself; what several of them share stays above.
+
+    In ``fast`` mode sums are torch's own. In ``exact`` mode they are ours, on two workers or more; a single one has
+    nothing to divide.
+    """
+
+    name: ClassVar[str] = "fsdp2"
+    exact: ClassVar[bool] = True
+
+    def check(self, means: Means, mesh: Mesh) -> None:
+        super().check(means, mesh)
+        if means.mode == "exact" and torch.torch_version.TorchVersion(torch.__version__) < ORDERED:
+            rule = f"fsdp2 in exact mode needs torch {ORDERED} or newer"
+            raise UserError(rule, torch.__version__, "use --mode fast, or --mechanism sharded")
+
+    def examine(self, model: nn.Module, optimizer: torch.optim.Optimizer, means: Means) -> None:
+        for name, p in model.named_parameters():
+            if not p.dim():
+                fix = "use --mechanism sharded, or give it one element: shape (1,)"
+                raise UserError("fsdp2 divides parameters by rows", f"{name} is a scalar", fix)
+            if not p.is_contiguous():
+                fix = "use --mechanism sharded, or make it contiguous"
+                raise UserError("fsdp2 divides contiguous parameters", f"{name} is not", fix)
+        if means.mode == "exact":
+            _refuse_inexact(optimizer)
+
+    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, means: Means) -> Replica:
+        self.examine(model, optimizer, means)
+        if means.mode == "exact" and comms.everyone.size == 1:
+            return Replica(model, optimizer, comms)
+        open_default_group(comms.everyone)
+        if means.mode == "exact":
+            from elastune.parallel.mechanisms.fsdp2_replica import ExactFsdp2Replica
+
+            return ExactFsdp2Replica(model, optimizer, comms, means.num_slots)
+        from elastune.parallel.mechanisms.fsdp2_replica import Fsdp2Replica
+
+        return Fsdp2Replica(model, optimizer, comms)
+
+
+def _refuse_inexact(optimizer: torch.optim.Optimizer) -> None:
+    """Raise ``UserError`` where rows come to other bits than whole parameters."""
+    refuse_unless_elementwise(optimizer)
+    if any(group.get("fused") for group in optimizer.param_groups):  # its kernels have tails of their own
+        raise UserError("fsdp2 in exact mode cuts parameters anywhere", "a fused optimizer", "use fused=False")

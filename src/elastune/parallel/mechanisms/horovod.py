@@ -1,0 +1,86 @@
+"""Data parallelism whose gradients Horovod's engine sums."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from elastune.core.batch_slices import BatchSlice
+from elastune.core.errors import UserError
+from elastune.core.run import Means
+from elastune.parallel.comm.group import Group
+from elastune.parallel.comm.process_groups import Comms, own_address
+from elastune.parallel.mechanisms.base import Replica
+from elastune.parallel.mechanisms.capabilities import OF_ENGINES, Abilities
+from elastune.parallel.mechanisms.engine import Engine, EngineReplica
+
+
+class Horovod(Engine):
+    """Gradients go to Horovod's background engine the moment they are there, as its ``DistributedOptimizer`` does it.
+
+    All workers are on one host: ``attach`` refuses others, whose places in it Horovod would have to be told.
+    """
+
+    name: ClassVar[str] = "horovod"
+    abilities: ClassVar[Abilities] = OF_ENGINES["horovod"]
+
+    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, means: Means) -> Replica:
+        return HorovodReplica(model, optimizer, comms, _engine(comms.everyone))
+
+
+class HorovodReplica(EngineReplica):
+    """One worker's whole replica."""
+
+    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, engine: Any) -> None:
+        super().__init__(module, optimizer, comms)
+        self._engine = engine
+        self._under_way: dict[int, Any] = {}
+        step, clear = optimizer.step, optimizer.zero_grad
+
+        def apply() -> None:
+            step()
+
+        self.take_over_steps(apply, clear)
+
+    def run(self, loss: torch.Tensor, part: BatchSlice) -> None:
+        if not part.ends_step:
+            self.accumulate(loss, part.weight)
+            return
+        self.stream(loss, part.weight, self._send)
+        self.adopt([self._engine.synchronize(self._under_way.pop(i)) for i in range(len(self.params))])
+
+    def _send(self, i: int, gradient: torch.Tensor | None) -> None:
+        """A parameter that nobody uses gets a gradient of zeros: Horovod sums what every worker has."""
+        data = torch.zeros_like(self.params[i]) if gradient is None else gradient
+        if data.is_sparse:
+            raise UserError("horovod sums dense gradients here", "a sparse gradient", "use sparse=False")
+        self._under_way[i] = self._engine.allreduce_async_(data.detach(), op=self._engine.Sum, name=f"gradient.{i}")
+
+
+def _engine(everyone: Group) -> Any:
+    """Horovod, begun. Rank 0 serves the rendezvous, as horovodrun would."""
+    engine = importlib.import_module("horovod.torch")
+    if engine.is_initialized():
+        return engine
+    host, port = own_address(), 0
+    if everyone.rank == 0:
+        hosts = importlib.import_module("horovod.runner.common.util.hosts")
+        server = importlib.import_module("horovod.runner.http.http_server").RendezvousServer()
+        port = server.start()
+        server.init(hosts.get_host_assignments(hosts.parse_hosts(f"{host}:{everyone.size}"), everyone.size))
+    told = torch.tensor(list(json.dumps([host, port]).encode()), dtype=torch.uint8)
+    rows = [json.loads(bytes(row.tolist())) for row in everyone.gather_tensors(told)] if everyone.size > 1 else []
+    if any(other != host for other, _ in rows):
+        raise UserError("workers of horovod are on one host here", ", ".join({h for h, _ in rows}), "use deepspeed")
+    place = {"RANK": everyone.rank, "SIZE": everyone.size, "LOCAL_RANK": everyone.rank, "LOCAL_SIZE": everyone.size}
+    meeting = {"GLOO_RENDEZVOUS_ADDR": host, "GLOO_RENDEZVOUS_PORT": rows[0][1] if rows else port}
+    ways = {"CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo", "GLOO_IFACE": os.environ.get("GLOO_SOCKET_IFNAME", "lo")}
+    settings = {**place, "HOSTNAME": host, "CROSS_RANK": 0, "CROSS_SIZE": 1, **meeting, **ways}
+    os.environ.update({f"HOROVOD_{name}": str(value) for name, value in settings.items()})
+    engine.init()
+    return engine

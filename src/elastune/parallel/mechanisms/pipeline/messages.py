@@ -1,0 +1,296 @@
+"""Messages between the stages of one pipeline, and how nested values of tensors are packed into them.
+
+A value travels as a line of text and one run of bytes. A tensor arrives with the strides and the alignment that it
+had, because the bits of what is computed from it may depend on both.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Literal, get_args
+
+import torch
+
+from elastune.core.errors import UserError
+from elastune.parallel.comm.channel import Letter, Post
+from elastune.parallel.comm.group import Group, GroupBroken
+
+# [parcel] What goes from stage to stage: nested values of tensors as a line of text and one run of bytes.
+#
+# A tensor arrives with the strides and the alignment that it had, because the bits of what is computed from it may
+# depend on both.
+
+ALIGNMENT = 64  # of memory that torch has newly allocated on a CPU
+_PLAIN = (type(None), bool, int, float, str)
+
+
+def pack(value: Any) -> tuple[str, torch.Tensor]:
+    """``value`` (tensors, plain values, and tuples, lists and dicts of them) as a text that is equal for values of
+    equal shape, and bytes.
+
+    Raises:
+        UserError: Where there is anything else in it.
+    """
+    tensors: list[tuple[int, torch.Tensor]] = []
+    end = 0
+
+    def described(part: Any) -> Any:
+        nonlocal end
+        if isinstance(part, torch.Tensor):
+            start = -(-end // ALIGNMENT) * ALIGNMENT + part.data_ptr() % ALIGNMENT
+            tensors.append((start, part))
+            size = _dense_size(part) or part.numel()
+            end = start + size * part.element_size()
+            return ["tensor", str(part.dtype)[6:], list(part.shape), list(part.stride()), part.requires_grad, start]
+        if isinstance(part, (list, tuple)) and not hasattr(part, "_fields"):
+            return ["list" if isinstance(part, list) else "tuple", *map(described, part)]
+        if type(part) is dict and all(isinstance(key, str) for key in part):
+            return ["dict", *([key, described(each)] for key, each in part.items())]
+        if isinstance(part, _PLAIN):
+            return ["plain", part]
+        rule = "stages hand on tensors, numbers, and tuples, lists and dicts of them"
+        raise UserError(rule, type(part).__name__, "cut the pipeline elsewhere, or let the model return one of these")
+
+    text = json.dumps(described(value))
+    payload = torch.empty(end, dtype=torch.uint8)
+    for start, tensor in tensors:
+        source = tensor.detach()
+        if _dense_size(source):
+            once = source[tuple(slice(1) if stride == 0 else slice(None) for stride in source.stride())]
+            _fresh(payload, start, source.dtype, once.shape, once.stride()).copy_(once)
+        else:
+            _fresh(payload, start, source.dtype, source.shape, _row_major(source.shape)).copy_(source)
+    return text, payload
+
+
+def unpack(text: str, payload: torch.Tensor, device: torch.device | None = None) -> Any:
+    """What ``pack`` was given, on ``device``. Tensors share memory with ``payload`` and are no views of it."""
+    payload = payload if device is None else payload.to(device)
+
+    def found(part: Any) -> Any:
+        kind, *rest = part
+        if kind == "tensor":
+            return _tensor(payload, *rest)
+        if kind == "dict":
+            return {key: found(each) for key, each in rest}
+        if kind == "plain":
+            return rest[0]
+        return [found(each) for each in rest] if kind == "list" else tuple(found(each) for each in rest)
+
+    return found(json.loads(text))
+
+
+def blank(text: str) -> Any:
+    """What ``pack`` described by ``text``, of zeros: a stand-in that needs gradients where it did."""
+    return unpack(text, torch.zeros(_end(json.loads(text)), dtype=torch.uint8))
+
+
+def _end(part: Any) -> int:
+    """How many bytes the tensors of a description take at most."""
+    if isinstance(part, list):
+        if part[:1] == ["tensor"]:
+            _, dtype_name, shape, stride, _, start = part
+            spans = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True) if size)
+            return int(start + spans * getattr(torch, dtype_name).itemsize)
+        return max(map(_end, part), default=0)
+    return 0
+
+
+def shapes_of(value: Any) -> str:
+    """Equal for values of equal structure, shapes and types."""
+    return repr(map_tensors(lambda t: (str(t.dtype), tuple(t.shape)), value))
+
+
+def map_tensors(act: Callable[[torch.Tensor], Any], value: Any) -> Any:
+    """``value`` with ``act`` of every tensor in its place."""
+    if isinstance(value, torch.Tensor):
+        return act(value)
+    if type(value) is dict:
+        return {key: map_tensors(act, each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        return type(value)(map_tensors(act, each) for each in value)
+    return value
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """All tensors in ``value``, in order."""
+    found: list[torch.Tensor] = []
+    map_tensors(found.append, value)
+    return found
+
+
+def _dense_size(tensor: torch.Tensor) -> int:
+    """How many elements of memory it fills if it fills a run of it, once each but for repeated ones; else 0."""
+    used = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride:
+            if stride != used:
+                return 0
+            used *= size
+    return used if tensor.numel() else 0
+
+
+def _fresh(payload: torch.Tensor, start: int, dtype: torch.dtype, shape: Any, stride: Any) -> torch.Tensor:
+    storage = payload.untyped_storage()
+    tensor = torch.empty(0, dtype=dtype, device=payload.device)
+    return tensor.set_(storage, start // dtype.itemsize, torch.Size(shape), tuple(stride))
+
+
+def _row_major(shape: Any) -> list[int]:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(1, size)
+    return strides[::-1]
+
+
+def _tensor(
+    payload: torch.Tensor, dtype_name: str, shape: list[int], stride: list[int], requires_grad: bool, start: int
+) -> torch.Tensor:
+    dtype = getattr(torch, dtype_name)
+    like = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+    if _dense_size(like) or not like.numel():
+        tensor = _fresh(payload, start, dtype, shape, stride)
+    else:  # memory with gaps: as the sender's
+        extent = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+        shift = start % ALIGNMENT
+        room = torch.empty(shift + extent * dtype.itemsize, dtype=torch.uint8, device=payload.device)
+        tensor = _fresh(room, shift, dtype, shape, stride)
+        tensor.copy_(_fresh(payload, start, dtype, shape, _row_major(shape)))
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+# [mail] What the stages of one pipeline tell each other, and in which order who may wait for it.
+
+Kind = Literal["forward", "backward", "shape", "look", "seen", "dropped", "failure"]
+"""``forward`` and ``backward`` go from chunk to chunk in training, ``look`` in evaluation; ``shape`` is that of the
+model's output, ``seen`` the output itself; ``dropped``: a stage has given the step up; ``failure``: it cannot go on."""
+_KINDS: tuple[Kind, ...] = get_args(Kind)
+_CHUNKS = 1 << 16
+TELLING_S = 2.0  # how long a stage that cannot go on waits for the others to hear it
+
+
+class StageFailed(RuntimeError):
+    """Another stage could not go on, and said why."""
+
+
+class Mail:
+    """This worker's messages in the pipeline ``group``, of which it is stage ``rank`` of ``size``.
+
+    Messages are of a round: a step, or an evaluated batch. All stages go through the same ones, so what comes from a
+    round that is over here belongs to one that was dropped.
+
+    ``described``: calls of the model whose output the last stage has described to the others.
+    """
+
+    def __init__(self, group: Group, device: torch.device) -> None:
+        self.rank, self.size = group.rank, group.size
+        self.group = group
+        self.described: set[str] = set()
+        self._post = Post(group)
+        self._device = device
+        self._came: dict[tuple[Kind, int, int, int], Letter] = {}
+        self._steps = self._looks = self._dropped = 0
+
+    def begin_step(self) -> None:
+        """The next step begins."""
+        self._steps += 1
+        self._drop_old()
+
+    def begin_look(self) -> None:
+        """The next evaluated batch begins."""
+        self._looks += 1
+        self._drop_old()
+
+    def give(self, kind: Kind, chunk: int, batch: int, value: Any) -> None:
+        """Send ``value`` to the worker of ``chunk``; see ``parcel.pack``."""
+        text, payload = pack(value)
+        self._send(chunk % self.size, kind, chunk, batch, text, payload)
+
+    def tell_all(self, kind: Kind, batch: int, text: str, payload: torch.Tensor | None = None) -> None:
+        """Send the same to every other worker."""
+        for to in range(self.size):
+            if to != self.rank:
+                self._send(to, kind, 0, batch, text, torch.empty(0, dtype=torch.uint8) if payload is None else payload)
+
+    def has(self, kind: Kind, chunk: int, batch: int) -> bool:
+        """Whether it has come."""
+        while (came := self._post.next(wait=False)) is not None:
+            self._sort(came[1])
+        return (kind, self._round(kind), chunk, batch) in self._came
+
+    def wait(self) -> None:
+        """Until another message has come. Raises ``GroupBroken`` where this step was given up elsewhere."""
+        if 0 < self._steps <= self._dropped:
+            raise GroupBroken("another stage has given the step up")
+        came = self._post.next()
+        assert came is not None
+        self._sort(came[1])
+
+    def take(self, kind: Kind, chunk: int, batch: int) -> Any:
+        """Wait for it; unpacked."""
+        message = self._await(kind, chunk, batch, lambda: False)
+        return unpack(message.text, message.payload, self._device)
+
+    def take_text(self, kind: Kind, batch: int, meanwhile: Callable[[], bool]) -> str:
+        """Wait for its text. ``meanwhile`` is done again and again, as long as it finds something to do."""
+        return self._await(kind, 0, batch, meanwhile).text
+
+    @contextmanager
+    def failures_told(self) -> Iterator[None]:
+        """What fails inside fails on every stage: nobody waits for a stage that cannot go on."""
+        try:
+            yield
+        except (GroupBroken, GeneratorExit):
+            raise
+        except UserError as error:
+            self._tell_failure(error.told)
+            raise
+        except Exception as error:
+            line = " ".join(str(error).split())[:300]
+            self._tell_failure([f"stage {self.rank} of the pipeline failed: {type(error).__name__}: {line}"])
+            raise
+
+    def close(self) -> None:
+        """Nothing more is sent."""
+        self._post.close()
+
+    def drop_step(self) -> None:
+        """Tell the others that this worker gives the step up; they may be waiting for it."""
+        with suppress(GroupBroken):  # then they know
+            self.tell_all("dropped", 0, "")
+
+    def _tell_failure(self, told: Sequence[str]) -> None:
+        with suppress(GroupBroken):  # then everybody knows already
+            self.tell_all("failure", 0, json.dumps(told))
+            self._post.close(TELLING_S)
+
+    def _await(self, kind: Kind, chunk: int, batch: int, meanwhile: Callable[[], bool]) -> Letter:
+        key = kind, self._round(kind), chunk, batch
+        while not self.has(kind, chunk, batch):
+            if not meanwhile():
+                self.wait()
+        return self._came.pop(key)
+
+    def _send(self, to: int, kind: Kind, chunk: int, batch: int, text: str, payload: torch.Tensor) -> None:
+        number = self._round(kind), _KINDS.index(kind) * _CHUNKS + chunk, batch
+        self._post.send(to, Letter(number, text, payload))
+
+    def _sort(self, message: Letter) -> None:
+        number, what, batch = message.number
+        kind, chunk = _KINDS[what // _CHUNKS], what % _CHUNKS
+        if kind == "failure":
+            told = json.loads(message.text)
+            raise UserError(*told) if len(told) > 1 else StageFailed(told[0])
+        if kind == "dropped":
+            self._dropped = max(self._dropped, number)
+        elif number >= self._round(kind):
+            self._came[kind, number, chunk, batch] = message
+
+    def _round(self, kind: Kind) -> int:
+        return self._looks if kind in ("look", "seen") else self._steps
+
+    def _drop_old(self) -> None:
+        self._came = {key: message for key, message in self._came.items() if key[1] >= self._round(key[0])}

@@ -1,0 +1,447 @@
+"""Tensor parallelism: which layers of a model are divided into virtual blocks, and how the divided model runs.
+
+The plan is found from the kinds of modules, or is the user's, in the words of ``torch.distributed.tensor.parallel``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from elastune.core.batch_slices import BatchSlice
+from elastune.core.errors import UserError
+from elastune.core.journal.records import LayersDivided
+from elastune.core.layout import Box, Leaf, Split
+from elastune.core.mesh import Mesh
+from elastune.core.slots import cut
+from elastune.parallel.comm.process_groups import Comms
+from elastune.parallel.mechanisms.model_parallel import Division
+from elastune.parallel.mechanisms.tensor.axis import BlockAxis
+from elastune.parallel.mechanisms.tensor.blocked import as_whole
+from elastune.parallel.mechanisms.tensor.layers import (
+    PROJECTIONS,
+    BlockOf,
+    Divided,
+    DividedAttention,
+    DividedConv2d,
+    DividedEmbedding,
+    DividedEncoderLayer,
+    DividedLinear,
+    Way,
+    blocks_along,
+    divide_parameters,
+)
+
+# [plan] Which layers are divided, and how: found from the kinds of modules, or the user's plan in torch's words.
+
+Plan = Mapping[str, Any]
+"""As ``torch.distributed.tensor.parallel.parallelize_module`` takes it: names with wildcards, ``ColwiseParallel()`` or
+``RowwiseParallel()``. Read as words: a tensor here knows how it lies, so layouts need not be named."""
+
+
+@dataclass(frozen=True)
+class TrunkByData:
+    """A plan for ``tensor`` under which all layers but the divided ones are data parallel.
+
+    It follows "one weird trick for parallelizing convolutional neural networks" (Krizhevsky 2014). The trunk, which
+    computes much and has few parameters, is data parallel: each worker of a replica runs it on slots of its own. Before
+    the layers that have most of the parameters, activations are gathered. All workers compute these layers together,
+    each its blocks.
+
+    Attributes:
+        layers: The layers to divide; None: those that elastune finds. They must be in one module that is called once in
+            a forward pass, or follow each other in one ``nn.Sequential``.
+
+    Example:
+        >>> plan = TrunkByData({"fc1": ColwiseParallel(), "fc2": RowwiseParallel()})
+        >>> model, optimizer = session.prepare(model, optimizer, plan=plan)
+    """
+
+    layers: Plan | None = None
+
+
+WORDS: Mapping[str, Way] = {"ColwiseParallel": "columns", "RowwiseParallel": "rows"}
+TRANSFORMER_LAYERS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+DIVIDED = (nn.Linear, nn.Conv2d, nn.Embedding, nn.MultiheadAttention, *TRANSFORMER_LAYERS)
+LARGE = 1 << 16
+"""Numbers in an embedding that is worth dividing unasked."""
+PASSED = (
+    *(
+        nn.ReLU,
+        nn.GELU,
+        nn.SiLU,
+        nn.Tanh,
+        nn.Sigmoid,
+        nn.LeakyReLU,
+        nn.ELU,
+        nn.Mish,
+        nn.Softplus,
+        nn.Hardtanh,
+        nn.ReLU6,
+    ),
+    *(nn.Dropout, nn.Identity, nn.BatchNorm1d),
+)
+"""What acts on each feature by itself, so that two Linear layers with nothing else between them are a pair."""
+
+
+def chosen(model: nn.Module, blocks: int, plan: Plan | None) -> dict[str, Way]:
+    """The layers to divide into ``blocks``, by name, in the order of the model.
+
+    Raises:
+        UserError: For a plan that names no module, a layer that cannot be divided, and heads that do not divide.
+    """
+    ways = _unfolded(model, found(model) if plan is None else _asked(model, plan))
+    for name, way in ways.items():
+        if (why := obstacle(model.get_submodule(name), way, blocks)) is not None:
+            raise UserError(f"{blocks} virtual blocks must divide each layer of the plan", f"{name} {why[0]}", why[1])
+    return ways
+
+
+def obstacle(layer: nn.Module, way: Way, blocks: int) -> tuple[str, str] | None:
+    """Why ``layer`` cannot be divided into ``blocks`` in this way, and what to do about it."""
+    other = "leave it out of the plan"
+    if type(layer) is nn.MultiheadAttention:
+        if layer.num_heads % blocks:
+            return f"has {layer.num_heads} heads", "use --virtual-tensor with a divisor of the heads"
+        if layer.bias_k is not None or layer.add_zero_attn:
+            return "adds keys of its own (add_bias_kv, add_zero_attn)", other
+        return None
+    if isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward:
+        size = layer.out_features if way == "columns" else layer.in_features
+    elif type(layer) is nn.Conv2d:
+        if layer.groups != 1:
+            return f"has groups={layer.groups}", other
+        size = layer.out_channels if way == "columns" else layer.in_channels
+    elif type(layer) is nn.Embedding:
+        if layer.sparse or layer.max_norm is not None or layer.scale_grad_by_freq:
+            return "has sparse, max_norm or scale_grad_by_freq", other
+        size = layer.embedding_dim if way == "columns" else layer.num_embeddings
+    else:
+        kinds = ", ".join(kind.__name__ for kind in DIVIDED)
+        return f"is a {type(layer).__name__}", f"name layers of the kinds {kinds}"
+    return None if size >= blocks else (f"has {size} {way}", "use a smaller --virtual-tensor")
+
+
+def _unfolded(model: nn.Module, ways: Mapping[str, Way]) -> dict[str, Way]:
+    """Transformer layers as their parts, and all in the order of the model."""
+    parts: dict[str, Way] = {}
+    for name, way in ways.items():
+        layer = model.get_submodule(name)
+        if type(layer) in TRANSFORMER_LAYERS:
+            prefix = f"{name}." if name else ""
+            attentions = [n for n, part in layer.named_children() if isinstance(part, nn.MultiheadAttention)]
+            parts |= {f"{prefix}{n}": "columns" for n in attentions}
+            parts |= {f"{prefix}linear1": "columns", f"{prefix}linear2": "rows"}
+        else:
+            parts[name] = way
+    return {name: parts[name] for name, _ in model.named_modules() if name in parts}
+
+
+def plan_layers(model: nn.Module, plan: Plan | TrunkByData | None) -> None:
+    """Note the user's plan for ``model``, for the mechanism to find; None: there is none."""
+    model.__dict__["_tensor_plan"] = plan
+
+
+def plan_of(model: nn.Module) -> Plan | TrunkByData | None:
+    """What ``plan_layers`` noted."""
+    plan: Plan | TrunkByData | None = model.__dict__.get("_tensor_plan")
+    return plan
+
+
+# -- the user's --------------------------------------------------------------------------------------------------------
+def _asked(model: nn.Module, plan: Plan) -> dict[str, Way]:
+    ways: dict[str, Way] = {}
+    for pattern, style in plan.items():
+        words = [WORDS[kind.__name__] for kind in type(style).__mro__ if kind.__name__ in WORDS]
+        if not words:
+            fix = "use ColwiseParallel() or RowwiseParallel()"
+            raise UserError("a plan says by columns or by rows", f"{pattern}: {type(style).__name__}", fix)
+        names = list(_named(model, "", pattern.split(".") if pattern else []))
+        if not names:
+            known = ", ".join(name for name, part in model.named_modules() if isinstance(part, DIVIDED)) or "none"
+            raise UserError("a plan names modules of the model", pattern, f"it has {known}")
+        for name in names:
+            if ways.setdefault(name, words[0]) != words[0]:
+                raise UserError("a plan divides a layer in one way", name, "name it once")
+    return ways
+
+
+def _named(module: nn.Module, path: str, tokens: list[str]) -> Iterator[str]:
+    """The modules that ``tokens`` (each with wildcards, one for each level) name."""
+    if not tokens:
+        yield path
+        return
+    for name, child in module.named_children():
+        if fnmatch(name, tokens[0]):
+            yield from _named(child, f"{path}.{name}" if path else name, tokens[1:])
+
+
+# -- found -------------------------------------------------------------------------------------------------------------
+def found(model: nn.Module) -> dict[str, Way]:
+    """Transformer layers, attention, pairs of Linear layers, and large embeddings; the rest stays whole."""
+    ways: dict[str, Way] = {}
+    inside: list[str] = []
+    for name, module in model.named_modules():
+        if any(name.startswith(f"{outer}.") or not outer for outer in inside):
+            continue
+        if type(module) in (*TRANSFORMER_LAYERS, nn.MultiheadAttention):
+            ways[name] = "columns"
+            inside.append(name)
+        elif type(module) is nn.Embedding and module.weight.numel() >= LARGE and not _odd(module):
+            ways[name] = "columns"
+        else:
+            ways |= _pairs(name, module)
+    return _tied(model, ways)
+
+
+def _odd(layer: nn.Embedding) -> bool:
+    return bool(layer.sparse or layer.max_norm is not None or layer.scale_grad_by_freq)
+
+
+def _pairs(path: str, module: nn.Module) -> dict[str, Way]:
+    """Linear layers of ``module`` that seem to follow each other; where they do not, dividing them costs time only."""
+    ways: dict[str, Way] = {}
+    in_order = isinstance(module, nn.Sequential)
+    first: tuple[str, nn.Linear] | None = None
+    for name, child in module.named_children():
+        full = f"{path}.{name}" if path else name
+        if type(child) is nn.Linear:
+            if first is not None and first[1].out_features == child.in_features:
+                ways |= {first[0]: "columns", full: "rows"}
+                first = None
+            else:  # four square ones in a row are attention, rather than two pairs
+                first = (full, child) if in_order or child.in_features != child.out_features else None
+        elif type(child) not in PASSED:
+            first = None
+    return ways
+
+
+def _tied(model: nn.Module, ways: dict[str, Way]) -> dict[str, Way]:
+    """Layers that share a weight: an embedding and the output layer by vocabulary, others not at all."""
+    owners: dict[int, list[str]] = {}
+    for name, module in model.named_modules():
+        for p in module.parameters(recurse=False):
+            owners.setdefault(id(p), []).append(name)
+    for names in owners.values():
+        names = list(dict.fromkeys(names))
+        if len(names) < 2:
+            continue
+        layers = [model.get_submodule(name) for name in names]
+        kinds = {type(layer) for layer in layers}
+        if kinds == {nn.Embedding, nn.Linear} and any(name in ways for name in names):
+            ways |= {
+                n: "rows" if type(layer) is nn.Embedding else "columns" for n, layer in zip(names, layers, strict=True)
+            }
+        else:
+            for name in names:
+                ways.pop(name, None)
+    return ways
+
+
+# [division] A model whose layers are divided into virtual blocks.
+
+KINDS: Mapping[type[nn.Module], type[Divided]] = {
+    nn.Conv2d: DividedConv2d,
+    nn.Embedding: DividedEmbedding,
+    nn.MultiheadAttention: DividedAttention,
+}
+
+
+class TensorDivision(Division):
+    """Layers of ``module`` are divided; what is not is computed by every worker of the axis, with equal bits.
+
+    Args:
+        module: the user's model, which is changed in place.
+        ways: the layers to divide, by name, in the order of the model (``plan.chosen``).
+        axis: the blocks.
+    """
+
+    def __init__(self, module: nn.Module, ways: Mapping[str, Way], axis: BlockAxis) -> None:
+        self.axis, self.rescue = axis, axis.rescue
+        self._ways = dict(ways)
+        self.module = self.model = module
+        self.whole_s = 0.0
+        first_names: dict[int, str] = {}
+        for name, p in module.named_parameters(remove_duplicate=False):
+            first_names.setdefault(id(p), name)
+        originals = {name: module.get_parameter(name) for name in first_names.values()}  # keeps ids in use
+        made = _divide_layers(module, ways, axis)
+        of_block = {id(p): (first_names[whole], box) for whole, parts in made.items() for box, p in parts.items()}
+        number = {
+            id(p): block for layer in module.modules() if isinstance(layer, Divided) for block, p in _numbered(layer)
+        }
+        leaves, self.parameters = [], []
+        for name, p in module.named_parameters():
+            tensor, box = of_block.get(id(p), (name, tuple((0, size) for size in p.shape)))
+            dtype = str(p.dtype).removeprefix("torch.")
+            leaves.append(Leaf(name, tensor, box, dtype, block=number.get(id(p)), trained=p.requires_grad))
+            self.parameters.append(p)
+        del originals
+        self.split = Split(tuple(leaves), blocks=axis.count)
+        self._since = 0.0
+        module.register_forward_pre_hook(self._begins)
+        module.register_forward_hook(self._ends, always_call=True)
+
+    def enter(self, comms: Comms) -> None:
+        self.axis.enter(comms.group("tensor"))
+
+    def told(self, mesh: Mesh) -> tuple[LayersDivided, ...]:
+        sizes = {True: 0, False: 0}
+        for leaf in self.split.leaves:
+            sizes[leaf.block is not None] += leaf.size if leaf.trained else 0
+        return (LayersDivided(self.axis.count, sizes[True], sizes[False], self.apart),)
+
+    def backward(self, loss: torch.Tensor, part: BatchSlice) -> Iterable[BatchSlice]:
+        self._raise_if_failed()
+        since = time.perf_counter()
+        self.axis.computes = True  # activation checkpointing runs parts of the forward pass again
+        try:
+            for done in self._back(loss, part):
+                self.whole_s += time.perf_counter() - since
+                self._raise_if_failed()
+                yield done
+                since = time.perf_counter()
+        finally:
+            self.axis.computes = False
+
+    def _back(self, loss: torch.Tensor, part: BatchSlice) -> Iterable[BatchSlice]:
+        """See ``Division.backward``."""
+        return super().backward(loss, part)
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        computed, self.axis.computes = self.axis.computes, True
+        try:
+            yield
+        finally:
+            self.axis.computes = computed
+        self._raise_if_failed()
+
+    def in_parts(self, called: Sequence[str]) -> frozenset[str]:
+        found, inside = set(), False
+        for name in called:
+            way = self._ways.get(name)
+            inside = inside and way != "columns"
+            if inside:
+                found.add(name)
+            inside = way == "columns" or (inside and way is None)
+        return frozenset(found)
+
+    def whole(self, value: Any) -> Any:
+        return tree_map(as_whole, value)
+
+    def _raise_if_failed(self) -> None:
+        if self.axis.failed is not None:
+            raise self.axis.failed
+
+    @property
+    def divided_share(self) -> float:
+        """Which part of the passes' time was spent inside of divided layers, traffic included; NaN before any pass."""
+        return self.axis.divided_s / self.whole_s if self.whole_s else float("nan")
+
+    def _begins(self, module: nn.Module, inputs: Any) -> None:
+        self.axis.computes = True
+        self._since = time.perf_counter()
+
+    def _ends(self, module: nn.Module, inputs: Any, output: Any) -> Any:
+        self.axis.computes = False
+        output = tree_map(as_whole, output)
+        self.whole_s += time.perf_counter() - self._since
+        if self.axis.failed is not None:
+            self.rescue.meet(self.axis.failed)
+        return output
+
+
+# -- layer by layer ----------------------------------------------------------------------------------------------------
+def _divide_layers(module: nn.Module, ways: Mapping[str, Way], axis: BlockAxis) -> dict[int, dict[Box, nn.Parameter]]:
+    """Divide the layers of ``ways``; the blocks of each parameter, by its id."""
+    _refuse_half_tied(module, ways)
+    made: dict[int, dict[Box, nn.Parameter]] = {}
+    before: int | None = None  # what the layer by columns before gives, in features or channels
+    for name, way in ways.items():
+        layer: Any = module.get_submodule(name)
+        if isinstance(layer, nn.MultiheadAttention):
+            _divide_attention(layer, axis, made)
+            before = None
+            continue
+        sizes, outputs = _sizes(layer, way, axis.count, before)
+        dims = (0, 1) if isinstance(layer, (nn.Linear, nn.Conv2d)) else (1, 0)
+        blocks = {"weight": blocks_along("weight", layer.weight.shape, dims[way == "rows"], sizes)}
+        if way == "columns" and getattr(layer, "bias", None) is not None:
+            blocks["bias"] = blocks_along("bias", layer.bias.shape, 0, sizes)
+        kind = DividedLinear if isinstance(layer, nn.Linear) else KINDS[type(layer)]
+        divide_parameters(layer, kind, axis, way, sizes, blocks, made)
+        before = outputs if way == "columns" else None
+    for part in module.modules():
+        if type(part) is nn.TransformerEncoderLayer and isinstance(part.self_attn, Divided):
+            part.__class__ = DividedEncoderLayer
+        if isinstance(part, nn.TransformerEncoder):
+            part.use_nested_tensor = False  # its fast path looks into the layers' weights
+    return made
+
+
+def _sizes(layer: Any, way: Way, count: int, before: int | None) -> tuple[list[int], int]:
+    """Sizes of the blocks along what is cut, and all of it. Rows come in the blocks that the layer before gave:
+    of each channel all places, where a convolution's output was flattened.
+    """
+    if isinstance(layer, nn.Linear):
+        total = layer.out_features if way == "columns" else layer.in_features
+    elif isinstance(layer, nn.Conv2d):
+        total = layer.out_channels if way == "columns" else layer.in_channels
+    else:
+        total = layer.embedding_dim if way == "columns" else layer.num_embeddings
+    unit = total // before if way == "rows" and before and before >= count and total % before == 0 else 1
+    return [len(block) * unit for block in cut(total // unit, count)], total
+
+
+def _divide_attention(layer: nn.MultiheadAttention, axis: BlockAxis, made: dict[int, dict[Box, nn.Parameter]]) -> None:
+    features = layer.embed_dim
+    sizes = [features // axis.count] * axis.count
+    blocks: dict[str, tuple[BlockOf, ...]] = {}
+    for name in ("in_proj_weight", "in_proj_bias"):
+        if (whole := getattr(layer, name)) is not None:
+            blocks[name] = _thirds(name, whole.shape, sizes)
+    for name in PROJECTIONS:
+        if (whole := getattr(layer, name)) is not None:
+            blocks[name] = blocks_along(name, whole.shape, 0, sizes)
+    divide_parameters(layer, DividedAttention, axis, "columns", sizes, blocks, made)
+    out = {"weight": blocks_along("weight", layer.out_proj.weight.shape, 1, sizes)}
+    divide_parameters(layer.out_proj, DividedLinear, axis, "rows", sizes, out, made)
+
+
+def _thirds(name: str, shape: Sequence[int], sizes: Sequence[int]) -> tuple[BlockOf, ...]:
+    """Queries', keys' and values' rows lie one below the other."""
+    found = []
+    for role, letter in enumerate("qkv"):
+        for b in blocks_along(name, shape, 0, sizes):
+            start, stop = (edge + role * sum(sizes) for edge in b.box[0])
+            found.append(BlockOf(f"{name}#{letter}{b.block}", ((start, stop), *b.box[1:]), b.block, role))
+    return tuple(found)
+
+
+def _refuse_half_tied(module: nn.Module, ways: Mapping[str, Way]) -> None:
+    """Raise ``UserError`` where layers share a weight and are not divided along the same dimension of it."""
+    seen: dict[int, tuple[str, int | None]] = {}
+    for name, layer in module.named_modules():
+        for key, p in layer.named_parameters(recurse=False):
+            dim = None
+            if name in ways and key == "weight":
+                dim = int((ways[name] == "rows") != isinstance(layer, nn.Embedding))
+            other, of_other = seen.setdefault(id(p), (name, dim))
+            if dim != of_other:
+                fix = "an embedding RowwiseParallel() and its output layer ColwiseParallel(), or neither"
+                raise UserError(
+                    "layers that share a weight are divided along the same dimension", f"{other}, {name}", fix
+                )
+
+
+def _numbered(layer: Divided) -> list[tuple[int, nn.Parameter]]:
+    return [(b.block, layer.get_parameter(b.key)) for blocks in layer.divided.values() for b in blocks]

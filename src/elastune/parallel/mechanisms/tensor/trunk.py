@@ -1,0 +1,502 @@
+"""A data-parallel trunk around divided layers, with the bits of a run without it.
+
+This is "one weird trick" (Krizhevsky 2014, arXiv 1404.5997), with equal bits. A replica of T workers takes T slots
+at a time, worker t the trunk of slot t. Where the divided layers begin (the *tail*) all T activations are gathered,
+and the tail runs slot by slot. Each slot's run uses the activations, buffers and random stream of its own trunk.
+So its numbers are those of a worker that runs this slot alone. The backward pass gathers the output's gradients,
+runs the tail slot by slot, and gives each trunk the gradient of its own.
+Last, the trunks' gradients are gathered: each worker hands on the whole gradient of each of the T slots.
+``divide`` builds a model's tensor parallelism, with or without such a trunk.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NoReturn, Protocol
+
+import torch
+from torch import nn
+
+from elastune.core.batch_slices import BatchSlice
+from elastune.core.errors import UserError
+from elastune.core.run import Means
+from elastune.parallel.comm.group import GroupBroken
+from elastune.parallel.comm.process_groups import Comms
+from elastune.parallel.mechanisms.guards import refuse_pickling
+from elastune.parallel.mechanisms.model_parallel import Division, Until, draw_from, drawn_state
+from elastune.parallel.mechanisms.tensor.axis import BlockAxis
+from elastune.parallel.mechanisms.tensor.blocked import as_whole
+from elastune.parallel.mechanisms.tensor.layers import Way
+from elastune.parallel.mechanisms.tensor.tensor_parallel import TensorDivision, TrunkByData, chosen, plan_of
+
+# [tail] The part of a model that its workers compute together, where each runs the rest on samples of its own.
+
+Run = Callable[[torch.Tensor], Any]
+
+
+class Through(Protocol):
+    """Takes one worker's ``inputs`` through what ``run`` does, together with those of the others."""
+
+    def __call__(self, run: Run, inputs: Any) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True)
+class Tail:
+    """Where it is: the call of ``module``, or its children number ``first`` to ``stop`` (exclusive).
+
+    ``parts``: the modules that are in it.
+    """
+
+    module: nn.Module
+    first: int | None = None
+    stop: int = 0
+
+    @property
+    def parts(self) -> Sequence[nn.Module]:
+        """The modules in it."""
+        return [self.module] if self.first is None else list(self.module.children())[self.first : self.stop]
+
+    def hand_over(self, through: Through) -> Run:
+        """From here on it is computed by ``through``; what it does by itself."""
+        kind = _Called if self.first is None else _InOrder
+        own = type(self.module)
+        name = f"{own.__name__}Together"
+        self.module.__class__ = type(name, (kind, own), {"__doc__": own.__doc__, "__module__": own.__module__})
+        self.module.__dict__["_tail"] = self.first, self.stop
+        self.module.__dict__["_through"] = through
+        return partial(own.forward, self.module) if self.first is None else partial(_in_order, self.parts)
+
+
+class _HandedOver(nn.Module):
+    """What both kinds share."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        kind, own = type(self), type(self).__bases__[1]
+        self.__class__ = own
+        try:
+            twin: nn.Module = copy.deepcopy(self, memo)
+        finally:
+            self.__class__ = kind
+        twin.__class__ = kind
+        return twin
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        refuse_pickling()
+
+
+class _Called(_HandedOver):
+    """A module whose call is the tail."""
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """The module's own, of one tensor."""
+        if len(inputs) != 1 or named:
+            told = f"{len(inputs)} and {', '.join(named) or 'none'} by name"
+            rule = "what holds the divided layers of a TrunkByData is called with one tensor"
+            raise UserError(rule, told, "put them into a module of their own")
+        return self.__dict__["_through"](super().forward, inputs[0])
+
+
+class _InOrder(_HandedOver, nn.Sequential):
+    """An ``nn.Sequential`` of which some children are the tail."""
+
+    def forward(self, input: Any) -> Any:  # noqa: A002 - torch's own name
+        """As torch's."""
+        children, (first, stop) = list(self.children()), self.__dict__["_tail"]
+        found = self.__dict__["_through"](partial(_in_order, children[first:stop]), _in_order(children[:first], input))
+        return _in_order(children[stop:], found)
+
+
+def _in_order(children: Sequence[nn.Module], value: Any) -> Any:
+    for child in children:
+        value = child(value)
+    return value
+
+
+def tail_of(model: nn.Module, ways: Mapping[str, Way]) -> Tail:
+    """The smallest part of ``model`` with all layers of ``ways``.
+
+    Raises:
+        UserError: Where that is the model itself, whose lines nobody can cut; where it shares parameters with the rest.
+    """
+    paths = [name.split(".") for name in ways]
+    above: list[str] = []
+    for names in zip(*(path[:-1] for path in paths), strict=False):  # as far as all go the same way
+        if len(set(names)) > 1:
+            break
+        above.append(names[0])
+    owner = model.get_submodule(".".join(above))
+    inside = {path[len(above)] for path in paths}
+    child = owner.get_submodule(next(iter(inside)))
+    if type(owner).forward is nn.Sequential.forward:
+        places = [place for place, (name, _) in enumerate(owner.named_children()) if name in inside]
+        found = Tail(owner, places[0], places[-1] + 1)
+    elif len(inside) == 1 and _is_called(child):
+        found = Tail(child)
+    elif (called := _first_called(model, above)) is not None:
+        found = Tail(called)
+    else:
+        rule = "the divided layers of a TrunkByData are in one module, or follow each other in one nn.Sequential"
+        fix = f"put them into an nn.Sequential of {type(model).__name__}"
+        raise UserError(rule, ", ".join(ways), fix)
+    own = {id(part) for part in found.parts}
+    tops = tuple(f"{name}." for name, part in model.named_modules(remove_duplicate=False) if id(part) in own)
+    named = list(model.named_parameters(remove_duplicate=False))
+    inside_of = {id(p) for name, p in named if name.startswith(tops)}
+    for name, p in named:
+        if id(p) in inside_of and not name.startswith(tops):
+            rule = "the divided layers of a TrunkByData share no parameter with the rest"
+            raise UserError(rule, name, "use the plan without TrunkByData")
+    return found
+
+
+def _is_called(module: nn.Module) -> bool:
+    """Whether it has a ``forward``; a ``ModuleList`` has none."""
+    return type(module).forward is not nn.Module.forward
+
+
+def _first_called(model: nn.Module, path: Sequence[str]) -> nn.Module | None:
+    """The module at ``path``, or the next one above it that is called; None where only the model itself is."""
+    for length in range(len(path), 0, -1):
+        if _is_called(module := model.get_submodule(".".join(path[:length]))):
+            return module
+    return None
+
+
+# [trunk] A data-parallel trunk around divided layers: "one weird trick" (Krizhevsky 2014, arXiv 1404.5997), with equal bits.
+#
+# A replica of T workers takes T slots at a time, worker t the trunk of slot t. Where the divided layers begin (the
+# *tail*) all T activations are gathered, and the tail runs slot by slot: each on the activations, buffers and random
+# stream that its trunk has left, so its numbers are those of a worker that runs that slot alone. Backwards the output's
+# gradients are gathered, the tail's backward pass runs slot by slot, and each trunk gets the gradient of its own. Then
+# what trunks have for gradients is gathered, too. So each worker hands on the whole gradient of each of the T slots, in
+# their order, as if it had run all of them: who holds and adds up what does not change, nor do bits.
+
+_Gradients = list[torch.Tensor | None]
+_Row = tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]
+_WAITS = 2  # added to a call's mode, 0 or 1
+
+
+@dataclass
+class _Passed:
+    """A pass that is through the tail, and whose backward pass is due.
+
+    Attributes:
+        inputs: What this worker's trunk gave.
+        output: What the tail gave for it, the beginning of a graph of its own.
+        doors: By slot of the pass: what the tail was given.
+        outputs: By slot: what it gave.
+    """
+
+    inputs: torch.Tensor
+    output: torch.Tensor
+    doors: list[torch.Tensor]
+    outputs: list[torch.Tensor]
+
+
+class TrunkDivision(TensorDivision):
+    """As ``TensorDivision``; what is outside of ``tail`` runs on slots of each worker's own."""
+
+    streams = False
+    apart = True
+
+    def __init__(self, module: nn.Module, ways: Mapping[str, Way], axis: BlockAxis, tail: Tail) -> None:
+        super().__init__(module, ways, axis)
+        inside = {id(p) for part in tail.parts for p in part.parameters()}
+        self._inside = [p for p in self.parameters if id(p) in inside]
+        self._outside = [p for p in self.parameters if id(p) not in inside]
+        self._floats = [b for b in module.buffers() if b.is_floating_point()]
+        self._counters = [b for b in module.buffers() if not b.is_floating_point()]
+        self._run = tail.hand_over(self._through)
+        self._inner = [tail.module, *(each for part in tail.parts for each in part.modules())]
+        self._modes: list[bool] = []  # in which the tail is evaluated
+        self._device = self.parameters[0].device
+        self._forget(0)
+
+    def _forget(self, passes: int) -> None:
+        self._left = passes  # of the step, whose forward pass has not come
+        self._passed: _Passed | None = None
+
+    def enter(self, comms: Comms) -> None:
+        super().enter(comms)
+        self._forget(0)
+
+    def begin_step(self, parts: Sequence[BatchSlice]) -> None:
+        super().begin_step(parts)
+        self._forget(len(parts))
+
+    def abandon(self) -> None:
+        super().abandon()
+        self._forget(0)
+
+    # -- forwards -----------------------------------------------------------------------------------------------------
+
+    def _through(self, run: Run, inputs: Any) -> torch.Tensor:
+        """What ``run`` makes of this worker's ``inputs``, while it does the same for the others."""
+        if not isinstance(given := as_whole(inputs), torch.Tensor):
+            rule = "what holds the divided layers of a TrunkByData is called with one tensor"
+            raise UserError(rule, type(given).__name__, "put them into a module of their own")
+        given = given.contiguous()
+        learns = torch.is_grad_enabled() and self._left > 0
+        if learns:  # the program may have left an evaluation early
+            self.stand_in()
+        if learns and self._passed is not None:
+            rule, fix = "the divided layers of a TrunkByData run once for each training batch", "call the model once"
+            raise UserError(rule, "a second call", fix)
+        try:
+            if self.axis.failed is None and not self.rescue.step_lost():
+                evaluates, self.evaluates = self.evaluates, False  # after an error here none waits for others
+                self._modes = self._own_modes()
+                output = self._together(run, given, learns)
+                self.evaluates = evaluates
+                return output
+        except GroupBroken as error:
+            self.axis.failed = error
+        return self._tensor(run(given))  # of the right shape: the program's lines run to their end
+
+    def _together(self, run: Run, given: torch.Tensor, learns: bool) -> torch.Tensor:
+        """The tail of all workers' passes, one after another."""
+        rank = self.axis.group.rank
+        rows, _ = self._gathered(given)
+        counters = [b.detach().clone() for b in self._counters]
+        found: list[tuple[torch.Tensor, torch.Tensor]] = []
+        state: Sequence[torch.Tensor] = ()
+        buffers: Sequence[torch.Tensor] = ()
+        with torch.set_grad_enabled(learns):
+            for slot, row in enumerate(rows):
+                if row is None:
+                    continue
+                door, drawn, moved = row
+                door.requires_grad_(learns and given.requires_grad)
+                self._put_buffers(moved)
+                _put(self._counters, counters)
+                draw_from(drawn)
+                found.append((door, self._tensor(run(door.clone() if learns else door))))
+                if slot == rank:
+                    state, buffers, own = drawn_state(), self._moved(), len(found) - 1
+        draw_from(state)
+        self._put_buffers(buffers)
+        if not learns:
+            output = found[own][1]
+            return _Closed.apply(given, output) if torch.is_grad_enabled() else output  # type: ignore[no-untyped-call]
+        output = found[own][1].detach().requires_grad_(found[own][1].requires_grad)
+        self._passed = _Passed(given, output, [d for d, _ in found], [y for _, y in found])
+        self._left -= 1
+        return output.clone()  # the program may change it in place
+
+    def _gathered(self, given: torch.Tensor | None, *, waits: bool = False) -> tuple[list[_Row | None], bool]:
+        """By rank: activations, random streams and buffers behind the trunk; None of a worker that only stands in. And
+        whether any of them ``waits`` for something else, and may have a pass later.
+
+        Raises ``UserError`` on all workers where they run the tail in different modes: each runs it for all.
+        """
+        forms, kinds = self.axis.forms(given, int(self._inner[0].training) + _WAITS * waits)
+        form = next((form for form in forms if form is not None), None)
+        if form is None:
+            return [None] * len(forms), any(kind >= _WAITS for kind in kinds)
+        if len({kind % _WAITS for kind in kinds}) > 1:
+            fix = "call model.eval() before the loop over session.batches(train=False), model.train() behind it"
+            raise UserError("workers of a TrunkByData run it in one mode at a time", "training and evaluation", fix)
+        mine = torch.empty(0, dtype=form.dtype, device=self._device) if given is None else given
+        drawn = drawn_state()
+        own = [mine, *drawn, *self._floats]
+        beside = [each.shape for each in own[1:]]
+        shapes = [[torch.Size([0]) if form is None else form.shape, *beside] for form in forms]
+        rows = self.axis.swap(own, shapes)
+        cut = 1 + len(drawn)
+        found = [
+            None if form is None else (row[0], row[1:cut], row[cut:]) for form, row in zip(forms, rows, strict=True)
+        ]
+        return found, False
+
+    def _tensor(self, output: Any) -> torch.Tensor:
+        if isinstance(whole := as_whole(output), torch.Tensor):
+            return whole
+        rule = "what holds the divided layers of a TrunkByData returns one tensor"
+        raise UserError(rule, type(whole).__name__, "put them into a module of their own")
+
+    def _moved(self) -> list[torch.Tensor]:
+        """Floating-point buffers, as they are."""
+        return [b.detach().clone() for b in self._floats]
+
+    def _put_buffers(self, values: Sequence[torch.Tensor]) -> None:
+        _put(self._floats, values)
+
+    def begin_evaluation(self) -> None:
+        super().begin_evaluation()
+        self._modes = self._own_modes()
+
+    def stand_in(self, until: Until | None = None, *, ends: bool = False) -> None:
+        if not self.evaluates or (until is not None and self.axis.group.size == 1):
+            return
+        modes = self._own_modes()  # of a program that has left its evaluation
+        self._set_modes(self._modes)
+        try:
+            while self.evaluates and self.axis.failed is None and not self.rescue.step_lost():
+                if until is not None and until():
+                    break
+                self.evaluates = False
+                made, waited = self._look_on(waits=until is not None)
+                self.evaluates = made or waited
+                if ends and waited and not made:
+                    break
+        except GroupBroken as error:
+            self.rescue.meet(error)
+        finally:
+            self._set_modes(modes)
+
+    def _own_modes(self) -> list[bool]:
+        return [each.training for each in self._inner]
+
+    def _set_modes(self, modes: Sequence[bool]) -> None:
+        for each, training in zip(self._inner, modes, strict=True):
+            each.training = training
+
+    def _look_on(self, *, waits: bool) -> tuple[bool, bool]:
+        """The tail of the others' passes, while this worker has none. Whether anybody had one, and whether anybody
+        ``waits``.
+        """
+        state, buffers = drawn_state(), [b.detach().clone() for b in self.module.buffers()]
+        with torch.no_grad(), self.passing():
+            rows, waited = self._gathered(None, waits=waits)
+            made = [row for row in rows if row is not None]
+            for door, drawn, moved in made:
+                self._put_buffers(moved)
+                draw_from(drawn)
+                self._run(door)
+        _put(list(self.module.buffers()), buffers)
+        draw_from(state)
+        return bool(made), waited
+
+    # -- backwards ----------------------------------------------------------------------------------------------------
+
+    def _back(self, loss: torch.Tensor, part: BatchSlice) -> Iterator[BatchSlice]:
+        passed, self._passed = self._passed, None
+        if passed is None:
+            rule = "a TrunkByData learns from what its divided layers returned"
+            raise UserError(rule, "no call of the model for this batch", "call model(...) before session.backward")
+        together, rank = part.together or (part,), self.axis.group.rank
+        moved = self._moved()  # behind the whole forward pass: a layer after the tail has moved its own by now
+        if part.weight:
+            (loss * part.weight).backward()
+        if any(p.grad is not None for p in self._inside):
+            rule = "the loss has the parameters of divided layers of a TrunkByData through their output alone"
+            raise UserError(rule, "another way", "use the plan without TrunkByData, or weight_decay")
+        inside = self._tail_backwards(passed, [each.weight > 0 for each in together])
+        came = passed.doors[rank].grad
+        if part.weight and came is not None:
+            torch.autograd.backward([passed.inputs], [came])
+        outside, buffers = self._from_all(moved)
+        last = max((slot for slot, each in enumerate(together) if each.weight), default=-1)
+        for slot, each in enumerate(together):
+            if each.weight:
+                _give(self._inside, inside[slot])
+                _give(self._outside, outside[slot])
+                self._put_buffers(buffers[slot])
+                yield replace(each, ends_step=part.ends_step and slot == last)
+
+    def _tail_backwards(self, passed: _Passed, counts: Sequence[bool]) -> list[_Gradients]:
+        """By slot: the gradients of the tail's parameters, where the slot ``counts``; its doors have theirs."""
+        output = passed.output
+        own = torch.zeros_like(output) if output.grad is None else output.grad
+        rows = self.axis.swap([own], [[each.shape] for each in passed.outputs])
+        found = []
+        for slot, (gradient,) in enumerate(rows):
+            if counts[slot] and passed.outputs[slot].requires_grad:
+                torch.autograd.backward([passed.outputs[slot]], [gradient])
+            found.append(_taken(self._inside))
+        return found
+
+    def _from_all(self, moved: Sequence[torch.Tensor]) -> tuple[list[_Gradients], list[list[torch.Tensor]]]:
+        """By slot, each from the worker that has run it: the gradients of all other parameters, and ``moved``."""
+        trained = [p for p in self._outside if p.requires_grad]
+        own = [None if p.grad is None else p.grad.to_dense() if p.grad.is_sparse else p.grad for p in trained]
+        used = torch.tensor([each is not None for each in own], dtype=torch.uint8)
+        _taken(self._outside)
+        given = [*moved, used, *(torch.zeros_like(p) if g is None else g for p, g in zip(trained, own, strict=True))]
+        size, cut = self.axis.group.size, len(moved)
+        rows = self.axis.swap(given, [[each.shape for each in given]] * size) if trained or moved else [given] * size
+        found = []
+        for flags, *values in (row[cut:] for row in rows):
+            of = {p: value for p, value, flag in zip(trained, values, flags.tolist(), strict=True) if flag}
+            found.append([of.get(p) for p in self._outside])
+        return found, [row[:cut] for row in rows]
+
+
+class _Closed(torch.autograd.Function):
+    """Outside of training batches the tail's output belongs to no graph: whoever asks for its gradient is told so."""
+
+    @staticmethod
+    def forward(ctx: Any, given: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        rule = "a TrunkByData has gradients in training batches alone"
+        raise UserError(rule, "a backward pass outside of them", "use the plan without TrunkByData")
+
+
+def _taken(params: Iterable[nn.Parameter]) -> _Gradients:
+    """The gradients of ``params``, which have none from here on."""
+    found: _Gradients = []
+    for p in params:
+        found.append(p.grad)
+        p.grad = None
+    return found
+
+
+def _give(params: Iterable[nn.Parameter], gradients: _Gradients) -> None:
+    for p, gradient in zip(params, gradients, strict=True):
+        p.grad = gradient
+
+
+def _put(buffers: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    """Not noted by autograd: graphs that are under way stay good."""
+    for buffer, value in zip(buffers, values, strict=True):
+        buffer.data.copy_(value)
+
+
+# [divide] The ``tensor`` part of a mechanism: which layers of a model are divided, and the division that comes of it.
+
+
+def divide(division: Division, means: Means) -> Division:
+    """``division`` with the layers of its module divided into ``means``' virtual blocks; itself where that is one.
+
+    Raises:
+        UserError: For a plan that does not fit the model or its mechanism, and a model of which nothing can be divided.
+    """
+    count = blocks_of(means)
+    if count == 1:
+        return division
+    module, plan = division.module, plan_of(division.module)
+    apart = isinstance(plan, TrunkByData)
+    ways = chosen(module, count, plan.layers if isinstance(plan, TrunkByData) else plan)
+    if not ways:
+        fix = "give session.prepare a plan, or use another mechanism"
+        raise UserError("tensor divides layers that it knows", f"none found in {type(module).__name__}", fix)
+    axis = BlockAxis(count, exact=means.mode == "exact")
+    if not apart:
+        return TensorDivision(module, ways, axis)
+    _check(means)
+    return TrunkDivision(module, ways, axis, tail_of(module, ways))
+
+
+def _check(means: Means) -> None:
+    """Raise ``UserError`` for means by which no trunk is data parallel within a replica."""
+    rule, other = "a data-parallel trunk is for exact mode, whole slots, and tensor alone or with zero", "leave it out"
+    if means.mode != "exact":
+        raise UserError(rule, f"{means.mode} mode", "use --mode exact, or a plan without TrunkByData")
+    if means.micro_batch is not None:
+        raise UserError(rule, f"--micro-batch {means.micro_batch}", f"{other}, and use more --slots")
+    if means.parts.pipeline or means.parts.state == "sharded":
+        raise UserError(rule, means.mechanism, "use --mechanism tensor or tensor+zero")
+    if means.first_mesh.batch * means.first_mesh.tensor > means.num_slots:
+        told = f"{means.first_mesh.workers} workers, {means.num_slots} slots"
+        raise UserError("each worker of a data-parallel trunk has a slot of its own", told, "use more --slots")
+
+
+def blocks_of(means: Means) -> int:
+    """Virtual blocks: where none are asked for as many as workers, which is exact for that width alone."""
+    return means.virtual_tensor if means.virtual_tensor > 1 or means.mesh is None else means.mesh.tensor

@@ -1,0 +1,258 @@
+"""All-reduce of replicas with owned state: sums go to their owners, and a commit barrier ends the step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+
+from elastune.core.batch_slices import BatchSlice
+from elastune.core.errors import UserError
+from elastune.core.run import Mode
+from elastune.core.slots import cut, dealt
+from elastune.parallel.comm.exact import ExactReducer
+from elastune.parallel.comm.group import Group
+from elastune.parallel.comm.owned import Gate, OwnedReducer, WardSums
+from elastune.parallel.comm.process_groups import Comms
+from elastune.parallel.comm.streamed import StreamedReducer
+from elastune.parallel.mechanisms.owned.replica import OwnedReplica
+from elastune.parallel.mechanisms.owned.state import place
+from elastune.parallel.sync.base import STATISTICS, PartStatistics, Sync, step_statistics
+
+_KNOWN_TO_ONE = torch.tensor([float(name in ("loss", "sharpness", "trace")) for name in STATISTICS])
+"""Of the statistics of a slot: those that only who has its samples knows."""
+
+
+class OwnedAllReduce(Sync):
+    """A step's gradients are added up along the canonical tree, each share by one worker, and sent to its holders.
+
+    ``exact``: over slots, each on the buffers of the step's start; weights do not show the workers, nor the mesh.
+    ``fast``: what a worker runs is one part, as if it were a slot; buffers drift.
+    A step is committed once this worker is through the gate: whoever is knows that every sum lies with all its holders.
+    """
+
+    name: ClassVar[str] = "owned"
+    all_contribute: ClassVar[bool] = True
+    replica: OwnedReplica
+
+    def __init__(
+        self,
+        replica: OwnedReplica,
+        comms: Comms,
+        num_slots: int,
+        control: int = 0,
+        *,
+        mode: Mode = "exact",
+        elastic: bool = False,
+    ) -> None:
+        super().__init__(replica, comms, control)
+        self.exact = mode == "exact"
+        self.drifts = not self.exact  # type: ignore[misc]
+        self._elastic = elastic
+        self._leaves_early = not replica.equal_passes  # else passes have collectives of their own, in one order
+        deal = dealt if replica.in_turn and self.exact else cut
+        self._gate = Gate(replica.split, control, len(STATISTICS), num_slots if self.exact else None, deal)
+        self._reducer: OwnedReducer | StreamedReducer = OwnedReducer()
+        if replica.blocks:
+            self._reducer = StreamedReducer(replica.blocks)
+            replica.on_block = self._reducer.leave
+        self._moves: ExactReducer | None = None
+        self._moved: list[torch.Tensor] = []
+        floats = replica.buffers.floats if self.exact else []
+        if floats:
+            like = [b.detach() for b in floats]
+            self._moves = ExactReducer(like, num_slots, comms.batch, hold=elastic, deal=deal)
+        self._enter(comms)
+        self._begin()
+
+    def _enter(self, comms: Comms) -> None:
+        self.comms = comms
+        self.group = comms.batch
+        self._gate.regroup(comms.everyone, comms.mesh)
+        replica, store = self.replica, self.replica.store
+        layout = replica.plans, replica.split, store.parameters[0].device
+        self._reducer.regroup(*layout, comms.batch, self._gate.num_slots, replica.held_by)
+        self._wards = WardSums(replica.wards, replica.split, comms.everyone, store.parameters[0].device)
+        self._computed = frozenset(store.computed)
+        self._rank = comms.mesh.batch_rank(comms.rank)
+
+    def _begin(self) -> None:
+        self._weights_of: dict[int, float] = {}
+        self._parts: dict[int, PartStatistics] = {}
+        self._of_others: set[int] = set()
+        self._used: set[int] = set()
+        self._slot_ended = False
+
+    # -- a step -------------------------------------------------------------------------------------------------------
+
+    def begin(self, share: BatchSlice, *, starts_step: bool) -> None:
+        if starts_step:
+            self._begin()
+            self._part.clear()
+            self.replica.begin_step(self.parts)
+            self._reducer.measures = self._measures
+            self._reducer.begin()
+            if self._moves is not None:
+                self._moves.begin()
+        elif self.exact and self._slot_ended:  # a new slot, not a further piece of one
+            self.replica.buffers.restore()
+        self._slot_ended = share.ends_slot
+
+    def backward(self, loss: torch.Tensor, share: BatchSlice) -> None:
+        replica, slot = self.replica, self._slot_of(share)
+        replica.refuse_leftovers()
+        if self.exact and replica.division.streams:
+            replica.buffers.passed()
+        if share.weight:
+            self._weights_of[slot] = self._weights_of.get(slot, 0.0) + share.weight
+            part = self._parts.setdefault(slot, PartStatistics())
+            part.add(self._part)
+            self._part.clear()
+            if self.wants_statistics:
+                part.add_loss(loss, share.weight)
+        for each in share.together:  # what other workers of this replica run: their gradients come here, too
+            if each.weight and not (share.weight and each.slot == slot):
+                self._weights_of[each.slot] = each.weight
+                self._of_others.add(each.slot)
+                self._parts[each.slot] = PartStatistics()
+        self._reducer.begin_pass(self._ending(share))
+        for done in replica.run(loss, share, self._begin_slot, self._put):
+            if self.exact:
+                replica.buffers.passed()  # the stages of a pipeline know only now how far it has moved them
+            if done.weight and done.ends_slot:
+                self._end_slot(done)
+        if share.ends_step:
+            self._finish()
+
+    def _slot_of(self, share: BatchSlice) -> int:
+        return share.slot if self.exact else self._rank
+
+    def _ending(self, share: BatchSlice) -> Sequence[int]:
+        """By batch rank: the slot that ends there in the pass of ``share``."""
+        return share.ending if self.exact else [rank if slot >= 0 else -1 for rank, slot in enumerate(share.ending)]
+
+    def _begin_slot(self, part: BatchSlice) -> None:
+        self._reducer.begin_slot(self._slot_of(part), last=self._leaves_early and part.ends_step)
+
+    def _put(self, place: int, gradient: torch.Tensor | None) -> None:
+        leaf = self.replica.split.trained[place]
+        if leaf not in self._computed:
+            return
+        if gradient is not None:
+            self._used.add(leaf)
+            if gradient.is_sparse:
+                if self.exact:
+                    fix = "use sparse=False or --mode fast"
+                    raise UserError("exact mode sums dense gradients", "a sparse gradient", fix)
+                gradient = gradient.to_dense()
+        self._reducer.put(leaf, gradient)
+
+    def _end_slot(self, part: BatchSlice) -> None:
+        if self._measures:
+            slot = self._slot_of(part)
+            self._parts[slot].add_norms((self._reducer.slot_square(), 0.0), self._weights_of[slot])
+        if self._moves is not None:
+            self._moves.begin_slot(part.slot, last=self._leaves_early and part.ends_step)
+            for place, moved in enumerate(self.replica.buffers.moves(self._weights_of[part.slot])):
+                self._moves.put(place, moved)
+
+    def _finish(self) -> None:
+        started = time.perf_counter()
+        reducer = self._reducer
+        reducer.launch()
+        if self._moves is not None:
+            self._moves.launch()
+        reducer.combine()
+        if self._moves is not None:
+            self._moved = self._moves.finish()
+        squares = reducer.squares()
+        reducer.wait()
+        self._wards.exchange(reducer.sums())
+        if self.replica.apart:
+            self._hear_of_others()
+        statistics = {slot: part.tensor() for slot, part in self._parts.items()}
+        self._gate.pass_through(self.control, statistics, self._used, squares)
+        self.wait_s = time.perf_counter() - started
+        self._complete()
+
+    def _hear_of_others(self) -> None:
+        """What only the worker that ran a slot knows of it (its loss) goes to all workers of the replica."""
+        group, width = self.comms.group("tensor"), len(STATISTICS)
+        if group.size == 1:
+            return
+        own = torch.zeros(self._gate.num_slots, width)
+        for slot, part in self._parts.items():
+            if slot not in self._of_others:
+                own[slot] = part.tensor() * _KNOWN_TO_ONE
+        told = torch.zeros(group.size * own.numel(), device=group.wire)
+        group.all_gather(told, own.view(-1).to(group.wire)).wait()
+        sums = told.cpu().view(group.size, *own.shape).sum(0)  # of one worker's values and zeros: exact
+        for slot in self._of_others:
+            self._parts[slot].values = (self._parts[slot].tensor() + sums[slot]).tolist()
+
+    def _complete(self) -> None:
+        """Through the gate: the step counts."""
+        gate, replica = self._gate, self.replica
+        self.totals = gate.control
+        norms = (float(gate.squares.sum()), 0.0) if self._measures else None
+        self.statistics = step_statistics(gate.statistics, norms)
+        held, sums = [*self._reducer.held, *self._wards.held], [*self._reducer.sums(), *self._wards.sums()]
+        replica.receive(sums, gate.used, gate.squares, lambda factor: _scale(held, factor))
+        if self.exact:
+            replica.buffers.move(self._moved)
+
+    # -- when workers come and go -------------------------------------------------------------------------------------
+
+    def last_result(self) -> list[torch.Tensor]:
+        return [self._gate.result]
+
+    def result_room(self) -> list[torch.Tensor]:
+        return [torch.empty_like(self._gate.result)]
+
+    def adopt_result(self, result: Sequence[torch.Tensor]) -> None:
+        """As in the contract. This worker stood at the gate, so all that it holds of the step is here."""
+        self._drain()
+        (self._gate.result,) = result
+        self._complete()
+
+    def abandon(self) -> None:
+        self._drain()
+        self.replica.abandon()
+
+    def _drain(self) -> None:
+        self._reducer.drain()
+        self._wards.drain()
+        if self._moves is not None:
+            self._moves.drain()
+
+    @property
+    def awaits_step(self) -> bool:
+        return self.replica.reduced and not self.replica.applied
+
+    def after_step(self) -> None:
+        if self.replica.reduced:
+            self.replica.settle()
+
+    def regroup(self, comms: Comms, over: Group | None = None) -> None:
+        """As in the contract. Where this worker has a step's sums and has not applied them, it lives in the old layout
+        until it has: then state moves, and the others, who have applied it or wait for the same, wait for this worker.
+        """
+        self._drain()
+        if self.awaits_step:
+            self.replica.arrive = lambda: self._arrive(comms, comms.everyone)
+        else:
+            self._arrive(comms, over or comms.everyone)
+
+    def _arrive(self, comms: Comms, group: Group) -> None:
+        place(self.replica, comms, group, exact=self.exact)
+        self.replica.arrive = None
+        self._enter(comms)
+        if self._moves is not None:
+            self._moves.regroup(comms.batch)
+
+
+def _scale(sums: Sequence[torch.Tensor], factor: float) -> None:
+    for each in sums:
+        each.mul_(factor)

@@ -1,1 +1,0 @@
-"""How hooks are called, and what they may ask of other workers."""

@@ -1,0 +1,576 @@
+"""Tables and figures of a study: trials, front, workers over time, importance, learning curves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate, groupby
+
+import numpy as np
+
+from elastune.core.formatting import count, duration, number, plain, settings_text, value_text
+from elastune.core.journal.records import Reported
+from elastune.core.journal.trials import AllocationSpan
+from elastune.report import figures as palette
+from elastune.report.figures import Axis, Bars, Figure, Level, Marker, Panel, Series
+from elastune.report.overviews import RunStory, StudyStory, TrialStory, mechanism_text, oriented_values, told_settings
+from elastune.report.tables import Table
+from elastune.report.worker_changes import Changes, worker_steps
+from elastune.tune.search.front import default_reference, hypervolume, nondominated
+from elastune.tune.search.importance import Importance
+from elastune.tune.search.objective import Floats, oriented, valued
+from elastune.tune.study.results import INFERENCE, TRAINING, AssetPoint, Assets, Picked, Study
+from elastune.tune.study.trials import Trial, task_of
+
+# [study tables] Tables of a study: its trials, its front, what decided it.
+
+
+def trials_table(study: StudyStory) -> Table:
+    """Every trial in the order they started; of paused ones what their last report told."""
+    names = list(study.objectives)
+    header = ("trial", "phase", "state", *(plain(name, 30) for name in names), "wall time", "workers", "mechanism")
+    header = (*header, "seed", "settings", "why")
+    rows = tuple(_trial_cells(trial, names, study.price) for trial in study.trials)
+    return Table(f"Trials ({len(rows)})", header, rows, frozenset({0, *range(3, 5 + len(names)), 6 + len(names)}))
+
+
+def front_table(study: StudyStory, best: Sequence[int], choices: Sequence[Picked] = ()) -> Table:
+    """The non-dominated trials ``best`` and the ``choices``, best first objective first. It names the pick."""
+    names = list(study.objectives)
+    taken = {choice.trial.number: choice for choice in choices}
+    chosen = [trial for trial in study.trials if trial.trial in {*best, *taken}]
+    if names:
+        sign = -1.0 if study.objectives[names[0]] == "max" else 1.0
+        chosen.sort(key=lambda trial: sign * (trial.value(names[0]) or 0.0))
+    header = ("trial", *(f"{plain(name, 30)} ({study.objectives[name]})" for name in names), "workers", "mechanism")
+    header = (*header, "settings", *(["choice"] if choices else []))
+    rows = tuple(
+        (
+            str(trial.trial),
+            *(valued(name, trial.value(name), study.price) for name in names),
+            trial.workers or "–",
+            trial.mechanism,
+            _settings_of(trial),
+            *([_role(trial.trial, choices)] if choices else []),
+        )
+        for trial in chosen
+    )
+    title = "The front" if len(names) > 1 else "Best trial"
+    return Table(title, header, rows, frozenset(range(2 + len(names))))
+
+
+def _role(trial: int, choices: Sequence[Picked]) -> str:
+    """What a trial is chosen for: the first of ``choices`` is the pick."""
+    for place, choice in enumerate(choices):
+        if choice.trial.number == trial:
+            return "or" if place else "pick"
+    return ""
+
+
+def choices_table(study: Study, choices: Sequence[Picked]) -> Table:
+    """The trials to choose from, the pick first, each with the command that trains it."""
+    names = [objective.name for objective in study.objectives]
+    rows = tuple(
+        (
+            "or" if place else "pick",
+            str(choice.trial.number),
+            plain(choice.reason, 300),
+            *(valued(name, choice.trial.values.get(name), study.price_per_worker_hour) for name in names),
+            choice.command,
+        )
+        for place, choice in enumerate(choices)
+    )
+    header = ("", "trial", "why", *(plain(name, 30) for name in names), "command")
+    return Table("Which trial to take", header, rows, frozenset({1, *range(3, 3 + len(names))}))
+
+
+def tasks_table(study: Study) -> Table:
+    """What the trials have reached that have different tasks, in the order they ended."""
+    names = [objective.name for objective in study.objectives]
+    rows = tuple(
+        (
+            task_of(trial.config),
+            str(trial.number),
+            trial.state,
+            *(valued(name, trial.values.get(name), study.price_per_worker_hour) for name in names),
+        )
+        for trial in study.trials
+    )
+    header = ("part", "trial", "state", *(plain(name, 30) for name in names))
+    return Table("The parts of the tree of classes", header, rows, frozenset({1, *range(3, 3 + len(names))}))
+
+
+def failures_table(study: StudyStory) -> Table:
+    """Trials that were rejected, crashed, diverged or broke a constraint, each with its reason."""
+    rows = tuple(
+        (
+            str(trial.trial),
+            trial.phase,
+            trial.finished.state,
+            trial.workers or "–",
+            _settings_of(trial),
+            _reason(trial),
+        )
+        for trial in study.trials
+        if trial.finished and trial.finished.state != "complete"
+    )
+    header = ("trial", "phase", "state", "workers", "settings", "why")
+    return Table(f"Trials without a result ({len(rows)})", header, rows, frozenset({0, 3}))
+
+
+def subset_table(study: Study, chosen: Sequence[tuple[Trial, str]]) -> Table:
+    """Trials that stand for the front, the most important first, and why each."""
+    names = [objective.name for objective in study.objectives]
+    header = ("trial", *(plain(name, 30) for name in names), "workers", "mechanism", "settings", "why")
+    rows = tuple(
+        (
+            str(trial.number),
+            *(valued(name, trial.values.get(name), study.price_per_worker_hour) for name in names),
+            value_text(trial.means.get("workers", "–")),
+            mechanism_text(trial.means),
+            settings_text(told_settings(trial.config, trial.means)),
+            reason,
+        )
+        for trial, reason in chosen
+    )
+    return Table("A subset that stands for the front", header, rows, frozenset(range(2 + len(names))))
+
+
+def assets_table(found: Assets, picked: AssetPoint | None = None) -> Table:
+    """What can be used of a study; the points of the front stand out, and so does the one that was ``picked``."""
+    score, best = found.objectives[0], found.front()
+    header = (
+        "what",
+        "trials",
+        f"{plain(score.name, 30)} ({score.direction})",
+        "training",
+        "parameters",
+        "front",
+        "test",
+    )
+    rows = tuple(
+        (
+            f"{plain(point.form)} {plain(point.method, 20)}".strip(),
+            plain(point.whom, 200),
+            number(point.values[score.name]),
+            duration(point.values[TRAINING]),
+            f"{point.values[INFERENCE]:,.0f}",
+            "pick" if point is picked else "front" if any(point is other for other in best) else point.trouble,
+            "–" if point.test is None else number(point.test),
+        )
+        for point in sorted(found.points, key=lambda point: tuple(oriented(point.values, found.objectives)))
+    )
+    note = (
+        f"By the predictions {plain(found.data, 40)}, by which soups and ensembles were chosen, too. Training: "
+        "worker-time of these trials and of what they began with, the rest of the search left out. Parameters: that "
+        "one inference goes through. Nothing is picked by the test."
+    )
+    if any(point.trouble for point in found.points):
+        note += " Gone or changed: the file is not what was written, so it cannot be used."
+    if untold := dict.fromkeys(source for point in found.points for source in point.untold):
+        note += f" Nobody tells how long {', '.join(plain(source, 80) for source in untold)} trained: not counted."
+    return Table("Single trials, soups, ensembles, joined models", header, rows, frozenset({2, 3, 4, 6}), note)
+
+
+def importance_table(found: Importance) -> Table:
+    """The share of each parameter in what decides an objective."""
+    rows = tuple((plain(p.name, 60), f"{100 * p.share:.1f}", str(p.trials)) for p in found.parameters)
+    note = (
+        f"By {found.trials} trials: how far a parameter's values among the best quarter differ from those among all "
+        "that have it (PED-ANOVA)."
+    )
+    header = ("parameter", "share (%)", "trials that have it")
+    return Table(f"What decides {plain(found.objective, 40)}", header, rows, frozenset({1, 2}), note=note)
+
+
+def _trial_cells(trial: TrialStory, names: Sequence[str], price: float) -> tuple[str, ...]:
+    end, rest = trial.finished, trial.paused
+    state = f"paused after epoch {rest.epochs}" if rest else end.state if end else "unfinished"
+    values = (rest.values.get(name) if rest else trial.value(name) for name in names)
+    return (
+        str(trial.trial),
+        trial.phase,
+        state,
+        *(valued(name, value, price) for name, value in zip(names, values, strict=True)),
+        duration(end.seconds if end else rest.seconds if rest else None),
+        trial.workers or "–",
+        trial.mechanism,
+        str(trial.started.seed) if trial.started else "–",
+        _settings_of(trial),
+        _reason(trial),
+    )
+
+
+def _settings_of(trial: TrialStory) -> str:
+    return settings_text(trial.settings) if trial.started else "–"
+
+
+def _reason(trial: TrialStory) -> str:
+    """The reason told, else the constraints that were broken."""
+    if trial.finished is None:
+        return plain(trial.paused.reason, 300) if trial.paused else ""
+    broken = [f"{plain(name)} by {number(by)}" for name, by in trial.finished.violations.items() if by > 0]
+    return plain(trial.finished.reason, 300) or "; ".join(f"breaks {what}" for what in broken)
+
+
+# [study] The figures of a study (its history, its front) and of a run (its learning curves).
+
+PHASES: dict[str, tuple[str, str, Marker]] = {
+    "naive": ("naive rule", palette.BEFORE, "square"),
+    "policy": ("naive rule under a policy", palette.BEFORE, "diamond"),
+    "search": ("search", palette.AFTER, "circle"),
+    "confirm": ("confirmation, other seeds", palette.BEST, "diamond"),
+    "member": ("given settings", palette.BEST, "square"),
+}
+"""Phases whose values are results. Calibration trials are cut short to take times: their quality means nothing."""
+MAX_CURVES = 6
+
+
+def history(study: StudyStory) -> Figure | None:
+    """The first objective of every trial in the order they ended, and the best of the search so far."""
+    if not study.objectives:
+        return None
+    name, direction = next(iter(study.objectives.items()))
+    ended = [trial for trial in study.ended if trial.phase in PHASES]
+    if not any(_finite(trial.value(name)) is not None for trial in ended):
+        return None
+    places = {trial.trial: float(place) for place, trial in enumerate(ended, start=1)}
+    series = []
+    best = _best_so_far([t for t in ended if t.phase == "search"], name, direction, places)
+    if best:
+        series.append(best)
+    for phase, (words, color, marker) in PHASES.items():
+        of_phase = [trial for trial in ended if trial.phase == phase]
+        if of_phase:
+            series.append(
+                Series(
+                    words,
+                    tuple(places[trial.trial] for trial in of_phase),
+                    tuple(_finite(trial.value(name)) for trial in of_phase),
+                    color,
+                    marker=marker,
+                    labels=tuple(describe_trial(trial, study) for trial in of_phase),
+                )
+            )
+    target = study.found.target if study.found else study.settings.get("target")
+    levels = (Level(float(target), f"target {number(float(target))}"),) if isinstance(target, int | float) else ()
+    label = f"{plain(name, 40)} ({'higher' if direction == 'max' else 'lower'} is better)"
+    panels = [Panel("", Axis("trials ended"), Axis(label), tuple(series), levels)]
+    if len(study.objectives) > 1 and (panel := _hypervolume_panel(ended, study, places)):
+        panels.append(panel)
+    failed = sum(not trial.complete for trial in ended)
+    caption = f"Crosses on the lower edge: {count(failed, 'trial')} without a result." if failed else ""
+    return Figure("history", f"History: {plain(name, 40)} over the trials", tuple(panels), caption)
+
+
+def study_front(study: StudyStory, best: Sequence[int], pick: int | None = None) -> Figure | None:
+    """First objective against time (or the second objective).
+
+    ``best``: trial numbers of the non-dominated ones; ``pick``: which one to take.
+    """
+    names = list(study.objectives)
+    if len(names) < 2:
+        return None
+    vertical = names[0]
+    across = "seconds" if "seconds" in names[1:] else names[1]
+    drawn = [
+        trial
+        for trial in study.trials
+        if trial.phase == "search"
+        and _finite(trial.value(vertical)) is not None
+        and _finite(trial.value(across)) is not None
+    ]
+    if not drawn:
+        return None
+    chosen = sorted((t for t in drawn if t.trial in set(best)), key=lambda t: t.value(across) or 0.0)
+    others = [trial for trial in drawn if trial not in chosen]
+
+    def points(name: str, trials: Sequence[TrialStory], color: str, front: bool) -> Series:
+        return Series(
+            name,
+            tuple(trial.value(across) or 0.0 for trial in trials),
+            tuple(trial.value(vertical) for trial in trials),
+            color,
+            line="solid" if front and len(names) == 2 else None,
+            labels=tuple(describe_trial(trial, study) for trial in trials),
+            inside=tuple(trial.workers for trial in trials) if front else (),
+            faint=not front,
+        )
+
+    front = points("front", chosen, palette.AFTER, True)
+    series: tuple[Series, ...] = (points("other trials", others, palette.QUIET, False), front)
+    mechanisms = list(dict.fromkeys(trial.mechanism for trial in chosen))
+    if len(mechanisms) > 1:  # each its colour, on the one line of the front
+        series = (series[0], *([replace(front, marker=None, labels=(), inside=())] if front.line else []))
+        for i, mechanism in enumerate(mechanisms):
+            own = [trial for trial in chosen if trial.mechanism == mechanism]
+            color = palette.SEQUENCE[i % len(palette.SEQUENCE)]
+            series = (*series, replace(points(f"front: {mechanism}", own, color, True), line=None))
+    if taken := [trial for trial in drawn if trial.trial == pick]:
+        ring = replace(points("pick", taken, palette.PICK, True), line=None, marker="ring", inside=())
+        series = (*series, ring)
+    log = all((trial.value(across) or 0.0) > 0 for trial in drawn)
+    panel = Panel("", _objective_axis(across, study, log), _objective_axis(vertical, study, False), series)
+    words = "Numbers in the markers are worker counts."
+    if len(names) > 2:
+        words += f" The front is that of all objectives: {', '.join(plain(name, 30) for name in names)}."
+    return Figure("front", f"The front: {plain(vertical, 40)} against {plain(across, 40)}", (panel,), words)
+
+
+def curves(run: RunStory) -> Figure | None:
+    """Every reported metric over the steps, up to ``MAX_CURVES`` of them."""
+    names = list(dict.fromkeys(name for report in run.reports for name in report.metrics))
+    if not names:
+        return None
+    panels = tuple(
+        _curve(name, [report for report in run.reports if name in report.metrics], i)
+        for i, name in enumerate(names[:MAX_CURVES])
+    )
+    rest = len(names) - MAX_CURVES
+    caption = f"{count(rest, 'further metric')} in the table." if rest > 0 else ""
+    return Figure("curves", "Learning curves", panels, caption)
+
+
+def workers(run: RunStory, changes: Changes) -> Figure | None:
+    """How many workers there were over the steps, if that changed."""
+    begun = run.started.means.get("workers")
+    if not changes.regroupings or not isinstance(begun, int):
+        return None
+    last = run.finished.steps if run.finished else run.reports[-1].step if run.reports else 0
+    x, y = worker_steps(begun, changes, last)
+    series = Series("workers", x, y, palette.SEQUENCE[0], marker=None, line="steps")
+    return Figure("workers", "Workers over the steps", (Panel("", Axis("steps"), Axis("workers"), (series,)),))
+
+
+def describe_trial(trial: TrialStory, study: StudyStory) -> str:
+    """One trial in one line, for hovering."""
+    parts = [f"trial {trial.trial}"]
+    parts += [
+        f"{plain(name, 30)} {valued(name, trial.value(name), study.price)}"
+        for name in study.objectives
+        if trial.complete
+    ]
+    if trial.started:
+        parts += [f"{trial.workers} worker{'' if trial.workers == '1' else 's'}"] if trial.workers else []
+        parts += [trial.mechanism] if trial.mechanism != "replicated" else []
+        parts.append(plain(settings_text(trial.settings), 160))
+    if trial.finished and trial.finished.reason:
+        parts.append(plain(trial.finished.reason, 100))
+    return "; ".join(parts)
+
+
+def _curve(name: str, reports: Sequence[Reported], place: int) -> Panel:
+    series = Series(
+        plain(name, 40),
+        tuple(float(report.step) for report in reports),
+        tuple(_finite(report.metrics[name]) for report in reports),
+        palette.SEQUENCE[place % len(palette.SEQUENCE)],
+        line="solid",
+        labels=tuple(
+            f"{plain(name, 40)} {valued(name, report.metrics[name])}; epoch {report.epoch}; "
+            f"{count(report.samples, 'sample')}; {duration(report.seconds)}"
+            for report in reports
+        ),
+    )
+    return Panel("", Axis("steps"), Axis(plain(name, 40)), (series,))
+
+
+def _best_so_far(trials: Sequence[TrialStory], name: str, direction: str, places: dict[int, float]) -> Series | None:
+    valued = [(places[trial.trial], value) for trial in trials if (value := _finite(trial.value(name))) is not None]
+    if not valued:
+        return None
+    better = max if direction == "max" else min
+    best = tuple(accumulate((value for _, value in valued), better))
+    return Series(
+        "best of the search so far",
+        tuple(place for place, _ in valued),
+        best,
+        palette.INK,
+        marker=None,
+        line="steps",
+    )
+
+
+def _hypervolume_panel(ended: Sequence[TrialStory], study: StudyStory, places: dict[int, float]) -> Panel | None:
+    """What the front so far covers, as a share of what the last one does; the reference lies just outside the last."""
+    trials, points = oriented_values((trial for trial in ended if trial.phase == "search"), study.objectives)
+    if not trials:
+        return None
+    series = Series(
+        "hypervolume of the front so far",
+        tuple(places[trial.trial] for trial in trials),
+        tuple(front_growth(points)),
+        palette.BEST,
+        marker=None,
+        line="steps",
+    )
+    return Panel("", Axis("trials ended"), Axis("hypervolume / final hypervolume"), (series,))
+
+
+def front_growth(points: Floats) -> list[float]:
+    """After each of ``points``, shape (n, k), smaller is better: the share of the last front's hypervolume so far."""
+    reference = default_reference(points)
+    whole, front = hypervolume(points, reference), points[:0]
+    shares: list[float] = []
+    for point in points:
+        front = np.vstack([front, point])
+        front = front[nondominated(front)]
+        shares.append(hypervolume(front, reference) / whole)
+    return shares
+
+
+def _objective_axis(name: str, study: StudyStory, log: bool) -> Axis:
+    unit = {"seconds": "s", "cost": "worker-hours × price"}.get(name)
+    words = "training time" if name == "seconds" else plain(name, 40)
+    better = "higher" if study.objectives[name] == "max" else "lower"
+    return Axis(f"{words} ({unit + '; ' if unit else ''}{better} is better)", log=log)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+# [search] Figures of a search as a whole: who had the workers when, what decided it, and how its front grew with time.
+
+FATES = {
+    "complete": ("completed", palette.AFTER),
+    "paused": ("paused, not gone on with", palette.PICK),
+    "infeasible": ("without a result", palette.BEFORE),
+    "unfinished": ("not ended", palette.QUIET),
+}
+MOST_SPANS = 3000
+MOST_BARS = 12  # parameters, or pairs of them, of an objective
+MOST_OBJECTIVES = 3
+NAME_WIDTH = 26
+MICRO_S = 1e-6  # shorter than any span that matters
+
+
+def workers_by_trial(study: Study) -> Figure | None:
+    """Which trial had which part of the workers when: white is waiting. Bars are as thick as their workers are many."""
+    shown = [span for span in study.spans if span.end_s - span.begin_s > MICRO_S]
+    if not shown:
+        return None
+    left_out = len(shown) - MOST_SPANS
+    lanes = _lanes(shown)
+    fates = {trial.number: trial.state for trial in study.trials}
+    bars = []
+    for fate, (words, color) in FATES.items():
+        own = [
+            (span, low, high)
+            for span, runs in zip(shown[-MOST_SPANS:], lanes[-MOST_SPANS:], strict=True)
+            if fates.get(span.trial, "unfinished") == fate
+            for low, high in runs
+        ]
+        if own:
+            bars.append(
+                Bars(
+                    words,
+                    color,
+                    y=tuple((low + high) / 2 for _, low, high in own),
+                    begin=tuple(span.begin_s for span, _, _ in own),
+                    end=tuple(span.end_s for span, _, _ in own),
+                    thickness=tuple(float(high - low) for _, low, high in own),
+                    labels=tuple(_told(span) for span, _, _ in own),
+                )
+            )
+    if not bars:
+        return None
+    pauses = sum(span.ended == "paused" for span in study.spans)
+    resumes = sum(span.begun == "resumed" for span in study.spans)
+    moves = sum(span.ended == "regrouped" for span in study.spans)
+    caption = (
+        "A bar is a stretch of a trial with unchanged workers, as thick as they are many; its colour says what became "
+        f"of the trial. {count(pauses, 'pause')}, {count(resumes, 'resumption')}, "
+        f"{count(moves, 'change')} of workers while a trial ran."
+    )
+    if left_out > 0:
+        caption += f" The first {left_out} stretches are not drawn."
+    panel = Panel("", Axis("time of the study (s)"), Axis("workers"), (), bars=tuple(bars))
+    return Figure("timeline", "Who had the workers when", (panel,), caption)
+
+
+def importance(found: Sequence[Importance]) -> Figure | None:
+    """What decides each objective: its parameters, by their shares."""
+    panels = tuple(_importance(each) for each in found if each.parameters)[:MOST_OBJECTIVES]
+    if not panels:
+        return None
+    caption = "How far a parameter's values among the best quarter of the trials differ from those among all."
+    return Figure("importance", "What decides the objectives", panels, caption)
+
+
+def front_over_time(study: Study) -> Figure | None:
+    """What the front covers as the study's time goes by; with one objective, its best value."""
+    done = sorted((t for t in study.complete if t.phase == "search"), key=lambda trial: trial.ended_s)
+    if not done:
+        return None
+    points = oriented([trial.values for trial in done], study.counted)
+    first = study.objectives[0]
+    if len(study.objectives) == 1:
+        best = np.minimum.accumulate(points[:, 0]) * (-1.0 if first.direction == "max" else 1.0)
+        heights, label = best.tolist(), f"best {plain(first.name, 40)} so far"
+    else:
+        heights, label = front_growth(points), "hypervolume / final hypervolume"
+    times = [trial.ended_s for trial in done]
+    labels = [
+        f"trial {trial.number}; after {duration(trial.ended_s)}; {number(h)}"
+        for trial, h in zip(done, heights, strict=True)
+    ]
+    if study.seconds > times[-1]:
+        times, heights, labels = [*times, study.seconds], [*heights, heights[-1]], [*labels, "end of the journal"]
+    series = Series(label, tuple(times), tuple(heights), palette.BEST, marker=None, line="steps", labels=tuple(labels))
+    panel = Panel("", Axis("time of the study (s)"), Axis(label), (series,))
+    return Figure("front_over_time", "What was found by when", (panel,), "Failed and paused trials take time as well.")
+
+
+def _importance(found: Importance) -> Panel:
+    shown = found.parameters[:MOST_BARS]
+    places = tuple(float(len(shown) - i) for i in range(len(shown)))  # the most important on top
+    names = tuple(plain(each.name, NAME_WIDTH) for each in shown)
+    labels = tuple(f"{name}; {each.share:.1%}" for name, each in zip(names, shown, strict=True))
+    ends = tuple(each.share for each in shown)
+    bars = Bars("share", palette.AFTER, places, (0.0,) * len(shown), ends, (0.6,) * len(shown), labels)
+    axis = Axis("", ticks=places, names=names)
+    return Panel(plain(found.objective, 40), Axis("share of what decides it"), axis, (), bars=(bars,))
+
+
+def _lanes(spans: Sequence[AllocationSpan]) -> list[list[tuple[int, int]]]:
+    """Of each span, the runs [low, high) of worker lanes that it is drawn on: free ones, the lowest first.
+
+    A trial whose workers change keeps what it had, as far as it may.
+    """
+    events = sorted(
+        [(span.begin_s, True, span.trial, i) for i, span in enumerate(spans)]
+        + [(span.end_s, False, span.trial, i) for i, span in enumerate(spans)]
+    )
+    taken: dict[int, list[int]] = {}  # by span
+    used: set[int] = set()
+    last: dict[int, list[int]] = {}  # by trial, where it was
+    runs: list[list[tuple[int, int]]] = [[] for _ in spans]
+    for _, begins, _, i in events:
+        span = spans[i]
+        if not begins:
+            last[span.trial] = taken.pop(i)
+            used.difference_update(last[span.trial])
+            continue
+        own = set([lane for lane in last.get(span.trial, []) if lane not in used][: span.workers])
+        lane = 0
+        while len(own) < span.workers:
+            own |= {lane} - used
+            lane += 1
+        taken[i] = sorted(own)
+        used.update(own)
+        runs[i] = [(run[0], run[-1] + 1) for run in _consecutive(taken[i])]
+    return runs
+
+
+def _consecutive(numbers: Sequence[int]) -> list[list[int]]:
+    return [[n for _, n in group] for _, group in groupby(enumerate(numbers), key=lambda each: each[1] - each[0])]
+
+
+def _told(span: AllocationSpan) -> str:
+    ended = f"{span.ended}: {plain(span.reason, 100)}" if span.reason else span.ended
+    return (
+        f"trial {span.trial}; {count(span.workers, 'worker')}; {span.begun} after {duration(span.begin_s)}; "
+        f"{duration(span.end_s - span.begin_s)}; {ended}"
+    )

@@ -1,0 +1,1 @@
+"""Where processes run, and how one training is run on them."""

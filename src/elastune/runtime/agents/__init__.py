@@ -1,0 +1,1 @@
+"""Agents: workers of other hosts."""

@@ -1,0 +1,401 @@
+"""The launcher of workers on other machines: it listens for agents and sends them what to start and to end.
+
+Agents come and go at any time. A new agent is room for its workers; a lost agent is the loss of all its workers.
+A command that has the token but does not see the folder of a run asks the same listener (``find_run``). The answer
+is the address of the run's coordinator and the salt of its token; the token itself does not cross the network.
+"""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePath
+
+from elastune.core.errors import UserError
+from elastune.core.journal.records import NotLetIn
+from elastune.elastic.coordinator.liveness import Vitals
+from elastune.elastic.wire.contact import ANSWER_LIMIT_S, DIAL_LIMIT_S, Contact
+from elastune.elastic.wire.handshake import SALT_DIGITS, TokenRefused, derived, enter_at
+from elastune.elastic.wire.server import Closed, Connection, ConnectionServer, Greeted, Heard, refusal_line
+from elastune.elastic.wire.transport import Lines, ProtocolError, WakeupPipe
+from elastune.runtime.agents import messages
+from elastune.runtime.agents.host_report import HostReport
+from elastune.runtime.agents.hosts import AgentHost, AgentRoom, Lookout, as_kept
+from elastune.runtime.agents.messages import (
+    AgentBeat,
+    AgentBye,
+    AgentHello,
+    AgentRefused,
+    AgentWelcome,
+    EndWorker,
+    HostFacts,
+    HostLooked,
+    HostNoticed,
+    ProbeHost,
+    RunAsked,
+    RunFound,
+    StartWorker,
+    TakeFiles,
+    WorkerEnded,
+    WorkerKept,
+    WorkerSeen,
+    WorkerStarted,
+)
+from elastune.runtime.launcher import (
+    Bootstrap,
+    Launcher,
+    Needs,
+    ProcessEnded,
+    ProcessEvent,
+    ProcessNoticed,
+    ProcessStarted,
+)
+
+# [inquiry] Where a run is, told to who has the token of its cluster but does not see its folder.
+#
+# The controller's listener for agents is asked, and answers with the address of the run's coordinator and the salt of
+# its token; the token itself does not cross the network.
+
+RULE = "the run must be one of that controller's"
+MOST_NAMED = 8
+
+
+def answer(asked: RunAsked, runs: Mapping[Path, Contact]) -> RunFound | AgentRefused:
+    """Which of ``runs``, by their folders, is asked for: a whole path, or the last parts of one that no other has."""
+    wanted = PurePath(asked.out)
+    found = [out for out in runs if out == wanted or (not wanted.is_absolute() and _ends(out, wanted))]
+    if len(found) == 1:
+        contact = runs[found[0]]
+        return RunFound(contact.address, contact.token[:SALT_DIGITS])
+    named = ", ".join(str(out) for out in (found or list(runs))[:MOST_NAMED]) or "none"
+    return AgentRefused(f"{asked.out} may be each of {named}" if found else f"{asked.out}; it has {named}")
+
+
+def _ends(out: PurePath, wanted: PurePath) -> bool:
+    count = len(wanted.parts)
+    return out.parts[len(out.parts) - count :] == wanted.parts
+
+
+def find_run(address: str, token: str, out: Path) -> Contact:
+    """How to reach the run in ``out`` of the controller at ``address`` ("host:port"), whose agents' token this is.
+
+    Raises ``UserError``.
+    """
+    rule, fix = "a controller must answer there", "start it, or see the address and firewalls"
+    words = messages.encode(RunAsked(str(out)))
+    try:
+        entered = enter_at(address, Lines(), token, messages.PURPOSE, words, ANSWER_LIMIT_S, dial_s=DIAL_LIMIT_S)
+        entered.connection.close()
+        told = messages.decode_told(entered.line)
+    except TokenRefused as error:
+        fix = "give the controller's own token file, and the address that it listens on for agents"
+        raise UserError("a controller must let in who asks it", f"{address}: {error}", fix) from None
+    except OSError as error:
+        raise UserError(rule, f"{address}: {error.strerror or error}", fix) from None
+    except (ValueError, ProtocolError) as error:
+        fix = "use the same version of elastune as the controller, and the address that it listens on for agents"
+        raise UserError(rule, f"{address}: {error}", fix) from None
+    if isinstance(told, RunFound):
+        return Contact(told.address, derived(token, told.salt))
+    why = told.why if isinstance(told, AgentRefused) else f"{address} said {told.kind!r}"
+    raise UserError(RULE, why, "name the folder of its results as the controller does, or its last part")
+
+
+# [launcher] The launcher of workers on other machines: it listens for agents, and tells them what to start and to end.
+#
+# Agents come and go at any time. A new one is room for its workers; a lost one is the loss of all that it had.
+
+BEAT_S, SILENCE_S = 1.0, 15.0
+PAUSE_S, LONGEST_PAUSE_S = 5e-5, 0.05  # between two looks at what agents say, for each of them
+BEAT = messages.encode(AgentBeat())
+CLOSE_LIMIT_S = 10.0
+LEAVE_S = 60.0  # for on-demand workers that are needed no more
+SAME = ("elastune", "torch")
+"""What must be of one version everywhere: the protocol is the first's, the bits are the second's."""
+
+
+class AgentLauncher(Launcher):
+    """Room for as many workers as the agents that have come to ``host``:``port`` have.
+
+    ``token``: what lets agents in; ``tls``: the certificate that it names, if it does. ``versions``: this side's, of
+    which an agent's must be the same. ``grace_s``: how long agents keep their workers without a controller.
+    ``files_port``: where files of workers are taken that see no run's folder; 0: they do. ``tell``: is called with one
+    line whenever an agent comes or goes. Raises ``UserError`` where it cannot listen.
+    """
+
+    own_environment = True
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        token: str,
+        *,
+        versions: Mapping[str, str],
+        tls: ssl.SSLContext | None = None,
+        silence_s: float = SILENCE_S,
+        grace_s: float = 0.0,
+        files_port: int = 0,
+        tell: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._bell = WakeupPipe()
+        try:
+            self._hub = ConnectionServer(
+                host,
+                token,
+                self._bell,
+                purpose=messages.PURPOSE,
+                tls=tls,
+                port=port,
+                greeting=(AgentHello, RunAsked),
+                decode=messages.decode_said,
+            )
+        except OSError as error:
+            self._bell.close()
+            rule = "the controller must be able to listen for agents"
+            raise UserError(rule, f"{host}:{port}: {error.strerror}", "choose another address or port") from None
+        self._host, self.port = host, self._hub.port
+        self._versions = {name: versions[name] for name in SAME}
+        self._silence_s, self._grace_s, self._files_port = silence_s, grace_s, files_port
+        self._say = tell
+        self._token, self.tls = token, tls
+        self._agents: dict[int, AgentHost] = {}  # by their numbers, in the order in which they came
+        self._number_of: dict[Connection, int] = {}
+        self._place: dict[Bootstrap, tuple[int, int]] = {}  # agent and key
+        self._events: list[ProcessEvent] = []
+        self._refused: list[HostReport] = []
+        self._numbers = self._keys = 0
+        self._next_beat = 0.0
+        self._closed = False
+        self.room = AgentRoom(self._agents)
+        self._lookout = Lookout(self._agents, self._tell, tell)
+        self.runs: Callable[[], Mapping[Path, Contact]] = dict  # by their folders: those that may be asked about
+
+    @property
+    def capacity(self) -> int:
+        return sum(self.room.by_kind.values())
+
+    @property
+    def free(self) -> int:
+        return self.room.free
+
+    @property
+    def pause_s(self) -> float:
+        return min(LONGEST_PAUSE_S, PAUSE_S * len(self._agents))
+
+    def bound_on_demand(self, most: int | None, why: str) -> None:
+        """Have at most so many workers on on-demand hosts; None: as many as there is room for. Those beyond leave."""
+        surplus = self.room.bound_on_demand(most)
+        self._events += [ProcessNoticed(worker, LEAVE_S, why) for worker in surplus]
+
+    @property
+    def hosts(self) -> list[str]:
+        """The names of the agents' machines."""
+        return [agent.host for agent in self._agents.values()]
+
+    @property
+    def reports(self) -> list[HostReport]:
+        """What is known of the hosts that have come, those too that were refused."""
+        here = [agent.report or HostReport(agent.host, agent.room) for agent in self._agents.values()]
+        return [*here, *self._refused]
+
+    def probe(self, path: str, text: str) -> None:
+        """Ask each agent that was not asked yet what its machine is like, and whether ``path`` holds ``text`` there."""
+        for number, agent in self._agents.items():
+            if agent.probed_s is None:
+                agent.probed_s = time.time()
+                self._tell(number, ProbeHost(path, text))
+
+    def look_for(self, path: str = "", text: str = "") -> None:
+        """From now on an agent gets workers only once it has told that it sees the file ``path`` ("": none) with
+        ``text``, and that its workers reach others by the kind of address that the others' do."""
+        self.room.changed()
+        self._lookout.begin(path, text)
+
+    def take_files(self, port: int) -> None:
+        """Have workers that are started from now on pass their files to ``port``: no agent need see any folder."""
+        self._files_port = port
+        for number in self._agents:
+            self._tell(number, TakeFiles(port))
+        self.look_for()
+
+    def strangers(self) -> list[str]:
+        """Hosts that do not see the file that they were to look for, each once."""
+        return self._lookout.strangers()
+
+    def new_token(self) -> str:
+        return derived(self._token)
+
+    def ring(self) -> None:
+        """Have whoever waits for news look. Any thread may."""
+        self._bell.ring()
+
+    @property
+    def agents(self) -> Mapping[int, AgentHost]:
+        """Those that are there, by their numbers, in the order in which they came."""
+        return self._agents
+
+    def dismiss(self, number: int) -> None:
+        """Let an agent without workers go; one with workers stays."""
+        agent = self._agents.get(number)
+        if agent is not None and not (agent.workers or agent.unnamed) and agent.notice is None:
+            agent.notice = HostNoticed(0.0, "there is no use for it")
+            self.room.changed()
+            self._tell(number, AgentBye())
+
+    def fileno(self) -> int | None:
+        return None if self._closed else self._hub.fileno()
+
+    def start(self, workers: Sequence[Bootstrap], needs: Needs) -> None:
+        if len(workers) > self.free:
+            raise UserError("a worker must find room at an agent", f"{self.free} free", "start more agents")
+        if any(worker.token != derived(self._token, worker.token[:SALT_DIGITS]) for worker in workers):
+            raise ValueError("agents know tokens of new_token, and no other ones")
+        self.room.changed()
+        for worker, number in zip(workers, self.room.places(workers, apart=needs.spread), strict=True):
+            self._keys += 1
+            self._place[worker] = number, self._keys
+            self._agents[number].workers[self._keys] = worker
+            public = replace(worker, token=worker.token[:SALT_DIGITS])
+            self._tell(number, StartWorker(self._keys, public, needs.device, str(needs.logs)))
+
+    def end(self, workers: Sequence[Bootstrap], why: str = "") -> None:
+        for worker in workers:
+            if worker in self._place:
+                number, key = self._place[worker]
+                self._tell(number, EndWorker(key, why))
+
+    def poll(self) -> list[ProcessEvent]:
+        self._look(0.0)
+        events, self._events = self._events, []
+        return events
+
+    def host(self, worker: Bootstrap) -> str:
+        return self._agents[self._place[worker][0]].host if worker in self._place else ""
+
+    def last_line(self, worker: Bootstrap) -> str:
+        sight = self._sight(worker)
+        return sight.line if sight is not None else ""
+
+    def vitals(self, worker: Bootstrap) -> Vitals | None:
+        sight = self._sight(worker)
+        return Vitals(sight.state, sight.cpu_s) if sight is not None else None
+
+    def close(self) -> None:
+        """Agents end with everything that they have started; those that do not say so in time are given up."""
+        if self._closed:
+            return
+        for number in self._agents:
+            self._tell(number, AgentBye())
+        until = time.monotonic() + CLOSE_LIMIT_S
+        while self._agents and (left_s := until - time.monotonic()) > 0:
+            self._look(left_s)
+        for number in list(self._agents):
+            self._lose(number, "the cluster was closed")
+        self._closed = True
+        self._hub.close()
+        self._bell.close()
+
+    # -- what agents say ----------------------------------------------------------------------------------------------
+
+    def _look(self, timeout_s: float) -> None:
+        if self._closed:
+            return
+        if due := time.monotonic() >= self._next_beat:
+            self._next_beat = time.monotonic() + BEAT_S
+            self._hub.send([agent.connection for agent in self._agents.values()], BEAT)
+        for event in self._hub.wait(min(timeout_s, BEAT_S)):
+            match event:
+                case Greeted(connection, RunAsked() as asked):
+                    self._hub.send([connection], messages.encode(answer(asked, self.runs())))
+                    self._hub.end(connection)
+                case Greeted(connection, hello):
+                    self._greet(connection, hello)
+                case Heard(connection, message, _) if connection in self._number_of:
+                    self._hear(self._number_of[connection], message)
+                case Closed(connection, why) if connection in self._number_of:
+                    self._lose(self._number_of[connection], why)
+                case NotLetIn():
+                    self._say(refusal_line(event))
+        if due:  # with all that they have said meanwhile, however long this process did not look
+            self._lose_silent(time.monotonic())
+            self._lookout.again()
+
+    def _lose_silent(self, now: float) -> None:
+        for number in [n for n, agent in self._agents.items() if now > agent.heard_at + self._silence_s]:
+            connection = self._agents[number].connection
+            self._lose(number, f"it has been silent for {self._silence_s:g} s")
+            self._hub.end(connection)
+
+    def _greet(self, connection: Connection, hello: AgentHello) -> None:
+        theirs = {name: hello.versions.get(name, "none") for name in SAME}
+        if theirs != self._versions:
+            there, here = (", ".join(f"{name} {v[name]}" for name in SAME) for v in (theirs, self._versions))
+            self._hub.send([connection], messages.encode(AgentRefused(f"it has {there}; the controller has {here}")))
+            self._hub.end(connection)
+            self._refused.append(HostReport(hello.host, hello.workers, refused=f"it has {there}; here there is {here}"))
+            self._say(f"host {hello.host} was refused: it has {there}; here there is {here}")
+            return
+        self._numbers += 1
+        self._agents[self._numbers] = AgentHost.greeted(hello, connection, time.monotonic())
+        self.room.changed()
+        self._number_of[connection] = self._numbers
+        self._tell(self._numbers, AgentWelcome(BEAT_S, self._silence_s, self._grace_s, self._files_port))
+        self._lookout.greet(self._numbers)
+        has = f", and {hello.kept} that it has kept" if hello.kept else ""
+        self._say(f"host {hello.host} has come, with room for {hello.workers} workers{has}")
+
+    def _hear(self, number: int, message: messages.Said) -> None:
+        agent = self._agents[number]
+        agent.heard_at = time.monotonic()
+        if not isinstance(message, AgentBeat):
+            self.room.changed()
+        match message:
+            case WorkerStarted(key=key, pid=pid) if key in agent.workers:
+                self._events.append(ProcessStarted(agent.workers[key], pid))
+            case WorkerKept(key=key, bootstrap=worker, pid=pid) if agent.unnamed:
+                agent.unnamed -= 1
+                self._keys = max(self._keys, key)
+                worker = as_kept(worker, self._host, self._token)
+                agent.workers[key], self._place[worker] = worker, (number, key)
+                self._events += [] if pid is None else [ProcessStarted(worker, pid)]
+            case WorkerEnded(key=key, code=code, log=log, why=why) if key in agent.workers:
+                self._finish(agent, key, code, log, why)
+            case AgentBeat(sights=sights):
+                agent.sights = {sight.key: sight for sight in sights}
+            case HostFacts() if agent.probed_s is not None:
+                now_s, versions = time.time(), ", ".join(f"{name} {self._versions[name]}" for name in SAME)
+                skew_s, error_s = message.clock_s - (agent.probed_s + now_s) / 2, (now_s - agent.probed_s) / 2
+                agent.report = HostReport(agent.host, agent.room, versions, message, skew_s, error_s)
+            case HostLooked():
+                self._lookout.hear(agent, message)
+            case HostNoticed(seconds=seconds, why=why):
+                agent.notice = message
+                self._say(f"host {agent.host} will go in {seconds:g} s: {why}")
+                told = f"host {agent.host}: {why}"
+                self._events += [ProcessNoticed(worker, seconds, told) for worker in agent.workers.values()]
+
+    def _finish(self, agent: AgentHost, key: int, code: int | None, log: str, why: str) -> None:
+        worker = agent.workers.pop(key)
+        agent.sights.pop(key, None)
+        self.room.ended(worker)
+        del self._place[worker]
+        self._events.append(ProcessEnded(worker, code, log, why))
+
+    def _lose(self, number: int, why: str) -> None:
+        agent = self._agents.pop(number)
+        self.room.changed()
+        del self._number_of[agent.connection]
+        for key in list(agent.workers):
+            self._finish(agent, key, None, "", f"host {agent.host} was lost: {why}")
+        self._say(f"host {agent.host} has gone" + ("" if agent.notice else f": {why}"))
+
+    def _tell(self, number: int, message: messages.Told) -> None:
+        self._hub.send([self._agents[number].connection], messages.encode(message))
+
+    def _sight(self, worker: Bootstrap) -> WorkerSeen | None:
+        number, key = self._place.get(worker, (0, 0))
+        agent = self._agents.get(number)
+        return agent.sights.get(key) if agent is not None else None

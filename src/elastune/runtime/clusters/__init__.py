@@ -1,0 +1,1 @@
+"""Clusters: one launcher a file."""

@@ -1,0 +1,356 @@
+"""The contract of a cluster: start the workers of a run, read their events, stop them, and reach their files.
+
+``RunFiles`` is what a controller does to files that workers have written. Workers write checkpoints into the folder
+of their run, which the controller sees where both share a file system. Elsewhere agents copy the files into it
+(``runtime.agents.transfer_client``), or a cluster brings its own ``RunFiles``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from elastune.core.cost import UNTOLD
+from elastune.core.errors import UserError
+from elastune.core.journal.records import Record
+from elastune.core.mesh import Mesh
+from elastune.core.run import RunSpec
+
+if TYPE_CHECKING:
+    from elastune.train.data.sample_log import SampleSpans
+
+
+# [run files] What a controller does to files that the workers of a run have written: one seam, for clusters without shared files.
+#
+# Workers write their checkpoints into their run's folder, which is the controller's too where they share a file system.
+# Elsewhere agents bring what workers write into it (``cluster.transfer``), or a cluster brings ``RunFiles`` of its own.
+
+
+class RunFiles(Protocol):
+    """``run`` is the output folder of a run that no worker writes into now."""
+
+    def checkpoints(self, run: Path) -> list[int]:
+        """The steps of its complete checkpoints, oldest first."""
+        ...
+
+    def spans(self, run: Path, step: int) -> SampleSpans:
+        """Which samples it had used at the checkpoint of ``step``; nothing where that cannot be told."""
+        ...
+
+    def back_to_epoch(self, run: Path) -> None:
+        """Let it go on from the newest checkpoint at the end of an epoch; where there is none, from the newest."""
+        ...
+
+    def damaged(self, run: Path) -> dict[int, str]:
+        """The steps of its newest checkpoints that are not whole, and why, up to the first that is."""
+        ...
+
+    def set_aside(self, run: Path, steps: Iterable[int]) -> None:
+        """Let it not go on from the checkpoints of ``steps``; they stay, under other names."""
+        ...
+
+    def size_bytes(self, run: Path) -> int:
+        """How much of the disk it takes."""
+        ...
+
+    def seal(self, run: Path, step: int) -> str:
+        """The SHA-256 that stands for all of the checkpoint of ``step``; "" where there is none."""
+        ...
+
+    def predictions(self, run: Path) -> dict[str, str]:
+        """The SHA-256 of what ``session.predictions`` has left there, by name."""
+        ...
+
+    def remove(self, run: Path) -> None:
+        """Remove the folder, or what can be removed of it; whenever that ends, no checkpoint in it seems whole."""
+        ...
+
+
+class LocalFiles:
+    """Files that this process and the workers share."""
+
+    # Imported when needed: checkpoints need torch, which a cluster's own process may do without.
+
+    def checkpoints(self, run: Path) -> list[int]:
+        """See ``RunFiles``."""
+        from elastune.train.checkpoints.checkpoint import complete, step_of
+
+        return [step_of(path) for path in complete(run / "checkpoints")]
+
+    def spans(self, run: Path, step: int) -> SampleSpans:
+        """See ``RunFiles``."""
+        from elastune.train.checkpoints.checkpoint import of_step, spans
+
+        return spans(of_step(run / "checkpoints", step))
+
+    def back_to_epoch(self, run: Path) -> None:
+        """See ``RunFiles``."""
+        from elastune.train.checkpoints.checkpoint import back_to_epoch
+
+        back_to_epoch(run / "checkpoints")
+
+    def damaged(self, run: Path) -> dict[int, str]:
+        """See ``RunFiles``."""
+        from elastune.train.checkpoints.checkpoint import damaged
+
+        return damaged(run / "checkpoints")
+
+    def set_aside(self, run: Path, steps: Iterable[int]) -> None:
+        """See ``RunFiles``."""
+        from elastune.train.checkpoints.checkpoint import set_aside
+
+        set_aside(run / "checkpoints", steps)
+
+    def size_bytes(self, run: Path) -> int:
+        """See ``RunFiles``."""
+        return sum(path.lstat().st_size for path in run.rglob("*") if path.is_file() and not path.is_symlink())
+
+    def seal(self, run: Path, step: int) -> str:
+        """See ``RunFiles``."""
+        from elastune.train.checkpoints.checkpoint import of_step, seal_of
+
+        return seal_of(of_step(run / "checkpoints", step))
+
+    def predictions(self, run: Path) -> dict[str, str]:
+        """See ``RunFiles``."""
+        from elastune.train.predictions import kept_in
+
+        return kept_in(run)
+
+    def remove(self, run: Path) -> None:
+        """See ``RunFiles``."""
+        # At once: where a controller is killed in the middle, the next one must not take what is left for a trial.
+        with suppress(OSError):
+            (run / "checkpoints").rename(run / "checkpoints.gone")
+        shutil.rmtree(run, ignore_errors=True)
+
+
+# [base] The contract of a cluster: start the workers of a run, hear from them, stop them.
+
+NOBODY = -1
+"""The rank of a message that no worker sent."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """A record from a worker or, where ``rank`` is ``NOBODY``, about the run as a whole."""
+
+    rank: int
+    record: Record
+
+
+@dataclass(frozen=True)
+class Exited:
+    """A worker process ended.
+
+    Attributes:
+        code: Its exit code; negative: the signal that ended it.
+        log: The end of what it printed. Where the cluster ended it, or could not start it, the last line says why.
+    """
+
+    rank: int
+    code: int
+    log: str
+
+
+Event = Message | Exited
+_SIGNALS: dict[int, str] = {
+    signal.SIGKILL: "out of memory?",
+    signal.SIGSEGV: "a segmentation fault",
+    signal.SIGBUS: "a bus error",
+    signal.SIGABRT: "an abort",
+    signal.SIGILL: "an illegal instruction",
+    signal.SIGFPE: "an arithmetic error",
+}
+# What faulthandler writes into a worker's log.
+_CRASHED = re.compile(r"^(?:Current thread|Stack) .*\(most recent call first\):\n((?:  File .*\n?)+)", re.MULTILINE)
+_FRAME = re.compile(r'^  File "([^"]+)", line ([0-9]+) in ', re.MULTILINE)
+_LIBRARIES = re.compile(r"/lib(?:64)?/python[0-9.]+/|/site-packages/|^<frozen ")
+
+
+def how_it_ended(code: int | None, log: str = "") -> str:
+    """Return a process's exit code in words, to follow "worker 3".
+
+    Args:
+        code: The exit code; negative: the signal that ended it; None: nobody knows.
+        log: The end of its log. Where the process has crashed, the log tells the line of the program.
+    """
+    if code is None:
+        return "ended, nobody knows how"
+    if code >= 0:
+        return f"exited with code {code}"
+    words = _SIGNALS.get(-code)
+    at = place_of_crash(log) if -code != signal.SIGKILL else ""
+    shown = f" ({words}{f' at {at}' if at else ''})" if words else ""
+    return f"was ended by signal {-code}{shown}"
+
+
+def place_of_crash(log: str) -> str:
+    """Return the line outside of libraries at which a process has crashed, as "train.py:13"; "": nobody knows."""
+    crashes = _CRASHED.findall(log)
+    for path, line in _FRAME.findall(crashes[-1]) if crashes else ():
+        if not _LIBRARIES.search(path):
+            return f"{os.path.basename(path)}:{line}"
+    return ""
+
+
+class NoRoomError(UserError):
+    """There is no room for so many workers now."""
+
+
+class Handle(ABC):
+    """The workers of a run, for the code that started them."""
+
+    spec: RunSpec
+
+    @abstractmethod
+    def poll(self) -> list[Event]:
+        """Return the events since the last call, each worker's messages before its exit. Never blocks."""
+
+    @property
+    @abstractmethod
+    def alive(self) -> int:
+        """The number of workers whose ``Exited`` was not returned yet.
+
+        It is at least 1 while the run may still start some.
+        """
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Ask the run to checkpoint and end at its next step boundary. Returns at once."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End every worker now. Their ``Exited`` events still come."""
+
+
+@dataclass(frozen=True)
+class LeftRun:
+    """A run whose workers may have outlived its controller.
+
+    Attributes:
+        kept: The records that the controller has put into its journal, in order.
+        begun_at: When the run was started or resumed last, in seconds since 1970, where the caller knows.
+        stop_at: When it was asked to pause, in seconds since 1970; None: it was not.
+    """
+
+    spec: RunSpec
+    kept: Sequence[Record]
+    begun_at: float = 0.0
+    stop_at: float | None = None
+
+
+class ElasticHandle(Handle):
+    """The workers of a run that may change. ``rank`` in its events is a worker's number, which is never used twice.
+
+    A worker whose end the run survives (it left, or was replaced) gives a ``WorkerGone`` record. ``Exited`` comes only
+    from workers that end with the run.
+    """
+
+    @property
+    @abstractmethod
+    def pids(self) -> dict[int, int]:
+        """The process of each running worker, by the worker's number."""
+
+    @property
+    @abstractmethod
+    def members(self) -> list[int]:
+        """The workers that train together now, by rank; empty before the first step and after the last."""
+
+    @property
+    @abstractmethod
+    def step(self) -> int:
+        """The number of completed steps, as last heard."""
+
+    @abstractmethod
+    def resize(self, workers: int, why: str = "") -> None:
+        """Ask for so many workers, within the bounds of ``spec.elastic``. Returns at once."""
+
+    @abstractmethod
+    def reshape(self, mesh: Mesh, why: str = "") -> None:
+        """Ask for another mesh; a mesh that the run cannot have changes nothing. Returns at once."""
+
+    @abstractmethod
+    def kill_worker(self, worker: int) -> None:
+        """Send SIGKILL to one worker: a fault, for tests of what a run survives."""
+
+
+class Cluster(ABC):
+    """A place with room for ``capacity`` workers at a time."""
+
+    files: RunFiles = LocalFiles()
+    """How a controller reaches what workers have written."""
+    varies: bool = False
+    """Whether its capacity changes by itself, as hosts come and go: who finds no room may wait for some."""
+    patience_s: float = 0.5
+    """How long a ``wait`` may be at most, so that whoever waits sees a signal in time."""
+
+    @property
+    @abstractmethod
+    def capacity(self) -> int:
+        """The number of workers that there is room for in all; it may change by itself."""
+
+    @property
+    @abstractmethod
+    def free(self) -> int:
+        """The number of workers that could be started now. A worker takes its room until its process has ended."""
+
+    @property
+    def host_rooms(self) -> tuple[int, ...]:
+        """The number of workers that each host has room for, the largest first; empty where all are on one machine."""
+        return ()
+
+    @property
+    def rooms(self) -> Mapping[str, int]:
+        """The number of workers that there is room for, by the kind of their hosts.
+
+        It counts used and free room: this is what is paid for (``core.cost``).
+        """
+        return {UNTOLD: self.capacity}
+
+    def held(self, handle: Handle) -> Mapping[str, int]:
+        """Return the worker processes of a run by the kind of their hosts; those that are still starting count, too."""
+        return {UNTOLD: len(handle.pids) if isinstance(handle, ElasticHandle) else handle.alive}
+
+    @abstractmethod
+    def start(self, spec: RunSpec) -> Handle:
+        """Start ``spec.means.workers`` workers.
+
+        Raises:
+            UserError: Where the request cannot be met; ``NoRoomError`` where there is no room.
+        """
+
+    def adopt(self, left: Sequence[LeftRun]) -> list[Handle | None]:
+        """Take over those of these runs whose workers have outlived the earlier controller. Call it before any start.
+
+        Returns:
+            A handle for each run; None where no worker has outlived it, or they hold no state to go on with. Nothing is
+            left of such a run then.
+        """
+        return [None for _ in left]
+
+    @abstractmethod
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until some handle has an event to poll, at most ``timeout_s`` seconds."""
+
+    def news(self) -> Collection[Handle] | None:
+        """Return the handles with events to poll; None where only polling can tell."""
+        return None
+
+    @abstractmethod
+    def close(self) -> None:
+        """End everything that this cluster started. Idempotent."""
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,204 @@
+"""A cluster made of any launcher and of one coordinator for each run."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from elastune.core.errors import UserError
+from elastune.core.run import Place, RunSpec
+from elastune.elastic.wire.contact import left_behind
+from elastune.elastic.wire.messages import WorkerSpec
+from elastune.elastic.wire.transport import HOST
+from elastune.parallel.mechanisms.capabilities import settled
+from elastune.runtime.clusters.base import Cluster, Handle, LeftRun, NoRoomError, RunFiles
+from elastune.runtime.elastic_run import AdoptedRun, ElasticRun
+from elastune.runtime.launcher import Launcher, ProcessStarted
+from elastune.runtime.worker import WORK
+
+OWN_PREFIX = "ELASTUNE_"  # of the variables that a run takes along to other machines
+LOOK_S = 0.05  # between looks at a launcher that has no descriptor
+LAUNCHER_LOOK_S = 1.0  # between looks at one that has: it may have more to do than to tell
+CLOSE_LIMIT_S = 5.0
+NOBODY_S = 10.0  # how long the first one is awaited of workers that may have outlived their controller
+
+
+class ElasticCluster(Cluster):
+    """Runs whose workers ``launcher`` starts. One thread uses it.
+
+    ``host``: the address on which coordinators listen, and by which workers reach them; loopback where they are on this
+    machine. ``files``: how a controller reaches what workers have written, where it shares no folder with them.
+    ``entry``: the ``module:function`` that a worker runs. ``silence_s``: how long a worker bears to hear nothing from
+    its coordinator before it ends itself.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        *,
+        host: str = "127.0.0.1",
+        files: RunFiles | None = None,
+        entry: str = WORK,
+        silence_s: float = 30.0,
+    ) -> None:
+        self.files = files or self.files
+        self.launcher = launcher
+        self._host = host
+        self._entry = entry
+        self._silence_s = silence_s
+        self._runs: dict[str, ElasticRun] = {}  # by their tokens
+        self._next_look = self._looked_at = 0.0
+        self._owner = os.getpid()
+        self._closed = False
+
+    @property
+    def capacity(self) -> int:
+        return self.launcher.capacity
+
+    @property
+    def free(self) -> int:
+        return self.launcher.free
+
+    def start(self, spec: RunSpec) -> ElasticRun:
+        if self._closed:
+            raise RuntimeError("this cluster was closed")
+        self.pump(0.0)
+        count = spec.means.workers
+        if not 1 <= count <= self.free:
+            rule = f"workers must be from 1 to the {self.free} that are free of {self.capacity} in the cluster"
+            raise NoRoomError(rule, count, "ask for fewer, or give the cluster a larger capacity")
+        spec = settled(replace(spec, out=spec.out.resolve()))
+        run = ElasticRun(self._task(spec), self.launcher, host=self._host, silence_s=self._silence_s, pump=self.pump)
+        self._add(run)
+        try:
+            run.begin()
+        except OSError as error:
+            run.abandon()
+            rule = f"the system must have room for {count} workers"
+            raise UserError(rule, error.strerror, "ask for fewer, or raise its limits (ulimit -a)") from error
+        except BaseException:
+            run.abandon()
+            raise
+        self._tell_room()
+        return run
+
+    def adopt(self, left: Sequence[LeftRun]) -> list[Handle | None]:
+        awaited = {at: run for at, one in enumerate(left) if (run := self._await(one)) is not None}
+        found: list[Handle | None] = [None for _ in left]
+        began, met = time.monotonic(), dict[int, float]()
+        while awaited:  # all are known before the first process is named: one of no run would be ended
+            now = time.monotonic()
+            for at, run in list(awaited.items()):
+                if run.some_back:
+                    met.setdefault(at, now)
+                # From another machine's end without a word they hear by its silence alone.
+                nobody_s = NOBODY_S + (self._silence_s if run.moved else 0.0)
+                until = met[at] + run.spec.elastic.heartbeat_s if at in met else began + nobody_s
+                if run.all_back or run.all_ended or now > until:
+                    found[at] = run if run.take_over(now - began) else None
+                    del awaited[at]
+            if awaited:
+                self.pump(LOOK_S)
+        return found
+
+    def _await(self, left: LeftRun) -> AdoptedRun | None:
+        """Let the workers of ``left`` come back; None where that cannot be."""
+        spec = settled(replace(left.spec, out=left.spec.out.resolve()))
+        contact = left_behind(spec.out)
+        if contact is None:
+            return None
+        if not spec.elastic.grace_s:  # its workers keep what they report until they hear that it is kept
+            spec = replace(spec, elastic=replace(spec.elastic, grace_s=contact.grace_s))
+        options = {"host": self._host, "silence_s": self._silence_s, "pump": self.pump}
+        try:
+            run = AdoptedRun(self._task(spec), self.launcher, contact, left.kept, **options)
+        except OSError:  # their address is not this machine's, or somebody else's by now
+            return None
+        self._add(run, goes_on=True)
+        return run
+
+    def wait(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not any(run.pending for run in self._runs.values()) and (left_s := deadline - time.monotonic()) > 0:
+            if self._closed:
+                return
+            self.pump(left_s)
+        for run in self._runs.values():
+            run.woken()
+
+    def pump(self, timeout_s: float) -> None:
+        """Wait up to ``timeout_s`` for news of processes and from coordinators; what they are goes to the runs."""
+        if self._closed:
+            return
+        self._hear(timeout_s)
+        self._runs = {token: run for token, run in self._runs.items() if run.pending or not run.closed}
+        self._tell_room()
+
+    def close(self) -> None:
+        if self._closed or os.getpid() != self._owner:  # a fork of the controller does not own what it inherited
+            return
+        self.pump(0.0)
+        self._closed = True
+        for run in self._runs.values():
+            run.kill()
+        self.launcher.close()
+        deadline = time.monotonic() + CLOSE_LIMIT_S
+        while any(not run.closed for run in self._runs.values()) and time.monotonic() < deadline:
+            self._hear(LOOK_S)
+        for run in self._runs.values():
+            run.close()
+
+    def _hear(self, timeout_s: float) -> None:
+        poll, descriptor = select.poll(), self.launcher.fileno()
+        pause_s = max(0.0, self._looked_at + self.launcher.pause_s - time.monotonic()) if not self._closed else 0.0
+        if pause_s:
+            timeout_s = min(timeout_s, pause_s)
+        elif descriptor is not None:
+            poll.register(descriptor, select.POLLIN)
+        open_runs = {run.coordinator.fileno(): run for run in self._runs.values() if not run.closed}
+        for number in open_runs:
+            poll.register(number, select.POLLIN)
+        limit_s = timeout_s if descriptor is not None else min(timeout_s, LOOK_S)
+        ready = [number for number, _ in poll.poll(limit_s * 1000)]
+        if due := descriptor in ready or descriptor is None or self._closed or time.monotonic() >= self._next_look:
+            self._looked_at = time.monotonic()
+            self._next_look = self._looked_at + LAUNCHER_LOOK_S
+        for event in self.launcher.poll() if due else []:
+            if (run := self._runs.get(event.bootstrap.token)) is not None:
+                run.hear(event)
+            elif isinstance(event, ProcessStarted):  # it was started for a controller before this one
+                self.launcher.end([event.bootstrap], "its run is not known here")
+        for number in ready:
+            if number in open_runs:
+                open_runs[number].heed()
+
+    def _add(self, run: ElasticRun, *, goes_on: bool = False) -> None:
+        """``run`` is one of this cluster's. ``goes_on``: its workers are those of a controller before this one."""
+        self._runs[run.coordinator.token] = run
+
+    def _task(self, spec: RunSpec) -> WorkerSpec:
+        """What all workers of a run have in common, those too that it will start later."""
+        here = str(Path.cwd())
+        paths = [path or here for path in sys.path]
+        if self.launcher.own_environment:
+            ours = {name: value for name, value in os.environ.items() if name.startswith(OWN_PREFIX) and name != HOST}
+            environment = {**ours, **_threads(spec.means.threads)}
+            paths = [path for path in paths if not path.startswith((sys.prefix, sys.base_prefix))]
+            return WorkerSpec(self._entry, spec, Place(), environment, here, paths, adds=True)
+        environment = {**os.environ, **_threads(spec.means.threads), "GLOO_SOCKET_IFNAME": self.launcher.interface}
+        return WorkerSpec(self._entry, spec, Place(), environment, here, paths)
+
+    def _tell_room(self) -> None:
+        """Each run hears of the room that those before it do not need."""
+        free = self.free
+        for run in self._runs.values():
+            free = run.room(free)
+
+
+def _threads(count: int) -> dict[str, str]:
+    return {"OMP_NUM_THREADS": str(count), "MKL_NUM_THREADS": str(count)}

@@ -1,0 +1,230 @@
+"""``local``: workers are processes of this machine, forked from a warm server and watched until their end.
+
+``DetachedCluster`` is for workers that may outlive their controller: an agent in a session of its own owns them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from elastune.core.errors import UserError
+from elastune.core.journal.files import atomic_write
+from elastune.core.run import RunSpec
+from elastune.runtime.agents.credentials import BYTES, read_token
+from elastune.runtime.clusters.base import Handle, LeftRun
+from elastune.runtime.clusters.elastic_cluster import ElasticCluster
+from elastune.runtime.clusters.fork import PRELOAD, ForkLauncher
+from elastune.runtime.clusters.hosts import HostsCluster
+from elastune.runtime.clusters.kind import Access, ClusterKind, RoomWanted
+from elastune.runtime.elastic_run import ElasticRun
+from elastune.runtime.worker import WORK
+
+# [local] Workers as processes of this machine, forked from a warm server and watched until their end.
+
+WARM = (*PRELOAD, WORK.partition(":")[0])  # what every worker would import
+LOOPBACK = "127.0.0.1"
+REACH_LIMIT_S = 2.0
+SILENCE_S = 120.0
+
+
+def check_loopback() -> None:
+    """Raise ``UserError`` where processes of this machine cannot reach each other: workers would fail one by one."""
+    with socket.create_server((LOOPBACK, 0)) as listener:
+        try:
+            socket.create_connection(listener.getsockname(), REACH_LIMIT_S).close()
+        except OSError as error:
+            rule = "workers on one machine need its loopback interface"
+            raise UserError(rule, f"{LOOPBACK}: {error.strerror or error}", "bring it up: ip link set lo up") from None
+
+
+class LocalCluster(ElasticCluster):
+    """Room for ``capacity`` worker processes on this machine.
+
+    The death of the process that made it, however sudden, ends everything that it started. ``devices``: the names that
+    workers may be given, or "auto" for what the machine has. ``preload``: modules that the fork server imports once for
+    all workers; it begins here, in the background, so a cluster made early is warm when its first run starts. Raises
+    ``UserError`` where this machine cannot reach itself.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        devices: Sequence[str] | Literal["auto"] = "auto",
+        entry: str = WORK,
+        preload: Sequence[str] = WARM,
+    ) -> None:
+        check_loopback()
+        launcher = ForkLauncher(capacity, devices=devices, preload=preload)
+        # A worker here ends with its controller in any case; one that hears nothing may wait for the network.
+        super().__init__(launcher, entry=entry, silence_s=SILENCE_S)
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        super().close()
+        atexit.unregister(self.close)
+
+
+# [detached] Workers of this machine that may outlive their controller: an agent in a session of its own owns them.
+
+LOOPBACK_ADDRESS, INTERFACE = "127.0.0.1", "lo"
+TOKEN_NAME, PORT_NAME = ".agent-token", ".agent-port"
+GATHER_S = 120.0  # how long the agent may take to come: it imports torch first
+CLOSE_LIMIT_S = 30.0
+TRIES = 3  # agents that are started one after another
+
+
+class DetachedCluster(HostsCluster):
+    """Room for ``capacity`` workers on this machine, which look for the next controller of what is in ``out``.
+
+    Where the agent of a controller before this one may be left, it is listened for where that one listened. Another
+    one is started for a run that finds no room, or (``fills``) by ``fill``, for whoever gives the room out, and then
+    whenever one is lost.
+    """
+
+    def __init__(
+        self, capacity: int, out: Path, grace_s: float, tell: Callable[[str], None], *, fills: bool = False
+    ) -> None:
+        self._out = out
+        self._wanted, self._fills = capacity, fills
+        self._agent: subprocess.Popen[bytes] | None = None
+        self._owns = False  # the files by which its agent is found
+        self._filled, self._starts = False, 0
+        token, port = _left_in(out)
+        self._token = token
+
+        def listen(at: int) -> None:
+            super(DetachedCluster, self).__init__(
+                LOOPBACK_ADDRESS,
+                at,
+                token,
+                grows=False,
+                grace_s=grace_s,
+                gather_s=GATHER_S,
+                silence_s=SILENCE_S,
+                tell=tell,
+            )
+
+        try:
+            listen(port)
+        except UserError:  # somebody else's port by now, or a controller lives: the journal's lock will tell
+            listen(0)
+
+    def start(self, spec: RunSpec) -> ElasticRun:
+        if not self._fills and self._agent is None and self.free < spec.means.workers:
+            self._start_agent(self._wanted)
+        return super().start(spec)
+
+    def adopt(self, left: Sequence[LeftRun]) -> list[Handle | None]:
+        found = super().adopt(left)
+        self._owns = self._owns or any(run is not None for run in found)
+        if self._fills:
+            self.fill()
+        return found
+
+    def fill(self) -> None:
+        """Have all the room that is wanted, beside what an agent of the controller before has. Raises ``UserError``."""
+        self._filled = True
+        if missing := self._start_missing():
+            self.gather(self.free + missing, GATHER_S)
+
+    def pump(self, timeout_s: float) -> None:
+        super().pump(timeout_s)
+        if self._filled and not self._closed:
+            self._start_missing()
+
+    def _start_missing(self) -> int:
+        """Start an agent for the room that is missing, unless one is on its way; how much that is."""
+        missing = self._wanted - self.capacity
+        on_its_way = self._agent is not None and self._agent.poll() is None
+        if missing <= 0 or on_its_way or self._starts == TRIES:
+            return 0
+        self._start_agent(missing)
+        return missing
+
+    def close(self) -> None:
+        super().close()
+        if self._agent is not None:
+            try:
+                self._agent.wait(CLOSE_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                self._agent.kill()
+                self._agent.wait()
+            self._agent = None
+        for name in (TOKEN_NAME, PORT_NAME) if self._owns else ():
+            (self._out / name).unlink(missing_ok=True)
+
+    def _start_agent(self, workers: int) -> None:
+        logs, self._owns = self._out / "logs", True
+        self._starts += 1
+        try:
+            logs.mkdir(parents=True, exist_ok=True)
+            atomic_write(self._out / TOKEN_NAME, self._token.encode() + b"\n", mode=0o600)
+            atomic_write(self._out / PORT_NAME, f"{self.launcher.port}\n".encode())
+            with (logs / "agent.log").open("ab") as log:
+                self._agent = subprocess.Popen(
+                    [
+                        *(sys.executable, "-m", "elastune", "agent", "--workers", str(workers)),
+                        *("--join", f"{LOOPBACK_ADDRESS}:{self.launcher.port}", "--interface", INTERFACE),
+                        *("--token-file", str(self._out / TOKEN_NAME), "--folder", str(logs)),
+                    ],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                )
+        except OSError as error:
+            rule = "the output folder must be writable"
+            raise UserError(rule, f"{self._out}: {error.strerror}", "choose another folder") from error
+
+
+def _left_in(out: Path) -> tuple[str, int]:
+    """The token and port of the controller before this one; a new token, and any port, where there was none."""
+    try:
+        port = int((out / PORT_NAME).read_text())
+        return read_token(out / TOKEN_NAME), port if 0 < port < 1 << 16 else 0
+    except (OSError, ValueError, UserError):
+        return secrets.token_urlsafe(BYTES), 0
+
+
+# [local] ``local``: workers are processes of this machine.
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True)
+class LocalKind(ClusterKind):
+    """No settings: each job has as many processes as it needs; they end with their controller, or after a grace."""
+
+    name = "local"
+    form = "local"
+    here = True
+
+    def check(self, access: Access) -> None:
+        asked = {"--token-file": access.token_file, "--interface": access.interface, "--tls": access.tls}
+        for option in (name for name, value in asked.items() if value):
+            raise UserError(f"{option} belongs to a cluster of agents", "--cluster local", "leave it out")
+
+    def open(self, access: Access, room: RoomWanted) -> DetachedCluster | None:
+        if not (room.grace_s or room.adopts):
+            return None
+
+        cluster = DetachedCluster(room.most, room.out, room.grace_s, lambda line: None, fills=not room.grows)
+        if not (room.grows or room.adopts):
+            try:
+                cluster.fill()
+            except BaseException:
+                cluster.close()
+                raise
+        return cluster

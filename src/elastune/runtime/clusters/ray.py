@@ -1,0 +1,433 @@
+"""``ray[:address=...,...]``: workers run on the nodes of a Ray cluster; each agent is an actor.
+
+An actor starts on a node that has what its workers need, and waits until there is one. An actor that waits makes
+Ray's autoscaler add a node. Actors end with the process that started them. Actors with a name outlive it, and the
+next controller finds them by that name. Ray is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import signal
+import socket
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass as checked
+
+from elastune.core.cost import ON_DEMAND, SPOT
+from elastune.core.errors import UserError
+from elastune.runtime.clusters.fleet import NotStarted, Phase, Starter, forget
+from elastune.runtime.clusters.kind import (
+    Access,
+    ClusterFact,
+    ClusterKind,
+    Folder,
+    HostKind,
+    RoomWanted,
+    own_folders_of,
+)
+from elastune.runtime.clusters.ray_actor import CALLS, AgentActor, AgentEnd
+
+if TYPE_CHECKING:
+    from elastune.runtime.clusters.fleet import FleetCluster, Remembered
+
+
+# [connection] The Ray cluster to be used: joined, and what its nodes have.
+
+AUTO = "auto"
+ADDRESS = "RAY_ADDRESS"  # Ray's own variable; jobs have it
+REACH_LIMIT_S = 5.0
+INSTALL = "pip install 'elastune[ray]'"
+
+
+@dataclass(frozen=True)
+class WorkerShape:
+    """What Ray is asked for, for one worker."""
+
+    cpus: float = 1.0
+    gpus: float = 0.0
+
+    def of(self, workers: int) -> dict[str, float]:
+        """For so many on one node. Ray gives parts of one GPU, but no parts of several."""
+        gpus = self.gpus * workers
+        return {"num_cpus": self.cpus * workers, "num_gpus": math.ceil(gpus) if gpus > 1 else gpus}
+
+    def room(self, resources: Mapping[str, float]) -> int:
+        """How many a node with ``resources`` has room for."""
+        asked = ((resources.get("CPU", 0.0), self.cpus), (resources.get("GPU", 0.0), self.gpus))
+        return int(min(has // each for has, each in asked if each))
+
+
+def usual_room(nodes: Sequence[Mapping[str, float]], shape: WorkerShape) -> int:
+    """The workers that most of the ``nodes`` with room for any have room for; 0 where none has."""
+    rooms = Counter(room for node in nodes if (room := shape.room(node)))
+    return max(rooms, key=lambda room: (rooms[room], room), default=0)
+
+
+def join_ray(address: str | None) -> Callable[[], None]:
+    """Become a driver of the Ray cluster at ``address`` ("host:port"), by default the one of this job or machine.
+
+    What to call when it is not needed any more; a process that was a driver stays one. Raises ``UserError``.
+    """
+    ray = need_ray()
+    if ray.is_initialized():
+        return lambda: None
+    where = address or os.environ.get(ADDRESS) or AUTO
+    _reach(where)
+    try:
+        with _signals_kept():
+            ray.init(address=where, log_to_driver=False, logging_level="ERROR")
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        why = f"{where}: {one_line(error)}"
+        raise UserError("--cluster ray needs a Ray cluster", why, "ray start --head") from None
+    return lambda: ray.shutdown()
+
+
+def one_line(error: Exception) -> str:
+    """What Ray says, often in many."""
+    return " ".join(str(error).split())[:300]
+
+
+def need_ray() -> Any:
+    """The package. Raises ``UserError`` where it is not installed."""
+    try:
+        import ray
+    except ImportError:
+        raise UserError("--cluster ray needs the package ray", "it is not installed", INSTALL) from None
+    return ray
+
+
+def nodes() -> list[dict[str, float]]:
+    """The resources of each node that lives. To be asked while joined."""
+    return [node["Resources"] for node in need_ray().nodes() if node["Alive"]]
+
+
+def own_address() -> str:
+    """That of this node, by which the others reach it. To be asked while joined."""
+    return str(need_ray().util.get_node_ip_address())
+
+
+def _reach(where: str) -> None:
+    """Ray itself would try for minutes. Raises ``UserError``."""
+    if where == AUTO:
+        return
+    host, _, port = where.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACH_LIMIT_S).close()
+    except (OSError, ValueError) as error:
+        why = f"{where}: {getattr(error, 'strerror', None) or error}"
+        fix = "give the HOST:PORT that ray start --head printed; ray:// is for clients, submit a job instead"
+        raise UserError("a Ray cluster must be reached", why, fix) from None
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """``ray.init`` has SIGTERM end the process at once, wherever it is."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+# [starter] Agents as actors: each is started on a node that has what its workers need, and waits until there is one.
+#
+# An actor that waits is what makes Ray's autoscaler add a node. Actors end with the process that started them, or, where
+# they have a name, outlive it: the next controller finds them by that.
+
+PATIENCE_S = 60  # an agent whose controller has gone looks for it no longer
+END_LIMIT_S = 5.0
+ASK_S = 120.0  # how long a question for an agent's end stays open; a controller that has gone leaves one
+NAMESPACE = "elastune"  # of actors with names
+_NAMES = {"num_cpus": "CPU", "num_gpus": "GPU"}
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """Actors outlive their controller: all are called ``name``, a dash and their label; ``folder`` says so."""
+
+    name: str
+    folder: Path
+
+
+@dataclass
+class _Actor:
+    """One that was asked for. ``here``: what Ray has once it has a node; ``end``: once its agent has ended, or that was
+    asked long enough ago."""
+
+    handle: Any
+    here: Any
+    end: Any
+
+
+class Actors(Starter):
+    """Agents with room for ``workers`` of ``shape`` each, which join ``address`` with ``token``.
+
+    Ray knows the token: whoever may use its cluster may run anything there, agents and their workers included. It goes
+    from this process to the actor's, and is stored nowhere on the way. The process must have joined a Ray cluster;
+    ``leave`` is called once it is not needed any more. ``kept``: they outlive this process, and those of the
+    controller before it that are called so are taken over; ``close`` ends them. ``kind``: of their nodes.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        workers: int,
+        shape: WorkerShape,
+        leave: Callable[[], None],
+        kept: Keeping | None = None,
+        kind: str = ON_DEMAND,
+    ) -> None:
+        self._leave, self._kept = leave, kept
+        self._ray = need_ray()
+        self._token = token
+        self._options = ["--join", address, "--workers", str(workers), "--patience", f"{PATIENCE_S}s", "--kind", kind]
+        asked = shape.of(workers)
+        self._asked = " and ".join(f"{asked[key]:g} {name}s" for key, name in _NAMES.items() if asked[key])
+        self._class = self._ray.remote(AgentActor)
+        self._wanted = {**asked, "scheduling_strategy": "SPREAD", "max_restarts": 0, "max_concurrency": CALLS}
+        self._actors: dict[str, _Actor] = {}
+        self._ends: dict[str, str] = {}
+        self._number = self._waiting = 0
+        self._closed = False
+        for label, handle in ({} if kept is None else left_actors(self._ray, kept.name)).items():
+            self._number = max(self._number, int(label.rpartition("-")[2]))
+            self._actors[label] = self._begun(label, handle)
+            handle.look_at.remote(address)  # where it looks already, unless this controller is on another machine
+
+    def start(self, count: int) -> None:
+        for _ in range(count):
+            self._number += 1
+            label = f"actor-{self._number}"
+            try:
+                handle = self._class.options(**self._wanted, **self._lasting(label)).remote()
+                self._actors[label] = self._begun(label, handle)
+            except (self._ray.exceptions.RayError, RuntimeError, ValueError) as error:
+                raise NotStarted(f"Ray has started no actor: {one_line(error)}") from None
+
+    def _lasting(self, label: str) -> dict[str, Any]:
+        """What makes an actor outlive this process, where it is to."""
+        if self._kept is None:
+            return {}
+        return {"name": f"{self._kept.name}-{label}", "namespace": NAMESPACE, "lifetime": "detached"}
+
+    def _begun(self, label: str, handle: Any) -> _Actor:
+        here = handle.here.remote()
+        handle.begin.remote(self._token.encode(), [*self._options, "--label", label])
+        return _Actor(handle, here, handle.end.remote(ASK_S))
+
+    def look(self) -> dict[str, Phase]:
+        for label, actor in list(self._actors.items()):
+            if not self._has(actor.end):
+                continue
+            if (how := self._how(actor.end)) is None:
+                actor.end = actor.handle.end.remote(ASK_S)
+                continue
+            del self._actors[label]
+            self._ends[label] = how
+            self._ray.kill(actor.handle)  # what it had is Ray's again
+        phases: dict[str, Phase] = {
+            label: "running" if self._has(actor.here) else "waiting" for label, actor in self._actors.items()
+        }
+        self._waiting = sum(phase == "waiting" for phase in phases.values())
+        return phases
+
+    def cancel(self, labels: Sequence[str]) -> None:
+        for label in labels:
+            if (actor := self._actors.pop(label, None)) is not None:
+                self._ends[label] = "it was not needed any more"
+                self._ray.kill(actor.handle)
+
+    def why(self, label: str) -> str:
+        return self._ends.get(label, "")
+
+    def waits(self) -> str:
+        agents = "1 agent waits" if self._waiting == 1 else f"{self._waiting} agents wait"
+        return f"{agents} for Ray nodes with {self._asked} free" if self._waiting else ""
+
+    def close(self) -> None:
+        """Agents that were told to end get a moment for it, and their actors for what lies about."""
+        if self._closed:
+            return
+        self._closed = True
+        self.look()  # so that each has been asked how it ends
+        running = [actor.end for actor in self._actors.values() if self._has(actor.here)]
+        if running:
+            self._ray.wait(running, num_returns=len(running), timeout=END_LIMIT_S, fetch_local=False)
+        self.cancel(list(self._actors))
+        if self._kept is not None:
+            forget(self._kept.folder)
+        self._leave()
+
+    def _has(self, reference: Any) -> bool:
+        return bool(self._ray.wait([reference], timeout=0, fetch_local=False)[0])
+
+    def _how(self, reference: Any) -> str | None:
+        try:
+            end: AgentEnd | None = self._ray.get(reference)
+        except self._ray.exceptions.RayError as error:
+            return one_line(error)
+        return None if end is None else end.said or f"exit code {end.code}"
+
+
+def left_actors(ray: Any, name: str) -> Mapping[str, Any]:
+    """The actors of the controller before this one that are called ``name``, by their labels, the oldest first."""
+    found = {}
+    for told in ray.util.list_named_actors(all_namespaces=True):
+        mine = re.fullmatch(rf"{re.escape(name)}-(actor-([0-9]{{1,9}}))", told["name"])
+        if mine and told["namespace"] == NAMESPACE:
+            try:
+                found[int(mine[2])] = mine[1], ray.get_actor(told["name"], namespace=NAMESPACE)
+            except ValueError:  # it has ended meanwhile
+                continue
+    return {label: handle for _, (label, handle) in sorted(found.items())}
+
+
+def end_left(name: str) -> int:
+    """End the actors that are called ``name``; how many there were. The process must have joined a Ray cluster."""
+    ray = need_ray()
+    handles = left_actors(ray, name).values()
+    for handle in handles:
+        ray.kill(handle)
+    return len(handles)
+
+
+# [ray] ``ray[:address=...,...]``: workers run on the nodes of a Ray cluster.
+
+FOLDER = "cluster"  # in that of the results, of what is to outlive this controller
+NO_ROOM = "say workers_per_node=, of the nodes that the autoscaler adds"
+Amount = Annotated[float, Field(ge=0, le=1 << 16, allow_inf_nan=False)]
+
+
+@checked(frozen=True, config=ConfigDict(extra="forbid"))
+class RayKind(ClusterKind):
+    """``address``: of Ray's head; by default that of the job or machine that this is. ``workers_per_node``: how many an
+    agent has, by default what most nodes have room for; ``cpus_per_worker``, ``gpus_per_worker``: what Ray gives each.
+    ``idle_s``: how long an agent is kept without workers. ``port``: where agents come to, 0 for any that is free.
+    ``kind``, ``folder``: as of ``SlurmKind`` and ``HostsKind``.
+    """
+
+    address: Annotated[str, Field(pattern=r"^[^/\s]+:[0-9]{1,5}$")] | None = None
+    workers_per_node: Annotated[int, Field(ge=1, le=1 << 16)] | None = None
+    cpus_per_worker: Annotated[Amount, Field(gt=0)] = 1.0
+    gpus_per_worker: Amount = 0.0
+    idle_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 60.0
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    kind: HostKind = "on-demand"
+    folder: Folder = "auto"
+
+    name = "ray"
+    form = "ray[:HOST:PORT,workers_per_node=4,cpus_per_worker=1,gpus_per_worker=1]"
+    first = "address"
+
+    @property
+    def tells_kinds(self) -> bool:
+        return self.kind == SPOT
+
+    def check(self, access: Access) -> None:
+
+        need_ray()
+
+    def open(self, access: Access, room: RoomWanted) -> FleetCluster:
+        from elastune.parallel.comm.sockets import address_of
+        from elastune.runtime.agents.credentials import credentials
+        from elastune.runtime.clusters.fleet import FleetCluster, FleetSize
+
+        leave = join_ray(self.address)
+        try:
+            each = self._workers_each(room.most)
+            address = address_of(access.interface) if access.interface else own_address()
+            folder = (room.out / FOLDER).resolve()
+            left = self._left(folder, address, access) if room.adopts else None
+            with tempfile.TemporaryDirectory() as passing:
+                beside = folder if room.grace_s or left is not None else Path(passing)
+                own = credentials(access.token_file or beside / "token", tls=access.tls)
+
+            def starter(where: str) -> Actors:
+                kept = self._keeping(folder, room, left, where)  # before there is an actor
+                return Actors(where, own.token, each, self._shape, leave, kept, self.kind)
+
+            cluster = FleetCluster(
+                address, self.port if left is None else left.port, own.token, tls=own.tls,
+                starter=starter,
+                size=FleetSize(-(-room.most // each), each, idle_s=self.idle_s),
+                expected=room.most, grows=room.grows, grace_s=room.grace_s,
+                gather_s=access.gather_s if left is not None and room.grows else 0.0, tell=access.tell,
+                spot=room.spot, out=room.out, own_folders=own_folders_of(self.folder, room),
+            )  # fmt: skip
+        except BaseException:
+            leave()
+            raise
+        if left is not None:  # its agents may have no room: their workers are to be taken over first
+            return cluster
+        access.tell(f"waiting for actors with room for {room.workers} workers, {each} at each")
+        return cluster.gathered(room.workers, access.gather_s)
+
+    def _left(self, folder: Path, address: str, access: Access) -> Remembered | None:
+        """The controller before this one, whose agents come to this one; those that would not find it are ended."""
+        from elastune.runtime.clusters.fleet import can_follow, check_gone, remembered
+
+        left = remembered(folder)
+        if left is None or (left.address == address and self.port in (0, left.port)):
+            return left
+        check_gone(left)
+        if can_follow(left, address, self.port):
+            access.tell(f"actors {left.name} are told to come here, to {address} instead of {left.address}")
+            return left
+        access.tell(f"actors {left.name} look for their controller at {left.address}:{left.port}: they are ended")
+        end_left(left.name)
+        return None
+
+    def _keeping(self, folder: Path, room: RoomWanted, left: Remembered | None, where: str) -> Keeping | None:
+        """By what the next controller finds the actors of this one, which listens at ``where``; None: it is not to."""
+        from elastune.runtime.clusters.fleet import new_name, remember
+
+        if not room.grace_s and left is None:
+            return None
+        name = new_name() if left is None else left.name
+        if room.grace_s:
+            remember(folder, name, where)
+        return Keeping(name, folder)
+
+    def examine(self) -> list[ClusterFact]:
+
+        leave = join_ray(self.address)
+        try:
+            there, address = nodes(), own_address()
+        finally:
+            leave()
+        cpus, gpus = (sum(node.get(name, 0.0) for node in there) for name in ("CPU", "GPU"))
+        room = self.workers_per_node or usual_room(there, self._shape)
+        return [
+            ClusterFact("Ray", str(need_ray().__version__)),
+            ClusterFact("nodes", f"{len(there)}, with {cpus:g} CPUs and {gpus:g} GPUs"),
+            ClusterFact("workers on a node", str(room) if room else None, NO_ROOM),
+            ClusterFact("address for agents", address, "choose it by --interface"),
+        ]
+
+    @property
+    def _shape(self) -> WorkerShape:
+
+        return WorkerShape(self.cpus_per_worker, self.gpus_per_worker)
+
+    def _workers_each(self, most: int) -> int:
+
+        usual = self.workers_per_node or usual_room(nodes(), self._shape)
+        if not usual:
+            value = f"no node with {self.cpus_per_worker:g} CPUs and {self.gpus_per_worker:g} GPUs"
+            raise UserError("how many workers a Ray node has room for must be known", value, NO_ROOM)
+        return min(usual, most)

@@ -1,0 +1,371 @@
+"""The commands of Slurm: their texts and answers as pure functions, and running them with a limit of time.
+
+``findings`` asks a Slurm cluster what it offers and what does not fit, for ``elastune doctor --cluster slurm``. An
+error of a command becomes one line.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from elastune.core.cost import ON_DEMAND
+from elastune.core.errors import UserError
+from elastune.runtime.clusters.fleet import Never, NotStarted, Phase
+from elastune.runtime.clusters.kind import ClusterFact
+
+# [commands] Slurm's own commands, run with a limit of time; what goes wrong is told in one line.
+
+LIMIT_S = 30.0
+KEPT = {"SLURM_CONF", "SLURM_CLUSTERS"}
+
+
+def need(*names: str) -> None:
+    """Raise ``UserError`` where a command of Slurm is not there."""
+    for name in names:
+        if shutil.which(name) is None:
+            fix = "run this on a machine of the cluster, such as its login node, or load its module"
+            raise UserError("--cluster slurm needs Slurm's commands", f"no {name} on PATH", fix)
+
+
+def outside(environment: Mapping[str, str]) -> dict[str, str]:
+    """``environment`` without what Slurm has said of the job that this process is in."""
+    return {key: value for key, value in environment.items() if not key.startswith("SLURM_") or key in KEPT}
+
+
+def ask(name: str, *arguments: str, text: str = "", limit_s: float = LIMIT_S) -> str:
+    """What the command ``name`` of Slurm prints. Raises ``NotStarted`` where it fails or does not answer."""
+    try:
+        done = subprocess.run(
+            [name, *arguments],
+            input=text,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=limit_s,
+            env=outside(os.environ),
+            start_new_session=True,  # Ctrl-C is for the controller
+        )
+    except FileNotFoundError:
+        raise NotStarted(f"{name} is not on PATH") from None
+    except OSError as error:
+        raise NotStarted(f"{name}: {error.strerror}") from None
+    except subprocess.TimeoutExpired:
+        raise NotStarted(f"{name} has not answered within {limit_s:g} s") from None
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise NotStarted(f"{name}: {said[-1].removeprefix(f'{name}: error: ')[:300]}")
+    return done.stdout
+
+
+def last_line(log: Path) -> str:
+    """The last line of a job's log, at most 300 characters; what to do where there is none."""
+    try:
+        lines = log.read_text(errors="replace").split("\n")
+    except OSError:
+        return f"it left no {log}"
+    said = [line.strip() for line in lines if line.strip()]
+    return f"{said[-1][:300]} ({log})" if said else f"{log} is empty"
+
+
+# [launch] What is said to Slurm and what it answers, as text: pure functions.
+
+GRACE_S = 25  # below Slurm's usual KillWait of 30 s between SIGTERM and SIGKILL
+PATIENCE_S = 60  # an agent whose controller has gone looks for it no longer
+END_OF_TOKEN = "end of token"  # a token has no spaces
+QUEUE_FORMAT = "%i|%T|%r"
+WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
+RUNNING = {"RUNNING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED", "RESIZING"}
+LESS = "ask for less (time=, workers_per_node=, cpus_per_worker=, gpus_per_node=)"
+NEVER = {
+    "InvalidAccount": "choose another account=",
+    "AccountNotAllowed": "choose another account= or partition=",
+    "InvalidQOS": "choose another qos=",
+    "QOSNotAllowed": "choose another qos= or partition=",
+    "PartitionConfig": "choose another partition=, account= or qos=: see scontrol show partition",
+    "PartitionTimeLimit": "ask for less time=, or choose another partition=",
+    "BadConstraints": f"{LESS}, or choose another partition=",
+    "MaxMemPerLimit": f"{LESS}, or choose another partition=",
+}
+"""Reasons that, by Slurm's documentation, lie in what a job asks for, and no end of another job changes; with what
+does. Not among them: limits on what all jobs of somebody use together, what is down or drained, and what is held."""
+PER_JOB = re.compile(r"(Assoc|QOS)Max\w+Per(Job|Node)(Limit)?|QOSMin\w+")  # limits on what one job may ask for
+
+
+@dataclass(frozen=True)
+class JobShape:
+    """What an agent's job asks for. ``time``: as Slurm writes it; ``notice_s``: how long before its end it is told."""
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    time: str | None = None
+    notice_s: int = 120
+    cpus: int = 1
+    gpus: int = 0
+
+
+@dataclass(frozen=True)
+class QueueEntry:
+    """A job that has not ended. ``reason``: what it waits for, as Slurm calls it."""
+
+    phase: Phase
+    reason: str
+
+
+def agent_command(
+    python: str,
+    address: str,
+    token_file: Path | None,
+    workers: int | None,
+    kind: str = ON_DEMAND,
+    moves: Path | None = None,
+) -> list[str]:
+    """The agent that serves the controller at ``address``. ``token_file``: None where it reads the token; ``kind``: of
+    its node; ``moves``: the file that says where the next controller is, where there is one."""
+    where = "/dev/stdin" if token_file is None else str(token_file)
+    command = [python, "-m", "elastune", "agent", "--join", address, "--token-file", where]
+    command += ["--patience", f"{PATIENCE_S}s", "--grace", f"{GRACE_S}s", "--kind", kind]
+    command += [] if moves is None else ["--moves", str(moves)]
+    return command if workers is None else [*command, "--workers", str(workers)]
+
+
+def sbatch_arguments(shape: JobShape, name: str, logs: Path) -> list[str]:
+    """Of ``sbatch``, which reads the script from its input.
+
+    A job is not requeued: where one is missed, the controller submits another. Its agent is its only process, so the
+    signal before the time limit goes to that.
+    """
+    asked = {"partition": shape.partition, "account": shape.account, "qos": shape.qos, "time": shape.time}
+    arguments = ["--parsable", f"--job-name={name}", "--nodes=1", "--ntasks=1", f"--cpus-per-task={shape.cpus}"]
+    arguments += [f"--{key}={value}" for key, value in asked.items() if value is not None]
+    arguments += [f"--gpus-per-node={shape.gpus}"] if shape.gpus else []
+    return [*arguments, "--no-requeue", f"--signal=B:USR1@{shape.notice_s}", f"--output={log_of(logs, '%j')}"]
+
+
+def log_of(logs: Path, label: str) -> Path:
+    """Where the agent ``label`` says what it has to say."""
+    return logs / f"elastune-agent-{label}.log"
+
+
+def batch_script(command: Sequence[str], notice_s: int, token: str | None = None) -> str:
+    """The job of one agent, whose label is the number of the job. ``token``: what it is to read; it stands in no
+    command line.
+
+    Where Slurm preempts with a GraceTime it sends SIGTERM to a job's steps at once, but to its script only when that
+    time is over: a step beside the agent hands the signal on.
+    """
+    line = shlex.join([*command, "--notice-seconds", str(notice_s), "--label"])
+    watch = """trap 'kill -TERM "$1"' TERM; sleep infinity & wait"""
+    step = shlex.join(["srun", "--overlap", "--ntasks=1", "--input=none", "sh", "-c", watch, "preempted"])
+    read = "" if token is None else f" <<'{END_OF_TOKEN}'\n{token}\n{END_OF_TOKEN}"
+    return f'#!/bin/sh\n{step} "$$" >/dev/null 2>&1 &\nexec {line} "$SLURM_JOB_ID"{read}\n'
+
+
+def srun_arguments(node: str, *, reads: bool = False) -> list[str]:
+    """Of ``srun`` for one task on ``node`` with all that the allocation has there, beside other steps. ``reads``: it
+    gets what ``srun`` does."""
+    read = "--input=all" if reads else "--input=none"
+    return ["--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", read, "--unbuffered"]
+
+
+def read_submitted(text: str) -> str:
+    """The job's number in what ``sbatch --parsable`` says. Raises ``ValueError``."""
+    number = text.strip().partition(";")[0]  # the name of the cluster may follow
+    if not re.fullmatch(r"[0-9]{1,18}", number):
+        raise ValueError(f"no job number in {text[:80]!r}")
+    return number
+
+
+def read_queue(text: str) -> dict[str, QueueEntry]:
+    """The jobs that have not ended, by number, oldest first, in what ``squeue`` says. Raises ``ValueError``."""
+    found = {}
+    for line in text.splitlines():
+        if not re.fullmatch(r"[0-9]{1,18}\|[A-Z_]+\|.*", line.strip()):
+            raise ValueError(f"no line of a queue: {line[:80]!r}")
+        number, state, reason = line.strip().split("|", 2)
+        if state in WAITING or state in RUNNING:
+            found[number] = QueueEntry("waiting" if state in WAITING else "running", reason)
+    return dict(sorted(found.items(), key=lambda item: int(item[0])))
+
+
+def waits_for(queue: Mapping[str, QueueEntry]) -> str:
+    """What the jobs that wait wait for, in one line; "" where none does."""
+    waiting = [entry.reason for entry in queue.values() if entry.phase == "waiting"]
+    if not waiting:
+        return ""
+    reasons = ", ".join(dict.fromkeys(reason for reason in waiting if reason not in ("", "None")))
+    jobs = "1 job waits" if len(waiting) == 1 else f"{len(waiting)} jobs wait"
+    return f"{jobs} in Slurm's queue" + (f" ({reasons})" if reasons else "")
+
+
+def never_starts(before: Mapping[str, QueueEntry], queue: Mapping[str, QueueEntry]) -> Never | None:
+    """Whether a job of ``queue`` will never start; None where all may.
+
+    It has said so in the look ``before``, too: some reasons show for a moment while a configuration is read.
+    """
+    for number, entry in queue.items():
+        fix = NEVER.get(entry.reason) or (f"{LESS}, or choose another qos=" if PER_JOB.fullmatch(entry.reason) else "")
+        if entry.phase == "waiting" and entry == before.get(number) and fix:
+            return Never(f"job {number} is held up by {entry.reason}, which no waiting changes", fix)
+    return None
+
+
+# [network] By which of this machine's addresses a cluster's nodes reach it.
+
+ANY_PORT = 9  # nothing is sent there
+
+
+def address_towards(host: str) -> str:
+    """This machine's own address on its way to ``host``. Raises ``OSError``."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, ANY_PORT, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as way:
+        way.connect(address)
+        return str(way.getsockname()[0])
+
+
+def address_towards_nodes(partition: str | None) -> str:
+    """This machine's address by which nodes reach it, as the way to the first of them shows. Raises ``UserError``."""
+    chosen = [] if partition is None else [f"--partition={partition}"]
+    try:
+        nodes = ask("sinfo", "--noheader", "--Node", "--format=%o", *chosen).split()
+        if not nodes:
+            rule = "--cluster slurm needs a partition with nodes"
+            raise UserError(rule, partition or "none is the default", "choose one that sinfo lists")
+        return address_towards(nodes[0])
+    except NotStarted as error:
+        raise UserError("Slurm must answer", error, "see sinfo, and SLURM_CONF") from None
+    except OSError as error:
+        raise UserError("a way to the nodes must be known", error.strerror, "choose it by --interface") from None
+
+
+# [examine] What a Slurm cluster offers, and what of it does not fit: for ``elastune doctor --cluster slurm``.
+
+PROBE_LIMIT_S = 60
+MOST_APART_S = 1.0
+# On a node: its time, whether it sees a file of this side's, and what it would train with.
+PROBE = """\
+import sys, time, os
+from elastune.train.machine import software
+print(time.time(), os.path.exists(sys.argv[1]), software()["elastune"], software()["torch"], sep="|")
+"""
+
+
+@dataclass(frozen=True)
+class NodeAnswer:
+    """Of a node. Its clock differs from this one's by ``least_apart_s`` to ``most_apart_s``; ``shares``: it sees this
+    folder."""
+
+    least_apart_s: float
+    most_apart_s: float
+    shares: bool
+    versions: tuple[str, str]
+
+
+def findings(partition: str | None, versions: Mapping[str, str]) -> list[ClusterFact]:
+    """What there is in ``partition``, or in all of them. ``versions``: this side's. Raises ``UserError``."""
+    chosen = [] if partition is None else [partition]
+    try:
+        version = ask("sinfo", "--version").strip()
+        config = read_pairs(ask("scontrol", "show", "config"))
+        partitions = read_records(ask("scontrol", "--oneliner", "show", "partition", *chosen))
+        nodes = ask("sinfo", "--noheader", "--format=%R|%D|%t|%c|%m|%G", *(f"--partition={name}" for name in chosen))
+    except NotStarted as error:
+        raise UserError("Slurm must answer", error, "see sinfo, SLURM_CONF and the name of the partition") from None
+    found = [ClusterFact("Slurm", version), _preemption(config), _kill_wait(config.get("KillWait", ""))]
+    found += [_partition(each, nodes.splitlines()) for each in partitions]
+    address = address_towards_nodes(partition)
+    found.append(ClusterFact("address for agents", address, "choose it by --interface"))
+    return [*found, *_node(partition, versions)]
+
+
+def _preemption(config: Mapping[str, str]) -> ClusterFact:
+    mode, requeue = config.get("PreemptMode", "unknown"), config.get("JobRequeue", "unknown")
+    return ClusterFact(
+        "preemption", f"PreemptMode={mode}, JobRequeue={requeue}; agents are submitted anew in all modes"
+    )
+
+
+def _kill_wait(text: str) -> ClusterFact:
+    seconds = re.match(r"[0-9]+", text)
+    enough = seconds is not None and int(seconds[0]) >= GRACE_S
+    fix = f"KillWait={text or 'unknown'}: workers may take {GRACE_S} s to leave; ask for {GRACE_S} or more"
+    return ClusterFact("time after SIGTERM", f"KillWait={text}" if enough else None, fix)
+
+
+def _partition(facts: Mapping[str, str], nodes: Sequence[str]) -> ClusterFact:
+    name = facts.get("PartitionName", "unknown")
+    told = []
+    for line in nodes:
+        where, count, state, cpus, memory, gpus = (line.split("|") + [""] * 6)[:6]
+        if where == name:
+            having = "" if gpus in ("(null)", "") else f", {gpus}"
+            told.append(f"{count} {state} ({cpus} CPUs, {memory} MB{having})")
+    limits = ", ".join(f"{key}={facts[key]}" for key in ("MaxTime", "PreemptMode", "GraceTime") if key in facts)
+    up = facts.get("State") == "UP" and told
+    fix = f"State={facts.get('State')}, {len(told)} kinds of nodes: choose another one, see sinfo"
+    return ClusterFact(f"partition {name}", f"{'; '.join(told)}; {limits}" if up else None, fix)
+
+
+def _node(partition: str | None, versions: Mapping[str, str]) -> list[ClusterFact]:
+    """What one node says, if it answers soon."""
+    try:
+        answer = probe(partition, Path.cwd())
+    except NotStarted as error:
+        return [ClusterFact("a node's answer", None, f"{error}: no node was free at once, or see the log of srun")]
+    ours = versions["elastune"], versions["torch"]
+    clocks = f"within {answer.most_apart_s:.1f} s" if answer.least_apart_s < MOST_APART_S else None
+    said = f"elastune {answer.versions[0]}, torch {answer.versions[1]}"
+    return [
+        ClusterFact("clocks", clocks, f"{answer.least_apart_s:.1f} s apart or more: let NTP set them"),
+        ClusterFact("shared folder", str(Path.cwd()) if answer.shares else None, f"nodes do not see {Path.cwd()}"),
+        ClusterFact("versions", said if answer.versions == ours else None, f"a node has {said}: install the same ones"),
+    ]
+
+
+def probe(partition: str | None, folder: Path) -> NodeAnswer:
+    """Ask one node that is free. Raises ``NotStarted`` where none answers."""
+    file = folder / f".elastune-probe-{secrets.token_hex(4)}"
+    chosen = [] if partition is None else [f"--partition={partition}"]
+    options = ["--immediate=20", "--nodes=1", "--ntasks=1", "--time=1", "--input=none", *chosen]
+    try:
+        file.touch()
+        before = time.time()
+        said = ask("srun", *options, sys.executable, "-c", PROBE, str(file), limit_s=PROBE_LIMIT_S)
+        after = time.time()
+    except OSError as error:
+        raise NotStarted(f"{folder}: {error.strerror}") from None
+    finally:
+        file.unlink(missing_ok=True)
+    return read_answer(said, before, after)
+
+
+def read_answer(said: str, before: float, after: float) -> NodeAnswer:
+    """What a node printed between two times of this side's clock. Raises ``NotStarted`` for anything else."""
+    parts = said.strip().split("|")
+    if len(parts) != 4 or not re.fullmatch(r"[0-9]{1,12}(\.[0-9]+)?", parts[0]) or parts[1] not in ("True", "False"):
+        raise NotStarted(f"srun: no answer in {said[:80]!r}")
+    then = float(parts[0])
+    least, most = max(0.0, before - then, then - after), max(abs(after - then), abs(then - before))
+    return NodeAnswer(least, most, parts[1] == "True", (parts[2], parts[3]))
+
+
+def read_pairs(text: str) -> dict[str, str]:
+    """``KEY = VALUE`` of each line, as ``scontrol show config`` has them."""
+    found = (re.match(r"(\w+)\s*=\s*(.*\S)", line) for line in text.splitlines())
+    return {match[1]: match[2] for match in found if match}
+
+
+def read_records(text: str) -> list[dict[str, str]]:
+    """``KEY=VALUE ...`` of each line, as ``scontrol --oneliner`` has them."""
+    return [dict(re.findall(r"(\w+)=(\S+)", line)) for line in text.splitlines() if "=" in line]

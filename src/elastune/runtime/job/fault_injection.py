@@ -1,0 +1,253 @@
+"""Faults on purpose: a pure schedule of what happens when, and the ``Injector`` that does it to a running job."""
+
+from __future__ import annotations
+
+import heapq
+import os
+import random
+import re
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Literal, cast
+
+from elastune.core.clock import Clock, SystemClock
+from elastune.core.errors import UserError
+from elastune.core.journal.records import FaultInjected, Record, Reported
+from elastune.core.run import derive
+from elastune.parallel.mechanisms.capabilities import meshes_of
+from elastune.runtime.clusters.base import ElasticHandle
+
+Kind = Literal["kill", "stop", "join", "leave", "notice", "reshape"]
+KINDS: dict[Kind, str] = {
+    "kill": "kill -9 of a worker",
+    "stop": "a worker is frozen for two heartbeats",
+    "join": "one worker more",
+    "leave": "one worker fewer",
+    "notice": "a worker is told that it will be taken away",
+    "reshape": "workers stand as another mesh, any that the run can have",
+}
+_LAST = "the last healthy worker is spared"
+_BOUNDS = "--workers allows no other number"
+WHY_NOT: dict[Kind, str] = {
+    "kill": _LAST,
+    "stop": _LAST,
+    "join": _BOUNDS,
+    "leave": _BOUNDS,
+    "notice": _LAST,
+    "reshape": "there is no other mesh",
+}
+DEFAULT_RATE_PER_S = 0.05
+MOST_PER_S = 1000.0
+FROZEN_HEARTBEATS = 2.0
+FIX = "such as kill:0.05/s,stop,join,leave or kill@40% or kill@step:120"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One fault once ``step`` steps, or this ``part`` (0 to 1) of the run, are done."""
+
+    kind: Kind
+    step: int | None = None
+    part: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.kind}@" + (f"step:{self.step}" if self.part is None else f"{100 * self.part:g}%")
+
+
+@dataclass(frozen=True)
+class Chaos:
+    """Faults by rate (kind -> how many a second, on average), and single ones at a point of the run."""
+
+    rates: dict[Kind, float] = field(default_factory=dict)
+    planned: tuple[Planned, ...] = ()
+
+
+def parse_chaos(text: str) -> Chaos:
+    """What "kill:0.05/s,stop,leave,kill@40%,join@step:120" means. Raises ``UserError``."""
+    rates: dict[Kind, float] = {}
+    planned: list[Planned] = []
+    for word in (part.strip() for part in text.split(",")):
+        found = re.fullmatch(r"([a-z]+)(?::([0-9.]{1,12})/s|@([0-9.]{1,12})%|@step:([0-9]{1,12}))?", word)
+        if found is None or found[1] not in KINDS:
+            raise UserError(f"--chaos must be a list of {', '.join(KINDS)}", repr(word), FIX)
+        kind = cast(Kind, found[1])
+        if found[4] is not None:
+            planned.append(Planned(kind, step=int(found[4])))
+        elif found[3] is not None:
+            planned.append(Planned(kind, part=_number(found[3], word, 100.0) / 100))
+        elif kind in rates:
+            raise UserError("--chaos may name the rate of a kind once", repr(word), "remove the others")
+        else:
+            rates[kind] = DEFAULT_RATE_PER_S if found[2] is None else _number(found[2], word, MOST_PER_S)
+    return Chaos(rates, tuple(planned))
+
+
+def _number(text: str, word: str, most: float) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value <= most:
+        raise UserError(f"a number of --chaos must be above 0 and at most {most:g}", repr(word), FIX)
+    return value
+
+
+def arrivals(chaos: Chaos, seed: int) -> Iterator[tuple[float, Kind]]:
+    """When (in seconds since the start) which fault comes by its rate: a Poisson process of each kind, for ever."""
+
+    def of(kind: Kind, rate_per_s: float) -> Iterator[tuple[float, Kind]]:
+        dice = random.Random(derive(seed, "chaos", kind))
+        at_s = 0.0
+        while True:
+            at_s += dice.expovariate(rate_per_s)
+            yield at_s, kind
+
+    return heapq.merge(*(of(kind, rate) for kind, rate in chaos.rates.items()))
+
+
+class Injector:
+    """Does to a run what ``chaos`` says. ``act`` is to be called again and again, at the latest after ``wait_s``.
+
+    The last healthy member is spared: a run that loses all of them begins again at its checkpoint, as any would.
+    ``epochs`` and ``max_steps`` (where known) tell which part of the run is done.
+    """
+
+    def __init__(
+        self,
+        chaos: Chaos,
+        seed: int,
+        *,
+        epochs: int | None = None,
+        max_steps: int | None = None,
+        clock: Clock | None = None,
+        send_signal: Callable[[int, int], None] = os.kill,
+    ) -> None:
+        self._clock = clock or SystemClock()
+        self._arrivals = arrivals(chaos, seed)
+        self._next = next(self._arrivals, None)
+        self._planned = list(chaos.planned)
+        self._dice = random.Random(derive(seed, "chaos", "victims"))
+        self._epochs = epochs
+        self._max_steps = max_steps
+        self._send_signal = send_signal
+        self._began: float | None = None
+        self._frozen: list[tuple[float, int, int]] = []  # when it is to go on, worker, process
+        self._struck: set[int] = set()
+        self._steps_per_epoch: float | None = None
+        self._target: int | None = None
+        self._rates = dict(chaos.rates)
+        self._done: set[Kind] = set()  # of those that come by a rate
+        self._spared: dict[str, str] = {}  # what was due and could not be, and why
+
+    @property
+    def not_injected(self) -> dict[str, str]:
+        """What was asked for and has not happened, by its name on the command line, and why not."""
+        found = {str(fault): "the run ended before its turn came" for fault in self._planned}
+        for kind, rate_per_s in self._rates.items():
+            if kind not in self._done and kind not in self._spared:
+                found[kind] = f"none fell due at {rate_per_s:g} a second"
+        return {**found, **{name: why for name, why in self._spared.items() if name not in self._done}}
+
+    @property
+    def planned_missing(self) -> bool:
+        """Whether a fault with a point of its own has not happened: one by a rate may not come."""
+        return bool(self._planned) or any("@" in name for name in self._spared)
+
+    def hear(self, record: Record) -> None:
+        """Reports tell how long an epoch is."""
+        if isinstance(record, Reported) and record.epoch:
+            self._steps_per_epoch = record.step / record.epoch
+
+    def wait_s(self) -> float:
+        """Seconds until there is something to do, 0.1 at most: a run's steps are looked at that often."""
+        return max(0.0, min(0.1, self._until(), *(at - self._clock.now() for at, _, _ in self._frozen)))
+
+    def act(self, handle: ElasticHandle) -> list[FaultInjected]:
+        """Do what is due; what was done."""
+        if self._began is None:
+            self._began = self._clock.now()
+        self._thaw(handle)
+        done: list[FaultInjected | None] = []
+        while self._next is not None and self._until() <= 0:
+            kind = self._next[1]
+            self._next = next(self._arrivals, None)
+            done.append(self._do(kind, handle))
+            if done[-1] is not None:
+                self._done.add(kind)
+            else:
+                self._spared[kind] = WHY_NOT[kind]
+        for planned in [fault for fault in self._planned if self._reached(fault, handle.step)]:
+            self._planned.remove(planned)
+            done.append(self._do(planned.kind, handle))
+            if done[-1] is None:
+                self._spared[str(planned)] = WHY_NOT[planned.kind]
+        return [fault for fault in done if fault is not None]
+
+    def _until(self) -> float:
+        if self._next is None or self._began is None:
+            return 0.1
+        return self._began + self._next[0] - self._clock.now()
+
+    def _reached(self, fault: Planned, step: int) -> bool:
+        if fault.step is not None:
+            return step >= fault.step
+        total = self._max_steps
+        if self._epochs and self._steps_per_epoch:
+            whole = self._epochs * self._steps_per_epoch
+            total = round(whole) if total is None else min(total, round(whole))
+        return total is not None and fault.part is not None and step >= fault.part * total
+
+    def _do(self, kind: Kind, handle: ElasticHandle) -> FaultInjected | None:
+        if kind == "reshape":
+            return self._reshape(handle)
+        if kind in ("join", "leave"):
+            return self._resize(kind, handle)
+        pids = handle.pids
+        standing = set(pids) - self._struck
+        healthy = standing.intersection(handle.members)
+        victims = healthy if kind == "notice" else standing
+        if len(healthy) < 2:
+            victims = victims - healthy
+        if not victims:
+            return None
+        worker = self._dice.choice(sorted(victims))
+        self._struck.add(worker)
+        if kind == "notice":
+            self._signal(pids[worker], signal.SIGTERM)
+        elif kind == "kill":
+            handle.kill_worker(worker)
+        else:
+            self._signal(pids[worker], signal.SIGSTOP)
+            frozen_s = FROZEN_HEARTBEATS * handle.spec.elastic.heartbeat_s
+            self._frozen.append((self._clock.now() + frozen_s, worker, pids[worker]))
+        return FaultInjected(kind, worker)
+
+    def _resize(self, kind: Kind, handle: ElasticHandle) -> FaultInjected | None:
+        workers, elastic = handle.spec.means.workers, handle.spec.elastic
+        target = (workers if self._target is None else self._target) + (1 if kind == "join" else -1)
+        if not min(elastic.low, workers) <= target <= max(workers, elastic.high or workers):
+            return None
+        self._target = target
+        handle.resize(target, f"chaos: {kind}")
+        return FaultInjected(kind)
+
+    def _reshape(self, handle: ElasticHandle) -> FaultInjected | None:
+        means, elastic = handle.spec.means, handle.spec.elastic
+        possible = meshes_of(means).meshes(min(elastic.low, means.workers), handle.spec.most_workers)
+        mesh = self._dice.choice(possible)
+        self._target = mesh.workers
+        handle.reshape(mesh, "chaos: reshape")
+        return FaultInjected("reshape")
+
+    def _thaw(self, handle: ElasticHandle) -> None:
+        now = self._clock.now()
+        for _, worker, process in [frozen for frozen in self._frozen if frozen[0] <= now]:
+            if handle.pids.get(worker) == process:  # else it was ended meanwhile
+                self._signal(process, signal.SIGCONT)
+        self._frozen = [frozen for frozen in self._frozen if frozen[0] > now]
+
+    def _signal(self, process: int, number: int) -> None:
+        with suppress(ProcessLookupError):
+            self._send_signal(process, number)

@@ -1,0 +1,41 @@
+"""Ctrl-C, SIGTERM and SIGUSR1 as counters that a loop can look at."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+
+class Interrupted(Exception):
+    """The user asked for an end before there was anything to show."""
+
+
+class Interrupts:
+    """While entered, SIGINT and SIGTERM are counted instead of ending the process: 1 asks for a graceful end, 2 insist.
+
+    ``noticed``: SIGUSR1 came, by which batch systems announce that they will take the machine away (Slurm's
+    ``--signal=B:USR1@60``). Outside of the main thread signals cannot be caught: the count then stays 0.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.noticed = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        if number == signal.SIGUSR1:
+            self.noticed = True
+        else:
+            self.count += 1
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,329 @@
+"""Several jobs at once on one cluster: start what fits, read events, resize and pause jobs, meter their cost.
+
+Hosts are paid for whether they are used or not, at the current price of their kind. A job pays for each of its
+workers from the moment that its process exists until it has ended, whatever it does. Unused room is shared among
+the jobs that have workers at that time, by their number of workers. While no job has workers, it is ``idle``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from elastune.core.clock import Clock, SystemClock
+from elastune.core.cost import Paid, Prices
+from elastune.core.journal.records import Record, RunFailed, RunFinished
+from elastune.core.run import RunSpec
+from elastune.runtime.clusters.base import Cluster, ElasticHandle, Handle, LeftRun
+from elastune.runtime.job.run import JobSupervisor
+
+# [meter] What each of several jobs on one cluster has cost, as time goes on. Pure.
+#
+# Hosts are paid for whether they are used or not, at the price that holds, by their kind. A job pays for each of its
+# workers from the moment that its process is there until it has ended, whatever it does: it starts, stands still, does a
+# lost step again, is replaced. What nobody uses is shared among the jobs that have workers then, by their number of
+# workers; while none has, it is ``idle`` and nobody's.
+
+Workers = Mapping[str, int]
+"""By the kind of host."""
+
+
+class MoneyMeter:
+    """Counts by ``prices``, whose times are those of the caller's clock and ``offset_s`` more.
+
+    Attributes:
+        costs: What each job has cost so far, in units of the prices.
+        idle: What was paid for while no job had a worker.
+    """
+
+    def __init__(self, prices: Prices, offset_s: float = 0.0) -> None:
+        self.costs: defaultdict[int, float] = defaultdict(float)
+        self.idle = 0.0
+        self._prices, self._offset_s = prices, offset_s
+        self._at: float | None = None
+        self._room: Workers = {}
+        self._held: Mapping[int, Workers] = {}
+
+    def look(self, now_s: float, room: Workers, held: Mapping[int, Workers]) -> None:
+        """Count what was there at the look before until now; from now on there is ``room`` on all hosts, of which each
+        job has ``held``. Raises ``UserError`` for a kind of host without a price."""
+        if self._at is not None and now_s > self._at:
+            self._count(self._at + self._offset_s, now_s + self._offset_s)
+        self._at, self._room, self._held = now_s, dict(room), dict(held)
+
+    def _count(self, begin_s: float, end_s: float) -> None:
+        used: Counter[str] = Counter()
+        for workers in self._held.values():
+            used.update(workers)
+        kinds = {*self._room, *used}
+        each = {kind: self._prices.cost(Paid(kind, 1, begin_s, end_s)) for kind in kinds}
+        unused = sum(each[kind] * max(0, self._room.get(kind, 0) - used[kind]) for kind in kinds)
+        whole = used.total()
+        if not whole:
+            self.idle += unused
+            return
+        for job, workers in self._held.items():
+            own = sum(each[kind] * n for kind, n in workers.items())
+            self.costs[job] += own + unused * sum(workers.values()) / whole
+
+
+# [pool] Several jobs at once on one cluster: start what fits, hear from all, resize and pause them, tell what ended.
+
+PAUSED = ("requested", "until_epoch", "notice")  # endings with a checkpoint, from which the job can go on
+
+
+@dataclass(frozen=True)
+class JobEvent:
+    """Something that a job said, or (``outcome``) how it ended.
+
+    ``worker_seconds``: the time of all its workers together in the ``seconds`` that it ran until then. ``lost``: it had
+    no workers left, and could not even start, or was asked to end: it can go on from its newest checkpoint. ``cost``:
+    of all that jobs of its key have had, in a pool with a meter.
+    """
+
+    job: int
+    spec: RunSpec
+    record: Record
+    seconds: float
+    worker_seconds: float
+    lost: bool = False
+    cost: float | None = None
+
+    @property
+    def outcome(self) -> RunFinished | RunFailed | None:
+        """How the job ended; None while it runs."""
+        return self.record if isinstance(self.record, RunFinished | RunFailed) else None
+
+    @property
+    def paused_by(self) -> str | None:
+        """What it ended by with a checkpoint to go on from; None where it runs or is over."""
+        if self.lost:
+            return "lost"
+        stopped = self.record.stopped if isinstance(self.record, RunFinished) else None
+        return stopped if stopped in PAUSED else None
+
+
+@dataclass(frozen=True)
+class LeftJob:
+    """A job that ran under a controller before this one, with ``worker_seconds`` by now.
+
+    None: it has had the workers that it began with ever since.
+    """
+
+    run: LeftRun
+    worker_seconds: float | None = None
+
+
+class Job:
+    """One job that runs: how many workers it was told to have, and how many it had, for how long.
+
+    It was ``started_s``, and has had ``worker_seconds`` until ``since_s``.
+    """
+
+    def __init__(
+        self, watch: JobSupervisor, spec: RunSpec, started_s: float, since_s: float, worker_seconds: float = 0.0
+    ) -> None:
+        self.watch = watch
+        self.spec = spec
+        self.wished = self.held = spec.means.workers
+        self.started_s = started_s
+        self.pausing = False
+        self.given_up = False
+        self._begun = False
+        self._counted, self._idle_s = worker_seconds, 0.0
+        self._had, self._since_s = self.wished, since_s
+
+    @property
+    def workers(self) -> int:
+        """Workers that train together now; before they do, those that were asked for."""
+        handle = self.watch.handle
+        if not isinstance(handle, ElasticHandle):
+            return self.wished
+        return len(handle.members) or (len(handle.pids) if self._begun else self.wished)
+
+    @property
+    def stranded(self) -> bool:
+        """Whether it has lost all workers, and waits for room."""
+        handle = self.watch.handle
+        return self.workers == 0 and isinstance(handle, ElasticHandle) and not handle.pids
+
+    def hold(self) -> int:
+        """Note how many workers nobody else can have: told to come, or not gone yet. By how many more than before."""
+        handle, before = self.watch.handle, self.held
+        self.held = self.wished
+        if isinstance(handle, ElasticHandle):
+            self._begun = self._begun or bool(handle.members)
+            self.held = max(self.wished, len(handle.pids), len(handle.members))
+        return self.held - before
+
+    def seconds(self, now_s: float) -> float:
+        """How long it has run by now, as ``worker_seconds`` has counted: without the time in which it had no worker."""
+        return now_s - self.started_s - self._idle_s
+
+    def worker_seconds(self, now_s: float) -> float:
+        """The time of all its workers together, up to now. To be asked whenever their number may have changed.
+
+        How often it is asked while they stay the same changes no bit of the answer.
+        """
+        spent_s = (now_s - self._since_s) * self._had
+        if self.workers != self._had or self._had == 0:
+            self._counted += spent_s
+            self._idle_s += (now_s - self._since_s) * (self._had == 0)
+            self._had, self._since_s = self.workers, now_s
+            return self._counted
+        return self._counted + spent_s
+
+
+class Pool:
+    """Jobs by a key of the caller's, on at most ``most`` workers of ``cluster`` (None: all of them). ``meter``: counts
+    what they cost."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        most: int | None = None,
+        timeout_s: float | None = None,
+        clock: Clock | None = None,
+        meter: MoneyMeter | None = None,
+    ) -> None:
+        self._most = most
+        self._meter = meter
+        self.files = cluster.files
+        self._cluster = cluster
+        self._timeout_s = timeout_s
+        self._clock = clock or SystemClock()
+        self.jobs: dict[int, Job] = {}
+        self._keys: dict[Handle, int] = {}
+        self._held = 0
+
+    @property
+    def capacity(self) -> int:
+        """Workers that its jobs may have together; changes where the cluster varies."""
+        return self._cluster.capacity if self._most is None else min(self._most, self._cluster.capacity)
+
+    @property
+    def varies(self) -> bool:
+        """Whether there may be more room later than there is now, whatever the jobs do."""
+        return self._cluster.varies
+
+    def takes(self, workers: int) -> bool:
+        """Whether a job of so many is to be started though it is wider than ``free``, once no other runs."""
+        return not self.varies or self._cluster.free >= workers
+
+    @property
+    def free(self) -> int:
+        """Workers that no job uses, and that the cluster could start now."""
+        return min(self.capacity - self._held, self._cluster.free)
+
+    @property
+    def running(self) -> int:
+        """Jobs that are not over."""
+        return len(self.jobs)
+
+    def start(self, key: int, spec: RunSpec) -> None:
+        """Start a job; its workers must be free. Raises ``NoRoomError`` where they no longer are, and ``UserError``."""
+        now_s = self._clock.now()
+        self._follow(key, self._cluster.start(spec), spec, now_s, now_s)
+
+    def adopt(self, left: Mapping[int, LeftJob]) -> Collection[int]:
+        """Go on with those of the jobs that go on without their controller; which those are. Before any ``start``."""
+        handles = self._cluster.adopt([one.run for one in left.values()])
+        for (key, one), handle in zip(left.items(), handles, strict=True):
+            if handle is not None:
+                now_s = self._clock.now()
+                started_s = one.run.begun_at - (self._clock.wall() - now_s)
+                since_s = started_s if one.worker_seconds is None else now_s
+                self._follow(key, handle, one.run.spec, started_s, since_s, one.worker_seconds or 0.0)
+                job = self.jobs[key]
+                if isinstance(handle, ElasticHandle) and one.run.spec.elastic.high is not None:
+                    job.wished = len(handle.members) or job.wished  # what else was asked for is forgotten
+                self._held += job.hold()
+        return list(self.jobs)
+
+    def _follow(
+        self, key: int, handle: Handle, spec: RunSpec, started_s: float, since_s: float, worker_seconds: float = 0.0
+    ) -> None:
+        ran_s = self._clock.now() - started_s
+        watch = JobSupervisor(handle, timeout_s=self._timeout_s, clock=self._clock, ran_s=ran_s)
+        job = self.jobs[key] = Job(watch, spec, started_s, since_s, worker_seconds)
+        self._keys[watch.handle] = key
+        self._held += job.held
+        self._count()
+
+    def resize(self, key: int, workers: int, why: str = "") -> None:
+        """Let a job go on with so many workers, as soon as they are there."""
+        job = self.jobs[key]
+        if not isinstance(job.watch.handle, ElasticHandle):
+            raise TypeError(f"the workers of {type(job.watch.handle).__name__} cannot change")
+        job.worker_seconds(self._clock.now())
+        job.wished = workers
+        job.watch.handle.resize(workers, why)
+        self._held += job.hold()
+
+    def pause(self, key: int) -> None:
+        """Ask a job for a checkpoint and its end, at its next step. It is told as ended, with that outcome.
+
+        One that has no workers left ends at once.
+        """
+        job = self.jobs[key]
+        if not job.given_up and job.stranded:
+            job.given_up = True
+            job.watch.end("it had lost all its workers, and there was no room")
+        if not job.pausing:
+            job.pausing = True
+            job.watch.stop()
+
+    def pump(self, wait_s: float) -> list[JobEvent]:
+        """Wait for news, at most ``wait_s`` and the cluster's patience: what the jobs said, then the ends."""
+        if self.jobs or self.varies:
+            late_s = self._late_s()
+            self._cluster.wait(min(wait_s, self._cluster.patience_s, late_s if late_s > 0 else wait_s))
+        self._count()
+        said: list[JobEvent] = []
+        ends: list[JobEvent] = []
+        for key in self._told():
+            job, now_s = self.jobs[key], self._clock.now()
+            worker_s = job.worker_seconds(now_s)
+            ran_s = job.seconds(now_s)
+            cost = None if self._meter is None else self._meter.costs[key]
+            said.extend(JobEvent(key, job.spec, record, ran_s, worker_s, cost=cost) for record in job.watch.pump())
+            self._held += job.hold()
+            if job.watch.outcome is not None:
+                ends.append(JobEvent(key, job.spec, job.watch.outcome, ran_s, worker_s, job.given_up, cost))
+                self._held -= job.held
+                del self.jobs[key], self._keys[job.watch.handle]
+        if ends:
+            self._count()
+        return [*said, *ends]
+
+    def _count(self) -> None:
+        if self._meter is not None:
+            held = {key: self._cluster.held(job.watch.handle) for key, job in self.jobs.items()}
+            self._meter.look(self._clock.now(), self._cluster.rooms, held)
+
+    def _told(self) -> list[int]:
+        """The jobs that may have something to say. Who may be late is always asked."""
+        news = self._cluster.news()
+        if news is None or self._late_s() <= 0:
+            return list(self.jobs)
+        return [self._keys[handle] for handle in news if handle in self._keys]
+
+    def _late_s(self) -> float:
+        """Seconds until the job that was started first, of those that run, is late."""
+        if self._timeout_s is None or not self.jobs:
+            return float("inf")
+        return next(iter(self.jobs.values())).started_s + self._timeout_s - self._clock.now()
+
+    def abandon(self) -> None:
+        """End every job now; what they had done is not told."""
+        for job in self.jobs.values():
+            job.watch.handle.kill()
+        while any(job.watch.outcome is None for job in self.jobs.values()):
+            self._cluster.wait(0.5)
+            for job in self.jobs.values():
+                job.watch.pump()
+        self.jobs.clear()
+        self._keys.clear()
+        self._held = 0

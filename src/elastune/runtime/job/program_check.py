@@ -1,0 +1,278 @@
+"""``elastune check``: does a program give the same result on any number of workers; the cost of ``exact`` mode.
+
+Short runs of the program are compared. The cost is the time of steps in ``exact`` mode beside those of a plain loop
+with one pass a batch. A program in which nothing was found is noted as an empty file in
+``XDG_CACHE_HOME/elastune/checked`` (``~/.cache/elastune/checked``), named by the digest of the program. Only file
+names are read, so writers cannot get in each other's way. An edit of the program makes another digest.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from elastune.core.errors import UserError
+from elastune.core.journal.records import Record, Reported, RunFinished
+from elastune.core.run import Config, Means, Mode, Program, RunSpec
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.runtime.job.run import JobFailed, run_job
+from elastune.train.program.load import FOLDER, written_by_several
+from elastune.train.program.source import meaning, of_workers, unseeded
+
+# [checked programs] Which programs ``elastune check`` has found nothing in: an empty file each, named by the digest of the program.
+#
+# The files are in ``XDG_CACHE_HOME/elastune/checked`` (``~/.cache/elastune/checked``). Only their names are read. So
+# writers cannot get in each other's way, and a foreign file means nothing. An edit of the program makes another digest.
+
+MOST = 1000
+"""Programs that are remembered; then the older half is forgotten."""
+
+
+def checked_folder() -> Path:
+    """Return the folder of the files. Raises ``OSError`` where this user has no home."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "elastune" / "checked"
+    except RuntimeError as error:
+        raise OSError(f"{error}; set XDG_CACHE_HOME") from None
+
+
+def note_check(program: Program, *, passed: bool) -> None:
+    """Remember that a check found nothing in ``program``; where it found something, forget an earlier one.
+
+    Raises:
+        OSError: Where nothing can be written. A check is as good without.
+    """
+    folder = checked_folder()
+    mark = folder / meaning(program)
+    if not passed:
+        mark.unlink(missing_ok=True)
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    mark.touch()
+    _forget_oldest(folder)
+
+
+def is_checked(program: Program) -> bool:
+    """Return whether a check of ``program``, as its file is now, found nothing; False where nobody can know.
+
+    Example:
+        >>> is_checked(Program(Path("train.py")))
+        False
+    """
+    try:
+        return (checked_folder() / meaning(program)).is_file()
+    except (OSError, ValueError, SyntaxError, RecursionError):  # whoever runs the file tells what is wrong with it
+        return False
+
+
+def _forget_oldest(folder: Path) -> None:
+    names = os.listdir(folder)
+    if len(names) <= MOST:
+        return
+    aged = []
+    for path in (folder / name for name in names):
+        try:
+            aged.append((path.lstat().st_mtime, path))
+        except FileNotFoundError:  # another check has forgotten it
+            continue
+    for _, path in sorted(aged)[: len(aged) // 2]:
+        if not path.is_dir():
+            path.unlink(missing_ok=True)
+
+
+# [exact cost] What ``exact`` mode costs a program: its steps beside those of one pass a batch, as a plain loop makes them.
+
+SLOTS = 4
+MODES: tuple[Mode, Mode] = ("exact", "fast")
+ROUNDS = 2  # of both, in turn: what a machine does besides then meets both
+APART = 1e-3  # metrics that differ by more, relatively, differ by more than rounding
+
+
+@dataclass(frozen=True)
+class ExactCost:
+    """Both measured here, on one worker, in ``steps`` steps each.
+
+    Attributes:
+        exact_s: Median seconds of a step that runs each of ``SLOTS`` slots by itself.
+        plain_s: The same of one pass a batch.
+        apart: Metrics that differ by more than rounding: by name, in exact mode and in one pass.
+    """
+
+    steps: int
+    exact_s: float
+    plain_s: float
+    apart: dict[str, tuple[float, float]]
+
+    def told(self) -> list[str]:
+        """In lines."""
+        times = f"{self.exact_s * 1e3:.3g} ms a step in {SLOTS} slots, {self.plain_s * 1e3:.3g} ms in one pass"
+        found = [f"exact mode: {times} (x{self.exact_s / self.plain_s:.2f}; medians of {self.steps} steps, one worker)"]
+        for name, (exact, plain) in sorted(self.apart.items()):
+            why = "batches are normalised, or compared within, a slot at a time"
+            found.append(
+                f"{name}: {exact:.6g} in exact mode, {plain:.6g} in one pass: {why}, or dropout draws otherwise"
+            )
+        return found
+
+
+def exact_cost(program: Program, config: Config, *, steps: int, seed: int = 0) -> ExactCost:
+    """Train ``steps`` steps of ``program`` in each mode, in turn.
+
+    Raises:
+        UserError: Where there are too few steps to time.
+        JobFailed: Where it does not train.
+
+    Example:
+        >>> exact_cost(Program(Path("train.py")), {}, steps=50).told()
+    """
+    runs: dict[Mode, list[RunFinished]] = {mode: [] for mode in MODES}
+    with LocalCluster(capacity=1) as cluster, tempfile.TemporaryDirectory(prefix="elastune-check-") as place:
+        for nth in range(ROUNDS):
+            for mode in MODES:
+                means, out = Means(mode=mode, num_slots=SLOTS), Path(place) / f"{mode}{nth}"
+                spec = RunSpec(program, out, config, seed=seed, means=means, max_steps=steps)
+                runs[mode].append(run_job(spec, cluster=cluster))
+    times = {mode: [run.step_s for run in done if run.step_s is not None] for mode, done in runs.items()}
+    exact, plain = runs["exact"][0], runs["fast"][0]
+    if not all(times.values()):
+        raise UserError("a few steps are needed to time them", f"{exact.steps}", "such as --time 20, and more epochs")
+    apart = {
+        name: (value, plain.metrics[name])
+        for name, value in exact.metrics.items()
+        if name in plain.metrics and abs(value - plain.metrics[name]) > APART * max(abs(value), APART)
+    }
+    return ExactCost(exact.steps, min(times["exact"]), min(times["fast"]), apart)
+
+
+# [portability] Whether a program comes to the same on any number of workers: short runs of it are compared, and told apart.
+
+CHECK_SLOTS, WORKERS = 4, 2
+PAGE = "docs/programs.md#what-elastune-check-finds"
+
+
+@dataclass(frozen=True)
+class NotPortable:
+    """One thing that keeps a program from coming to the same everywhere.
+
+    Attributes:
+        kind: "fails", "fails on two workers", "random", "workers", "metric" or "files".
+        lines: Of the program: where it is, or may be.
+        said: What was seen.
+        fix: What to change.
+    """
+
+    kind: str
+    lines: tuple[int, ...]
+    said: str
+    fix: str
+
+    def told(self, name: str) -> str:
+        """In one line; ``name``: the file's."""
+        at = f"{name}:{','.join(map(str, self.lines))}: " if self.lines else f"{name}: "
+        return f"{at}{self.said}. {self.fix}. See {PAGE}"
+
+
+@dataclass(frozen=True)
+class ShortRun:
+    """What a short run came to: its weights' hash, its steps, and what it reported, one after another."""
+
+    sha256: str
+    steps: int = 0
+    reports: tuple[dict[str, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What came of ``check_program``: the steps that were compared, the weights' hash, and what was found."""
+
+    steps: int
+    sha256: str
+    found: tuple[NotPortable, ...]
+
+
+def check_program(program: Program, config: Config, *, steps: int = 2, seed: int = 0) -> Checked:
+    """Run ``steps`` steps of ``program`` twice on one worker and once on two, in ``exact`` mode, and compare.
+
+    Args:
+        config: Over the program's own.
+
+    Returns:
+        What was found; nothing, where all is alike.
+
+    Raises:
+        UserError: For what can be known before a worker starts.
+
+    Example:
+        >>> for each in check_program(Program(Path("train.py")), {"lr": 0.1}).found:
+        ...     print(each.told("train.py"))
+    """
+    with LocalCluster(capacity=WORKERS) as cluster, tempfile.TemporaryDirectory(prefix="elastune-check-") as place:
+        folder = Path(place)
+
+        def run(workers: int, name: str) -> ShortRun:
+            means = Means(workers=workers, num_slots=CHECK_SLOTS)
+            spec = RunSpec(program, folder / name, config, seed=seed, means=means, max_steps=steps)
+            heard: list[Record] = []
+            done = run_job(spec, cluster=cluster, observe=heard.append)
+            reports = tuple(record.metrics for record in heard if isinstance(record, Reported))
+            return ShortRun(done.sha256, done.steps, reports)
+
+        try:
+            one, again = run(1, "one"), run(1, "again")
+        except JobFailed as error:
+            fix = "Mend that first: 'elastune run' shows its log"
+            return Checked(0, "", (NotPortable("fails", (), f"it does not train: {error.failure.detail}", fix),))
+        told = folder / "written"
+        told.mkdir()
+        two: ShortRun | str
+        with _told_in(told):
+            try:
+                two = run(WORKERS, "two")
+            except JobFailed as error:
+                two = error.failure.detail
+        files = {path: line for path, line in written_by_several(told).items() if not path.startswith(f"{folder}/")}
+        return Checked(one.steps, one.sha256, tuple(judge(program.path.read_text(), one, again, two, files)))
+
+
+def judge(
+    text: str, one: ShortRun, again: ShortRun, two: ShortRun | str, files: dict[str, int]
+) -> Iterator[NotPortable]:
+    """What a program of ``text`` has shown: on one worker, once more, on two (or why it failed), and what all wrote."""
+    same_bits = one.sha256 == again.sha256
+    if not same_bits:
+        said = "two equal runs end with different weights: something random has no seed"
+        fix = "Draw from the generators of torch, numpy and Python, which the run seeds, or seed yours by session.seed"
+        yield NotPortable("random", tuple(unseeded(text)), said, fix)
+    if isinstance(two, str):
+        fix = "Let all workers call the same lines of session; what depends on the rank belongs under session.leader"
+        yield NotPortable("fails on two workers", (), f"it trains on one worker and not on two: {two}", fix)
+        two = one
+    elif same_bits and two.sha256 != one.sha256:
+        said = "two workers end with other weights than one: who a worker is, or how many there are, decides something"
+        fix = "Let data, model and rates depend on neither session.rank nor session.size"
+        yield NotPortable("workers", tuple(of_workers(text)), said, fix)
+    told: set[str] = set()
+    for first, second, other in zip(one.reports, again.reports, two.reports, strict=False):
+        for name in sorted(first.keys() - told):
+            if first[name] == second.get(name) and first[name] != other.get(name):
+                told.add(name)
+                said = f"the metric {name!r} is {first[name]:g} on one worker, {other.get(name)} on two"
+                fix = "Add it up over workers by session.sum or session.mean, and report that"
+                yield NotPortable("metric", (), said, fix)
+    for path, line in sorted(files.items()):
+        fix = "Write it under 'if session.leader:', or give each worker a name of its own"
+        yield NotPortable("files", (line,), f"all workers write {path}", fix)
+
+
+@contextmanager
+def _told_in(folder: Path) -> Iterator[None]:
+    """Workers that start meanwhile tell in ``folder`` what they write."""
+    os.environ[FOLDER] = str(folder)
+    try:
+        yield
+    finally:
+        del os.environ[FOLDER]

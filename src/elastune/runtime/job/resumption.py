@@ -1,0 +1,362 @@
+"""Going on with a run: its request is compared with its journal before anything starts or is written.
+
+A program that has changed since the run was begun is refused, or accepted and journaled. Workers that have outlived
+their controller are adopted.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from elastune.core.errors import UserError
+from elastune.core.journal.files import read
+from elastune.core.journal.records import (
+    ChangesAccepted,
+    Checkpointed,
+    Entry,
+    Record,
+    Reported,
+    RunFinished,
+    RunStarted,
+)
+from elastune.core.mesh_choice import MeshChoice
+from elastune.core.run import LENGTHS, Config, Means, Position, RunSpec, changed_settings, grown, number
+from elastune.elastic.wire.contact import CONTACT_NAME, left_behind
+from elastune.runtime.clusters.base import Cluster, Handle, LeftRun
+from elastune.runtime.job.output import JOURNAL, check_out
+from elastune.train.program.source import differences, source_of
+
+# [changes] What has changed in a program since its run was begun: refused before anything is written, or accepted and told.
+
+FIX = "undo that, or add --accept-changes to go on with it"
+_MARKS = b'"checkpointed"', b'"run_started"'  # in the lines of a journal that is worth a look
+
+
+def with_source(spec: RunSpec) -> RunSpec:
+    """Return ``spec`` with the source of its program, as it is now."""
+    return replace(spec, source=source_of(spec.program))
+
+
+def accepted_changes(spec: RunSpec) -> ChangesAccepted | None:
+    """Compare the program of ``spec``, which is to go on, with that of the run in its folder.
+
+    Returns:
+        What has changed, where that is accepted; None where nothing has, or there is no checkpoint to go on from.
+
+    Raises:
+        UserError: Where something has changed and is not accepted: names file, line and part.
+    """
+    path = spec.out / JOURNAL
+    if not spec.resume or not path.is_file():
+        return None
+    text = path.read_bytes()
+    if not all(mark in text for mark in _MARKS):
+        return None
+    records = [entry.record for entry in read(path)]
+    started = [record for record in records if isinstance(record, RunStarted)]
+    saved = [record.step for record in records if isinstance(record, Checkpointed)]
+    what = differences(started[-1].source, spec.program) if started and saved else []
+    if not what:
+        return None
+    refuse_unless(spec.accept_changes, what, "a run")
+    return ChangesAccepted(what, saved[-1], _epochs(records, saved[-1]))
+
+
+def refuse_unless(accepted: bool, what: Sequence[str], whose: str, fix: str = FIX) -> None:
+    """Raise ``UserError`` for changes that were not accepted; ``whose``: "a run", "a study"."""
+    if not accepted:
+        raise UserError(f"{whose} goes on with the program that it was begun with", "; ".join(what), fix)
+
+
+def _epochs(records: Sequence[Record], step: int) -> int:
+    """How many epochs were completed after ``step``, as far as reports tell."""
+    reports = [record for record in records if isinstance(record, Reported) and record.step <= step]
+    return reports[-1].epoch if reports else 0
+
+
+# [resumption] Going on with a run: what is asked for is compared with its journal before anything starts or is written.
+
+
+@dataclass(frozen=True)
+class RunHistory:
+    """What the journal of a run says of its settings.
+
+    Attributes:
+        first: How it was begun.
+        last: How it was begun or resumed last.
+        planned: The epochs that it was to have then; None: nobody knows.
+        saved: The steps of its newest checkpoint; 0: it has none.
+    """
+
+    first: RunStarted
+    last: RunStarted
+    planned: int | None = None
+    saved: int = 0
+
+    def settings(self, own: Config) -> Config:
+        """Return the settings that the run has, where ``own`` are the program's."""
+        longer = {name: value for name, value in self.last.config.items() if name in LENGTHS}
+        return {**own, **self.first.config, **longer}
+
+
+def history_in(entries: Sequence[Entry], path: Path) -> RunHistory | None:
+    """Return what the ``entries`` of the journal at ``path`` say of their run; None where there are none.
+
+    Raises:
+        UserError: For the journal of anything but a run.
+    """
+    started = [entry.record for entry in entries if isinstance(entry.record, RunStarted)]
+    strange = next((entry.record.kind for entry in entries if entry.record.kind == "study_started"), None)
+    if entries and (strange is not None or not started):
+        found = "the journal of a study" if strange else f"a journal that begins with {entries[0].record.kind}"
+        fix = "use another --out, or the command that the folder is of"
+        raise UserError("a run goes on in the folder of a run", f"{path.parent} has {found}", fix)
+    if not started:
+        return None
+    reported = [entry.record.epochs for entry in entries if isinstance(entry.record, Reported) and entry.record.epochs]
+    saved = [entry.record.step for entry in entries if isinstance(entry.record, Checkpointed)]
+    planned = started[-1].epochs or (reported[-1] if reported else None)
+    return RunHistory(started[0], started[-1], planned, saved[-1] if saved else 0)
+
+
+def begun_means(out: Path) -> Means | None:
+    """Return the system parameters that the run in ``out`` was begun with; None where there is no run.
+
+    Raises:
+        UserError: For the folder of anything but a run, and for a bad journal.
+    """
+    history = _history(out)
+    return None if history is None else Means.from_json(history.first.means)
+
+
+def check_resumed(spec: RunSpec) -> str:
+    """Refuse to go on with a run under settings that would change its result. Nothing is written.
+
+    More epochs or steps are a longer training of the same run. Workers, mesh, mechanism, device, cluster and whatever
+    else does not show in the result, or in its rounding alone, may differ.
+
+    Args:
+        spec: The run as it is asked for.
+
+    Returns:
+        What becomes of a learning-rate schedule if the run goes on for longer; "" for nothing.
+
+    Raises:
+        UserError: Naming the one setting that differs, both values, and the fix; for the folder of anything but a run;
+            and for a schedule that cannot go on for longer.
+
+    Example:
+        >>> check_resumed(replace(spec, resume=True, epochs=4))
+        'CosineAnnealingLR was built for 8 steps; beyond, its rate rises again'
+    """
+    history = _history(spec.out) if spec.resume else None
+    if history is None:
+        return ""
+    own: Config = {}
+    dropped = spec.epochs is None and history.last.epochs is not None
+    if dropped or any(dict(spec.config) != begun.config for begun in (history.first, history.last)):
+        from elastune.train.program.load import load_as_guest  # it brings torch
+
+        own = load_as_guest(spec.program).config
+    for found in _differences(history, spec, own):
+        raise found
+    return _schedules(history, spec, own)
+
+
+def _history(out: Path) -> RunHistory | None:
+    path = check_out(out, resume=True)
+    return history_in(read(path), path) if path.exists() else None
+
+
+def _differences(history: RunHistory, spec: RunSpec, own: Config) -> Iterator[UserError]:
+    """What is wrong with ``spec``, the worst first."""
+    first, then, now = history.first, Means.from_json(history.first.means), spec.means
+    exact = now.mode == "exact"
+    told = [
+        ("mode", "--mode", then.mode, now.mode, True),
+        ("seed", "--seed", first.seed, spec.seed, True),
+        ("slots", "--slots", then.num_slots, now.num_slots, exact),
+        ("threads", "--threads", then.threads, now.threads, exact),
+        ("precision", "--precision", then.precision, now.precision, True),
+        ("compress", "--compress", then.compress, now.compress, True),
+        ("sync", "--sync", first.sync, str(spec.sync), True),
+        ("sync_schedule", "--sync-schedule", first.sync_schedule, str(spec.sync_schedule), True),
+    ]
+    for name, option, old, new, shows in told:
+        if shows and old != new:
+            yield _differs(
+                name, old, new, f"leave out {option}" if old in (None, "") else f"use {option} {shlex.quote(str(old))}"
+            )
+    parts = MeshChoice.of(now).most_parts(spec.most_workers)
+    if exact and parts > then.num_slots:
+        rule = "a run keeps the slots it was begun with, and has one for every worker"
+        yield UserError(rule, f"{then.num_slots} slots, {parts} workers", f"use --workers {then.num_slots} or fewer")
+    yield from _of_config(history, spec, own)
+    yield from _of_policies(history, spec)
+    yield from _of_beginning(first, spec)
+    yield from _of_length(history, spec, own)
+
+
+def _differs(name: str, old: object, new: object, fix: str) -> UserError:
+    rule = f"a run resumes with the {name} it was begun with"
+    return UserError(rule, f"{_short(new)}, begun with {_short(old)}", f"{fix}, or another --out for another training")
+
+
+def _short(value: object) -> str:
+    text = value if isinstance(value, str) and value else json.dumps(value or None if value == "" else value)
+    return "none" if text == "null" else text if len(text) <= 80 else f"{text[:80]}..."
+
+
+def _of_config(history: RunHistory, spec: RunSpec, own: Config) -> Iterator[UserError]:
+    then, now = history.settings(own), {**own, **spec.config}
+    for name in changed_settings(then, now):
+        old, new = (told.get(name, "not set") for told in (then, now))
+        said = {**history.first.config, **history.last.config}
+        if name in LENGTHS and name in then and name in now:
+            rule = f"a run goes on for at least as many {name} as it was begun for"
+            yield UserError(rule, f"{_short(new)}, begun for {_short(old)}", f"use --set {name}={_short(old)} or more")
+        fix = f"use --set {shlex.quote(f'{name}={_short(old)}')}" if name in said else f"leave out --set {name}"
+        yield _differs(f"setting {name}", old, new, fix)
+
+
+def _of_policies(history: RunHistory, spec: RunSpec) -> Iterator[UserError]:
+    """Policies may have other options when a run goes on: a fixed one is another chance."""
+    old, new = ([_name(text) for text in told] for told in (_policies(history.first), spec.adapt.policies))
+    if sorted(old) != sorted(new):
+        words = " ".join(f"--policy {shlex.quote(text)}" for text in _policies(history.last))
+        fix = f"use {words}" if old else "leave out --policy"
+        yield _differs("policies", ", ".join(old) or None, ", ".join(new) or None, fix)
+
+
+def _policies(started: RunStarted) -> list[str]:
+    return started.adapt.get("policies", [])
+
+
+def _name(text: str) -> str:
+    return text.partition(":")[0].strip()
+
+
+def _of_beginning(first: RunStarted, spec: RunSpec) -> Iterator[UserError]:
+    """The weights that it began with are in its checkpoints, so they need not be named again."""
+    begun = first.start_from
+    asked = None if spec.start_from is None else {**spec.start_from.to_json(), "sha256": ""}
+    if asked is not None and asked != (begun and {**begun, "sha256": ""}):
+        old = begun["source"] if begun else None
+        fix = f"use --start-from {old}" if begun else "leave out --start-from"
+        yield _differs("weights", old, str(spec.start_from and spec.start_from.source), fix)
+    if spec.from_dcp is not None and str(spec.from_dcp) != first.from_dcp:
+        fix = f"use --from-dcp {first.from_dcp}" if first.from_dcp else "leave out --from-dcp"
+        yield _differs("weights", first.from_dcp, str(spec.from_dcp), fix)
+
+
+def _of_length(history: RunHistory, spec: RunSpec, own: Config) -> Iterator[UserError]:
+    rule, last = "a run goes on for at least as many epochs as it was begun for", history.last.epochs
+    settled = {**own, **spec.config}.get("epochs")
+    if spec.epochs is not None and history.planned is not None and spec.epochs < history.planned:
+        fix = f"use --epochs {history.planned} or more, or end it earlier with --max-steps"
+        yield UserError(rule, f"{spec.epochs}, begun for {history.planned}", fix)
+    if spec.epochs is None and last is not None and not (isinstance(settled, int) and settled >= last):
+        yield UserError(rule, f"no --epochs, begun for {last}", f"use --epochs {last} or more")
+    if spec.max_steps is not None and spec.max_steps < history.saved:
+        fix = f"use --max-steps {history.saved} or more, or begin again in another --out"
+        yield UserError("a run goes on from its newest checkpoint", f"--max-steps {spec.max_steps}", fix)
+
+
+def _schedules(history: RunHistory, spec: RunSpec, own: Config) -> str:
+    """What schedules do in a training that is longer than it was begun for. Raises ``UserError`` for what cannot be."""
+    before, after = history.planned, spec.epochs
+    then, now = history.settings(own), {**own, **spec.config}
+    passes = [name for name in grown(then, now) if name != "max_steps"]
+    if after is None and history.last.epochs is not None and own:
+        after = int(number(now, "epochs"))  # which are more: the others are refused
+    elif after is None and passes:
+        before, after = (int(number(told, passes[0])) for told in (then, now))
+    if after is None or (before is not None and after <= before):
+        return ""
+    from elastune.train.checkpoints.checkpoint import schedules  # it brings torch
+    from elastune.train.schedule_length import ended_by, ends_of
+
+    told: list[str] = []
+    at, states = schedules(spec.out / "checkpoints") or (Position(), [])
+    for state in states:
+        epoch = at.epoch + (0.5 if at.offset else 0.0)
+        for end in ended_by(ends_of(state), int(state.get("last_epoch", 0)), epoch, before, after):
+            if not end.beyond:
+                fix = f"begin another run with its weights: --start-from {spec.out} and another --out"
+                rule = f"a run with {end.kind} goes on for no longer than that was built for"
+                raise UserError(rule, f"{after} epochs; it was built for {end.built_for} steps", fix)
+            told.append(str(end))
+    return "; ".join(dict.fromkeys(told))
+
+
+# [adoption] Going on with a run whose workers have outlived their controller.
+
+
+@dataclass(frozen=True)
+class LeftOver:
+    """What is known of a run whose workers may train without a controller.
+
+    Attributes:
+        started: How it began last.
+        kept: What is in its journal since.
+    """
+
+    started: RunStarted
+    kept: list[Record]
+
+
+def may_adopt(spec: RunSpec) -> bool:
+    """Whether ``left_over`` finds anything."""
+    return left_over(spec) is not None
+
+
+def left_over(spec: RunSpec) -> LeftOver | None:
+    """The run in ``spec.out``, whose workers may have outlived its controller; None where nobody is left of it.
+
+    Raises ``UserError`` where that is another run than ``spec``, which would not be done by taking them over.
+    """
+    if not spec.resume or left_behind(spec.out) is None:
+        return None
+    found = _current(spec.out)
+    if found is None:
+        return None
+    started = found.started
+    for what, then, now in (
+        ("program", started.program, str(spec.program.path)),
+        ("settings (--set)", started.config, dict(spec.config)),
+        ("--seed", started.seed, spec.seed),
+        ("--epochs", started.epochs, spec.epochs),
+        ("--sync", started.sync, str(spec.sync)),
+        ("--sync-schedule", started.sync_schedule, str(spec.sync_schedule)),
+        ("policies and monitors", started.adapt, spec.adapt.to_json()),
+    ):
+        if then != now:
+            rule = f"workers of this run may still train: it goes on with the same {what}"
+            fix = f"say the same as before, or remove {spec.out / CONTACT_NAME} once no worker is left"
+            raise UserError(rule, f"{now}, after {then}", fix)
+    if changed := differences(started.source, spec.program):
+        rule = "workers of this run may still train: it goes on with the program that they have loaded"
+        fix = f"undo the edit, or remove {spec.out / CONTACT_NAME} once no worker is left and add --accept-changes"
+        raise UserError(rule, "; ".join(changed), fix)
+    return found
+
+
+def adopted(spec: RunSpec, found: LeftOver, cluster: Cluster) -> Handle | None:
+    """``spec``'s run, which was ``found``, as it goes on on ``cluster``; None where nobody comes back."""
+    return cluster.adopt([LeftRun(replace(spec, means=Means.from_json(found.started.means)), found.kept)])[0]
+
+
+def _current(out: Path) -> LeftOver | None:
+    """None where the run in ``out`` has ended, or never began."""
+    path = out / JOURNAL
+    records = [entry.record for entry in read(path)] if path.exists() else []
+    starts = [at for at, record in enumerate(records) if isinstance(record, RunStarted)]
+    if not starts:
+        return None
+    started, kept = records[starts[-1]], records[starts[-1] + 1 :]
+    assert isinstance(started, RunStarted)
+    return None if any(isinstance(record, RunFinished) for record in kept) else LeftOver(started, kept)

@@ -1,0 +1,321 @@
+"""Preemption notices: how a machine learns that it will be taken away. Each source of notices has a ``poll``.
+
+A notice comes from a file, from a URL, or from the metadata service of a cloud in its documented format. AWS: EC2's
+``spot/instance-action`` (404 until two minutes before), with a session token (IMDSv2). Google: Compute Engine's
+``preempted`` (TRUE 30 s before) and ``maintenance-event``. Azure: ``scheduledevents`` of the machine itself; the
+service lists those of its neighbours, too.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from http.client import HTTPException
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Protocol
+
+from pydantic import BeforeValidator, TypeAdapter
+from pydantic.dataclasses import dataclass as checked
+
+from elastune.core.clock import Clock, SystemClock
+from elastune.core.errors import UserError
+
+# [notices] Being told in advance: this machine will be taken away. Where such news comes from; each source has a ``poll``.
+
+DEFAULT_S = 120.0
+POLL_S = 5.0
+ANSWER_LIMIT_S = 2.0
+CONTENT_LIMIT_BYTES = 1 << 16
+_DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+@dataclass(frozen=True)
+class Notice:
+    """In ``seconds`` this machine is gone."""
+
+    seconds: float
+    why: str
+
+
+class NoticeSource(Protocol):
+    """Something that may tell of a machine's end."""
+
+    def poll(self) -> Notice | None:
+        """The notice, once there is one. Never blocks."""
+        ...
+
+    def close(self) -> None:
+        """Look no more. Idempotent."""
+        ...
+
+
+class FileNotice:
+    """A file that appears; what it holds may be the number of seconds that are left."""
+
+    def __init__(self, path: Path, seconds: float = DEFAULT_S) -> None:
+        self._path = path
+        self._seconds = seconds
+
+    def poll(self) -> Notice | None:
+        try:
+            with self._path.open("rb") as file:
+                text = file.read(CONTENT_LIMIT_BYTES).decode(errors="replace")
+        except OSError:
+            return None
+        return Notice(_seconds(text.strip(), self._seconds), f"{self._path} is there")
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class PolledNotice:
+    """A thread calls ``look`` every ``poll_s`` until it returns a notice.
+
+    What ``look`` raises as ``OSError``, ``ValueError`` or as an answer that is no HTTP is no notice.
+    """
+
+    def __init__(self, look: Callable[[], Notice | None], poll_s: float = POLL_S) -> None:
+        self._look = look
+        self._poll_s = poll_s
+        self._found: Notice | None = None
+        self._closed = threading.Event()
+        threading.Thread(target=self._watch, name="notices", daemon=True).start()
+
+    def poll(self) -> Notice | None:
+        return self._found
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def _watch(self) -> None:
+        while self._found is None and not self._closed.is_set():
+            try:
+                self._found = self._look()
+            except (OSError, ValueError, http.client.HTTPException):
+                self._found = None
+            if self._found is None:
+                self._closed.wait(self._poll_s)
+
+
+class UrlNotice(PolledNotice):
+    """An endpoint that answers 404 until there is a notice.
+
+    An answer of JSON may name the end: ``{"action": "terminate", "time": "2026-01-31T12:00:00Z"}``; any other is a
+    notice of the usual seconds. ``fetch`` returns the answer's body, or None where there is none.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        seconds: float = DEFAULT_S,
+        *,
+        fetch: Callable[[str], bytes | None] | None = None,
+        clock: Clock | None = None,
+        poll_s: float = POLL_S,
+    ) -> None:
+        check_address(url, "--notice-url", "http://169.254.169.254/latest/meta-data/spot/instance-action")
+        clock, fetch = clock or SystemClock(), fetch or ask
+
+        def look() -> Notice | None:
+            answer = fetch(url)
+            return None if answer is None else read_notice(answer, clock.wall(), seconds, url)
+
+        super().__init__(look, poll_s)
+
+
+def check_address(url: str, option: str, example: str) -> None:
+    """Raise ``UserError`` where ``url`` is no web address."""
+    if not _is_web_address(url):
+        raise UserError(f"{option} must be a web address", repr(url), f"such as {example}")
+
+
+def _is_web_address(url: str) -> bool:
+    try:
+        parts = urllib.parse.urlsplit(url)
+        known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # such as a port that is none, or half an IPv6 address
+        return False
+    return known and url.isascii() and url.isprintable() and " " not in url
+
+
+def ask(url: str, headers: Mapping[str, str] = MappingProxyType({}), *, method: str = "GET") -> bytes | None:
+    """The body of an answer with status 200, at most 64 KiB; None for 404 and the like. Never asks a proxy: what is
+    said to this machine is said to nobody else.
+
+    Raises:
+        OSError: Nobody answers.
+        HTTPException: The answer is no HTTP.
+    """
+    request = urllib.request.Request(url, headers=dict(headers), method=method)
+    try:
+        with _DIRECTLY.open(request, timeout=ANSWER_LIMIT_S) as answer:
+            return bytes(answer.read(CONTENT_LIMIT_BYTES)) if answer.status == 200 else None
+    except urllib.error.HTTPError:
+        return None
+
+
+def read_notice(answer: bytes, now: float, seconds: float, source: str) -> Notice:
+    """The notice in ``answer``, given ``now`` in seconds since the epoch."""
+    try:
+        told = json.loads(answer)
+    except (ValueError, RecursionError):
+        told = None
+    if not isinstance(told, dict):
+        return Notice(seconds, f"{source} tells of it")
+    action = " ".join(str(told.get("action", "an end")).split())[:60]
+    try:
+        at = datetime.fromisoformat(str(told["time"])).timestamp()
+    except (KeyError, ValueError, OverflowError):
+        return Notice(seconds, f"{source} announces {action}")
+    return Notice(max(0.0, at - now), f"{source} announces {action}")
+
+
+def _seconds(text: str, usual: float) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        return usual
+    return value if 0 <= value < float("inf") else usual
+
+
+# [clouds] What the metadata services of clouds say of a machine's end, in their documented formats. Each look asks once.
+#
+# AWS: EC2's ``spot/instance-action`` (404 until two minutes before), with a session token (IMDSv2). Google: Compute
+# Engine's ``preempted`` (TRUE 30 s before) and ``maintenance-event``. Azure: ``scheduledevents`` of the machine itself;
+# the service lists those of its neighbours, too.
+
+Look = Callable[[str, float], Notice | None]
+"""The service's address and now, in seconds since the epoch -> the notice, once there is one. Raises ``OSError`` where
+the service does not answer, ``ValueError`` where it says what is not documented."""
+AWS_TOKEN_S = 21_600
+GOOGLE_PREEMPTED_S, GOOGLE_MAINTENANCE_S = 30.0, 60.0
+AZURE_LEAST_S = 30.0  # of a preemption
+AZURE_ENDS = ("Preempt", "Terminate", "Redeploy", "Reboot")  # a Freeze is over in seconds
+
+
+def look_at_aws(base: str, now: float) -> Notice | None:
+    """EC2: ``{"action": "terminate", "time": "2026-01-31T12:02:00Z"}``."""
+    lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": str(AWS_TOKEN_S)}
+    token = ask(f"{base}/latest/api/token", lifetime, method="PUT")
+    if token is None:
+        raise OSError("no session token")
+    found = ask(f"{base}/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": token.decode("ascii")})
+    if found is None:
+        return None
+    told = _AWS.validate_json(found)
+    return Notice(_left(told.time.timestamp(), now), f"AWS announces {told.action}")
+
+
+def look_at_google(base: str, now: float) -> Notice | None:
+    """Compute Engine: TRUE or FALSE; NONE, MIGRATE_ON_HOST_MAINTENANCE or TERMINATE_ON_HOST_MAINTENANCE."""
+    instance, header = f"{base}/computeMetadata/v1/instance", {"Metadata-Flavor": "Google"}
+    preempted = ask(f"{instance}/preempted", header)
+    if preempted is None:
+        raise OSError("it does not say whether this machine is preempted")
+    if preempted.strip() == b"TRUE":
+        return Notice(GOOGLE_PREEMPTED_S, "Google announces a preemption")
+    if (ask(f"{instance}/maintenance-event", header) or b"").strip() == b"TERMINATE_ON_HOST_MAINTENANCE":
+        return Notice(GOOGLE_MAINTENANCE_S, "Google announces maintenance that ends this machine")
+    return None
+
+
+def look_at_azure(base: str, now: float) -> Notice | None:
+    """``{"Events": [{"EventType": "Preempt", "Resources": ["vm"], "NotBefore": "Mon, 19 Sep 2016 18:29:47 GMT"}]}``."""
+    header = {"Metadata": "true"}
+    events = ask(f"{base}/metadata/scheduledevents?api-version=2020-07-01", header)
+    if events is None:
+        raise OSError("it lists no scheduled events")
+    ends = [event for event in _AZURE.validate_json(events).Events if event.EventType in AZURE_ENDS]
+    if not ends:
+        return None
+    own = ask(f"{base}/metadata/instance/compute/name?api-version=2021-02-01&format=text", header)
+    if own is None:
+        raise OSError("no name of this machine")
+    name = own.decode().strip()
+    for event in ends:
+        if name in event.Resources:
+            seconds = AZURE_LEAST_S if event.NotBefore is None else _left(event.NotBefore.timestamp(), now)
+            return Notice(seconds, f"Azure announces {event.EventType}")
+    return None
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """A cloud's metadata service: how it is asked, and where."""
+
+    look: Look
+    address: str
+
+
+CLOUDS: Mapping[str, Cloud] = {
+    "aws": Cloud(look_at_aws, "http://169.254.169.254"),
+    "google": Cloud(look_at_google, "http://metadata.google.internal"),
+    "azure": Cloud(look_at_azure, "http://169.254.169.254"),
+}
+
+
+class CloudNotice(PolledNotice):
+    """Asks the metadata service that ``text`` names: ``aws``, ``google`` or ``azure``; ``=URL`` where it is elsewhere.
+
+    Raises ``UserError`` for another name, and where the service does not answer now: no notice would ever come.
+    """
+
+    def __init__(self, text: str, *, clock: Clock | None = None, poll_s: float = POLL_S) -> None:
+        name, _, address = text.partition("=")
+        cloud, clock = CLOUDS.get(name), clock or SystemClock()
+        if cloud is None:
+            raise UserError("--notices names a cloud", text, f"use one of {', '.join(CLOUDS)}, or NAME=URL")
+        base = (address or cloud.address).rstrip("/")
+        check_address(base, "--notices NAME=URL", cloud.address)
+
+        def look() -> Notice | None:
+            return cloud.look(base, clock.wall())
+
+        try:
+            look()
+        except (OSError, ValueError, HTTPException) as error:
+            value = f"{base}: {' '.join(str(error).split())[:200]}"
+            fix = "use the cloud that this machine is of, or leave --notices out"
+            raise UserError(f"the metadata service of {name} must answer", value, fix) from None
+        super().__init__(look, poll_s)
+
+
+def _left(at: float, now: float) -> float:
+    return max(0.0, at - now)
+
+
+def _http_date(value: Any) -> Any:
+    """Azure's dates are those of HTTP; an event that has begun has none."""
+    if value == "":
+        return None
+    return parsedate_to_datetime(value).astimezone(UTC) if isinstance(value, str) else value
+
+
+@checked(frozen=True)
+class _InstanceAction:
+    action: str
+    time: datetime
+
+
+@checked(frozen=True)
+class _ScheduledEvent:
+    EventType: str
+    Resources: tuple[str, ...] = ()
+    NotBefore: Annotated[datetime | None, BeforeValidator(_http_date)] = None
+
+
+@checked(frozen=True)
+class _ScheduledEvents:
+    Events: tuple[_ScheduledEvent, ...] = ()
+
+
+_AWS, _AZURE = TypeAdapter(_InstanceAction), TypeAdapter(_ScheduledEvents)

@@ -1,1 +1,0 @@
-"""What is searched: parameters, objectives, constraints."""

@@ -1,1 +1,0 @@
-"""Which trials pause, go on, or begin from another's checkpoint."""

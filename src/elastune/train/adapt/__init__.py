@@ -1,1 +1,0 @@
-"""Monitors and policies at work in the training loop."""

@@ -1,0 +1,242 @@
+"""The models and optimizers of a program: several trained as one, and layers that train from a later epoch on.
+
+Several models train as one model that holds them all, under one optimizer that stands for all. So all that is
+moved, saved, handed to joining workers or compared is whole by itself. Gradual unfreezing: Howard, Ruder 2018,
+"Universal Language Model Fine-tuning for Text Classification".
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+
+from elastune.core.errors import UserError
+from elastune.train.compiling import is_compiled, plain
+from elastune.train.tracked import FIX
+
+# [unfreezing] Gradual unfreezing: which tensors train from which epoch on, as data.
+#
+# Howard, Ruder 2018, "Universal Language Model Fine-tuning for Text Classification": the last layers of a model that has
+# learnt something else train first, the others join them epoch by epoch.
+
+
+@dataclass(frozen=True)
+class Unfreezing:
+    """``from_epoch``: the first epoch, from 0, in which a tensor trains, by its name; None: never."""
+
+    from_epoch: Mapping[str, int | None]
+    _parameters: tuple[tuple[nn.Parameter, int | None], ...] = ()
+
+    def hide(self, epoch: int) -> None:
+        """Take away the gradients of what is frozen in ``epoch``: to the optimizer, and to clipping, it has none."""
+        for parameter, first in self._parameters:
+            if first is None or epoch < first:
+                parameter.grad = None
+
+
+def unfreezing(model: nn.Module, schedule: Mapping[str, int | None]) -> Unfreezing:
+    """What ``schedule``, patterns of names and epochs, means for the tensors of ``model``; the first that fits counts.
+
+    Raises:
+        UserError: For epochs that are none, for patterns that name nothing, for tensors that no pattern names, and
+            where nothing trains in the first epoch.
+    """
+    if not isinstance(schedule, Mapping) or not schedule:
+        rule = "a schedule of unfreezing has the first epoch of some names"
+        raise UserError(rule, repr(schedule)[:80], '{"head.*": 0, "*": 2}')
+    for pattern, epoch in schedule.items():
+        whole = epoch is None or (isinstance(epoch, int) and not isinstance(epoch, bool) and epoch >= 0)
+        if not isinstance(pattern, str) or not whole:
+            rule = "a schedule of unfreezing has an epoch from 0 for a name, or None for never"
+            raise UserError(rule, f"{pattern!r}: {epoch!r}"[:80], '{"head.*": 0, "*": 2}')
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    found: dict[str, int | None] = {}
+    for name in trained:
+        fits = [pattern for pattern in schedule if fnmatchcase(name, pattern)]
+        if not fits:
+            raise UserError("a schedule of unfreezing names every tensor that trains", name, 'end it with "*": 0')
+        found[name] = schedule[fits[0]]
+    for pattern in schedule:
+        if not any(fnmatchcase(name, pattern) for name in trained):
+            rule, there = "what is unfrozen is a tensor of the model that trains", ", ".join(list(trained)[-3:])
+            raise UserError(rule, pattern[:80], f"such as {there}"[:300])
+    if 0 not in found.values():
+        raise UserError("something trains in the first epoch", "nothing", 'such as {"head.*": 0, "*": 2}')
+    return Unfreezing(found, tuple((trained[name], epoch) for name, epoch in found.items()))
+
+
+# [several] Several models and optimizers in one run: a GAN's two, an actor and a critic, one model under two optimizers.
+#
+# They train as one model that holds all of them, under one optimizer that stands for all: what moves between workers, is
+# saved, handed to joiners and compared is then whole by itself. Which of them a step changes is the program's to say.
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a program gave to ``session.prepare``.
+
+    Attributes:
+        model: The model, or all of them in one.
+        optimizer: The optimizer, or all of them in one.
+        schedulers: The rest.
+        several: There is more than one model or optimizer.
+        compiled: ``torch.compile`` was called on some model, or on a part of one.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    schedulers: tuple[Any, ...]
+    several: bool
+    compiled: bool = False
+
+    @classmethod
+    def of(cls, given: Sequence[Any]) -> Prepared:
+        """``given`` in any order. Raises ``UserError`` where a model or an optimizer is missing, or trains nothing."""
+        compiled = [is_compiled(each) for each in given if isinstance(each, nn.Module)]
+        models = [plain(each) for each in given if isinstance(each, nn.Module)]
+        optimizers = [each for each in given if isinstance(each, torch.optim.Optimizer)]
+        rest = [each for each in given if not isinstance(each, (nn.Module, torch.optim.Optimizer))]
+        if not models or not optimizers:
+            told = ", ".join(type(each).__name__ for each in given) or "nothing"
+            raise UserError(
+                "session.prepare takes a model and its optimizer", told, "session.prepare(model, optimizer)"
+            )
+        if any(isinstance(each, GradScaler) for each in rest):
+            raise UserError("session.prepare takes models, optimizers and schedulers", "a gradient scaler", FIX)
+        if odd := [type(each).__name__ for each in rest if not callable(getattr(each, "step", None))]:
+            fix = "give other state to session.track"
+            raise UserError("session.prepare takes models, optimizers and schedulers", ", ".join(odd), fix)
+        if len(models) == len(optimizers) == 1:
+            return cls(models[0], optimizers[0], tuple(rest), several=False, compiled=any(compiled))
+        known = {id(p) for model in models for p in model.parameters()}
+        for at, optimizer in enumerate(optimizers):
+            own = [p for group in optimizer.param_groups for p in group["params"]]
+            if not all(id(p) in known for p in own):
+                rule = "each optimizer trains parameters of the models beside it"
+                raise UserError(rule, f"{type(optimizer).__name__}, number {at + 1}", "give its model, too")
+            if isinstance(optimizer, torch.optim.LBFGS):
+                raise UserError("LBFGS evaluates a step several times", "beside another optimizer", "use it alone")
+        joint = models[0] if len(models) == 1 else Models(models)
+        alone = optimizers[0] if len(optimizers) == 1 else Optimizers(optimizers)
+        return cls(joint, alone, tuple(rest), several=True, compiled=any(compiled))
+
+    def check(self, mechanism: str) -> None:
+        """Raise ``UserError`` where ``mechanism`` would divide several of them."""
+        if self.several and mechanism != "replicated":
+            rule = "several models or optimizers lie whole on every worker"
+            raise UserError(rule, f"--mechanism {mechanism}", "use --mechanism replicated")
+        if self.compiled and mechanism != "replicated":
+            rule, fix = "a compiled model lies whole on every worker", "use --mechanism replicated, or do not compile"
+            raise UserError(rule, f"--mechanism {mechanism}", f"{fix} (docs/programs.md)")
+
+    @property
+    def models(self) -> list[nn.Module]:
+        """Each of them."""
+        return list(self.model.children()) if isinstance(self.model, Models) else [self.model]
+
+
+class Models(nn.Module):
+    """Models side by side, by the names of their classes, numbered where several have the same."""
+
+    def __init__(self, models: Sequence[nn.Module]) -> None:
+        super().__init__()
+        names = [type(model).__name__ for model in models]
+        many, seen = Counter(names), Counter[str]()
+        for name, model in zip(names, models, strict=True):
+            seen[name] += 1
+            self.add_module(name if many[name] == 1 else f"{name}{seen[name]}", model)
+
+
+class Optimizers(torch.optim.Optimizer):
+    """Optimizers as one: their groups one after another, each parameter's state where its own optimizer has it."""
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        # Not torch's: it would make groups and state of its own.
+        self.optimizers = tuple(optimizers)
+        self.defaults = {}
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return [group for each in self.optimizers for group in each.param_groups]
+
+    @property
+    def state(self) -> _States:  # type: ignore[override]
+        return _States(self.optimizers)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As one optimizer's: parameters are numbered through all groups."""
+        groups: list[dict[str, Any]] = []
+        state: dict[int, Any] = {}
+        first = 0
+        for each in self.optimizers:
+            told = each.state_dict()
+            state |= {first + number: value for number, value in told["state"].items()}
+            groups += [{**group, "params": [first + n for n in group["params"]]} for group in told["param_groups"]]
+            first += sum(len(group["params"]) for group in told["param_groups"])
+        return {"state": state, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Raises ``ValueError`` where groups or their parameters are as many as they are not here."""
+        groups, first = iter(state_dict["param_groups"]), 0
+        for each in self.optimizers:
+            own = list(islice(groups, len(each.param_groups)))
+            count = sum(len(group["params"]) for group in own)
+            state = {n - first: value for n, value in state_dict["state"].items() if first <= n < first + count}
+            shifted = [{**group, "params": [n - first for n in group["params"]]} for group in own]
+            each.load_state_dict({"state": state, "param_groups": shifted})
+            first += count
+        if next(groups, None) is not None:
+            raise ValueError("loaded state dict has a different number of parameter groups")
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """That of each, of the gradients that ``closure`` brings once; its loss."""
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
+        for each in self.optimizers:
+            each.step()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for each in self.optimizers:
+            each.zero_grad(set_to_none)
+
+
+class _States(MutableMapping[torch.Tensor, Any]):
+    """The state of every parameter of some optimizers."""
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._optimizers = optimizers
+
+    def _of(self, parameter: torch.Tensor) -> Any:
+        """The state of the optimizer that trains it."""
+        for each in self._optimizers:
+            if any(p is parameter for group in each.param_groups for p in group["params"]):
+                return each.state
+        raise KeyError("a parameter of no optimizer")
+
+    def __getitem__(self, parameter: torch.Tensor) -> Any:
+        state = self._of(parameter)
+        if parameter not in state:  # a defaultdict would make one
+            raise KeyError("a parameter without state")
+        return state[parameter]
+
+    def __setitem__(self, parameter: torch.Tensor, state: Any) -> None:
+        self._of(parameter)[parameter] = state
+
+    def __delitem__(self, parameter: torch.Tensor) -> None:
+        del self._of(parameter)[parameter]
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for each in self._optimizers:
+            yield from each.state
+
+    def __len__(self) -> int:
+        return sum(len(each.state) for each in self._optimizers)

@@ -1,0 +1,95 @@
+"""Settings that a user gives for those of the program: refused before a worker starts where no value can be meant."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from elastune.core.errors import UserError
+from elastune.core.run import Config, ConfigValue
+from elastune.train.program.load import merge, setting_of
+
+if TYPE_CHECKING:
+    from elastune.train.program.space import Sample, Space
+
+KINDS = {"bool": "true or false", "number": "a number", "list": "a list", "text": "a text", "null": "null"}
+MOST_SHOWN = 8  # choices
+
+
+def override(own: Config, changes: Config, space: Space | None = None) -> Config:
+    """Return a program's ``own`` config with a user's ``changes``.
+
+    A change must be of the kind that the program's value has: a number, a truth or a list. A text may become
+    anything, and anything null. A text must be one of the choices that ``space`` has for it, if any, or the program's
+    own. A value that the space returns itself is right whatever its kind.
+
+    Args:
+        own: The program's config.
+        changes: Settings by their names; ``optim.lr`` is ``lr`` of the nested config ``optim``.
+        space: The program's search space.
+
+    Raises:
+        UserError: For a name that the config lacks, and for a value that cannot be meant.
+
+    Example:
+        >>> override({"lr": 0.1}, {"lr": 0.2})
+        {'lr': 0.2}
+    """
+    merged = merge(own, changes)
+    doubtful = {name: value for name, value in changes.items() if own and _doubtful(setting_of(own, name), value)}
+    samples = _samples(space) if doubtful and space is not None else []
+    for name, value in doubtful.items():
+        default, choices = setting_of(own, name), _choices(samples, name)
+        if any(_alike(value, known) for known in [*choices, *_returned(samples, name)]):
+            continue
+        if isinstance(value, str) and any(isinstance(choice, str) for choice in choices):
+            texts = list(dict.fromkeys(map(str, choices)))
+            shown = ", ".join(texts[:MOST_SHOWN]) + (", ..." if len(texts) > MOST_SHOWN else "")
+            fix = f"use one of {shown}, or add it to the choices of space(trial)"
+            raise UserError(f"the setting {name} must be one of the choices of the space", repr(value), fix)
+        if not _fits(default, value):
+            rule = f"the setting {name} must be {KINDS[_kind(default)]}, as in the program's config"
+            raise UserError(rule, repr(value), f"there it is {default!r}"[:200])
+    return merged
+
+
+def _doubtful(default: ConfigValue, value: ConfigValue) -> bool:
+    """Whether the space must be asked: for a value of another kind, and for a text that is not the program's own."""
+    return not _fits(default, value) or (isinstance(value, str) and value != default)
+
+
+def _fits(default: ConfigValue, value: ConfigValue) -> bool:
+    free = default is None or value is None or isinstance(default, str | dict)
+    return free or _kind(default) == _kind(value)
+
+
+def _kind(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else "bool"
+    if isinstance(value, int | float):
+        return "number"
+    return "list" if isinstance(value, list | tuple) else "text"
+
+
+def _alike(one: object, other: object) -> bool:
+    """Equal, and of one kind: 1 is no truth. A number is like every number: a space need not have it."""
+    return _kind(one) == _kind(other) and (one == other or _kind(one) != "text")
+
+
+def _samples(space: Space) -> list[Sample]:
+    from elastune.train.program.space import corners  # here: it brings Optuna, which few runs need
+
+    try:
+        return corners(space, seed=0)
+    except UserError:  # a space that fails is refused by what searches it; a run can do without
+        return []
+
+
+def _choices(samples: list[Sample], name: str) -> list[Any]:
+    """The choices that the space has for the parameter ``name``."""
+    found = (sample.distributions.get(name) for sample in samples)
+    return [choice for each in found for choice in getattr(each, "choices", ())]
+
+
+def _returned(samples: list[Sample], name: str) -> list[Any]:
+    """What the space returned for the setting ``name``, which need not be a parameter."""
+    return [sample.values[name] for sample in samples if name in sample.values]

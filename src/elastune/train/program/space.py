@@ -1,0 +1,254 @@
+"""Run a user's define-by-run ``space(trial)`` without training: one configuration, random ones, or all of them."""
+
+from __future__ import annotations
+
+import json
+import math
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+    check_distribution_compatibility,
+    distribution_to_json,
+    json_to_distribution,
+)
+from optuna.trial import BaseTrial, FixedTrial
+
+from elastune.core.errors import UserError
+from elastune.train.program.errors import cause_of
+
+Space = Callable[[Any], dict[str, Any]]
+Distributions = Mapping[str, BaseDistribution]
+MOST_CORNERS = 256
+_NOT_THE_USERS = tuple(str(folder) for folder in (Path(__file__).parents[2], Path(optuna.__file__).parent))
+Chooser = Callable[[str, BaseDistribution], Any]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What one call of ``space`` asked for (``params`` out of ``distributions``) and what it returned (``values``)."""
+
+    params: dict[str, Any]
+    distributions: dict[str, BaseDistribution]
+    values: dict[str, Any]
+
+
+class _Choosing(FixedTrial):
+    """A trial outside any study, whose parameters ``choose`` decides as they are asked for."""
+
+    def __init__(self, choose: Chooser) -> None:
+        super().__init__({})
+        self._choose = choose
+
+    def _suggest(self, name: str, distribution: BaseDistribution) -> Any:
+        if name in self._distributions:
+            check_distribution_compatibility(self._distributions[name], distribution)
+        else:
+            self._distributions[name] = distribution
+            self._suggested_params[name] = self._choose(name, distribution)
+        return self._suggested_params[name]
+
+
+def call(space: Space, trial: BaseTrial) -> dict[str, Any]:
+    """What ``space(trial)`` returns, as plain JSON values.
+
+    Raises ``UserError``, with the user's file and line, where it raises, or returns anything but a dict with text keys
+    and numbers, text, booleans, None or lists of these as values.
+    """
+    try:
+        found = space(trial)
+    except UserError:
+        raise
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        value = cause_of(error, _program_of(error))
+        raise UserError("space(trial) must not raise", value, "fix that line") from error
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        raise UserError("space(trial) must return a dict with text keys", found, "return {'lr': lr, ...}")
+    try:
+        plain: dict[str, Any] = json.loads(json.dumps(found, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        fix = "return finite numbers, text, booleans or lists of them"
+        raise UserError("what space(trial) returns must be plain values", error, fix) from error
+    return plain
+
+
+def compose(space: Space, choose: Chooser) -> Sample:
+    """The configuration whose parameters ``choose`` decides, one by one, as the space asks for them."""
+    trial = _Choosing(choose)
+    values = call(space, trial)
+    return Sample(dict(trial.params), dict(trial.distributions), values)
+
+
+def probe(space: Space, n: int, seed: int) -> list[Sample]:
+    """``n`` random configurations, each parameter uniform on its own scale (log where it says so)."""
+    rng = np.random.default_rng(seed)
+    return [compose(space, lambda _, distribution: draw(distribution, rng)) for _ in range(n)]
+
+
+def corners(space: Space, seed: int) -> list[Sample]:
+    """Configurations at the ends of the space: all parameters at their low ends, all at their high ends, and each
+    parameter at each of its ends, a choice at each of its choices, with the others drawn. At most ``MOST_CORNERS``."""
+    rng = np.random.default_rng(seed)
+    samples = [
+        compose(space, lambda _, distribution: _ends(distribution)[0]),
+        compose(space, lambda _, distribution: _ends(distribution)[-1]),
+    ]
+    tried: set[tuple[str, int]] = set()
+    for sample in samples:  # which grows: a corner may bring parameters that no other one has
+        for name, distribution in sample.distributions.items():
+            for at in range(len(_ends(distribution))):
+                if (name, at) in tried or len(samples) >= MOST_CORNERS:
+                    continue
+                tried.add((name, at))
+                kept = {**sample.params, name: _ends(distribution)[at]}
+                samples.append(_at_corner(space, name, kept, sample, rng))
+    return samples
+
+
+def _at_corner(space: Space, corner: str, params: Mapping[str, Any], near: Sample, rng: np.random.Generator) -> Sample:
+    """The configuration with ``params[corner]``; parameters asked for before it are as in ``near``, others drawn."""
+    before = list(near.params)[: list(near.params).index(corner) + 1]
+
+    def choose(name: str, distribution: BaseDistribution) -> Any:
+        return params[name] if name in before and near.distributions[name] == distribution else draw(distribution, rng)
+
+    return compose(space, choose)
+
+
+def _ends(distribution: BaseDistribution) -> list[Any]:
+    if isinstance(distribution, CategoricalDistribution):
+        return list(distribution.choices)
+    assert isinstance(distribution, IntDistribution | FloatDistribution)
+    return [distribution.low, distribution.high]
+
+
+def redraw(space: Space, sample: Sample, keep: float, rng: np.random.Generator) -> Sample:
+    """``sample`` with each parameter redrawn, or kept with probability ``keep`` where it still fits."""
+
+    def choose(name: str, distribution: BaseDistribution) -> Any:
+        kept = rng.random() < keep and sample.distributions.get(name) == distribution
+        return sample.params[name] if kept else draw(distribution, rng)
+
+    return compose(space, choose)
+
+
+def fill_in(space: Space, params: Mapping[str, Any], rng: np.random.Generator) -> Sample:
+    """The configuration with these parameters; those that are missing are drawn. Raises ``UserError`` out of range."""
+
+    def choose(name: str, distribution: BaseDistribution) -> Any:
+        if name not in params:
+            return draw(distribution, rng)
+        if not distribution._contains(distribution.to_internal_repr(params[name])):
+            raise UserError(f"{name} must be in its range", params[name], f"choose from {distribution}")
+        return params[name]
+
+    return compose(space, choose)
+
+
+def enumerate_all(space: Space, limit: int) -> list[Sample] | None:
+    """Every configuration, or None where there are more than ``limit`` or a parameter is continuous."""
+    samples: list[Sample] = []
+    for sample in _walk(space):
+        if sample is None or len(samples) == limit:
+            return None
+        samples.append(sample)
+    return samples
+
+
+def draw(distribution: BaseDistribution, rng: np.random.Generator) -> Any:
+    """A random value of ``distribution``."""
+    match distribution:
+        case CategoricalDistribution(choices=choices):
+            return choices[int(rng.integers(len(choices)))]
+        case IntDistribution(log=True, low=low, high=high):
+            return min(max(round(math.exp(rng.uniform(math.log(low - 0.5), math.log(high + 0.5)))), low), high)
+        case FloatDistribution(log=True, low=low, high=high):
+            return min(max(math.exp(rng.uniform(math.log(low), math.log(high))), low), high)
+        case FloatDistribution(step=None, low=low, high=high):
+            return float(rng.uniform(low, high))
+        case IntDistribution() | FloatDistribution():
+            return nth(distribution, int(rng.integers(int(size(distribution)))))
+    raise AssertionError(f"unknown distribution {distribution}")
+
+
+def size(distribution: BaseDistribution) -> float:
+    """How many values ``distribution`` has (infinite for a continuous one)."""
+    match distribution:
+        case CategoricalDistribution(choices=choices):
+            return len(choices)
+        case IntDistribution(low=low, high=high, step=step):
+            return (high - low) // step + 1
+        case FloatDistribution(step=float() as step, low=low, high=high):
+            return round((high - low) / step) + 1
+    return 1 if distribution.single() else math.inf
+
+
+def nth(distribution: BaseDistribution, index: int) -> Any:
+    """Value ``index`` of a finite distribution."""
+    match distribution:
+        case CategoricalDistribution(choices=choices):
+            return choices[index]
+        case IntDistribution(low=low, step=step):
+            return low + index * step
+        case FloatDistribution(low=low, high=high, step=step):
+            return min(low + index * (step or 0.0), high)
+    raise AssertionError(f"unknown distribution {distribution}")
+
+
+def to_json(distributions: Distributions) -> dict[str, str]:
+    """Distributions as Optuna's JSON texts, by parameter, in the same order."""
+    return {name: distribution_to_json(distribution) for name, distribution in distributions.items()}
+
+
+def from_json(texts: Mapping[str, str]) -> dict[str, BaseDistribution]:
+    """The reverse of ``to_json``. Raises ``UserError`` for a text that is no distribution."""
+    try:
+        return {name: json_to_distribution(text) for name, text in texts.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        rule = "a journal's distributions must be Optuna's"
+        raise UserError(rule, error, "start a new study in another output folder") from error
+
+
+def _walk(space: Space) -> Iterator[Sample | None]:
+    """All configurations, depth first: an odometer whose wheels are the parameters as each run asks for them.
+
+    Yields None, and ends, at the first parameter with infinitely many values.
+    """
+    wheels: list[tuple[int, float]] = []  # (value's index, number of values)
+    while True:
+        asked = 0
+        endless = False
+
+        def choose(_: str, distribution: BaseDistribution) -> Any:
+            nonlocal asked, endless
+            if asked == len(wheels):
+                wheels.append((0, size(distribution)))
+            index, count = wheels[asked]
+            asked += 1
+            endless = endless or math.isinf(count)
+            return draw(distribution, np.random.default_rng(0)) if math.isinf(count) else nth(distribution, index)
+
+        sample = compose(space, choose)
+        yield None if endless else sample
+        while wheels and wheels[-1][0] + 1 >= wheels[-1][1]:
+            wheels.pop()
+        if endless or not wheels:
+            return
+        wheels[-1] = (wheels[-1][0] + 1, wheels[-1][1])
+
+
+def _program_of(error: BaseException) -> str:
+    """The user's file nearest to the error: a space is called through elastune, and calls Optuna."""
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    return next((name for name in reversed(files) if not name.startswith((*_NOT_THE_USERS, "<"))), "")

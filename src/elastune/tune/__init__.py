@@ -1,0 +1,1 @@
+"""Search, study and frontier: many trainings, and what comes of them."""

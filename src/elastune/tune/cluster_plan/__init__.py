@@ -1,0 +1,1 @@
+"""Which cluster to ask for: predicted without a run."""

@@ -1,0 +1,405 @@
+"""A checked frontier request: the program's own settings, the naive rule, and the space that is searched.
+
+``check`` refuses a wrong request before anything is written or started.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from elastune.adapt.policies.library.registry import build
+from elastune.core.cost import MEASURED
+from elastune.core.errors import UserError
+from elastune.core.plan.batch_size import LR_RULES, scaled_lr
+from elastune.core.run import Adapt, Config, Elastic, Means, ProgramSource, RunSpec, number
+from elastune.core.sync_plan import SyncChoice, in_full, strategy_settings
+from elastune.runtime.job.validation import NO_POLICY, check_adapt, check_means, policies_of, spot_of
+from elastune.train.program.load import LoadedProgram, load_as_guest, merge
+from elastune.train.program.overrides import override
+from elastune.train.program.source import source_of
+from elastune.train.program.space import Sample, Space, corners, probe
+from elastune.tune.frontier.trainings import OF_WAYS, Recipe, StepKind, Training, Way
+from elastune.tune.frontier.worker_layouts import Lineup, chosen_crew, crews_of, first_of, standing_of
+from elastune.tune.search.constraint import Constraint, all_texts, parse_constraints, violations
+from elastune.tune.search.early_stopping import make_schedule
+from elastune.tune.search.objective import Objective, parse_objectives
+from elastune.tune.search.samplers.registry import check_sampler
+from elastune.tune.study.request import FrontierRequest
+from elastune.tune.study.resume import SpaceSeen, space_seen
+from elastune.tune.study.trial_results import OF_MEANS, SYSTEM_PARAMETERS
+from elastune.tune.study.validate import check_feasible
+
+PROBED = 64  # configurations that are looked at before any is trained
+ONE_STRATEGY = "a frontier's step times are those of one strategy"
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """What the search proposes: what is trained, by which ``rule`` its learning rate follows its batch, and for whom.
+
+    ``chosen``: whether the space chose the ``crew``; else it is who the batch is large enough for.
+    """
+
+    recipe: Recipe
+    rule: str
+    crew: Means
+    chosen: bool
+
+
+@dataclass(frozen=True)
+class FrontierPlan:
+    """What a frontier trains and searches. ``axes`` are the front's objectives, ``searched`` the sampler's.
+
+    ``lineup``: for whom it speaks; the search adds to it. ``named``: for whom, and in which ways, the space may train,
+    as far as it was looked at. ``timeable``: the most workers whose steps can be timed; None: any. ``samples``: of the
+    training set, once a run has told; None: not known, and no batch is cut.
+    """
+
+    request: FrontierRequest
+    config: Config
+    quality: Objective
+    user_space: Space
+    constraints: tuple[Constraint, ...]
+    lineup: Lineup
+    program: LoadedProgram
+    named: tuple[tuple[Means, Way], ...] = ()
+    timeable: int | None = None
+    source: ProgramSource = field(default_factory=dict)
+    seen: SpaceSeen = field(default_factory=dict)
+    samples: int | None = None
+
+    @property
+    def crews(self) -> tuple[Means, ...]:
+        """Those asked about."""
+        return self.lineup.asked
+
+    @property
+    def way(self) -> Way:
+        """The way that was asked for."""
+        return self.lineup.way
+
+    @property
+    def together(self) -> bool:
+        """Whether anything is trained by as many workers as it speaks for."""
+        return bool(self.request.policies) or not all(way.alone for way in (self.way, *(way for _, way in self.named)))
+
+    @property
+    def axes(self) -> tuple[Objective, ...]:
+        """Quality, time and cost."""
+        return (self.quality, *parse_objectives({"seconds": "min", "cost": "min"}))
+
+    @property
+    def searched(self) -> tuple[Objective, ...]:
+        """Quality, and time at the largest worker count."""
+        return (self.quality, *parse_objectives({"seconds": "min"}))
+
+    @property
+    def base_batch(self) -> int:
+        """The program's own batch size, that of one worker."""
+        return int(number(self.config, "batch_size"))
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Into how many parts the crews asked about cut a batch, ascending: quality depends on no more of a crew."""
+        return tuple(sorted({crew.num_slots for crew in self.crews}))
+
+    def real_batch(self, batch: int) -> int:
+        """What a step has of ``batch`` samples: never more than the training set."""
+        return batch if self.samples is None else min(batch, self.samples)
+
+    def naive_batch(self, parts: int) -> int:
+        """The global batch of the naive rule: x ``parts``, as far as there are samples."""
+        return self.real_batch(self.base_batch * parts)
+
+    def naive(self, parts: int) -> Config:
+        """The naive rule: global batch and learning rate x ``parts``; a batch is cut at the training set's size."""
+        batch, base = self.naive_batch(parts), self.real_batch(self.base_batch)
+        lr = number(self.config, "lr") * (batch / base)
+        return {**self.config, "batch_size": batch if batch != base else self.base_batch, "lr": lr}
+
+    @property
+    def cut(self) -> tuple[str, ...]:
+        """Which batches of the naive rule exceed the training set, in words with both numbers."""
+        return tuple(
+            f"batch {self.base_batch * parts:,} of {parts} workers is cut to the {self.samples:,} samples of the "
+            f"training set, and its learning rate to {self.naive(parts)['lr']:.4g}"
+            for parts in self.parts
+            if self.samples is not None and self.base_batch * parts > self.samples
+        )
+
+    def naive_recipe(self, parts: int, policies: tuple[str, ...] = ()) -> Recipe:
+        """The naive rule in the way that was asked for, perhaps under policies."""
+        return Recipe(self.naive(parts), replace(self.way, policies=policies))
+
+    def means(self, parts: int, way: Way | None = None) -> Means:
+        """How a training is run that speaks for the crews of ``parts``: each is one slot, unless learners need more."""
+        return (way or self.way).trainer(self.lineup.first(parts))
+
+    def kind(self, parts: int, way: Way | None = None) -> StepKind:
+        """Of the steps of the first crew with so many parts: settings are ranked by their time there."""
+        return self.lineup.kind(self.lineup.first(parts), way or self.way)
+
+    def kind_of(self, training: Training) -> StepKind:
+        """Of the steps of those for whom it was trained."""
+        if training.crew is None and training.parts in self.lineup.parts:
+            return self.kind(training.parts, training.way)
+        return self.kind_for_search(training)  # one that was begun for others than are asked about now: the widest
+
+    def kind_for_search(self, training: Training) -> StepKind:
+        """Of the steps by which the search judges it: on the crew that its space chose, or else on the widest."""
+        crew = self.lineup.widest if training.crew is None else training.crew
+        return self.lineup.kind(crew, training.way)
+
+    def searched_for(self, batch: int) -> int:
+        """For how many parts the search trains a ``batch``: the most that it fills.
+
+        Each of them then has as many samples as the program's own batch. So passes stay as large as those that the
+        program was written for, and the search does not pay for many small ones.
+        """
+        least = (self.request.trial_workers or (1, 1))[1]
+        enough = [parts for parts in self.parts if parts >= least]
+        return max((parts for parts in enough if parts * self.base_batch <= batch), default=enough[0])
+
+    def space(self, trial: Any) -> dict[str, Any]:
+        """The user's space; what it has not of a batch size and, where some are given, policies; and a rule by which
+        the learning rate follows the batch."""
+        found = dict(self.user_space(trial))
+        if self.request.policies and "policy" not in found:
+            found["policy"] = trial.suggest_categorical("policy", [NO_POLICY, *self.request.policies])
+        if "batch_size" not in found:
+            sizes = sorted({self.base_batch * parts for parts in (1, *self.parts)})
+            found["batch_size"] = trial.suggest_categorical("batch_size", sizes)
+        _check_scalable({**self.config, **found})
+        found["lr_rule"] = trial.suggest_categorical("lr_rule", list(LR_RULES))
+        return in_full({**self.config, **found}, self.config)
+
+    def propose(self, values: Mapping[str, Any]) -> Proposed:
+        """What ``values`` of the space stand for. Raises ``UserError`` where its means cannot be had together."""
+        config, rule = self.resolve(values)
+        agreed = SyncChoice.of(values, self.config)
+        told = {name: values[name] for name in (*OF_MEANS, "policy") if name in values and name not in self.config}
+        policies = policies_of(told.pop("policy", NO_POLICY))
+        own = {name: told.pop(name) for name in OF_WAYS if name in told}
+        way = Way.of(replace(self.request.means, **own), agreed, policies)
+        like = first_of(self.crews, self.searched_for(int(number(config, "batch_size"))))
+        crew = chosen_crew(self.crews, self.request.means, like, told) if told else like
+        self.check_way(crew, way)
+        return Proposed(Recipe(config, way), rule, crew, bool(told))
+
+    def without_means(self, values: Mapping[str, Any]) -> Proposed:
+        """The settings of ``values`` alone, in the way that was asked for: of what is refused."""
+        config, rule = self.resolve(values)
+        crew = first_of(self.crews, self.searched_for(int(number(config, "batch_size"))))
+        return Proposed(Recipe(config, self.way), rule, crew, False)
+
+    def check_way(self, crew: Means, way: Way) -> None:
+        """Raise ``UserError`` where ``crew`` cannot go ``way``, or nothing could be told of it there."""
+        request, means = self.request, way.on(crew)
+        _check_timeable(crew, self.timeable)
+        if not way.alone and (request.trial_workers is not None or _stands_in(self.lineup, crew)):
+            rule = "in fast mode, and under a policy, workers show in the result"
+            fix = "leave out --trial-workers, and all but one mesh of as many parts; or use exact mode without policies"
+            raise UserError(rule, f"{crew.first_mesh}, {self.lineup.ways(crew, way) or crew.mode}", fix)
+        if way.agreed.schedule.changes:
+            raise UserError(ONE_STRATEGY, str(way.agreed.schedule), "compare schedules with elastune tune")
+        sync, adapt = way.agreed.sync, Adapt(way.policies)
+        spec = RunSpec(request.program, request.out, seed=request.seed, means=means, sync=sync, adapt=adapt)
+        check_means(spec)
+        check_adapt(adapt, self.program, spec)
+        if spot_of(adapt, self.program):
+            raise UserError("a deadline is for one run", "the policy spot in a frontier", "leave it out")
+        for text in way.policies:
+            if build(text, self.program.policies).policy.strategies(means.num_slots, means.workers):
+                raise UserError(ONE_STRATEGY, f"the policy {text}", "compare such policies with elastune tune")
+
+    def goes(self, crew: Means, way: Way) -> bool:
+        """Whether ``crew`` can go ``way``."""
+        try:
+            self.check_way(crew, way)
+        except UserError:
+            return False
+        return True
+
+    def resolve(self, values: Mapping[str, Any]) -> tuple[Config, str]:
+        """The configuration that ``values`` of the space stand for, its learning rate scaled, and the rule."""
+        system = {*SYSTEM_PARAMETERS, *strategy_settings(values, self.config)} - set(self.config) | {"lr_rule"}
+        plain = {k: v for k, v in values.items() if k not in system}
+        config = _with_epochs(merge(self.config, plain), self.request.epochs)
+        rule = str(values["lr_rule"])
+        batch = self.real_batch(int(number(config, "batch_size")))
+        lr = scaled_lr(number(config, "lr"), batch, self.real_batch(self.base_batch), rule)
+        cut = {"batch_size": batch} if batch < number(config, "batch_size") else {}
+        return {**config, **cut, "lr": lr}, rule
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The request as the journal keeps it."""
+        prices = self.request.prices
+        plain = asdict(replace(self.request, prices=None))
+        del plain["command"]  # the journal has it beside the settings
+        plain["prices"] = None if prices is None else prices.digest  # a trace may be long
+        plain["program"], plain["out"] = str(self.request.program.path), str(self.request.out)
+        plain["data"] = self.request.program.told_data
+        plain["means"] = self.request.means.to_json()
+        plain["workers"] = list(self.request.workers)
+        plain["meshes"] = [str(mesh) for mesh in self.request.meshes]
+        plain["constraints"] = list(self.request.constraints)
+        plain["policies"] = list(self.request.policies)
+        plain["objectives"] = {o.name: o.direction for o in self.axes}
+        plain["source"], plain["space"] = self.source, self.seen
+        del plain["accept_changes"]  # once is not for ever
+        return {"kind": "frontier", **plain}
+
+
+def check(request: FrontierRequest, timeable: int | None = None) -> FrontierPlan:
+    """Raise ``UserError`` for all that can be known to be wrong before anything runs.
+
+    ``timeable``: the most workers whose steps can be timed; None: as many as are asked about.
+    """
+    counts = request.workers
+    if not (counts or request.meshes) or any(w < 1 for w in counts) or list(counts) != sorted(set(counts)):
+        raise UserError("worker counts must ascend from at least 1", counts, "for example --workers 1,2,4,8")
+    if request.budget_s is not None and not request.budget_s > 0:
+        raise UserError("a budget must be positive", request.budget_s, "for example --budget 3m")
+    if request.seeds < 2:
+        raise UserError("confidence intervals need at least 2 seeds", request.seeds, "use --seeds 3")
+    if request.margin is not None and not 0 < request.margin < math.inf:
+        raise UserError("a margin must be above 0", request.margin, "for example --margin 0.01")
+    crews = _checked_crews(request, timeable)
+    program = load_as_guest(request.program)
+    if program.space is None:
+        raise UserError("a frontier needs a search space", request.program.path, "define space(trial) in the file")
+    config = _with_epochs(override(program.config, request.config, program.space), request.epochs)
+    _check_scalable(config)
+    objectives = [(n, d) for n, d in program.objectives.items() if n not in MEASURED]
+    if not objectives:
+        raise UserError("a frontier needs a quality objective", "none", "objectives = {'accuracy': 'max'} in the file")
+    name = request.quality or objectives[0][0]
+    if name not in dict(objectives):
+        known = ", ".join(n for n, _ in objectives)
+        raise UserError("the quality must be one of the program's objectives", name, f"use one of {known}")
+    (quality,) = parse_objectives({name: dict(objectives)[name]})
+    request = replace(request, constraints=all_texts(program.constraints, request.constraints))
+    check_target(request.target, quality)
+    lineup, constraints = Lineup(crews, request.means), parse_constraints(request.constraints)
+    plan = FrontierPlan(request, config, quality, program.space, constraints, lineup, program, timeable=timeable)
+    check_sampler(request.sampler, plan.searched)
+    if make_schedule(request.stopping, plan.searched, request.seed, space=plan.space).parents:
+        rule = "a frontier needs trainings that their own settings decide"
+        raise UserError(
+            rule, f"{request.stopping}: children begin with their parents' weights", "use asha or hyperband"
+        )
+    if request.trial_workers is not None and not 1 <= request.trial_workers[0] <= request.trial_workers[1]:
+        low, high = request.trial_workers
+        raise UserError("a training's workers must lie between a low and a high", f"{low}:{high}", "for example (1, 2)")
+    most = plan.parts[-1]
+    if request.trial_workers is not None and request.trial_workers[1] > most:
+        rule = f"a training's workers must be within the counts asked about, up to {most}"
+        raise UserError(rule, request.trial_workers[1], f"use --trial-workers 1:{most} or larger --workers")
+    if request.trial_workers is not None and request.means.mode == "fast":
+        rule = "workers can change only where they do not show in the result"
+        raise UserError(rule, "--trial-workers with --mode fast", "use --mode exact")
+    _check_policies(plan)
+    samples = [*corners(plan.space, request.seed), *probe(plan.space, PROBED, request.seed)]
+    named = _named(plan, samples)  # a space that raises does so before anything is trained
+    check_feasible(plan.space, plan.constraints, {}, request.seed)
+    seen = space_seen(program.space, request.seed)
+    return replace(plan, named=named, source=source_of(request.program), seen=seen)
+
+
+def check_target(target: float | None, quality: Objective, seen: float | None = None) -> None:
+    """Raise ``UserError`` for a target that ``quality`` cannot have, by its bounds or by the first value ``seen``.
+
+    A metric of unknown bounds that begins as a part of 1, and is to reach more than 1 and at most 100, is taken for a
+    part of 1 whose target was given in percent.
+    """
+    if target is None or (seen is not None and not math.isfinite(seen)):
+        return
+    low, high = quality.low, quality.high
+    if not math.isfinite(target) or not low <= target <= high:
+        where = (
+            f"between {low:g} and {high:g}" if high < math.inf else f"at least {low:g}" if low > -math.inf else "finite"
+        )
+        part = target / 100
+        hint = f"use --target {part:g}" if low <= part <= high and target > 1 else "use a target that can be reached"
+        raise UserError(f"a target must be a value that {quality.name} can have, {where}", f"{target:g}", hint)
+    unbounded = quality.direction == "max" and (low, high) == (-math.inf, math.inf)
+    if seen is not None and unbounded and 0 < seen <= 1 < target <= 100:
+        rule = f"a target must be a value that {quality.name} can have"
+        fix = (
+            f"use --target {target / 100:g}, or declare bounds, such as objectives = {{'{quality.name}': 'max 0..100'}}"
+        )
+        raise UserError(rule, f"{target:g}, where the first value is {seen:.3g}", fix)
+
+
+def _with_epochs(config: Config, epochs: int | None) -> Config:
+    """``config`` with the epochs that are trained, where it names them and they were replaced."""
+    return {**config, "epochs": epochs} if epochs is not None and "epochs" in config else config
+
+
+def _check_scalable(config: Mapping[str, Any]) -> None:
+    for name in ("lr", "batch_size"):
+        value = config.get(name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+            rule = "the naive rule multiplies config lr and batch_size, so both must be positive numbers"
+            raise UserError(rule, f"{name} = {value!r}"[:100], "name the program's settings lr and batch_size")
+
+
+def _check_policies(plan: FrontierPlan) -> None:
+    """Refuse policies that were given and cannot be compared with static settings."""
+    given = plan.request.policies
+    if len({policies_of(text) for text in (NO_POLICY, *given)}) <= len(given):
+        fix = "leave out none, and what is named twice"
+        raise UserError("each policy is compared with none, once", ", ".join(given), fix)
+    for text in given:
+        for crew in plan.crews:
+            plan.check_way(crew, replace(plan.way, policies=policies_of(text)))
+
+
+def _named(plan: FrontierPlan, samples: Sequence[Sample]) -> tuple[tuple[Means, Way], ...]:
+    """For whom, and in which ways, the space trains. Raises ``UserError`` where it can train in none."""
+    found, impossible = dict[str, tuple[Means, Way]](), None
+    for sample in samples:
+        if any(violation > 0 for violation in violations(plan.constraints, sample.values).values()):
+            continue
+        try:
+            proposed = plan.propose(sample.values)
+        except UserError as error:
+            impossible = impossible or error  # one that is possible with other parameters only is told as infeasible
+            continue
+        each = proposed.crew, proposed.recipe.way
+        found.setdefault(repr(each), each)
+    if impossible is not None and not found:
+        raise impossible
+    return tuple(found.values())
+
+
+def _stands_in(lineup: Lineup, crew: Means) -> bool:
+    """Whether another crew is trained where a batch is cut into as many parts."""
+    return crew.num_slots in lineup.parts and standing_of(lineup.first(crew.num_slots)) != standing_of(crew)
+
+
+def _check_timeable(crew: Means, timeable: int | None) -> None:
+    if timeable is not None and crew.first_mesh.tensor > 1 and crew.workers > timeable:
+        rule = "what dividing layers saves is measured here, not modelled"
+        fix = f"use meshes along tensor of at most {timeable} workers, or a larger machine"
+        raise UserError(rule, f"{crew.first_mesh} on {timeable} cores", fix)
+
+
+def _checked_crews(request: FrontierRequest, timeable: int | None) -> tuple[Means, ...]:
+    """Raise ``UserError`` for workers that cannot run, that cannot be timed, or that no training could speak for."""
+    crews = crews_of(request.means, request.workers, request.meshes)
+    for crew in crews:
+        elastic = Elastic(collective_timeout_s=request.collective_timeout_s)
+        check_means(RunSpec(request.program, request.out, seed=request.seed, means=crew, elastic=elastic))
+        _check_timeable(crew, timeable)
+        same = first_of(crews, crew.num_slots)
+        if crew.mode == "fast" and same is not crew:
+            rule = "in fast mode a mesh shows in the result, so that only one may cut a batch into as many parts"
+            raise UserError(
+                rule, f"{first_of(crews, crew.num_slots).first_mesh}, {crew.first_mesh}", "use --mode exact"
+            )
+    return crews

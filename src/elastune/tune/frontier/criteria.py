@@ -1,0 +1,391 @@
+"""The rows of a frontier and how they are judged: by time, and by quality against a target or a margin. Pure.
+
+``FrontierCriteria`` gives time, cost and margin of a training. ``judge`` says whether quality holds, from seeds that
+were actually trained. ``row`` puts both into one row, and ``mark_front`` marks the rows that no other row beats.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean, median, stdev
+from typing import Literal
+
+import numpy as np
+
+from elastune.core.cost import UNTOLD, Cost, Paid, Prices
+from elastune.core.journal.records import FrontierRow, LinkFitted, RunFinished, ScalingPoint
+from elastune.core.plan.confidence_intervals import Comparison, bounded_ci, non_inferiority
+from elastune.core.plan.data_parallel import DataParallelStep
+from elastune.core.run import Config, Means, number
+from elastune.tune.frontier.trainings import NOISE_SCALE, Recipe, StepKind, Training
+from elastune.tune.search.front import nondominated
+from elastune.tune.search.objective import Objective
+
+# [criteria] How the rows of a frontier are judged: by quality within its bounds, by a target or a margin, by time and cost.
+
+MARGIN = 0.01  # of the range of a metric with two bounds
+RELATIVE_MARGIN = 0.02  # of the baseline's value, of any other metric
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds of a step, and whether they were ``measured`` or are a model's."""
+
+    step_s: float
+    measured: bool
+
+
+@dataclass(frozen=True)
+class Times:
+    """Step times: measured where (batch, kind) was, else from the model, which knows workers that share a batch.
+
+    ``errors``: predicted over measured, of the steps on several workers that were measured. ``factors``: measured over
+    predicted of what the model knows nothing of: a mesh that divides layers, and means that are not those it was fitted
+    to (``apart``: the same on meshes where it was not measured).
+    """
+
+    model: DataParallelStep
+    measured: Mapping[tuple[int, StepKind], float]
+    errors: Mapping[str, float] = field(default_factory=dict)
+    factors: Mapping[StepKind, float] = field(default_factory=dict)
+    apart: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def miss(self) -> float | None:
+        """The factor by which the model was wrong at most, either way, where it could be checked; None: nowhere."""
+        return max((max(ratio, 1 / ratio) for ratio in self.errors.values()), default=None)
+
+    @property
+    def links(self) -> dict[str, LinkFitted]:
+        """Of the model, by name; empty on one host."""
+        if self.model.hosts is None:
+            return {}
+        within = {} if self.model.hosts.workers_each == 1 else {"within a host": self.model.link.to_record()}
+        return {**within, "across hosts": self.model.hosts.link.to_record()}
+
+    def factor_of(self, kind: StepKind) -> float | None:
+        """By what a modelled time of ``kind`` may be off, either way; None where that was checked nowhere."""
+        return self.miss if not kind.apart and kind.every == 1 and kind not in self.factors else None
+
+    def estimate(
+        self, batch: int, kind: StepKind, run: RunFinished, slots: int, *, batch_varies: bool = False
+    ) -> Estimate:
+        """Seconds of a step of ``run``'s program, which was trained with ``slots`` slots.
+
+        A run whose model differs in size from the calibrated one is timed by its own steps and its own gradients.
+        ``batch_varies``: something else than ``batch`` was trained, so that the mean of the run's counts; the model is
+        then corrected by what was measured of the kind.
+        """
+        same, mean = run.grad_bytes == self.model.grad_bytes, -(-run.samples // run.steps)
+        if same and not batch_varies and (batch, kind) in self.measured:
+            return Estimate(self.measured[batch, kind], measured=True)
+        batch = mean if batch_varies else min(batch, mean)  # an epoch's last batch is smaller
+        if same or run.step_s is None:
+            correction = self._correction(kind) if batch_varies else 1.0
+            return Estimate(self._modelled_s(self.model, batch, kind) * correction, measured=False)
+        passes = -(-slots // run.workers)
+        scale = run.step_s / self.model.step_s(batch, run.workers, passes=passes)
+        own = replace(
+            self.model,
+            base_s=self.model.base_s * scale,
+            per_sample_s=self.model.per_sample_s * scale,
+            grad_bytes=run.grad_bytes,
+        )
+        plain = not kind.apart and not batch_varies
+        measured = plain and kind.workers == run.workers == slots == 1
+        return Estimate(self._modelled_s(own, batch, kind), measured=measured)
+
+    def expected_s(self, batch: int, kind: StepKind) -> float:
+        """Seconds of a step of a training that has not ended."""
+        told = self.measured.get((batch, kind))
+        return self._modelled_s(self.model, batch, kind) if told is None else told
+
+    def _correction(self, kind: StepKind) -> float:
+        """Measured over modelled, of the steps of ``kind`` that were measured; 1 where none was."""
+        ratios = [s / self._modelled_s(self.model, n, k) for (n, k), s in self.measured.items() if k == kind]
+        return median(ratios) if ratios else 1.0
+
+    def _modelled_s(self, model: DataParallelStep, batch: int, kind: StepKind) -> float:
+        factor = self.factors.get(kind, self.apart.get(kind.apart, 1.0))
+        hosts = model.hosts_for(kind.workers)  # of all of them: one worker of each replica sums
+        return model.step_s(batch, kind.mesh.batch, hosts, passes=kind.passes, every=kind.every) * factor
+
+
+@dataclass(frozen=True)
+class FrontierCriteria:
+    """How rows are judged. ``margin``: by how much quality may be worse than the baseline's; None: see ``margin_at``.
+    ``prices``: with times since the frontier's beginning, when all that is told of is taken to begin.
+
+    The baseline is the program with its own settings on the smallest worker count.
+    """
+
+    quality: Objective
+    target: float | None
+    price_per_worker_hour: float
+    times: Times
+    margin: float | None = None
+    prices: Prices | None = None
+
+    def cost(self, workers: int, seconds: float) -> float:
+        """What a training costs that takes so long on ``workers``, by ``prices`` where they are known."""
+        if self.prices is None:
+            return Cost(workers * seconds, self.price_per_worker_hour).total
+        return self.prices.cost(Paid(UNTOLD, workers, 0.0, seconds))
+
+    def better(self, a: float, b: float) -> bool:
+        """Whether quality ``a`` beats ``b``."""
+        return self.loss(a, b) < 0
+
+    def loss(self, value: float, base: float) -> float:
+        """By how much ``value`` is worse than ``base``; negative where it is better."""
+        return base - value if self.quality.direction == "max" else value - base
+
+    def reaches(self, value: float) -> bool:
+        """Whether ``value`` is at the target (always, where there is none)."""
+        return self.target is None or not self.better(self.target, value)
+
+    def margin_at(self, base: float) -> float:
+        """The margin where the baseline's quality is ``base``: as asked for, or a hundredth of the metric's range.
+
+        A metric without two bounds has no range: there it is a fiftieth of the baseline's quality.
+        """
+        if self.margin is not None:
+            return self.margin
+        width = self.quality.high - self.quality.low
+        return MARGIN * width if width < float("inf") else RELATIVE_MARGIN * abs(base) or RELATIVE_MARGIN
+
+    def interval(self, values: Sequence[float], samples: int | None) -> tuple[float, float] | None:
+        """Of the mean of ``values`` at 95 %. Values out of bounds show that these were not the metric's."""
+        low, high = self.quality.low, self.quality.high
+        if min(values) < low or max(values) > high:
+            return bounded_ci(values)
+        return bounded_ci(values, low, high, samples)
+
+    def seconds(self, training: Training, kind: StepKind) -> tuple[float, bool]:
+        """Time of the whole training by steps of ``kind``, and whether their time was measured."""
+        assert training.run is not None
+        found = self.step(training, kind)
+        return training.run.steps * found.step_s, found.measured
+
+    def step(self, training: Training, kind: StepKind) -> Estimate:
+        """The same of one step. What adapts a training may change its batch."""
+        assert training.run is not None
+        batch, varies = batch_of(training.config), bool(training.way.policies) and not steady(training)
+        return self.times.estimate(batch, kind, training.run, training.slots, batch_varies=varies)
+
+
+def steady(training: Training) -> bool:
+    """Whether it took as many steps as its batch gives for its samples: whatever adapted it left the batch alone."""
+    run = training.run
+    if run is None or run.epoch < 1 or run.samples % run.epoch:
+        return False
+    return run.steps == run.epoch * -(-(run.samples // run.epoch) // batch_of(training.config))
+
+
+def batch_of(config: Config) -> int:
+    """The global batch size of a configuration."""
+    return int(number(config, "batch_size"))
+
+
+# [verdict] Whether quality holds: at the target, or against the one-worker baseline; said only of what the seeds show. Pure.
+
+Word = Literal["holds", "not shown", "falls"]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """``values``: of the seeds that did not diverge; ``interval`` of their mean; ``samples`` of the test set.
+
+    ``against``: the baseline on the same seeds; None where no seed was trained for both. ``word``: with a target, where
+    the interval lies; without one, what the comparison says. Where a seed diverged nothing is shown to hold.
+    """
+
+    word: Word
+    values: tuple[float, ...]
+    interval: tuple[float, float] | None
+    samples: int | None
+    against: Comparison | None
+
+
+def judge(
+    trainings: Sequence[Training], baseline: Sequence[Training], by: FrontierCriteria, metric: str
+) -> Judgement | None:
+    """By ``metric``, the quality on one of its data; None where all ``trainings`` diverged."""
+    good = [t for t in trainings if t.run is not None]
+    if not good:
+        return None
+    values = [t.result.metrics[metric] for t in good]
+    samples = _samples(good, metric)
+    interval, against = by.interval(values, samples), _against(good, baseline, by, metric)
+    against_word: Word = "not shown" if against is None else against.verdict
+    word = against_word if by.target is None else _at_target(interval, by)
+    diverged = len(trainings) - len(good)
+    if diverged and word == "holds":
+        word = "not shown"
+    return Judgement("falls" if diverged > len(good) else word, tuple(values), interval, samples, against)
+
+
+def _at_target(interval: tuple[float, float] | None, by: FrontierCriteria) -> Word:
+    """Holds where all of the interval is at the target, falls where nothing of it is."""
+    if interval is None:
+        return "not shown"
+    reaching = [by.reaches(end) for end in interval]
+    return "holds" if all(reaching) else "not shown" if any(reaching) else "falls"
+
+
+def _against(
+    good: Sequence[Training], baseline: Sequence[Training], by: FrontierCriteria, metric: str
+) -> Comparison | None:
+    base = {t.seed: t.result.metrics[metric] for t in baseline if t.run is not None and metric in t.result.metrics}
+    losses = [by.loss(t.result.metrics[metric], base[t.seed]) for t in good if t.seed in base]
+    return non_inferiority(losses, by.margin_at(fmean(base.values()))) if losses else None
+
+
+def _samples(good: Sequence[Training], metric: str) -> int | None:
+    """That the metric was measured on; None where a training does not tell."""
+    told = [t.run.evaluated_on.get(metric) for t in good if t.run is not None]
+    known = [n for n in told if n is not None]
+    return min(known) if len(known) == len(good) else None
+
+
+# [rows] From trainings and step times to the rows of a frontier, and those of them that no other beats. Pure.
+
+
+def row(
+    role: Literal["naive", "tuned"],
+    crew: Means,
+    recipe: Recipe,
+    lr_rule: str,
+    trainings: Sequence[Training],
+    by: FrontierCriteria,
+    baseline: Sequence[Training] = (),
+    kind: StepKind | None = None,
+    ways: str = "",
+    others: Mapping[int, StepKind] | None = None,
+) -> FrontierRow | None:
+    """The table's row for ``recipe`` and ``crew``, over the seeds in ``trainings``; None where all seeds diverged.
+
+    ``crew``: as it would train it, its way and all. ``baseline``: trainings of the program's own settings on the
+    smallest worker count, with whatever seeds. ``kind``: of its steps; ``ways``: what of its means is not as it was
+    asked for. ``others``: the kinds of steps of other numbers of workers, for ``scaling``.
+    """
+    good = [t for t in trainings if t.run is not None]
+    name = by.quality.name
+    held_out = all(f"test_{name}" in t.result.metrics for t in good)
+    found = judge(trainings, baseline, by, f"test_{name}" if held_out else name)
+    if found is None:
+        return None
+    noise_scale, noise_scale_error = noise_scale_of([t.run for t in good if t.run is not None])
+    workers, mesh, config = crew.workers, crew.first_mesh, recipe.config
+    kind = kind or StepKind(mesh)
+    points = _scaling(good, {**(others or {}), workers: kind}, by)
+    own = next(point for point in points if point.workers == workers)
+    efficiency, label = _efficiency(points[0], own)
+    reached = _times_to_target(good, kind, by)
+    return FrontierRow(
+        role=role,
+        workers=workers,
+        batch_size=batch_of(config),
+        lr=number(config, "lr"),
+        lr_rule=lr_rule,
+        mechanism=crew.mechanism,
+        mesh=str(mesh),
+        mode=crew.mode,
+        config=dict(recipe.config),
+        quality=fmean(found.values),
+        ci=found.interval,
+        seeds=len(good),
+        held_out=held_out,
+        test_samples=found.samples,
+        verdict=found.word,
+        loss=None if found.against is None else found.against.loss,
+        loss_bound=None if found.against is None else found.against.high,
+        margin=None if found.against is None else found.against.margin,
+        pairs=0 if found.against is None else found.against.pairs,
+        validation=fmean(t.result.metrics[name] for t in good),
+        seconds=own.seconds,
+        seconds_label=own.seconds_label,
+        seconds_factor=own.seconds_factor,
+        throughput=fmean(t.run.samples for t in good if t.run is not None) / own.seconds if own.seconds > 0 else None,
+        scaling_efficiency=efficiency,
+        scaling_label=label,
+        cost=own.cost,
+        time_to_target_s=fmean(reached) if len(reached) == len(good) else None,
+        time_to_target_ci=bounded_ci(reached, 0.0) if len(reached) == len(good) else None,
+        reached=len(reached),
+        diverged=len(trainings) - len(good),
+        trials=[t.trial for t in trainings],
+        noise_scale=noise_scale,
+        noise_scale_error=noise_scale_error,
+        quality_label="measured" if all(t.run.workers == workers for t in good if t.run is not None) else "emulated",
+        num_slots=crew.num_slots,
+        means=recipe.way.told(crew),
+        ways=ways,
+        scaling=points,
+        seed_values=list(found.values),
+        seed_seconds=[by.seconds(t, kind)[0] for t in good],
+    )
+
+
+def _scaling(trainings: Sequence[Training], kinds: Mapping[int, StepKind], by: FrontierCriteria) -> list[ScalingPoint]:
+    """What ``trainings`` would take by each of ``kinds``, which are those of so many workers; fewest first."""
+    points = []
+    for workers, kind in sorted(kinds.items(), key=lambda each: each[0]):
+        timed = [by.seconds(t, kind) for t in trainings]
+        seconds, measured = fmean(s for s, _ in timed), all(measured for _, measured in timed)
+        factor = 1.0 if measured else by.times.factor_of(kind)
+        label: Literal["measured", "modelled"] = "measured" if measured else "modelled"
+        points.append(ScalingPoint(workers, seconds, label, factor, by.cost(workers, seconds)))
+    return points
+
+
+def _efficiency(fewest: ScalingPoint, own: ScalingPoint) -> tuple[float | None, Literal["measured", "modelled"] | None]:
+    """How many times as fast over how many times as many workers; (None, None) where they are the fewest."""
+    if fewest.workers == own.workers or own.seconds <= 0:
+        return None, None
+    measured = fewest.seconds_label == own.seconds_label == "measured"
+    return fewest.seconds / own.seconds * fewest.workers / own.workers, "measured" if measured else "modelled"
+
+
+def noise_scale_of(runs: Sequence[RunFinished]) -> tuple[float | None, float | None]:
+    """The mean of the runs' last noise scales, and its standard error; (None, None) where none was measured.
+
+    The error is what the runs tell of themselves, or their spread where that says more; None where neither is known.
+    """
+    told = [run.signals[NOISE_SCALE] for run in runs if NOISE_SCALE in run.signals]
+    if not told:
+        return None, None
+    values, errors = [value for value, _ in told], [error for _, error in told]
+    known = [error for error in errors if error is not None]
+    own = [math.hypot(*known) / len(told)] if len(known) == len(told) else []
+    spread = [stdev(values) / math.sqrt(len(told))] if len(told) > 1 else []
+    return fmean(values), max(own + spread, default=None)
+
+
+def _times_to_target(trainings: Sequence[Training], kind: StepKind, by: FrontierCriteria) -> list[float]:
+    """Seconds until the validation quality first reaches the target, of each seed that does."""
+    times: list[float] = []
+    for training in trainings if by.target is not None else ():
+        run = training.run
+        assert run is not None
+        values = [(r.step, r.metrics.get(by.quality.name)) for r in training.reports]
+        step = next((s for s, v in values if v is not None and by.reaches(v)), None)
+        if step is not None:
+            times.append(step * by.step(training, kind).step_s)
+    return times
+
+
+def points(rows: Sequence[FrontierRow], by: FrontierCriteria) -> np.ndarray:
+    """(quality, seconds, cost) of each row, smaller is better. Shape (n, 3). Quality is the validation's."""
+    sign = -1.0 if by.quality.direction == "max" else 1.0
+    return np.array([[sign * r.validation, r.seconds, r.cost] for r in rows]).reshape(len(rows), 3)
+
+
+def mark_front(rows: Sequence[FrontierRow], by: FrontierCriteria) -> list[FrontierRow]:
+    """The rows with ``on_front`` set. Where there is a target, no row that misses it by its whole interval is on it."""
+    there = [i for i, r in enumerate(rows) if by.target is None or r.verdict != "falls"]
+    keep = nondominated(points([rows[i] for i in there], by))
+    front = {i for i, kept in zip(there, keep, strict=True) if kept}
+    return [replace(r, on_front=i in front) for i, r in enumerate(rows)]

@@ -1,0 +1,198 @@
+"""The experiment of a frontier in the study loop: what is trained for a worker count, what the search sees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from elastune.core.divergence import Divergence
+from elastune.core.errors import UserError
+from elastune.core.journal.records import TrialFinished, TrialResumed, TrialStarted
+from elastune.core.journal.trials import TrialLife
+from elastune.core.run import Adapt, Elastic, Means, RunSpec
+from elastune.elastic.wire.contact import left_behind
+from elastune.parallel.mechanisms.registry import mechanism_for
+from elastune.runtime.clusters.base import RunFiles
+from elastune.runtime.job.pool import JobEvent
+from elastune.tune.frontier.checked_request import FrontierPlan
+from elastune.tune.frontier.criteria import FrontierCriteria, batch_of
+from elastune.tune.frontier.short_runs import STEPS
+from elastune.tune.frontier.trainings import (
+    CREW,
+    FOR_WORKERS,
+    NOISE_SCALE,
+    TIMED,
+    Training,
+    Trainings,
+    Way,
+    key,
+    name_of,
+    read_way,
+    training_of,
+)
+from elastune.tune.search.objective import Objective
+from elastune.tune.search.schedule import FixedTrial, IntermediateResult
+from elastune.tune.search.suggester import Suggestion
+from elastune.tune.study.experiment import PreparedTrial
+from elastune.tune.study.trial_results import Pricing, intermediate_result, judge
+
+
+class FrontierExperiment:
+    """Trainings of ``plan``. The search sees quality, and the time at the largest worker count, or on the crew
+    that its space chose.
+
+    Any other worker count's time follows from the same steps. ``by``: how rows are judged, once step times are known.
+    ``rules``: by which rule a configuration's learning rate follows its batch, by ``name_of(config)``. ``twins``: what
+    was proposed for crews that its space chose, and had been trained for others already.
+    """
+
+    def __init__(self, plan: FrontierPlan, files: RunFiles) -> None:
+        self._files = files
+        self.by: FrontierCriteria | None = None
+        self.rules: dict[str, str] = {}
+        self.twins: list[Training] = []
+        self._plan = plan
+        self._request = plan.request
+        self._pricing = Pricing((plan.quality,), plan.constraints, plan.request.price_per_worker_hour)
+        self._trainings: Trainings | None = None
+
+    @property
+    def objectives(self) -> Sequence[Objective]:
+        return self._plan.searched
+
+    def use(self, plan: FrontierPlan) -> None:
+        """Go on with what was learned of ``plan``."""
+        self._plan = plan
+
+    def look_at(self, trainings: Trainings) -> None:
+        """What was trained already is not trained again."""
+        self._trainings = trainings
+
+    def new(
+        self, suggestion: Suggestion, until_epoch: int | None, parent: int | None = None
+    ) -> PreparedTrial | TrialFinished:
+        seed = self._request.seed
+        try:
+            found, refused = self._plan.propose(suggestion.values), ""
+        except UserError as error:
+            found, refused = self._plan.without_means(suggestion.values), str(error)
+        config, way, parts = found.recipe.config, found.recipe.way, found.crew.num_slots
+        self.rules[name_of(config)] = found.rule
+        means = self._searching(found.crew, way)
+        told, crew = way.told(means), found.crew if found.chosen else None
+        twin = None if self._trainings is None or refused else self._trainings.done.get(key(config, seed, told))
+        if twin is not None:  # another parametrisation of what was trained already
+            again = replace(twin, result=replace(twin.result, trial=suggestion.number), crew=crew)
+            self.twins += [again] if crew is not None else []
+            return self._seen_by_search(again)
+        started = TrialStarted(
+            suggestion.number,
+            config,
+            told,
+            seed,
+            "search",
+            suggestion.params,
+            suggestion.distributions,
+            {"lr_rule": found.rule, FOR_WORKERS: parts, **({} if crew is None else {CREW: crew.to_json()})},
+            until_epoch=until_epoch,
+            dismissed=list(suggestion.dismissed),
+        )
+        spec = replace(self._spec(started, means), until_epoch=until_epoch)
+        return PreparedTrial(suggestion.number, spec, started, refused)
+
+    def fixed(self, number: int, trial: FixedTrial) -> PreparedTrial:
+        parts = trial.means.num_slots if trial.parts is None else trial.parts
+        tags = {FOR_WORKERS: parts} if trial.means.workers < parts or parts != trial.means.num_slots else {}
+        told = {**trial.means.to_json(), **trial.told}
+        started = TrialStarted(number, trial.config, told, trial.seed, trial.phase, tags=tags)
+        spec = self._spec(started, trial.means)
+        if trial.max_steps is not None:
+            spec = replace(spec, max_steps=trial.max_steps, measure_link=trial.means.workers > 1, spread=trial.spread)
+        return PreparedTrial(number, spec, started)
+
+    def again(
+        self, life: TrialLife, reason: str, until_epoch: int | None = None, cut_off: bool = False
+    ) -> PreparedTrial:
+        means, _ = read_way(life.started.means)
+        spec = replace(self._spec(life.started, means), resume=True, until_epoch=until_epoch)
+        if life.started.phase in TIMED:  # it counts for nothing any more: see Calibration
+            spec = replace(spec, max_steps=STEPS)
+        self._files.set_aside(spec.out, self._files.damaged(spec.out))
+        return PreparedTrial(life.number, spec, TrialResumed(life.number, means.workers, reason, until_epoch, cut_off))
+
+    def left(self, life: TrialLife) -> RunSpec | None:
+        (means, _), shared = read_way(life.started.means), self._request.trial_workers is not None
+        if shared and life.started.phase == "search":
+            means = means.on(life.workers)
+        spec = replace(self._spec(life.started, means), resume=True, until_epoch=life.until_epoch)
+        return spec if spec.elastic.grace_s and left_behind(spec.out) is not None else None
+
+    def intermediate(self, life: TrialLife) -> IntermediateResult | None:
+        shown = intermediate_result(life, self._pricing)
+        if shown is None or self.by is None:
+            return None
+        chosen, (_, way) = life.started.tags.get(CREW), read_way(life.started.means)
+        crew = self._plan.lineup.widest if chosen is None else Means.from_json(chosen)
+        kind = self._plan.lineup.kind(crew, way)
+        step_s = self.by.times.expected_s(batch_of(life.started.config), kind)
+        return replace(shown, values=(*shown.values, life.reports[-1][0].step * step_s))
+
+    def result(self, life: TrialLife, ended: JobEvent) -> TrialFinished:
+        calibrates = life.started.phase in TIMED
+        return judge(life, ended, replace(self._pricing, constraints=()) if calibrates else self._pricing)
+
+    def for_search(self, life: TrialLife) -> TrialFinished:
+        assert life.finished is not None
+        if life.started.phase in TIMED:
+            return life.finished
+        return self._seen_by_search(training_of(life))
+
+    def _seen_by_search(self, training: Training) -> TrialFinished:
+        result = training.result
+        if training.run is None or self.by is None:
+            return result
+        seconds, _ = self.by.seconds(training, self._plan.kind_for_search(training))
+        name = self._plan.quality.name
+        return replace(result, values={name: result.metrics[name], "seconds": seconds})
+
+    def _searching(self, crew: Means, way: Way) -> Means:
+        means, bounds = way.trainer(crew), self._request.trial_workers
+        return means if bounds is None else replace(means, workers=bounds[0])
+
+    def _spec(self, started: TrialStarted, means: Means) -> RunSpec:
+        """A training that can go on after its controller ended; one that only measures times cannot."""
+        calibrates, bounds = started.phase in TIMED, self._request.trial_workers
+        _, way = read_way(started.means)
+        elastic = Elastic(collective_timeout_s=self._request.collective_timeout_s)
+        if not calibrates:
+            elastic = replace(elastic, grace_s=self._request.grace_s)
+        if bounds is not None and started.phase == "search":
+            elastic = replace(elastic, low=bounds[0], high=bounds[1])
+        if way.policies:  # a row is that of its workers
+            elastic = replace(elastic, low=means.workers)
+        monitors = (NOISE_SCALE,) if not calibrates and _compares(means, way) else ()
+        return RunSpec(
+            self._request.program,
+            self._request.out / "trials" / f"{started.trial:05d}",
+            started.config,
+            started.seed,
+            means,
+            way.agreed.sync,
+            epochs=self._request.epochs,
+            checkpoint_every_steps=0 if calibrates else None,
+            elastic=elastic,
+            adapt=Adapt(way.policies, monitors),
+            divergence=Divergence(self._request.divergence),
+            source=self._plan.source,
+            accept_changes=self._request.accept_changes,
+        )
+
+
+def _compares(means: Means, way: Way) -> bool:
+    """Whether the noise scale can be told: a batch that is one part has nothing to compare, nor have divided layers.
+
+    Nor have learners, whose gradients are not summed up, and gradients of which most is sent in later steps.
+    """
+    whole = not means.parts.tensor and mechanism_for(means).abilities.measures
+    later = means.compression is not None and means.compression.keeps_residual
+    return whole and means.num_slots > 1 and not way.agreed.sync.in_rounds and not later

@@ -1,0 +1,450 @@
+"""Models made of the models of several trainings: joined by a class tree, or stacked under one head.
+
+They are judged together with the study's own models and stand on its front.
+
+A *joined* model is a gate and its parts, trained separately, for a class tree of any depth. A *stacked* model puts
+models of sub-problems under one head (stacked generalisation, Wolpert 1992); only the head is trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from elastune.core.errors import UserError
+from elastune.core.journal.records import SingleScore
+from elastune.train.predictions import HELD_OUT, check_name
+from elastune.train.program.load import as_guest, load_functions
+from elastune.tune.reuse.class_tree import ROOT, ClassTree, class_tree, told
+from elastune.tune.reuse.kept_models import (
+    Build,
+    Candidate,
+    Library,
+    built,
+    fill,
+    library,
+    numbers_in,
+    tensors_of,
+    weights_of,
+)
+from elastune.tune.reuse.predict import hooks_of
+from elastune.tune.reuse.predictions import Score, judged, score_for, task_of
+from elastune.tune.search.objective import Direction, oriented
+from elastune.tune.study.results import Study
+from elastune.tune.study.trials import GROUP, NODE, TREE
+
+# [joined] A gate and its parts, trained separately, as one model for a tree of classes of any depth.
+
+
+@dataclass(frozen=True)
+class MadeOf:
+    """A trial of ``study`` that is a part of a model, and its settings."""
+
+    study: Path
+    trial: int
+    config: dict[str, Any]
+
+
+class JoinedModel(nn.Module):
+    """A model that gives probabilities of all classes: for each, the product of what the models along its way say.
+
+    All of its models give logits.
+
+    Attributes:
+        models: By the names of the tree's nodes, with "gate" for the root and "_" for each ".".
+        tree: The groups of classes.
+        made_of: The trial of each node, in the order of the tree's nodes; empty where it is not known.
+    """
+
+    def __init__(self, models: Mapping[str, nn.Module], tree: ClassTree, made_of: Sequence[MadeOf] = ()) -> None:
+        super().__init__()
+        self.models = nn.ModuleDict({key_of(name): models[name] for name in tree.nodes()})
+        self.tree, self.made_of = tree, tuple(made_of)
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """Return probabilities of classes, of shape (..., classes)."""
+        said = {name: self.models[key_of(name)](*inputs).softmax(-1) for name in self.tree.nodes()}
+        return self.tree.chained(said)
+
+
+def key_of(node: str) -> str:
+    """Return the name of a node as that of a module."""
+    return node.replace(".", "_") or "gate"
+
+
+def join(
+    gate: Study | str | Path, parts: Study | str | Path | Sequence[Study | str | Path], build: Build, tree: ClassTree
+) -> JoinedModel:
+    """Return one model of the best kept trial of the study ``gate`` and, for each group, the best one of ``parts``.
+
+    Args:
+        gate: A study whose models tell the group. For ``train_tree``, its one study, given as ``parts``, too.
+        parts: A study whose trials have the number of their group in their settings, as ``group``, or the name of their
+            node, as ``node``; several studies for a deeper tree. Its models tell the class, or the group, within that.
+            Trials whose settings have another ``tree``, by which they tell other classes there, are left out.
+        build: Makes the program's model from the settings of a trial.
+        tree: The groups. A group of a single class needs no part.
+
+    Returns:
+        A module that gives probabilities of all classes, in evaluation mode.
+
+    Raises:
+        UserError: Where a group has no kept trial, or ``build`` makes other models.
+
+    Example:
+        >>> model = elastune.join("gate", "parts", build, elastune.class_tree([[0, 2], [1, 3]]))
+    """
+    first = library(gate)
+    rest = [library(one) for one in ([parts] if isinstance(parts, Study | str | Path) else parts)]
+    gates = [one for one in first.candidates if one.config.get(NODE, ROOT) == ROOT]
+    roots = [(first, one) for one in gates if _tells_alike(one, ROOT, tree)]
+    chosen = [best_kept(roots, told(ROOT), first)]
+    for node in tree.nodes()[1:]:
+        of_it = [(found, one) for found in rest for one in found.candidates if _is_of(one, node)]
+        own = [(found, one) for found, one in of_it if _tells_alike(one, node, tree)]
+        chosen.append(best_kept(own, told(node), rest[-1] if rest else first))
+    models = {node: model_of(one, build) for node, (_, one) in zip(tree.nodes(), chosen, strict=True)}
+    return JoinedModel(models, tree, [MadeOf(found.out, one.trial, one.config) for found, one in chosen]).eval()
+
+
+def _is_of(one: Candidate, node: str) -> bool:
+    return one.config.get(NODE) == node or (node.isdecimal() and one.config.get(GROUP) == int(node))
+
+
+def _tells_alike(one: Candidate, node: str, tree: ClassTree) -> bool:
+    """Whether its model tells what that of ``node`` is to, if its settings have the tree that it was trained by."""
+    try:
+        own = class_tree(one.config.get(TREE, ()))
+    except UserError:
+        return True  # it has none, or one of another meaning
+    every = torch.arange(tree.classes)
+    try:
+        return own.classes == tree.classes and torch.equal(own.labels(every, node), tree.labels(every, node))
+    except UserError:
+        return False  # no such node there
+
+
+def best_kept(known: Sequence[tuple[Library, Candidate]], what: str, where: Library) -> tuple[Library, Candidate]:
+    """Return the best kept trial, by the studies' objectives in their order.
+
+    Raises:
+        UserError: Where ``where`` has none for ``what``.
+    """
+    ranked = []
+    for found, one in known:
+        values = {trial.number: trial.values for trial in found.study.complete}
+        if one.trial in values:
+            ranked.append((tuple(oriented(values[one.trial], found.study.objectives)), (found, one)))
+    if not ranked:
+        rule, fix = (
+            "a joined model has a kept trial for the gate and for each group",
+            "tune with --keep all, by the same tree",
+        )
+        raise UserError(rule, f"none for {what} in {where.out}", fix)
+    return min(ranked, key=lambda pair: pair[0])[1]
+
+
+def model_of(one: Candidate, build: Build) -> nn.Module:
+    """Return the model that a trial has left. Raises ``UserError`` where ``build`` makes another."""
+    model = built(build, one.config, f"of trial {one.trial}")
+    fill(model, weights_of(one), f"of trial {one.trial}")
+    return model
+
+
+# [stacked] Models of sub-problems under one head (stacked generalisation, Wolpert 1992), trained as any model.
+
+View = Callable[[dict[str, Any], torch.Tensor], torch.Tensor]
+
+
+def everything(config: dict[str, Any], inputs: torch.Tensor) -> torch.Tensor:
+    """Return all inputs: the view of a part that sees everything."""
+    return inputs
+
+
+class StackedParts(nn.Module):
+    """A linear ``head`` over the outputs of its ``parts``. The parts stay as they are, in evaluation mode.
+
+    Attributes:
+        made_of: The trials of its parts and, once it is trained, of its head; empty where they are not known.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[nn.Module],
+        configs: Sequence[dict[str, Any]],
+        view: View,
+        head: nn.Linear,
+        made_of: Sequence[MadeOf] = (),
+    ) -> None:
+        super().__init__()
+        self.made_of = tuple(made_of)
+        self.parts, self.head = nn.ModuleList(parts), head
+        self._configs, self._view = list(configs), view
+        self.parts.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> StackedParts:
+        """Set the training mode of the head; the parts stay in evaluation mode."""
+        super().train(mode)
+        self.parts.eval()
+        return self
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the head's output for the outputs of the parts."""
+        return self.head(said_by(self.parts, self._configs, self._view, inputs))  # type: ignore[no-any-return]
+
+
+def said_by(parts: Any, configs: Sequence[dict[str, Any]], view: View, inputs: torch.Tensor) -> torch.Tensor:
+    """Return the outputs of the parts for ``inputs``, each for its own view, side by side: (samples, numbers)."""
+    with torch.no_grad():
+        said = [part(view(config, inputs)) for part, config in zip(parts, configs, strict=True)]
+    return torch.cat([one.reshape(len(inputs), -1) for one in said], -1)
+
+
+def stacked_parts(
+    study: Study | str | Path,
+    build: Build,
+    *,
+    outputs: int,
+    example: torch.Tensor,
+    trials: Sequence[int] | None = None,
+    view: View = everything,
+) -> StackedParts:
+    """Put kept trials of a study under a new head, to be trained like any model. Call this in ``train(session)``.
+
+    The parts may have been trained on classes, regions or views of their own, in parallel, as one study. Train the head
+    on other data than the parts: they know their own training data too well.
+
+    Args:
+        study: The study whose trials are parts, in a folder that every worker can read.
+        build: Makes the program's model from the settings of a trial.
+        outputs: Numbers that the head gives, such as the number of classes.
+        example: One sample or more, of the shape that the model will get; it shows how many numbers the parts give.
+        trials: The trials to take; None: all that were kept.
+        view: What a part sees of the inputs, by its settings; by default all.
+
+    Returns:
+        The model; only its head trains.
+
+    Raises:
+        UserError: Where nothing was kept, ``build`` makes other models, or parts do not take the example.
+
+    Example:
+        >>> model = elastune.stacked_parts("parts", build, outputs=10, example=data.train[0][0][None])
+        >>> model, optimizer = session.prepare(model, torch.optim.Adam(model.head.parameters()))
+    """
+    if isinstance(outputs, bool) or not isinstance(outputs, int) or outputs < 1:
+        raise UserError("a head gives a whole number of outputs, at least 1", outputs, "such as the number of classes")
+    found = library(study)
+    asked = found.asked(trials)
+    parts, configs = [model_of(one, build).eval() for one in asked], [dict(one.config) for one in asked]
+    try:
+        width = said_by(parts, configs, view, example).shape[-1]
+    except (RuntimeError, TypeError, IndexError) as error:
+        rule, fix = "parts take the example that they are shown", "give one of the right shape, or view=..."
+        raise UserError(rule, str(error).split("\n")[0][:200], fix) from None
+    made_of = [MadeOf(found.out, one.trial, one.config) for one in asked]
+    return StackedParts(parts, configs, view, nn.Linear(width, outputs), made_of).train()
+
+
+# [composed] Models made of several trainings' models. They are judged together with a study's own and stand on its front.
+
+Composed = JoinedModel | StackedParts
+
+
+@dataclass(frozen=True)
+class ComposedTest:
+    """Scores on data that nothing was chosen by.
+
+    Attributes:
+        data: The name of the data set.
+        rows: How many rows it has.
+        model: The score of the model.
+        best_single: The score of the study's trial that is best by itself; None: no trial was judged, or it has no
+            predictions on the data.
+    """
+
+    data: str
+    rows: int
+    model: float
+    best_single: float | None
+
+
+@dataclass(frozen=True)
+class ComposedModel:
+    """A joined or stacked model, judged like the trials of a study.
+
+    Attributes:
+        study: The folder of the study whose front the model is to be on.
+        model: The model, in evaluation mode.
+        made_of: All trials that it was made of, each once.
+        data: The predictions of ``study`` that it is judged by.
+        objective, direction, score: The score by its name, which way is better, and its value.
+        singles: The scores of single kept trials of ``study`` on the same data.
+        test: The scores on test data; None where the program knows no such data.
+    """
+
+    study: Path
+    model: Composed
+    made_of: tuple[MadeOf, ...]
+    data: str
+    objective: str
+    direction: Direction
+    score: float
+    singles: tuple[SingleScore, ...]
+    test: ComposedTest | None
+
+    @property
+    def form(self) -> Literal["joined", "stacked"]:
+        """Whether it is "joined" or "stacked"."""
+        return "joined" if isinstance(self.model, JoinedModel) else "stacked"
+
+    @property
+    def method(self) -> str:
+        """How its parts come together."""
+        if isinstance(self.model, StackedParts):
+            return "head"
+        levels = len(self.model.tree.levels())
+        return "gate" if levels == 2 else f"tree of {levels} levels"
+
+    @property
+    def parameters(self) -> int:
+        """The number of parameters; an answer goes through all parts."""
+        return numbers_in(tensors_of(self.model))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values; the weights are left out."""
+        return {
+            "study": str(self.study),
+            "form": self.form,
+            "method": self.method,
+            "made_of": [{"study": str(one.study), "trial": one.trial} for one in self.made_of],
+            "data": self.data,
+            "objective": self.objective,
+            "direction": self.direction,
+            "score": self.score,
+            "parameters": self.parameters,
+            "singles": [{"trial": one.trial, "score": one.score} for one in self.singles],
+            "test": None if self.test is None else vars(self.test),
+        }
+
+
+def judge_model(
+    model: Composed,
+    study: Study | str | Path,
+    *,
+    objective: str | None = None,
+    data: str = "validation",
+    test: str = "test",
+    program: str | Path | None = None,
+) -> ComposedModel:
+    """Score a joined or stacked model in the way in which the kept trials of ``study`` are scored.
+
+    The model can then stand on one front with them.
+
+    Args:
+        model: A model from ``join`` or ``stacked_parts``; one from ``stacked_parts`` with its trained head: see
+            ``composed_of``.
+        study: A study that was trained for the whole problem; the ``predict(model, name)`` of its program asks any
+            model.
+        objective: "accuracy", "log_loss", "brier"; "mse", "rmse", "mae", "r2". None: accuracy or mse.
+        data: The data set that the points of the front are judged by.
+        test: The data set for the test score; no choice rests on it.
+        program: As for ``predict``.
+
+    Returns:
+        The scores. ``save_composed`` writes the model, and ``record_asset`` tells the study of it.
+
+    Raises:
+        UserError: For a model whose parts are not known, and as ``predict`` does.
+
+    Example:
+        >>> found = elastune.judge_model(elastune.join("gate", "parts", build, tree), "flat")
+        >>> elastune.record_asset(found, elastune.save_composed(found.model, "joined.safetensors"))
+    """
+    for name in (data, test):
+        check_name(name)
+    if data.startswith(HELD_OUT):
+        raise UserError(f"nothing is chosen by data whose name begins with {HELD_OUT!r}", data, "name others")
+    if not test.startswith(HELD_OUT):
+        raise UserError(f"data that judge a choice have a name that begins with {HELD_OUT!r}", test, "such as test")
+    if not isinstance(model, JoinedModel | StackedParts) or not model.made_of:
+        rule = "a model on a front is made of trials: by join or stacked_parts"
+        raise UserError(rule, type(model).__name__, "build it by one of these")
+    found = library(study)
+    with hooks_of(found, None if program is None else Path(program)) as hooks:
+        own = hooks.known(model.eval(), data)
+        score = score_for(objective, task_of(own["outputs"], own["targets"]).kind)
+        singles = []
+        for one in found.candidates:
+            if data in one.artifact.predictions:
+                said = one.predictions(data)
+                if not torch.equal(said["targets"], own["targets"]):
+                    rule, fix = "models on one front are judged by the same samples", "see predict(model, name)"
+                    raise UserError(rule, f"trial {one.trial} has other targets on {data}", fix)
+                alone = SingleScore(one.trial, _scored(score, said), numbers_in(one.weights()))
+                singles.append(alone)
+        tested = hooks.said(model, test)
+        told = None if tested is None else _tested(score, test, tested, singles, found.candidates)
+    made_of = tuple({(one.study.resolve(), one.trial): one for one in model.made_of}.values())
+    value = _scored(score, own)
+    return ComposedModel(found.out, model, made_of, data, score.name, score.direction, value, tuple(singles), told)
+
+
+def composed_of(
+    studies: Sequence[str | Path], tree: ClassTree | None = None, *, program: str | Path | None = None
+) -> Composed:
+    """Return the model that kept trials of ``studies`` make together, built by their program's ``build(config)``.
+
+    Args:
+        studies: With a ``tree``: the study of its gate, then the studies of its parts, or the one study of
+            ``train_tree``. Without a tree: one study whose trials train heads over parts; ``build`` gives what
+            ``stacked_parts`` makes.
+        tree: The groups of classes.
+        program: The file with ``build``; None: the last study's.
+
+    Raises:
+        UserError: As ``join`` does, and where ``build`` makes something else.
+    """
+    known = [library(one) for one in studies]
+    if not known or (tree is None and len(known) != 1):
+        rule = "a model is made of a gate's study and its parts', with their tree, or of one study of heads"
+        raise UserError(rule, f"{len(known)} studies, {'no' if tree is None else 'a'} tree", "see docs/transfer.md")
+    path = Path(known[-1].study.program if program is None else program)
+    with as_guest():
+        build = load_functions(path, ["build"])["build"]
+        if build is None:
+            raise UserError("a program whose kept models are used has build", path, "def build(config): return model")
+        if tree is not None:
+            return join(known[0].study, [found.study for found in known[1:] or known], build, tree)
+        best = best_kept([(known[0], one) for one in known[0].candidates], "the head", known[0])[1]
+        model = build(dict(best.config))
+    if not isinstance(model, StackedParts):
+        rule = "build(config) of a study of heads gives what stacked_parts makes"
+        raise UserError(rule, type(model).__name__, "or name a tree, with the studies of its gate and parts")
+    fill(model, weights_of(best), f"of trial {best.trial}")
+    model.made_of = (*model.made_of, MadeOf(known[0].out, best.trial, best.config))
+    return model.eval()
+
+
+def _scored(score: Score, said: dict[str, torch.Tensor]) -> float:
+    seen = judged({0: said})
+    return float(score.of(seen.said[0], seen.right))
+
+
+def _tested(
+    score: Score,
+    name: str,
+    tested: dict[str, torch.Tensor],
+    singles: Sequence[SingleScore],
+    candidates: Sequence[Candidate],
+) -> ComposedTest:
+    best = max(singles, key=lambda one: one.score if score.direction == "max" else -one.score, default=None)
+    alone = next((one for one in candidates if best is not None and one.trial == best.trial), None)
+    there = alone is not None and name in alone.artifact.predictions
+    value = _scored(score, alone.read(name)) if alone is not None and there else None
+    return ComposedTest(name, len(tested["targets"]), _scored(score, tested), value)

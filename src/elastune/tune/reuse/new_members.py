@@ -1,0 +1,173 @@
+"""Train, in parallel, the models that an ensemble lacks: the best settings of a study, with something varied."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from elastune.core.errors import UserError
+from elastune.core.journal.files import read
+from elastune.core.journal.records import StudyStarted
+from elastune.core.journal.trials import TrialLife, TrialTable, fold
+from elastune.core.run import Config
+from elastune.runtime.clusters.base import Cluster
+from elastune.runtime.clusters.kind import ClusterRequest
+from elastune.runtime.job.output import JOURNAL
+from elastune.runtime.job.run import Observe
+from elastune.train.program.load import load_as_guest
+from elastune.train.program.source import meaning
+from elastune.tune.reuse.input_views import checked_shown, checked_views
+from elastune.tune.search.objective import oriented
+from elastune.tune.search.schedule import FixedTrial, FixedTrials
+from elastune.tune.study.request import StudyRequest
+from elastune.tune.study.results import Study
+from elastune.tune.study.run import tune
+from elastune.tune.study.trial_results import known
+
+Vary = Mapping[str, Sequence[Any]]
+MOST = 1000  # combinations of values
+
+
+def train_members(
+    study: Study | str | Path,
+    vary: Vary,
+    *,
+    each: int = 1,
+    workers: int | None = None,
+    trial_workers: tuple[int, int] | None = None,
+    cluster: Cluster | ClusterRequest | None = None,
+    observe: Observe | None = None,
+) -> Study:
+    """Train what a study lacks for an ensemble whose members differ in ``vary``, as trials of the same study.
+
+    For each value (with several settings: for each combination) there are then ``each`` kept trials. They have the
+    settings of the best trials that the search has found, but for what is varied. They train in parallel, each to its
+    end. After a kill, call this again: what was begun goes on, and what is there is not trained again.
+
+    Args:
+        study: The study, or its folder; nothing else may write its journal now. The new trials are kept whatever the
+            study's ``--keep`` is, within its ``--keep-size``.
+        vary: Settings of the program and their values, such as ``{"inputs": ["temperature", "pressure+humidity"]}`` or
+            ``{"seed": [1, 2, 3]}``. For a setting that is a list, each value names ``views`` of the program, joined by
+            + or as a list.
+        each: The number of trials of each value.
+        workers: Number of workers of all trials together; None: as the study had.
+        trial_workers: Share them out, as in ``tune``; None: as the study did.
+        cluster: Where they run; None: on this machine.
+        observe: Called with every record of the journal.
+
+    Returns:
+        The study.
+
+    Raises:
+        UserError: For an unknown setting, value or view, for a study without a result, and where its program has
+            changed.
+
+    Example:
+        >>> elastune.train_members("out", {"inputs": ["temperature", "pressure", "humidity"]}, workers=4)
+        >>> elastune.ensemble("out", by="inputs").settings
+    """
+    out = study.out if isinstance(study, Study) else Path(study)
+    if isinstance(each, bool) or not isinstance(each, int) or each < 1:
+        raise UserError("of each value there is a whole number of members, at least 1", each, "such as 1")
+    entries = read(out / JOURNAL)
+    found, table = Study.of(out, entries), fold(entries)
+    settings = next(entry.record.settings for entry in entries if isinstance(entry.record, StudyStarted))
+    request = StudyRequest.of_settings(settings, out)
+    request = replace(
+        request,
+        keep="all",
+        workers=request.workers if workers is None else workers,
+        trial_workers=request.trial_workers if trial_workers is None else trial_workers,
+    )
+    if meaning(request.program) != settings.get("meaning"):
+        fix = "begin another study with what it is now"
+        raise UserError("a study's program trains as it did when it began", f"{found.program} has changed", fix)
+    varied = _checked(vary, found.defaults, load_as_guest(request.program).views, found.program)
+    bases = _best_first(found, table)
+    if not bases:
+        raise UserError("what is varied are the settings of a trial with a result", f"none in {out}", "tune first")
+    given = [
+        FixedTrial(config, request.seed, request.means, "member", like=base.started)
+        for base, config in _missing(varied, bases, table, each)
+    ]
+    cut_off = any(life.started.phase == "member" and life.state != "over" for life in table.trials.values())
+    if not given and not cut_off:
+        return found
+    first = known(bases[0].started)
+    schedule = FixedTrials("member", given, shares=True)
+    return tune(request, space=lambda trial: dict(first), cluster=cluster, observe=observe, given=schedule)
+
+
+def _checked(vary: Vary, defaults: Config, views: object, program: str) -> list[Config]:
+    """All combinations of the values. Raises ``UserError``."""
+    if not vary:
+        raise UserError("members differ in a setting", "none", "such as inputs=temperature,pressure")
+    columns = []
+    for name, values in vary.items():
+        if name not in defaults:
+            fix = f"name one of {', '.join(sorted(defaults))}"[:300]
+            raise UserError("what is varied is a setting in the program's config", repr(name)[:80], fix)
+        if isinstance(values, str) or not isinstance(values, Sequence):
+            raise UserError("what is varied has a list of values", f"{name}={values!r}"[:80], "such as [1, 2, 3]")
+        own = list(values)
+        if isinstance(defaults[name], list):
+            known_views = checked_views(views, program)
+            own = [checked_shown(one.split("+") if isinstance(one, str) else one, known_views) for one in own]
+        _check_values(name, own)
+        columns.append([(name, value) for value in own])
+    count = 1
+    for column in columns:
+        count *= len(column)
+    if count > MOST:
+        raise UserError(f"there are at most {MOST} combinations of what is varied", count, "name fewer values")
+    return [dict(pairs) for pairs in product(*columns)]
+
+
+def _check_values(name: str, values: Sequence[Any]) -> None:
+    try:
+        texts = [json.dumps(value, allow_nan=False) for value in values]
+    except (TypeError, ValueError, RecursionError) as error:
+        rule = "what is varied has plain values: numbers, texts, true, false, null, lists"
+        raise UserError(rule, f"{name}: {error}"[:120], f"such as {name}=1,2") from None
+    if len(set(texts)) < 2 or len(set(texts)) < len(texts):
+        rule = "members differ in two values of a setting at least, each named once"
+        fix = "name another one, such as inputs=temperature,pressure"
+        raise UserError(rule, f"{name}: {', '.join(texts)}"[:120], fix)
+
+
+def _best_first(study: Study, table: TrialTable) -> list[TrialLife]:
+    """The complete trials of the search, by its objectives in their order."""
+    done = [trial for trial in study.complete if trial.phase == "search"]
+    ranked = sorted(done, key=lambda trial: tuple(oriented(trial.values, study.objectives)))
+    return [table.trials[trial.number] for trial in ranked]
+
+
+def _missing(
+    varied: Sequence[Config], bases: Sequence[TrialLife], table: TrialTable, each: int
+) -> list[tuple[TrialLife, Config]]:
+    """What is to be trained, each with the trial whose settings it has otherwise.
+
+    What has failed once is not tried again. A trial that ended well and was not kept might as well not be there.
+    """
+    there = [life for life in table.trials.values() if not _ended_well(life) or life.number in table.artifacts]
+    counts = [life for life in there if _ended_well(life) or (life.state != "over" and life.started.phase == "member")]
+    tried = [life.started.config for life in there]
+    found: list[tuple[TrialLife, Config]] = []
+    for values in varied:
+        lacks = each - sum(values == {name: life.started.config.get(name) for name in values} for life in counts)
+        for base in bases:
+            config = {**base.started.config, **values}
+            if lacks > 0 and config not in tried:
+                found.append((base, config))
+                tried.append(config)
+                lacks -= 1
+    return found
+
+
+def _ended_well(life: TrialLife) -> bool:
+    return life.finished is not None and life.finished.state == "complete"

@@ -1,0 +1,261 @@
+"""Which kept model to start a new task from: sources are ranked by how useful their features would be there.
+
+The rank is LogME: You, Liu, Wang, Long 2021, "LogME: Practical Assessment of Pre-trained Models for Transfer
+Learning" (ICML). For features F (n samples, d numbers each) and one target y, w ~ N(0, I / alpha) and
+y ~ N(F w, I / beta). The score is the logarithm of p(y | F, alpha, beta), largest over alpha and beta, divided by n.
+For several targets (each class against the rest, each value) it is their mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from elastune.core.errors import UserError
+from elastune.core.journal.files import read
+from elastune.core.journal.records import StudyStarted
+from elastune.runtime.job.output import JOURNAL
+from elastune.train.checkpoints.start_from import digest_of_weights
+from elastune.train.predictions import HELD_OUT, check_name
+from elastune.tune.reuse.kept_models import Candidate, library
+from elastune.tune.reuse.predictions import IGNORED, Array
+from elastune.tune.search.objective import Objective
+from elastune.tune.study.results import Study
+
+# [logme] How useful a model's features would be for another task, without training: the evidence of linear models on them.
+#
+# LogME: You, Liu, Wang, Long 2021, "LogME: Practical Assessment of Pre-trained Models for Transfer Learning" (ICML). For
+# features F (n samples, d numbers each) and one target y, w ~ N(0, I / alpha) and y ~ N(F w, I / beta); the logarithm of
+# p(y | F, alpha, beta), largest over alpha and beta, over n is the score; of several targets (each class against the
+# rest, each value) the mean. With m = beta A^-1 F'y and A = alpha I + beta F'F it is
+#
+#     n/2 log beta + d/2 log alpha - n/2 log 2 pi - beta/2 |F m - y|^2 - alpha/2 |m|^2 - 1/2 log |A|
+#
+# and alpha and beta are found by MacKay's fixed point: alpha = g / |m|^2, beta = (n - g) / |F m - y|^2 with
+# g = sum of beta s_i / (alpha + beta s_i) over the eigenvalues s_i of F'F. One singular value decomposition serves all.
+
+EPSILON = 1e-5  # as the authors' program has it: neither alpha nor beta becomes infinite
+LEAST = 1e-12
+ROUNDS = 1000
+PRECISION = 1e-9  # of alpha / beta, from one round to the next
+
+
+def logme(features: Array, targets: Array) -> float:
+    """Return the score; higher is better.
+
+    Args:
+        features: Of shape (n, d), with n at least 2.
+        targets: Of shape (n, k), one column a target.
+    """
+    left, singular, _ = np.linalg.svd(features, full_matrices=False)
+    eigen = singular**2
+    along = left.T @ targets  # of each target the part that features can say
+    beyond = np.maximum((targets**2).sum(0) - (along**2).sum(0), 0.0)
+    rows, width = features.shape
+    scores = [_evidence(eigen, along[:, at], float(beyond[at]), rows, width) for at in range(targets.shape[1])]
+    return float(np.mean(scores))
+
+
+def targets_of(right: NDArray[np.generic]) -> Array:
+    """Return the columns of a task: each class against the rest, for integers, or else the values."""
+    if right.dtype.kind in "iub":
+        classes = np.unique(right)
+        return np.asarray((right[:, None] == classes[None]).astype(float))
+    return np.asarray(right.reshape(len(right), -1), dtype=float)
+
+
+def _evidence(eigen: Array, along: Array, beyond: float, rows: int, width: int) -> float:
+    """Of one target, at the best alpha and beta."""
+    alpha = beta = 1.0
+    for _ in range(ROUNDS):
+        weights2, error2, known = _fit(eigen, along, beyond, alpha, beta)
+        before = alpha / beta
+        alpha = max(known / (weights2 + EPSILON), LEAST)  # features that are all 0 say nothing of it
+        beta = max((rows - known) / (error2 + EPSILON), LEAST)
+        if abs(alpha / beta - before) <= PRECISION * before:
+            break
+    weights2, error2, _ = _fit(eigen, along, beyond, alpha, beta)
+    log_det = float(np.log(alpha + beta * eigen).sum()) + (width - len(eigen)) * math.log(alpha)
+    evidence = rows * math.log(beta) + width * math.log(alpha) - rows * math.log(2 * math.pi)
+    return (evidence - beta * error2 - alpha * weights2 - log_det) / 2 / rows
+
+
+def _fit(eigen: Array, along: Array, beyond: float, alpha: float, beta: float) -> tuple[float, float, float]:
+    """|m|^2, |F m - y|^2 and g."""
+    share = beta * eigen / (alpha + beta * eigen)
+    weights2 = float((beta**2 * eigen * along**2 / (alpha + beta * eigen) ** 2).sum())
+    error2 = beyond + float((((1 - share) * along) ** 2).sum())
+    return weights2, error2, float(share.sum())
+
+
+# [transfer] Which kept model to start a new task from: sources are ranked by how useful their features would be there.
+
+ROWS = 20_000  # that are looked at: an even sample of more
+WIDEST = 8192  # numbers a sample: decomposing takes time that grows with their square
+
+
+@dataclass(frozen=True)
+class RankedSource:
+    """A kept trial as a source for a new training.
+
+    Attributes:
+        study: The folder of its study.
+        trial: Its number.
+        score: The LogME score of its features; higher is better.
+        width: How many features it has.
+        start_from: What to give as ``--start-from`` of the new training.
+        measured: The best value that trainings which began with it have reached; None: there was none.
+    """
+
+    study: Path
+    trial: int
+    score: float
+    width: int
+    start_from: str
+    measured: float | None = None
+
+
+@dataclass(frozen=True)
+class SourceRanking:
+    """Sources for a task, the best first.
+
+    Attributes:
+        data: The name of the predictions that were read.
+        rows: How many of their rows.
+        sources: The sources.
+        tau: Kendall's tau-b of scores and measured values, from -1 to 1; None where fewer than two sources were tried,
+            or all are equal.
+    """
+
+    data: str
+    rows: int
+    sources: tuple[RankedSource, ...]
+    tau: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        told = [{**asdict(one), "study": str(one.study)} for one in self.sources]
+        return {"data": self.data, "rows": self.rows, "sources": told, "tau": self.tau}
+
+
+def rank_sources(studies: Sequence[str | Path], data: str, *, measured: Sequence[str | Path] = ()) -> SourceRanking:
+    """Rank the kept trials of earlier studies by how useful their features would be for a new task (LogME).
+
+    Args:
+        studies: Folders of studies whose kept trials have, as the predictions ``data``, features of the new task's
+            samples with the new task's targets. ``elastune predict STUDY --program FILE`` makes them, where the
+            ``predict`` of FILE returns features (such as those before the last layer) and targets.
+        data: The name of these predictions.
+        measured: Folders of studies that were begun with ``--start-from`` one of these trials. Their best value by
+            their first objective is compared with the estimate.
+
+    Returns:
+        All sources, the most promising first.
+
+    Raises:
+        UserError: Where there are none, they have looked at different samples, or the features are too wide.
+
+    Example:
+        >>> elastune.rank_sources(["cats", "cars"], "newtask").sources[0].start_from
+    """
+    check_name(data)
+    if data.startswith(HELD_OUT):
+        raise UserError(f"nothing is chosen by data whose name begins with {HELD_OUT!r}", data, "name others")
+    if not studies:
+        raise UserError("sources are trials of earlier studies", "no study", "name their folders")
+    reached = [_reached(folder) for folder in measured]
+    _check_alike(reached)
+    targets: torch.Tensor | None = None
+    found, rows = [], 0
+    for out in dict.fromkeys(Path(folder) for folder in studies):
+        for one in library(out).having(data):
+            told = one.predictions(data)
+            if targets is None:
+                targets = told["targets"]
+            elif not torch.equal(targets, told["targets"]):
+                rule, fix = (
+                    "all sources have looked at the same samples of the new task",
+                    "elastune predict ... --again",
+                )
+                raise UserError(rule, f"trial {one.trial} of {out} has other targets", fix)
+            features, right = _sampled(told, f"trial {one.trial} of {out}")
+            rows, score = len(right), logme(features, targets_of(right))
+            best = _best_of(one, reached)
+            found.append(RankedSource(out, one.trial, score, features.shape[1], str(one.folder), best))
+    found.sort(key=lambda source: -source.score)
+    return SourceRanking(data, rows, tuple(found), _tau(found, reached))
+
+
+def _sampled(told: dict[str, torch.Tensor], whose: str) -> tuple[Any, Any]:
+    """Features and targets of an even sample, a row each. Raises ``UserError``."""
+    outputs, targets = told["outputs"], told["targets"]
+    if targets.ndim > 1 and not targets.is_floating_point():  # tokens: each is a sample
+        outputs, targets = outputs.reshape(targets.numel(), -1), targets.reshape(-1)
+    outputs = outputs.reshape(len(outputs), -1)
+    counts = torch.ones(len(targets), dtype=torch.bool) if targets.is_floating_point() else targets != IGNORED
+    outputs, targets = outputs[counts], targets[counts]
+    if len(targets) < 2:
+        raise UserError("features are of two samples at least", f"{len(targets)} of {whose}", "ask about more")
+    if outputs.shape[1] > WIDEST:
+        fix = "give those before the last layer, or their mean over places"
+        raise UserError(f"features have at most {WIDEST} numbers a sample", f"{outputs.shape[1]} of {whose}", fix)
+    every = -(-len(targets) // ROWS)
+    return outputs[::every].double().numpy(), targets[::every].numpy()
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """What a study that began with the weights of this digest has reached."""
+
+    sha256: str
+    objective: Objective
+    value: float
+
+
+def _reached(folder: str | Path) -> _Measured:
+    out = Path(folder)
+    entries = read(out / JOURNAL)
+    study = Study.of(out, entries)
+    settings = next(entry.record.settings for entry in entries if isinstance(entry.record, StudyStarted))
+    begun = settings.get("start_from")
+    if not isinstance(begun, dict) or not begun.get("sha256"):
+        raise UserError("a measured study was begun with --start-from", out, "leave it out")
+    if not study.complete:
+        raise UserError("a measured study has a trial with a result", out, "leave it out, or go on with it")
+    first = study.objectives[0]
+    return _Measured(str(begun["sha256"]), first, study.front()[0].values[first.name])
+
+
+def _check_alike(reached: Sequence[_Measured]) -> None:
+    names = {(one.objective.name, one.objective.direction) for one in reached}
+    if len(names) > 1:
+        rule = "measured studies have the same first objective"
+        raise UserError(rule, ", ".join(sorted(name for name, _ in names)), "name studies of one task")
+
+
+def _best_of(one: Candidate, reached: Sequence[_Measured]) -> float | None:
+    """What trainings that began with its weights have reached, wherever they lie by now."""
+    if not reached:
+        return None
+    digest = digest_of_weights(one.folder)
+    values = [other.value for other in reached if other.sha256 == digest]
+    best = max if reached[0].objective.direction == "max" else min
+    return best(values, default=None)
+
+
+def _tau(sources: Sequence[RankedSource], reached: Sequence[_Measured]) -> float | None:
+    from scipy.stats import kendalltau
+
+    tried = [(one.score, one.measured) for one in sources if one.measured is not None]
+    if len(tried) < 2:
+        return None
+    sign = 1.0 if reached[0].objective.direction == "max" else -1.0
+    found = float(kendalltau([score for score, _ in tried], [sign * value for _, value in tried]).statistic)
+    return found if math.isfinite(found) else None

@@ -1,0 +1,233 @@
+"""Learn a class tree from what the best kept trial of a study confuses, and train a tree from coarse to fine.
+
+Training is one study with one trial for each node, which begins with the weights of the node above it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from elastune.core.divergence import FACTOR
+from elastune.core.errors import UserError
+from elastune.core.journal.files import read
+from elastune.core.journal.trials import TrialTable, fold
+from elastune.core.run import CommandGiven, Config, Means, Program
+from elastune.runtime.clusters.base import Cluster
+from elastune.runtime.clusters.kind import ClusterRequest
+from elastune.runtime.job.output import JOURNAL
+from elastune.runtime.job.run import Observe
+from elastune.train.program.load import load_as_guest
+from elastune.tune.reuse.class_tree import ROOT, ClassTree, confusions, learnt_tree
+from elastune.tune.reuse.kept_models import ReadOnDemand, library
+from elastune.tune.reuse.predictions import judged, score_for
+from elastune.tune.reuse.selection import best_single
+from elastune.tune.search.schedule import FixedTrial, FixedTrials
+from elastune.tune.study.request import StudyRequest
+from elastune.tune.study.results import Study
+from elastune.tune.study.run import tune
+from elastune.tune.study.trials import NODE, TREE
+
+# [learn classes] Groups of classes, learnt from what the best kept trial of a study confuses.
+
+
+@dataclass(frozen=True)
+class LearntClasses:
+    """A learnt tree of classes.
+
+    Attributes:
+        tree: The tree.
+        trial: The trial whose predictions it was learnt from.
+        data: The name of these predictions.
+        between: The mean probability that a sample's group, one of the root's, is mistaken for another.
+        within: The mean probability that its class is, inside of the right group.
+    """
+
+    tree: ClassTree
+    trial: int
+    data: str
+    between: float
+    within: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {**vars(self), "tree": self.tree.to_json()}
+
+
+def learn_classes(
+    study: Study | str | Path, groups: int | Sequence[int], *, data: str = "validation", trial: int | None = None
+) -> LearntClasses:
+    """Group classes so that the classes which a trained model confuses are together.
+
+    Args:
+        study: A study with kept predictions of a classification.
+        groups: The number of groups; several numbers, such as (2, 5), for a deeper tree: the groups on each level.
+        data: The name of the predictions to read; no test data.
+        trial: The trial to read; None: the most accurate one.
+
+    Returns:
+        The tree, and how much is confused between its groups and within them.
+
+    Raises:
+        UserError: Where there are no such predictions, or not so many classes.
+
+    Example:
+        >>> elastune.learn_classes("out", 3).tree.to_json()
+    """
+    known = library(study).having(data)
+    if trial is not None:
+        known = [one for one in known if one.trial == trial]
+        if not known:
+            raise UserError("a trial that is asked has kept predictions", f"trial {trial}", "leave --trial out")
+    seen = judged(ReadOnDemand(known, lambda one: one.predictions(data)))
+    if seen.task.kind != "classification":
+        raise UserError("classes are learnt from a classification", seen.task.kind, "name its predictions: --data")
+    best = best_single(seen, score_for("accuracy", seen.task.kind))
+    said, right = seen.said[best], seen.right
+    tree = learnt_tree(confusions(said, right), groups)
+    group = tree.coarse(torch.arange(tree.classes)).numpy()
+    in_group = float((said * (group[None] == group[right][:, None])).sum(1).mean())
+    hit = float(said[np.arange(len(right)), right].mean())
+    return LearntClasses(tree, known[best].trial, data, 1 - in_group, in_group - hit)
+
+
+# [tree study] Train from coarse to fine as one study: one trial for each node of a tree of classes, from the weights above it.
+
+
+class TreeTrials(FixedTrials):
+    """A trial for each of ``nodes``, once that of the node above has ended well, with its weights but for ``fresh``.
+
+    Where a node's trial fails, the nodes below it are not begun.
+
+    Args:
+        known: The node of each trial that there is already.
+        ended: Those of them that have ended well.
+    """
+
+    def __init__(
+        self, nodes: Sequence[str], first: FixedTrial, fresh: Sequence[str], known: Mapping[int, str], ended: set[int]
+    ) -> None:
+        super().__init__("member", shares=True)
+        self._first, self._fresh = first, tuple(fresh)
+        self._nodes = dict(known)
+        self._waiting = [node for node in nodes if node not in known.values()]
+        if ROOT in self._waiting:
+            self._release(ROOT, None)
+        for trial in sorted(ended):
+            self._below(trial)
+
+    def started(self, trial: int, params: Mapping[str, Any], parent: int | None = None) -> None:
+        if self._offered is not None:
+            self._nodes[trial] = str(self._offered.config[NODE])
+        super().started(trial, params, parent)
+
+    def ended(self, trial: int, values: tuple[float, ...] | None, violation: float = 0.0) -> None:
+        super().ended(trial, values, violation)
+        if values is not None:
+            self._below(trial)
+
+    def _below(self, trial: int) -> None:
+        for node in list(self._waiting):
+            if above(node) == self._nodes[trial]:
+                self._release(node, trial)
+
+    def _release(self, node: str, source: int | None) -> None:
+        self._waiting.remove(node)
+        config = {**self._first.config, NODE: node}
+        fresh = () if source is None else self._fresh
+        self.todo.append(replace(self._first, config=config, source=source, fresh=fresh))
+
+
+def above(node: str) -> str | None:
+    """Return the name of the node above ``node``; None for the root."""
+    return None if node == ROOT else node.rpartition(".")[0]
+
+
+def train_tree(
+    program: str | Path,
+    tree: ClassTree,
+    out: str | Path,
+    *,
+    fresh: Sequence[str] = (),
+    config: Config | None = None,
+    workers: int = 1,
+    trial_workers: tuple[int, int] | None = None,
+    means: Means | None = None,
+    epochs: int | None = None,
+    seed: int = 0,
+    divergence: float | None = FACTOR,
+    accept_changes: bool = False,
+    cluster: Cluster | ClusterRequest | None = None,
+    observe: Observe | None = None,
+    command: CommandGiven | None = None,
+) -> Study:
+    """Train a model for each node of a tree of classes, as trials of one study. ``join`` makes one model of them.
+
+    The root trains first. As soon as a node's training has ended well, the nodes below it begin with its weights, and
+    train in parallel, whatever else still runs. After a kill, at any moment, call this again: the study goes on.
+
+    Args:
+        program: A file with ``train(session)`` and ``objectives``. Its config has ``tree``, as plain data, and
+            ``node``, the name of the node to train: see ``ClassTree.labels``, ``rows`` and ``outputs``.
+        tree: The classes in groups.
+        out: The study's folder; what it has of this tree already is continued.
+        fresh: Tensors that each node begins anew, such as "head.*", because it tells other things than the node above.
+        config: Further settings.
+        workers: Number of workers of all trials together.
+        trial_workers: Share them out, as in ``tune``.
+        means: The system parameters of a trial, apart from workers.
+        epochs: Replaces the number of epochs that the program asks of ``session.epochs``.
+        seed: The seed of everything random.
+        divergence: A training has failed once its loss is this many times that of its start; None: once it is not
+            finite.
+        accept_changes: Go on with what is in ``out`` though the program or the data have changed.
+        cluster: Where trials run; None: on this machine.
+        observe: Called with every record of the journal.
+        command: The command line that asks for it, for ``elastune resume``.
+
+    Returns:
+        The study. Where a node has failed, the nodes below it are missing: its reason is in ``trials``.
+
+    Raises:
+        UserError: For a program that does not know of nodes, and for the folder of another study.
+
+    Example:
+        >>> tree = elastune.class_tree([[[0, 2], [1, 3]], [[4, 5], [6]]])
+        >>> elastune.train_tree("nodes.py", tree, "out", fresh=["head.*"], workers=4)
+        >>> model = elastune.join("out", "out", build, tree)
+    """
+    path, folder = Path(program), Path(out)
+    own = load_as_guest(Program(path)).config
+    for name in (TREE, NODE):
+        if name not in own:
+            rule = "a program that is trained for a tree's nodes has tree and node in its config"
+            raise UserError(rule, f"no {name} in that of {path}", 'add "tree": [[0], [1]], "node": ""')
+    there = (folder / JOURNAL).exists()
+    table = fold(read(folder / JOURNAL)) if there else TrialTable()
+    request = StudyRequest(
+        Program(path),
+        folder,
+        config={**(config or {}), TREE: tree.to_json()},
+        trials=len(tree.nodes()),
+        workers=workers,
+        trial_workers=trial_workers,
+        means=means or Means(mode="fast"),
+        epochs=epochs,
+        seed=seed,
+        divergence=divergence,
+        keep="all",
+        resume=there,
+        command=command,
+        accept_changes=accept_changes,
+    )
+    lives = table.trials.values()
+    known = {life.number: str(life.started.config.get(NODE)) for life in lives}
+    ended = {life.number for life in lives if life.finished is not None and life.finished.state == "complete"}
+    first = FixedTrial({**own, **request.config, NODE: ROOT}, seed, request.means, "member")
+    schedule = TreeTrials(tree.nodes(), first, fresh, known, ended)
+    return tune(request, space=lambda trial: {NODE: ROOT}, cluster=cluster, observe=observe, given=schedule)

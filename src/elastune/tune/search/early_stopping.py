@@ -1,0 +1,57 @@
+"""Early stopping as it is written on a command line: "none", "asha", "hyperband:eta=4", "pbt:every=2"."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from elastune.core.errors import UserError
+from elastune.core.options import options_of, parse, read, split
+from elastune.train.program.space import Space
+from elastune.tune.search.constraint import Constraint, violations
+from elastune.tune.search.halving import Halving, SuccessiveHalving
+from elastune.tune.search.objective import Objective
+from elastune.tune.search.population import PopulationBasedTraining, Selection
+from elastune.tune.search.schedule import Schedule, ToTheEnd
+
+STOPPINGS = ("none", "asha", "hyperband", "pbt")
+_HALVING = ("asha", "hyperband")
+
+
+def halves(text: str) -> bool:
+    """Whether most of the trials that it pauses never go on; with others all do."""
+    return text.strip().partition(":")[0] in _HALVING
+
+
+def make_schedule(
+    text: str,
+    objectives: Sequence[Objective],
+    seed: int = 0,
+    *,
+    space: Space | None = None,
+    constraints: Sequence[Constraint] = (),
+) -> Schedule:
+    """The schedule that ``text`` names, see ``STOPPINGS``, ``Halving`` and ``Selection``. Raises ``UserError``.
+
+    ``seed``, ``space`` and ``constraints`` are for schedules that propose configurations: population-based training.
+    """
+    name, options = split(text, "early stopping", "asha:eta=3,min_resource=1")
+    if name not in STOPPINGS:
+        raise UserError("early stopping must be one that is known", repr(text), f"one of {', '.join(STOPPINGS)}")
+    if name == "none":
+        read(name, options, {})
+        return ToTheEnd()
+    if name == "pbt":
+        selection = parse(name, options, Selection)
+        if space is None:
+            raise UserError("population-based training changes settings within a space", "no space", "give it one")
+        return PopulationBasedTraining(
+            objectives,
+            space,
+            selection,
+            seed,
+            lambda sample: all(violation <= 0 for violation in violations(constraints, sample.values).values()),
+        )
+    if name == "asha":
+        return SuccessiveHalving(objectives, parse(name, options, Halving, brackets=1))
+    given = {"brackets": 3, **read(name, options, options_of(Halving))}
+    return SuccessiveHalving(objectives, Halving(**given))

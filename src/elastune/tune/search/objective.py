@@ -1,0 +1,239 @@
+"""Objectives: named numbers with a direction and a unit, and the scale on which a search sees their values.
+
+A Gaussian process assumes a smooth objective with even noise, and TPE weighs fronts by hypervolume. Training times that
+span three decades look to both like a few slow trials and nothing else. A monotone scale, chosen from the data, spreads
+the values evenly. It keeps all ranks, so the Pareto front does not change, and reported values stay as they are
+(Snoek et al. 2014, "Input Warping", does the same to inputs; Salinas et al. 2020, "A Quantile-based Approach for
+Hyperparameter Transfer Learning", does it to objectives).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import numpy as np
+
+from elastune.core.cost import MEASURED
+from elastune.core.errors import UserError
+from elastune.core.formatting import cost, duration, number
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+# [objective] The objectives of a study: named numbers, each with a direction and a unit.
+
+Direction = Literal["max", "min"]
+Clock = Literal["total", "duration"]
+Floats: TypeAlias = "NDArray[np.float64]"
+_ALL = (-math.inf, math.inf)
+_FRACTIONS = ("accuracy", "error_rate", "precision", "recall", "f1", "f1_score", "auc", "iou", "dice")
+_POSITIVE = ("loss", "error", "perplexity", "mse", "rmse", "mae")
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_DIRECTIONS: dict[str, Direction] = {"max": "max", "maximize": "max", "min": "min", "minimize": "min"}
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A metric to optimise.
+
+    Attributes:
+        name: The name of the metric.
+        direction: Which way is better.
+        unit: The unit to show it in; "" where it is not known.
+        low, high: The bounds of its values, as declared, else by its name (``bounds``).
+    """
+
+    name: str
+    direction: Direction
+    unit: str = ""
+    low: float = -math.inf
+    high: float = math.inf
+
+    @property
+    def clock(self) -> Clock | None:
+        """Whether it is a time: see ``clock``."""
+        return clock(self.name)
+
+
+def parse_objectives(given: Mapping[str, str] | Iterable[str]) -> tuple[Objective, ...]:
+    """Objectives from ``{"accuracy": "max"}`` or ``["accuracy:max", "seconds:min"]``, in the order given.
+
+    What a metric lies between may follow its direction: ``{"score": "max 0..100", "loss": "min 0.."}``; else its name
+    tells, see ``bounds``.
+
+    Raises ``UserError`` for an empty set, a missing name, an unknown direction, bounds that are none or a name that
+    comes twice.
+    """
+    if isinstance(given, str):
+        given = [given]
+    pairs = list(given.items()) if isinstance(given, Mapping) else [_pair(text) for text in given]
+    if not pairs:
+        raise UserError("a study needs at least one objective", "none", "for example accuracy:max")
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError("an objective may be named once", name, "remove the others")
+    return tuple(_objective(name, direction) for name, direction in pairs)
+
+
+def clock(name: str) -> Clock | None:
+    """Whether the metric ``name`` is a time, or its price, and so depends on the machine; None where it is neither.
+
+    "total": since the training began; it grows with every pass over the data. ``seconds`` and ``cost`` (measured by
+    elastune), and ``time`` where a program reports it. "duration": of one thing, however long the training is: every
+    other name that ends in ``_s`` or ``_seconds``, such as ``latency_s``, and ``seconds_to_target``.
+    """
+    if name in (*MEASURED, "time"):
+        return "total"
+    return "duration" if name.endswith(("_s", "_seconds")) or name == "seconds_to_target" else None
+
+
+def valued(name: str, value: float | None, price_per_worker_hour: float | None = None) -> str:
+    """The value of the metric ``name`` in a unit that a person reads; costs need the price that they are made of."""
+    if name == "cost":
+        return f"{number(value)} price units" if price_per_worker_hour is None else cost(value, price_per_worker_hour)
+    return duration(value) if clock(name) else number(value)
+
+
+def bounds(name: str) -> tuple[float, float]:
+    """What the metric ``name`` lies between, as far as names tell: fractions in [0, 1], losses and errors from 0 on.
+
+    A value outside of them tells that the name was used for something else; who asks must look.
+    """
+    if name in ("error", "error_rate") or name.endswith(_FRACTIONS):
+        return 0.0, 1.0
+    return (0.0, math.inf) if name.endswith(_POSITIVE) or clock(name) else _ALL
+
+
+def chance(name: str) -> float | None:
+    """What guessing gives of the metric ``name``, where its name tells; None where it depends on the data."""
+    return 0.5 if name == "auc" or name.endswith("_auc") else None
+
+
+def oriented(values: Mapping[str, float] | Sequence[Mapping[str, float]], objectives: Sequence[Objective]) -> Floats:
+    """Values as an array where smaller is better: shape (k,) for one mapping, (n, k) for a sequence of n."""
+    import numpy as np  # here: a controller that takes workers over does without
+
+    if isinstance(values, Mapping):
+        return np.array([_sign(o) * float(values[o.name]) for o in objectives])
+    return np.array([oriented(each, objectives) for each in values]).reshape(len(values), len(objectives))
+
+
+def _sign(objective: Objective) -> float:
+    return -1.0 if objective.direction == "max" else 1.0
+
+
+def _pair(text: object) -> tuple[str, str]:
+    if not isinstance(text, str) or text.count(":") != 1:
+        raise UserError("an objective must be NAME:max or NAME:min", text, "for example accuracy:max")
+    name, direction = text.split(":")
+    return name.strip(), direction.strip()
+
+
+def _objective(name: str, direction: str) -> Objective:
+    if not isinstance(name, str) or not name.isidentifier():
+        raise UserError("an objective must name a metric", repr(name), "for example accuracy:max")
+    way, _, within = direction.strip().partition(" ") if isinstance(direction, str) else ("", "", "")
+    known = _DIRECTIONS.get(way)
+    if known is None:
+        raise UserError(
+            f"the direction of {name} must be max or min", repr(direction), f"write {name}:max or {name}:min"
+        )
+    low, high = _declared(name, within) if within else bounds(name)
+    return Objective(name, known, _unit(name), low, high)
+
+
+def _declared(name: str, within: str) -> tuple[float, float]:
+    found = re.fullmatch(rf"\s*({_NUMBER})?\.\.({_NUMBER})?\s*", within)
+    low, high = (found[1] or "-inf", found[2] or "inf") if found else ("inf", "-inf")
+    if within.strip() == ".." or not float(low) < float(high):
+        raise UserError(f"the bounds of {name} must be LOW..HIGH", repr(within), "for example max 0..1 or min 0..")
+    return float(low), float(high)
+
+
+def _unit(name: str) -> str:
+    if clock(name):
+        return "price units" if name == "cost" else "s"
+    return "fraction" if name.endswith(("accuracy", "error")) else ""
+
+
+# [scales] Objectives as samplers and early stopping see them: on a scale, chosen from the data, on which values spread evenly.
+#
+# A Gaussian process takes an objective for smooth with even noise, and TPE weighs fronts by hypervolume: training times
+# that span three decades look to both like a few slow trials and nothing else; so they do to early stopping, which ranks
+# the trials of a front by the distances between them. A monotone scale changes no ranks in one objective, so the
+# front stays the front; reported values stay as they are (Snoek et al. 2014, "Input Warping", do the same to inputs;
+# Salinas et al. 2020, "A Quantile-based Approach for Hyperparameter Transfer Learning", the same to objectives).
+
+ENOUGH = 8  # values, before their shape says anything
+HEAVY = 1.0  # skewness from which a tail is heavy: that of a normal sample of 8 is beyond it once in 20 times
+FAR = 3.0  # and beyond this, neither mean nor spread say where most values are
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How values of one objective are told to a sampler.
+
+    ``raw``: as they are; ``log``: their logarithm; ``rank``: the normal quantile of their rank among ``known``, sorted.
+    """
+
+    name: Literal["raw", "log", "rank"] = "raw"
+    known: tuple[float, ...] = ()
+
+    def __call__(self, value: float) -> float:
+        if self.name == "log":
+            return math.log(value)
+        if self.name == "rank":
+            below, above = np.searchsorted(self.known, value), np.searchsorted(self.known, value, side="right")
+            return NormalDist().inv_cdf((float(below + above) / 2 + 0.5) / (len(self.known) + 1))
+        return value
+
+
+RAW = Scale()
+
+
+def scale_of(values: Sequence[float]) -> Scale:
+    """The scale for an objective of which ``values`` are known: a function of them alone, whatever their order.
+
+    A heavy tail to the right of positive values becomes a logarithm; a tail so heavy that this does not help, or to
+    the other side, becomes ranks; anything else stays.
+    """
+    if len(values) < ENOUGH:
+        return RAW
+    x = np.sort(np.array(values, dtype=float))
+    raw = skewness(x)
+    if raw > HEAVY and x[0] > 0:
+        logs = abs(skewness(np.log(x)))
+        if logs < min(raw, FAR):
+            return Scale("log")
+    return Scale("rank", tuple(map(float, x))) if abs(raw) > FAR else RAW
+
+
+def on_scales(points: Floats) -> Floats:
+    """Each column of ``points`` (n, objectives) on the scale that suits it, its order kept.
+
+    What is maximised is often turned round before, so a column of negative values has the scale of its magnitudes.
+    """
+    columns = []
+    for column in points.T:
+        sign = -1.0 if bool(np.all(column < 0)) else 1.0
+        scale = scale_of(list(sign * column))
+        columns.append([sign * scale(float(value)) for value in sign * column])
+    return np.array(columns, dtype=float).reshape(points.T.shape).T
+
+
+def skewness(x: Floats) -> float:
+    """The third standardised moment; 0 where all values are equal."""
+    x = x / (float(np.abs(x).max()) or 1.0)  # else the squares of large values overflow
+    centred = x - x.mean()
+    spread = math.sqrt(float(np.mean(centred**2)))
+    if spread <= 1e-12:
+        return 0.0
+    return float(np.mean((centred / spread) ** 3))

@@ -1,0 +1,275 @@
+"""What a study loop runs: the ``Experiment`` contract, and ``Tuning``, the experiment of ``elastune tune``.
+
+An experiment turns a suggestion into a prepared trial, and the end of a trial into the result that the search sees.
+``elastune frontier`` has an experiment of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from elastune.core.divergence import Divergence
+from elastune.core.errors import UserError
+from elastune.core.journal.records import Entry, TrialFinished, TrialResumed, TrialStarted
+from elastune.core.journal.trials import TrialLife, fold
+from elastune.core.run import Elastic, RunSpec, StartFrom
+from elastune.core.sync_plan import SYNC_NAMES, SyncChoice, chooses, strategy_settings
+from elastune.elastic.wire.contact import left_behind
+from elastune.runtime.clusters.base import RunFiles
+from elastune.runtime.job.pool import JobEvent
+from elastune.runtime.job.validation import NO_POLICY, check_adapt, check_means
+from elastune.tune.search.objective import Objective
+from elastune.tune.search.schedule import FixedTrial, IntermediateResult
+from elastune.tune.search.suggester import Suggestion
+from elastune.tune.study.retention import trial_folder
+from elastune.tune.study.trial_results import intermediate_result, judge, known, means_in, settings
+from elastune.tune.study.validate import Plan
+
+# [experiment] What a study loop tries: how a trial is run, and what its results are worth to the search. A contract.
+
+
+@dataclass(frozen=True)
+class PreparedTrial:
+    """A trial that is to start, or to go on, as soon as there is room for it.
+
+    ``refused``: why it cannot run as it is meant to, known before a worker starts; "" where it can. ``last``: it is
+    held back, and goes on with idle workers only.
+    """
+
+    number: int
+    spec: RunSpec
+    record: TrialStarted | TrialResumed
+    refused: str = ""
+    last: bool = False
+
+    @property
+    def is_new(self) -> bool:
+        return isinstance(self.record, TrialStarted)
+
+    def on(self, workers: int) -> PreparedTrial:
+        """The same on ``workers`` workers."""
+        spec = replace(self.spec, means=self.spec.means.on(workers))
+        if isinstance(self.record, TrialResumed):
+            return PreparedTrial(self.number, spec, replace(self.record, workers=workers))
+        means = {**self.record.means, **spec.means.to_json()}
+        return PreparedTrial(self.number, spec, replace(self.record, means=means))
+
+
+class Experiment(Protocol):
+    """How trials are run and judged. ``objectives``: what the search sees."""
+
+    @property
+    def objectives(self) -> Sequence[Objective]: ...
+
+    def new(
+        self, suggestion: Suggestion, until_epoch: int | None, parent: int | None = None
+    ) -> PreparedTrial | TrialFinished:
+        """A trial of what the search proposed, begun with the newest checkpoint of ``parent`` if there is one.
+
+        Or its result, where the same was trained already.
+        """
+        ...
+
+    def fixed(self, number: int, trial: FixedTrial) -> PreparedTrial:
+        """A trial that no search proposed."""
+        ...
+
+    def again(
+        self, life: TrialLife, reason: str, until_epoch: int | None = None, cut_off: bool = False
+    ) -> PreparedTrial:
+        """A trial that goes on from its last checkpoint, or from its beginning where it has none."""
+        ...
+
+    def left(self, life: TrialLife) -> RunSpec | None:
+        """The run of a trial whose workers may have outlived its controller; None where none can have."""
+        ...
+
+    def intermediate(self, life: TrialLife) -> IntermediateResult | None:
+        """What early stopping may see of a trial's newest report; None: nothing."""
+        ...
+
+    def result(self, life: TrialLife, ended: JobEvent) -> TrialFinished:
+        """The result of a trial whose job has ended. Raises ``UserError`` where no trial could succeed."""
+        ...
+
+    def for_search(self, life: TrialLife) -> TrialFinished:
+        """What the search learns of a trial that is over."""
+        ...
+
+
+# [tuning] The experiment of ``elastune tune``: trials with the settings that a search proposes, judged by their objectives.
+
+LIKE, SOURCE, FRESH = "like", "source", "fresh"  # of a given trial's tags: whose settings, and whose weights
+
+
+class Tuning:
+    """The trials of ``plan``. ``checkpoints``: they write some, since they may pause, or what they reached stays."""
+
+    def __init__(self, plan: Plan, files: RunFiles, *, checkpoints: bool) -> None:
+        self._plan = plan
+        self._files = files
+        self._checkpoints = checkpoints
+
+    @property
+    def objectives(self) -> Sequence[Objective]:
+        return self._plan.pricing.objectives
+
+    def new(self, suggestion: Suggestion, until_epoch: int | None, parent: int | None = None) -> PreparedTrial:
+        values, refused = suggestion.values, ""
+        try:
+            agreed = self._sync(values).to_json()
+        except UserError as error:
+            agreed, refused = {name: str(values[name]) for name in SYNC_NAMES if name in values}, str(error)
+            without = {*SYNC_NAMES, *strategy_settings(values, self._plan.config)}
+            values = {name: value for name, value in values.items() if name not in without}
+        spec = self._spec(suggestion.number, values)
+        chosen = {**spec.means.to_json(), "policy": values["policy"], **(agreed if chooses(suggestion.values) else {})}
+        record = TrialStarted(
+            trial=suggestion.number,
+            config=spec.config,
+            means=chosen,
+            seed=spec.seed,
+            params=suggestion.params,
+            distributions=suggestion.distributions,
+            parent=parent,
+            until_epoch=until_epoch,
+            dismissed=list(suggestion.dismissed),
+        )
+        folder = None if parent is None else self._folder(parent)
+        spec = replace(spec, until_epoch=until_epoch, parent=folder)
+        return PreparedTrial(suggestion.number, spec, record, refused or self._refused(spec))
+
+    def _refused(self, spec: RunSpec) -> str:
+        """Why it cannot run as it is meant to; "" where it can."""
+        try:
+            check_means(spec)
+            check_adapt(spec.adapt, self._plan.program, spec)
+        except UserError as error:
+            return str(error)
+        return ""
+
+    def _sync(self, values: Mapping[str, object]) -> SyncChoice:
+        """How the workers of a trial agree. Raises ``UserError``."""
+        return SyncChoice.of({**self._plan.request.sync.to_json(), **values}, self._plan.config)
+
+    def fixed(self, number: int, trial: FixedTrial) -> PreparedTrial:
+        if trial.phase == "member":
+            return self._member(number, trial)
+        spec = RunSpec(
+            self._plan.request.program,
+            self._folder(number),
+            trial.config,
+            trial.seed,
+            trial.means,
+            epochs=self._plan.request.epochs,
+            max_steps=trial.max_steps,
+            checkpoint_every_steps=0,
+            elastic=self._elastic,
+            divergence=self._divergence,
+            source=self._plan.source,
+        )
+        record = TrialStarted(number, trial.config, trial.means.to_json(), trial.seed, trial.phase)
+        return PreparedTrial(number, spec, record)
+
+    def _member(self, number: int, trial: FixedTrial) -> PreparedTrial:
+        """A trial as the search would have run it with ``trial.config``."""
+        before = {} if trial.like is None else known(trial.like)
+        tags: dict[str, Any] = {} if trial.like is None else {LIKE: trial.like.trial}
+        tags |= {} if trial.source is None else {SOURCE: trial.source, FRESH: list(trial.fresh)}
+        spec = replace(self._spec(number, {**before, **trial.config}), start_from=self._begins(tags))
+        means = {"policy": NO_POLICY} if trial.like is None else trial.like.means
+        record = TrialStarted(number, spec.config, {**means, **spec.means.to_json()}, spec.seed, trial.phase, tags=tags)
+        return PreparedTrial(number, spec, record, self._refused(spec))
+
+    def _begins(self, tags: Mapping[str, Any]) -> StartFrom | None:
+        """With whose weights a trial begins."""
+        if SOURCE not in tags:
+            return self._plan.request.start_from
+        folder = self._folder(int(tags[SOURCE])).resolve()
+        return StartFrom(folder, fresh=tuple(map(str, tags[FRESH])))
+
+    def again(
+        self, life: TrialLife, reason: str, until_epoch: int | None = None, cut_off: bool = False
+    ) -> PreparedTrial:
+        folder = self._folder(life.number)
+        self._files.set_aside(folder, self._files.damaged(folder))
+        spec = self._going_on(life, until_epoch)
+        record = TrialResumed(life.number, spec.means.workers, reason, until_epoch, cut_off)
+        return PreparedTrial(life.number, spec, record)
+
+    def left(self, life: TrialLife) -> RunSpec | None:
+        if not self._plan.request.simulated and left_behind(self._folder(life.number)) is None:
+            return None
+        told = means_in(life.started.means)
+        shared = self._plan.request.trial_workers is not None
+        means = told.on(life.workers if shared else life.first_workers)
+        return replace(self._going_on(life, life.until_epoch), means=means)
+
+    def _going_on(self, life: TrialLife, until_epoch: int | None) -> RunSpec:
+        parent = life.started.parent
+        return replace(
+            self._spec(life.number, known(life.started)),
+            start_from=self._begins(life.started.tags),
+            resume=True,
+            until_epoch=until_epoch,
+            parent=None if parent is None else self._folder(parent),
+        )
+
+    def intermediate(self, life: TrialLife) -> IntermediateResult | None:
+        return intermediate_result(life, self._plan.pricing)
+
+    def result(self, life: TrialLife, ended: JobEvent) -> TrialFinished:
+        return judge(life, ended, self._plan.pricing)
+
+    def for_search(self, life: TrialLife) -> TrialFinished:
+        assert life.finished is not None
+        return life.finished
+
+    def _spec(self, number: int, values: Mapping[str, object]) -> RunSpec:
+        request, bounds = self._plan.request, self._plan.request.trial_workers
+        config, means, adapt = settings(values, self._plan.config, request.means, request.workers)
+        adapt = replace(adapt, monitors=request.monitors)
+        check_adapt(adapt, self._plan.program)
+        elastic = replace(self._elastic, grace_s=request.grace_s)
+        if bounds is not None:
+            means = replace(means.on(bounds[0]), num_slots=max(means.num_slots, bounds[1]))
+            elastic = replace(elastic, low=bounds[0], high=bounds[1])
+        agreed = self._sync(values)
+        return RunSpec(
+            program=request.program,
+            out=self._folder(number),
+            config=config,
+            seed=request.seed,
+            means=replace(means, num_slots=agreed.slots(means.num_slots)),
+            sync=agreed.sync,
+            sync_schedule=agreed.schedule,
+            epochs=request.epochs,
+            start_from=request.start_from,
+            checkpoint_every_steps=None if self._checkpoints else 0,
+            elastic=elastic,
+            adapt=adapt,
+            divergence=self._divergence,
+            source=self._plan.source,
+            accept_changes=request.accept_changes,
+        )
+
+    @property
+    def _elastic(self) -> Elastic:
+        return Elastic(collective_timeout_s=self._plan.request.collective_timeout_s)
+
+    @property
+    def _divergence(self) -> Divergence:
+        """Metrics that should go down may explode as the training loss does."""
+        falling = [o.name for o in self.objectives if o.direction == "min" and o.clock is None]
+        return Divergence(self._plan.request.divergence, tuple(falling))
+
+    def _folder(self, number: int) -> Path:
+        return trial_folder(self._plan.request.out, number)
+
+
+def trials_left(out: Path, before: Sequence[Entry]) -> bool:
+    """Whether trials of the study in ``out``, of which its journal tells ``before``, may outlive its controller."""
+    return any(left_behind(trial_folder(out, number)) is not None for number in fold(before).of("running"))

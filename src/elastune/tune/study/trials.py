@@ -1,0 +1,251 @@
+"""The result of each trial of a study, also as a table row, and which trials may be recommended.
+
+A trial may be recommended if it belongs to the task, is better than a simple baseline, and satisfies ``--until``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from optuna.distributions import BaseDistribution
+
+from elastune.core.cost import Cost
+from elastune.core.errors import UserError
+from elastune.core.journal.records import TrialStarted
+from elastune.core.journal.trials import TrialLife, TrialTable
+from elastune.train.program.space import from_json
+from elastune.tune.search.constraint import Constraint, fulfilled
+from elastune.tune.search.objective import Objective, chance
+
+# [trials] The result of each trial of a study, also as a flat row for tables.
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A trial that has ended, or is paused.
+
+    Attributes:
+        state: "complete", "paused" or another end.
+        config: All settings.
+        means: System parameters.
+        values: One number for each objective if ``state`` is "complete". For a "paused" trial: the objectives that its
+            last report tells.
+        seconds: How long it ran, without pauses.
+        worker_seconds: The time of all its workers together.
+        epochs: Training passes that it completed.
+        started_at, ended_at: Seconds since 1970.
+        ended_s: Its end, in seconds of the study's own time.
+        params: What the search chose, out of ``distributions`` (JSON of Optuna).
+    """
+
+    number: int
+    state: str
+    config: dict[str, Any]
+    means: dict[str, Any]
+    values: dict[str, float]
+    metrics: dict[str, float]
+    seconds: float
+    reason: str
+    phase: str
+    tags: dict[str, Any]
+    seed: int = 0
+    params: dict[str, Any] = field(default_factory=dict)
+    distributions: dict[str, str] = field(default_factory=dict)
+    worker_seconds: float = 0.0
+    epochs: int = 0
+    started_at: float = 0.0
+    ended_at: float = 0.0
+    ended_s: float = 0.0
+    parent: int | None = None
+    cut_off: bool = False
+    """Paused by no decision of the search: the study ended first."""
+    held: bool = False
+    """The study ended first, while it was held back: it waited for idle workers."""
+    noise_scale: tuple[float, float | None] | None = None
+    """The gradient's noise scale at its end, in samples, and its standard error; None where it was not measured."""
+
+    @property
+    def batch_size(self) -> int | None:
+        """Its global batch, from beginning to end; None where its settings do not tell, or a policy may change it."""
+        told = self.config.get("batch_size")
+        fixed = self.means.get("policy", "none") == "none" and isinstance(told, int) and not isinstance(told, bool)
+        return told if fixed else None
+
+
+def outcomes(
+    table: TrialTable, objectives: Sequence[str] = (), price_per_worker_hour: float = 1.0
+) -> tuple[Trial, ...]:
+    """Return the trials that have ended, in the order of their ends, then those that are paused.
+
+    Args:
+        table: All trials of the study.
+        objectives: The objectives whose values paused trials show.
+        price_per_worker_hour: The price by which costs are counted.
+    """
+    over = [_over(table.trials[number]) for number in table.ended]
+    return (*over, *(_resting(table.trials[n], objectives, price_per_worker_hour) for n in table.of("paused")))
+
+
+def check_params(trials: Iterable[Trial | TrialStarted]) -> None:
+    """Check that every trial's parameters belong to the distributions that it names.
+
+    Raises:
+        UserError: For a trial where they do not.
+    """
+    known: dict[str, BaseDistribution] = {}
+    rule, fix = "a trial's parameters must be of its distributions", "restore the journal"
+    for trial in trials:
+        number = trial.number if isinstance(trial, Trial) else trial.trial
+        if trial.params.keys() != trial.distributions.keys():
+            raise UserError(rule, f"trial {number}, {', '.join(trial.distributions)}"[:200], fix)
+        for name, value in trial.params.items():
+            text = trial.distributions[name]
+            if text not in known:
+                known |= {text: from_json({name: text})[name]}
+            if not _within(known[text], value):
+                raise UserError(rule, f"trial {number}, {name}={value!r:.60}", fix)
+
+
+def _within(distribution: BaseDistribution, value: Any) -> bool:
+    try:
+        return distribution._contains(distribution.to_internal_repr(value))
+    except (ValueError, TypeError, OverflowError):
+        return False
+
+
+def _over(life: TrialLife) -> Trial:
+    finished = life.finished
+    assert finished is not None
+    return Trial(
+        state=finished.state,
+        values=finished.values,
+        metrics=finished.metrics,
+        reason=finished.reason,
+        noise_scale=None if finished.run is None else finished.run.signals.get("noise_scale"),
+        **_common(life),
+    )
+
+
+def _resting(life: TrialLife, names: Sequence[str], price_per_worker_hour: float) -> Trial:
+    assert life.pause is not None
+    known: dict[str, float] = {}
+    if life.reports:
+        report, _ = life.reports[-1]
+        trained = Cost((life.average or float(life.first_workers)) * report.seconds, price_per_worker_hour)
+        cost = trained.total if life.cost is None else life.cost
+        known = {**report.metrics, "seconds": report.seconds, "cost": cost}
+    return Trial(
+        state="paused",
+        values={name: known[name] for name in names if name in known},
+        metrics=known,
+        reason=life.pause.reason,
+        cut_off=life.pause.cut_off,
+        held=life.pause.held,
+        **_common(life),
+    )
+
+
+def _common(life: TrialLife) -> dict[str, Any]:
+    started = life.started
+    return {
+        "number": started.trial,
+        "config": started.config,
+        "means": started.means,
+        "phase": started.phase,
+        "tags": started.tags,
+        "seed": started.seed,
+        "params": started.params,
+        "distributions": started.distributions,
+        "seconds": life.seconds,
+        "worker_seconds": life.worker_seconds,
+        "epochs": life.epochs_done,
+        "started_at": life.started_at,
+        "ended_at": life.last_at,
+        "ended_s": life.last_s,
+        "parent": started.parent,
+    }
+
+
+GROUPS = ("params", "config", "means", "values", "metrics")
+"""Of a trial's fields, those that are mappings: a column each key, "params.lr"."""
+PLAIN = ("number", "state", "phase", "seed", "parent", "epochs", "seconds", "worker_seconds", "started_at", "ended_at")
+
+
+def flat_row(trial: Trial) -> dict[str, Any]:
+    """Return a trial as one row: "number", "state", ..., "params.lr", ..., "values.accuracy", ..., "reason".
+
+    ``params`` is what the search chose, ``config`` all settings. Times are in seconds; a name that ends in ``_at``
+    counts them since 1970.
+    """
+    row: dict[str, Any] = {name: getattr(trial, name) for name in PLAIN}
+    for group in GROUPS:
+        row |= {f"{group}.{name}": value for name, value in getattr(trial, group).items()}
+    return {**row, "reason": trial.reason}
+
+
+# [eligible] Which trials of a study may be recommended: those of one task, above a simple baseline, that reach ``--until``.
+
+TREE, NODE, GROUP = "tree", "node", "group"
+"""Settings of a program that is trained for the nodes, or the groups, of a tree of classes."""
+
+
+def tasks(trials: Sequence[Trial]) -> tuple[str, ...]:
+    """Return the parts of a tree of classes that ``trials`` were trained for; () where all have one task."""
+    of_trees = [trial.config for trial in trials if isinstance(trial.config.get(TREE), list)]
+    named = [task_of(config) for config in of_trees if {NODE, GROUP} & config.keys()]
+    different = tuple(dict.fromkeys(named))
+    return different if len(different) > 1 else ()
+
+
+def task_of(config: Mapping[str, Any]) -> str:
+    """Return the name of the part of a tree of classes that a trial with this ``config`` was trained for."""
+    name = str(config.get(NODE, config.get(GROUP, "")))
+    return name or "the root"
+
+
+def reaching(trials: Sequence[Trial], rules: Sequence[Constraint]) -> list[Trial]:
+    """Return those of ``trials`` that fulfil all ``rules``, by their settings and metrics."""
+    return [trial for trial in trials if fulfilled(rules, {**trial.config, **trial.means, **seen(trial)})]
+
+
+def seen(trial: Trial) -> dict[str, float]:
+    """Return the metrics of ``trial`` that a search may see."""
+    return {name: value for name, value in trial.metrics.items() if not name.startswith("test_")}
+
+
+def largest_class(table: TrialTable) -> float:
+    """Return the share of the most frequent class of the data that the trials were trained on; 0 where not known."""
+    runs = [life.finished.run for life in table.trials.values() if life.finished is not None]
+    return max((run.context.data.largest_class for run in runs if run is not None and run.context), default=0.0)
+
+
+def floor(
+    trials: Sequence[Trial], objective: Objective, defaults: Mapping[str, Any], largest: float = 0.0
+) -> float | None:
+    """Return the value of ``objective`` below which no trial is recommended; None where nothing is known.
+
+    It is that of chance, or the mean of the trials that have the program's own settings, whichever is better. Chance is
+    known of an AUC, and of an accuracy where the share of the ``largest`` class is.
+    """
+    own = [t.values[objective.name] for t in trials if defaults and defaults.items() <= t.config.items()]
+    known = [fmean(own)] if own else []
+    guess = chance(objective.name)
+    if objective.name.endswith("accuracy") and largest > 0:
+        guess = largest
+    known += [] if guess is None or objective.direction != "max" else [guess]
+    return max(known, key=lambda value: value if objective.direction == "max" else -value, default=None)
+
+
+def proportional(trials: Sequence[Trial], objectives: Collection[str], settings: Mapping[str, Any]) -> frozenset[str]:
+    """Return the objectives that are another one times a constant in every trial of a study with these ``settings``.
+
+    A cost is, at one price and with a fixed number of workers. It follows from the settings alone, not from values.
+    """
+    if not {"seconds", "cost"} <= set(objectives) or settings.get("prices") or settings.get("trial_workers"):
+        return frozenset()
+    counts = {trial.means.get("workers", 1) for trial in trials}
+    searched = any({"workers", "mesh"} & trial.distributions.keys() for trial in trials)
+    return frozenset() if searched or len(counts) > 1 else frozenset({"cost"})

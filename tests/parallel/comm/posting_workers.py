@@ -1,0 +1,74 @@
+"""What the worker processes of ``test_post.py`` do."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from elastune.parallel.comm.channel import Letter, Post
+from elastune.parallel.comm.group import CALLS_TAG, GroupBroken
+from elastune.testing.worker_processes import Worker
+
+COUNT = 50
+
+
+def exchange(worker: Worker) -> None:
+    """Everybody sends to everybody, then reads."""
+    post = Post(worker.form("post"))
+    others = [peer for peer in range(worker.size) if peer != worker.rank]
+    began = time.monotonic()
+    for i in range(COUNT):
+        for to in others:
+            post.send(to, Letter((worker.rank, to, i), f"kind {i % 2}", torch.full((i * 7,), i, dtype=torch.uint8)))
+    sent_s = time.monotonic() - began
+    came: dict[int, list[int]] = {peer: [] for peer in others}
+    for _ in range(COUNT * len(others)):
+        found = post.next()
+        assert found is not None
+        source, message = found
+        i = message.number[2]
+        assert message.number == (source, worker.rank, i)
+        assert message.text == f"kind {i % 2}"
+        assert torch.equal(message.payload, torch.full((i * 7,), i, dtype=torch.uint8))
+        came[source].append(i)
+    assert all(order == list(range(COUNT)) for order in came.values())
+    assert post.next(wait=False) is None
+    worker.say("exchanged", sent_s)
+    worker.hear()
+
+
+def wait_for_mail(worker: Worker) -> None:
+    """The last one is killed; the first gives the group up meanwhile, as a coordinator's news make it do."""
+    group = worker.form("post")
+    post = Post(group)
+    worker.say("waiting")
+    if worker.rank == 0:
+        worker.on_thread(lambda: (worker.hear(), group.abandon()))
+    began = time.monotonic()
+    try:
+        post.next()
+    except GroupBroken:
+        worker.say("broken", time.monotonic() - began)
+        try:
+            post.send((worker.rank + 1) % worker.size, Letter((0, 0, 0), "", torch.empty(0, dtype=torch.uint8)))
+        except GroupBroken:
+            worker.say("refused")
+    worker.hear()
+
+
+def beside_an_exchange(worker: Worker) -> None:
+    """Messages of named collectives, and bytes of state that moves, at one time between the same two."""
+    group = worker.form("post")
+    post, other = Post(group, CALLS_TAG), 1 - worker.rank
+    given, room = torch.full((1000,), worker.rank, dtype=torch.uint8), torch.zeros(1000, dtype=torch.uint8)
+    for i in range(COUNT):
+        post.send(other, Letter((worker.rank, 0, i), "call", torch.full((i,), i, dtype=torch.uint8)))
+        group.exchange([(given, other)], [(room, other)]).wait()
+        assert room.unique().tolist() == [other]
+        room.zero_()
+        found = post.next()
+        assert found is not None
+        assert (found[0], found[1].number, len(found[1].payload)) == (other, (other, 0, i), i)
+    worker.say("exchanged")
+    worker.hear()

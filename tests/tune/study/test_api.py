@@ -1,0 +1,259 @@
+"""``import elastune`` in a user's own script, alone and as one of a launcher's workers."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import elastune
+from elastune.core.errors import UserError
+from elastune.core.mesh import Mesh
+from elastune.core.run import Means
+from elastune.runtime.clusters.local import LocalCluster
+from elastune.train.session import Session
+
+SCRIPT = """
+import json
+import sys
+
+import torch
+from torch.utils.data import TensorDataset
+
+import elastune
+
+
+def train(session):
+    model = torch.nn.Linear(3, 1)
+    model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=session.config["lr"]))
+    if sys.argv[-1] == "wrong" and session.rank == 1:
+        session.backward(torch.ones(()))
+    for _ in session.epochs(2):
+        for (x,) in session.batches(TensorDataset(torch.arange(60.0).view(20, 3) / 60), batch_size=6):
+            session.backward(model(x).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        session.report(norm=model.weight.norm() if hasattr(model, "weight") else 0.0)
+
+
+def space(trial):
+    return {"lr": trial.suggest_float("lr", 0.01, 0.1)}
+
+
+if __name__ == "__main__":
+    found = elastune.run(train, {"lr": 0.1}, workers=2, out=sys.argv[1])
+    if sys.argv[1] == "alone":
+        asked = {"objectives": {"norm": "min"}, "trials": 3, "sampler": "random"}
+        study = elastune.tune(train, space, out=sys.argv[1] + "-study", **asked)
+        print(json.dumps([found.sha256, found.workers, len(study.complete), study.pick().trial.config]))
+"""
+
+
+OUTLIVED = """
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch.utils.data import TensorDataset
+
+import elastune
+
+
+def train(session):
+    model = torch.nn.Linear(3, 1)
+    model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=session.config["lr"]))
+    for _ in session.epochs(2):
+        for (x,) in session.batches(TensorDataset(torch.arange(60.0).view(20, 3) / 60), batch_size=10):
+            session.backward(model(x).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            with Path("taken").open("a") as taken:
+                print(os.getpid(), session.step, file=taken, flush=True)
+            while not Path("go").exists():
+                time.sleep(0.02)
+        session.report(norm=model.weight.norm())
+
+
+def space(trial):
+    return {"lr": trial.suggest_float("lr", 0.01, 0.1)}
+
+
+if __name__ == "__main__":
+    asked = {"objectives": {"norm": "min"}, "trials": 1, "sampler": "random", "resume": "again" in sys.argv}
+    study = elastune.tune(train, space, out=Path.cwd().joinpath("there").as_uri(), grace_s=120.0, **asked)
+    print(len(study.complete))
+"""
+
+
+def environment(**changes: str) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", **changes}
+
+
+def test_a_script_and_the_workers_of_a_launcher_reach_the_same(tmp_path: Path) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text(SCRIPT)
+
+    def start(*arguments: str, **env: str) -> subprocess.Popen[str]:
+        command = [sys.executable, str(script), *arguments]
+        return subprocess.Popen(
+            command, cwd=tmp_path, env=environment(**env), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def launched(*arguments: str) -> list[subprocess.Popen[str]]:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        return [start(*arguments, RANK=str(rank), LOCAL_RANK=str(rank), **common) for rank in (0, 1)]
+
+    alone = start("alone")
+    out, err = alone.communicate(timeout=90)
+    assert alone.returncode == 0, err
+    sha256, workers, trials, config = json.loads(out.splitlines()[-1])
+    assert (workers, trials, list(config)) == (2, 3, ["lr"])
+
+    pair = launched("launched")
+    for process in pair:
+        _, err = process.communicate(timeout=90)
+        assert process.returncode == 0, err
+    journal = (tmp_path / "launched" / "journal.jsonl").read_text().splitlines()
+    end = json.loads(journal[-1])
+    assert (end["kind"], end["workers"], end["sha256"]) == ("run_finished", 2, sha256)
+
+    pair = launched("failing", "wrong")
+    _, err = pair[1].communicate(timeout=90)
+    assert pair[1].returncode == 2
+    assert "worker 1, user_error: session.backward belongs once into each training batch" in err
+    pair[0].kill()
+    pair[0].communicate(timeout=30)
+
+
+def trains_nothing(session: Session) -> None:
+    session.report(size=session.size)
+
+
+def test_workers_and_other_means_go_together(cluster: LocalCluster, tmp_path: Path) -> None:
+    asked: list[dict[str, Any]] = [
+        {},
+        {"workers": 2},
+        {"means": Means(workers=2, mode="fast")},
+        {"means": Means(mode="fast", num_slots=1), "workers": 3},
+    ]
+    found = [
+        elastune.run(trains_nothing, out=tmp_path / str(i), cluster=cluster, **each) for i, each in enumerate(asked)
+    ]
+    assert [run.workers for run in found] == [1, 2, 2, 3]
+    assert [run.metrics["size"] for run in found] == [1, 2, 2, 3]
+    means = [json.loads((tmp_path / str(i) / "journal.jsonl").read_text().splitlines()[0])["means"] for i in range(4)]
+    assert [(m["mode"], m["num_slots"]) for m in means] == [("exact", 4), ("exact", 4), ("fast", 4), ("fast", 3)]
+
+
+def trains_without_words(session: Session) -> None:
+    model = torch.nn.Linear(3, 1)
+    session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_a_model_that_its_mechanism_does_not_take_starts_no_worker(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="tensor divides layers that it knows"):
+        elastune.run(trains_without_words, out=tmp_path / "run", means=Means(mesh=Mesh(tensor=2), num_slots=4))
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_a_run_has_cost_is_told_where_a_price_is(cluster: LocalCluster, tmp_path: Path) -> None:
+    prices = tmp_path / "prices.csv"
+    prices.write_text("time,kind,price\n0,any,6\n")
+    asked: list[dict[str, Any]] = [{}, {"price_per_worker_hour": 2.0}, {"prices": prices}]
+    found = [
+        elastune.run(trains_nothing, out=tmp_path / str(i), cluster=cluster, **a).money for i, a in enumerate(asked)
+    ]
+    none, constant, table = found
+    assert none is None
+    assert constant is not None
+    assert table is not None
+    assert constant.worker_hours > 0
+    assert (constant.cost, table.cost) == pytest.approx((2 * constant.worker_hours, 6 * table.worker_hours))
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"price_per_worker_hour": 0.0}, "a price of a worker-hour must be above 0"),
+        ({"price_per_worker_hour": math.nan}, "a price of a worker-hour must be above 0"),
+        ({"price_per_worker_hour": 2.0, "prices": "prices.csv"}, "one price or a file of prices says"),
+        ({"prices": "nowhere.csv"}, "a trace must be a readable text file"),
+    ],
+)
+def test_prices_that_no_cost_can_be_made_of(asked: dict[str, Any], told: str, tmp_path: Path) -> None:
+    (tmp_path / "prices.csv").write_text("time,kind,price\n0,any,1\n")
+    here = {name: tmp_path / value if name == "prices" else value for name, value in asked.items()}
+    with pytest.raises(UserError, match=told):
+        elastune.run(trains_nothing, out=tmp_path / "run", **here)
+    with pytest.raises(UserError, match=told):
+        elastune.tune(trains_nothing, lambda trial: {}, objectives={"cost": "min"}, trials=1, out=tmp_path, **here)
+    assert not (tmp_path / "run").exists()
+
+
+def test_functions_that_no_worker_could_import_are_refused() -> None:
+    def inner(session: object) -> None: ...
+
+    for function in (inner, lambda session: None, print, Path):
+        with pytest.raises(UserError, match="able to import"):
+            elastune.run(function)  # type: ignore[arg-type]
+
+
+def test_a_launcher_needs_one_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "x",
+        "MASTER_PORT": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="one folder"):
+        elastune.run(test_a_launcher_needs_one_folder)
+
+
+@pytest.mark.parametrize("grace_s", [-1.0, math.nan, math.inf, 1e9])
+def test_a_grace_is_a_time(grace_s: float, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="grace_s must be from 0 to a year"):
+        elastune.run(trains_nothing, grace_s=grace_s, out=tmp_path)
+
+
+def test_workers_do_not_outlive_the_owner_of_an_open_cluster(cluster: LocalCluster, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="LocalCluster"):
+        elastune.run(trains_nothing, grace_s=5.0, out=tmp_path, cluster=cluster)
+
+
+def test_trials_outlive_a_script_whose_results_go_to_a_url(tmp_path: Path) -> None:
+    script, taken, there = tmp_path / "mine.py", tmp_path / "taken", tmp_path / "there"
+    script.write_text(OUTLIVED)
+    command = [sys.executable, str(script)]
+    first = subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE)
+    try:
+        deadline = time.monotonic() + 90
+        while not taken.exists():
+            assert time.monotonic() < deadline
+            assert first.poll() is None, first.stderr and first.stderr.read()
+            time.sleep(0.05)
+    finally:
+        first.kill()
+        first.communicate()
+    (tmp_path / "go").touch()
+    again = subprocess.run([*command, "again"], cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert (again.returncode, again.stdout.split()) == (0, ["1"]), again.stderr
+    steps = [line.split() for line in taken.read_text().splitlines()]
+    assert (len({process for process, _ in steps}), len(steps)) == (1, 4)
+    kinds = [json.loads(line)["kind"] for line in (there / "journal.jsonl").read_text().splitlines()]
+    assert kinds.count("trial_adopted") == 1
