@@ -27,7 +27,7 @@ from torch.utils.data import TensorDataset
 
 from elastune.core.journal.records import LinkMeasured
 from elastune.core.plan.data_parallel import DataParallelStep, fit_parts
-from elastune.core.run import Means, Place
+from elastune.core.run import ExecutionSettings, Place
 from elastune.parallel.comm.network_probe import measure_link
 from elastune.parallel.comm.process_groups import join
 from elastune.runtime.job.run import machine_context
@@ -86,7 +86,7 @@ def _gradients(out: Path, rounds: int) -> dict[int, list[float]]:
 def _steps(out: Path, share: int) -> Iterator[None]:
     """Yields after each step."""
     data = TensorDataset(torch.randn(4096, 1, 28, 28), torch.randint(0, 10, (4096,)))
-    session = lone_session(out, means=Means(mode="fast", micro_batch=MICRO_BATCH))
+    session = lone_session(out, execution=ExecutionSettings(mode="fast", micro_batch=MICRO_BATCH))
     model = cnn()
     model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=MOMENTUM))
     for _ in session.epochs(10**9):

@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 
 from elastune.core.errors import Diverged
 from elastune.core.journal.records import Decided, Measured, PolicyFailed, Record
-from elastune.core.run import Adapt, Means
+from elastune.core.run import Adapt, ExecutionSettings
 from elastune.recipes.datasets import Splits, digits, fashion_mnist, mnist
 from elastune.testing.sessions import lone_session
 
@@ -176,7 +176,7 @@ def _train(setting: Setting, out: Path) -> Course:
 
 def _spec(setting: Setting) -> dict[str, Any]:
     # Norms are those of two half batches at least, or of micro-batches: many workers would know the noise scale better.
-    spec: dict[str, Any] = {"means": Means(mode="fast", micro_batch=MICRO_BATCH)}
+    spec: dict[str, Any] = {"execution": ExecutionSettings(mode="fast", micro_batch=MICRO_BATCH)}
     return {**spec, "adapt": Adapt(policies=setting.policies)} if setting.policies else spec
 
 

@@ -24,7 +24,7 @@ from typing import Any
 from result_file import write_result
 
 from elastune.core.journal.files import JournalWriter
-from elastune.core.run import Elastic, Means, Program, RunSpec
+from elastune.core.run import Elastic, ExecutionSettings, Program, RunSpec
 from elastune.runtime.clusters.hosts import HostsCluster
 from elastune.runtime.elastic_run import ElasticRun
 from elastune.runtime.job.run import JobSupervisor, journal_in
@@ -108,8 +108,10 @@ class Controller:
 
     def start(self, workers: int, low: int) -> ElasticRun:
         """A run of so many, and its journal, as ``job.run`` has them."""
-        means = Means(workers=workers, mode="fast", num_slots=workers)
-        spec = RunSpec(Program(PROGRAM), self._folder / "run", means=means, elastic=Elastic(low=low, high=workers))
+        execution = ExecutionSettings(workers=workers, mode="fast", num_slots=workers)
+        spec = RunSpec(
+            Program(PROGRAM), self._folder / "run", execution=execution, elastic=Elastic(low=low, high=workers)
+        )
         self._journal: JournalWriter = self._stack.enter_context(journal_in(spec.out, False))
         self.run = self.cluster.start(spec)
         self._supervisor = JobSupervisor(self.run)

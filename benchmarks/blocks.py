@@ -29,11 +29,11 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from elastune.core.batch_slices import BatchSlice
 from elastune.core.mesh import Mesh
-from elastune.core.run import Means
+from elastune.core.run import ExecutionSettings
 from elastune.parallel.comm.gloo import GlooFactory
 from elastune.parallel.comm.process_groups import form_comms
-from elastune.parallel.mechanisms.model_parallel import Division
-from elastune.parallel.mechanisms.tensor.tensor_parallel import Plan, TensorDivision, plan_layers
+from elastune.parallel.mechanisms.model_parallel import ModelParallel
+from elastune.parallel.mechanisms.tensor.tensor_parallel import Plan, TensorParallel, plan_layers
 from elastune.parallel.mechanisms.tensor.trunk import divide
 from elastune.testing.worker_processes import LIMIT_S, Worker, processes
 
@@ -88,11 +88,11 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Plan | None, tuple[int, ...]]] =
 }
 
 
-def divided(model: nn.Module, plan: Plan | None, blocks: int) -> TensorDivision:
+def divided(model: nn.Module, plan: Plan | None, blocks: int) -> TensorParallel:
     if plan is not None:
         plan_layers(model, plan)
-    division = divide(Division(model), Means(mechanism="tensor", virtual_tensor=blocks))
-    assert isinstance(division, TensorDivision)
+    division = divide(ModelParallel(model), ExecutionSettings(mechanism="tensor", virtual_tensor=blocks))
+    assert isinstance(division, TensorParallel)
     return division
 
 
@@ -137,10 +137,10 @@ def split(worker: Worker, rounds: int) -> None:
             list(division.backward(out.square().mean(), whole))
             taken.append(time.perf_counter() - since)
             digest.update(out.detach().numpy().tobytes())
-        leaves, own = division.split.leaves, division.split.computed(comms.mesh, comms.rank)
+        param_blocks, own = division.split.param_blocks, division.split.computed(comms.mesh, comms.rank)
         told = {
-            "parameter_bytes": 4 * sum(leaves[i].size for i in own),
-            "of": 4 * sum(leaf.size for leaf in leaves),
+            "parameter_bytes": 4 * sum(param_blocks[i].size for i in own),
+            "of": 4 * sum(param_block.size for param_block in param_blocks),
             "divided_share": division.divided_share,
             "sent_bytes": division.axis.traffic_bytes // rounds,
             "pass_ms": 1e3 * statistics.median(taken),

@@ -34,7 +34,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from elastune.core.mesh import Mesh
-from elastune.core.run import Means, Place, Program, RunSpec, Schedule
+from elastune.core.run import ExecutionSettings, Place, Program, RunSpec, Schedule
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.parallel.comm.process_groups import join, stand
 from elastune.parallel.mechanisms.pipeline.pipeline_parallel import Pipeline
@@ -60,10 +60,12 @@ def network() -> nn.Sequential:
 def worker(rank: int, stages: int, rendezvous: str, schedule: Schedule, batches: int, steps: int, out: str) -> None:
     torch.set_num_threads(1)
     place = Place(rank=rank, world=stages, rendezvous=rendezvous)
-    means = Means(mechanism="pipeline", mesh=Mesh(pipeline=stages), num_slots=batches, schedule=schedule)
+    execution = ExecutionSettings(
+        mechanism="pipeline", mesh=Mesh(pipeline=stages), num_slots=batches, schedule=schedule
+    )
     group = join(place)
-    workers = WorkerGroup(group, stand(group, place, means.first_mesh))
-    spec = RunSpec(Program(Path(__file__)), Path(tempfile.gettempdir()), means=means, checkpoint_every_steps=0)
+    workers = WorkerGroup(group, stand(group, place, execution.first_mesh))
+    spec = RunSpec(Program(Path(__file__)), Path(tempfile.gettempdir()), execution=execution, checkpoint_every_steps=0)
     session = Session(
         spec, workers, torch.device("cpu"), config={}, send=lambda record: None, stop_requested=lambda: False
     )

@@ -25,14 +25,14 @@ from pathlib import Path
 from typing import Any
 
 from driving import LOOK_S, Run, Stalled, running
-from holdings import Holding, growth, holding, marked
+from holdings import HeldTrials, growth, holding, marked
 from pauses import irregular, summary
 from result_file import write_result
 
 from elastune.core.errors import UserError
 from elastune.core.journal.files import read
 from elastune.core.journal.records import FaultInjected, Regrouped, Reported, RunFinished
-from elastune.core.run import Elastic, Means, Program, RunSpec
+from elastune.core.run import Elastic, ExecutionSettings, Program, RunSpec
 from elastune.recipes.datasets import find
 from elastune.report.sample_ledger import ledger, lines
 from elastune.runtime.clusters.local import LocalCluster
@@ -52,8 +52,8 @@ class Injector:
     def __init__(self, run: Run, seed: int) -> None:
         self.run = run
         self.done: Counter[str] = Counter()
-        self.workers: dict[int, list[Holding]] = {}
-        self.controller: list[Holding] = []
+        self.workers: dict[int, list[HeldTrials]] = {}
+        self.controller: list[HeldTrials] = []
         self._random = random.Random(seed)
         self._target = WORKERS
         self._victims: set[int] = set()
@@ -144,7 +144,7 @@ def run_of(folder: Path, name: str, data_set: str, workers: int, max_steps: int 
         out=folder / name,
         config={"data_set": data_set, "ticks": str(ticks)},
         seed=7,
-        means=Means(workers=workers, mode="exact", num_slots=8),
+        execution=ExecutionSettings(workers=workers, mode="exact", num_slots=8),
         max_steps=max_steps,
         elastic=Elastic(low=1, high=HIGH, heartbeat_s=HEARTBEAT_S),
     )

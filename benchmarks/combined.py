@@ -224,13 +224,13 @@ def measure(size: Size, kept: Kept, config: Mapping[str, Any], known: Table, see
                 if what in (size.rows[0], ALONE):
                     return  # what all else of this seed is compared with
                 continue
-            means = means_of(row.mesh, BATCH, plan["micro"])
+            execution = means_of(row.mesh, BATCH, plan["micro"])
             if isinstance(what, Row):
                 how = (size.search(row.genetic), known, kept.facts["target"], size.most)
-                kept.searched.append(hosts.search(PROGRAM, config, means, row, how, seed))
+                kept.searched.append(hosts.search(PROGRAM, config, execution, row, how, seed))
                 print(f"seed {seed}, {row.key}: {told_of(kept.searched[-1])}", flush=True)
             else:
-                kept.trained.append({"mesh": str(what), "round": seed, **hosts.single(PROGRAM, config, means)})
+                kept.trained.append({"mesh": str(what), "round": seed, **hosts.single(PROGRAM, config, execution)})
                 print(f"round {seed}, {what}: {kept.trained[-1]['seconds']:.1f} s", flush=True)
             kept.write(result(size, kept, known, replays=0))
 

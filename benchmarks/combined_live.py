@@ -18,7 +18,7 @@ from genetic_replay import Search, Table, Training, rules
 
 from elastune.core.journal.files import read
 from elastune.core.journal.records import RunFinished, TrialFinished, TrialStarted
-from elastune.core.run import Means, Program, RunSpec
+from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.runtime.agents.credentials import make_token
 from elastune.runtime.clusters.hosts import HostsCluster
 from elastune.runtime.job.output import JOURNAL
@@ -62,21 +62,21 @@ class Hosts:
     ) -> None:
         self._stack.close()
 
-    def single(self, program: Program, config: Mapping[str, Any], means: Means) -> Found:
+    def single(self, program: Program, config: Mapping[str, Any], execution: ExecutionSettings) -> Found:
         """One training alone: seconds from its start to its end, processes' and judging included."""
-        self.cluster.gather(means.workers, GATHER_S)
+        self.cluster.gather(execution.workers, GATHER_S)
         began = time.monotonic()
-        done = self.train(program, config, means)
+        done = self.train(program, config, execution)
         taken = time.monotonic() - began
         return {"seconds": round(taken, 4), "step_s": done.step_s, "accuracy": done.metrics["accuracy"]}
 
     def train(
-        self, program: Program, config: Mapping[str, Any], means: Means, most_steps: int | None = None
+        self, program: Program, config: Mapping[str, Any], execution: ExecutionSettings, most_steps: int | None = None
     ) -> RunFinished:
         """One training to its end, or of so many steps. Raises as ``run_job``."""
-        self.cluster.gather(means.workers, GATHER_S)
+        self.cluster.gather(execution.workers, GATHER_S)
         spec = RunSpec(
-            program, self._next(), config=config, means=means, max_steps=most_steps, checkpoint_every_steps=0
+            program, self._next(), config=config, execution=execution, max_steps=most_steps, checkpoint_every_steps=0
         )
         done = run_job(spec, cluster=self.cluster)
         if done.stopped in ("requested", "notice"):
@@ -88,7 +88,7 @@ class Hosts:
         self,
         program: Program,
         config: Mapping[str, Any],
-        means: Means,
+        execution: ExecutionSettings,
         row: Row,
         how: tuple[Search, Table, float, int],
         seed: int,
@@ -97,7 +97,7 @@ class Hosts:
         search, table, target, most = how
         self.cluster.gather(row.nodes, GATHER_S)
         asked = StudyRequest(
-            program, self._next(), config=dict(config), workers=row.nodes, means=means, seed=seed, trials=most,
+            program, self._next(), config=dict(config), workers=row.nodes, execution=execution, seed=seed, trials=most,
             **rules(search, target, None),
         )  # fmt: skip
         if tune(asked, space=table.space, cluster=self.cluster).ending == INTERRUPTED:
@@ -151,7 +151,7 @@ def table_of(program: Program, config: Mapping[str, Any], table: Table, workers:
     with tempfile.TemporaryDirectory() as folder:
         asked = StudyRequest(
             program, Path(folder) / "table", config=dict(config), workers=workers, sampler="grid",
-            trials=len(table.keys), means=Means(mode="fast"),
+            trials=len(table.keys), execution=ExecutionSettings(mode="fast"),
         )  # fmt: skip
         if tune(asked, space=table.space).ending == INTERRUPTED:
             raise KeyboardInterrupt

@@ -15,11 +15,11 @@ from combined_rows import ALONE, Found, Row
 from elastune.core.mesh import Mesh
 from elastune.core.plan.cluster_plan import Allowed, ClusterPlan, Nodes, PlanBounds, ProgramForecast, best_plans
 from elastune.core.plan.search_time import GENETIC, SearchModel
-from elastune.core.run import Means, Program
+from elastune.core.run import ExecutionSettings, Program
 from elastune.train.machine import cores
 from elastune.train.rehearsal import rehearse_apart
 from elastune.tune.cluster_plan.measured_plans import TrainingPlan
-from elastune.tune.cluster_plan.probes import MachineProbes, NodeLink, held_by, work_of
+from elastune.tune.cluster_plan.probes import MachineProbes, NodeLink, held_by, step_work
 
 MOST = 2_000  # plans that are looked through for a row's width
 BLOCKS = 8  # that its layers are divided into at most
@@ -39,7 +39,7 @@ class Planner:
 
     def plan(self, row: Row, runs: float, generation: int) -> ClusterPlan:
         """The best for the row's mesh and width: what is left to choose are the samples of a pass."""
-        forecast = ProgramForecast(self._model, work_of(self.size), self._held, self._search(row, runs, generation))
+        forecast = ProgramForecast(self._model, step_work(self.size), self._held, self._search(row, runs, generation))
         batch = self.size.batch_size
         micros = tuple(sorted({max(1, batch // row.mesh.batch // part) for part in (1, 2, 4, 8)}))
         allowed = Allowed((batch,), micros, row.width, BLOCKS, 1, shard=False, mesh=row.mesh)
@@ -73,6 +73,6 @@ def planned(planner: Planner, rows: Sequence[Row], runs: float, generation: int)
     return {row.key: planner.told(row, runs, generation) for row in rows}
 
 
-def means_of(mesh: Mesh, batch: int, micro: int) -> Means:
+def means_of(mesh: Mesh, batch: int, micro: int) -> ExecutionSettings:
     """How a training of such a plan runs."""
-    return TrainingPlan(mesh, batch, micro).means
+    return TrainingPlan(mesh, batch, micro).execution

@@ -117,7 +117,7 @@ def running(cluster: LocalCluster, spec: RunSpec, ticks: Path) -> Iterator[Run]:
                 program=str(spec.program.path),
                 config=dict(spec.config),
                 seed=spec.seed,
-                means=asdict(spec.means),
+                execution=asdict(spec.execution),
                 context={},
                 epochs=spec.epochs,
                 resumed_step=None,

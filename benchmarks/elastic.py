@@ -25,7 +25,7 @@ from elastic_peers import peers, write
 from pauses import irregular, reached, step_end, summary, survivors_pause_s, usual_gaps
 
 from elastune.core.journal.records import Regrouped
-from elastune.core.run import Elastic, Means, Program, RunSpec
+from elastune.core.run import Elastic, ExecutionSettings, Program, RunSpec
 from elastune.recipes.datasets import cache_folder
 from elastune.runtime.clusters.local import LocalCluster
 
@@ -51,7 +51,7 @@ def spec_of(program: str, out: Path, workers: int, high: int, mode: Any, config:
         program=Program(PROGRAMS / program),
         out=out,
         config=config,
-        means=Means(workers=workers, mode=mode, num_slots=8),
+        execution=ExecutionSettings(workers=workers, mode=mode, num_slots=8),
         checkpoint_every_steps=0,
         elastic=Elastic(low=1, high=high, heartbeat_s=HEARTBEAT_S),
     )

@@ -38,7 +38,7 @@ from elastune.core.journal.records import (
     TrialRegrouped,
     TrialStarted,
 )
-from elastune.core.run import Means, Program
+from elastune.core.run import ExecutionSettings, Program
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.tune.study.request import StudyRequest
 from elastune.tune.study.run import tune
@@ -69,7 +69,7 @@ def study(cluster: LocalCluster, out: Path, variant: str, seed: int, sample_s: f
         workers=WORKERS,
         trial_workers=(1, WORKERS) if allocation else None,
         allocation=allocation or StudyRequest.allocation,
-        means=Means(workers=workers, mode="exact", num_slots=WORKERS),
+        execution=ExecutionSettings(workers=workers, mode="exact", num_slots=WORKERS),
         config={"sample_s": sample_s},
         seed=seed,
     )

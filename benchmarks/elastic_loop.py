@@ -18,8 +18,8 @@ from elastic_model import SLOTS, Floats, Model
 from elastune.core.journal.records import Reported
 from elastune.core.run import Config
 from elastune.tune.search.schedule import IntermediateResult, NewTrial, Resume, Schedule
-from elastune.tune.study.allocation.rebalancer import Allocation, Broker, Pending, rungs_passed, trial_priority
-from elastune.tune.study.allocation.trial_progress import Holding
+from elastune.tune.study.allocation.rebalancer import Allocation, Broker, WaitingTrial, rungs_passed, trial_priority
+from elastune.tune.study.allocation.trial_progress import HeldTrials
 
 STEPS = 1000  # of an epoch
 LOOKS_S = (5.0, 20.0)  # after a trial's GPUs have changed: how many steps has it done?
@@ -46,7 +46,7 @@ class Sharer(Protocol):
 
     def ranked(self, worth: Mapping[int, float]) -> None: ...
 
-    def grants(self, now_s: float, waiting: Sequence[Pending] = (), supply: bool = False) -> list[Allocation]: ...
+    def grants(self, now_s: float, waiting: Sequence[WaitingTrial] = (), supply: bool = False) -> list[Allocation]: ...
 
 
 @dataclass
@@ -87,7 +87,7 @@ class Rule:
     def ranked(self, worth: Mapping[int, float]) -> None:
         pass
 
-    def grants(self, now_s: float, waiting: Sequence[Pending] = (), supply: bool = False) -> list[Allocation]:
+    def grants(self, now_s: float, waiting: Sequence[WaitingTrial] = (), supply: bool = False) -> list[Allocation]:
         free = self.gpus - sum(self._has.values())
         found = []
         asking = [(one.trial, 0) for one in waiting if not one.fresh]
@@ -149,7 +149,7 @@ class Study:
         schedule: Schedule,
         sharer: Sharer,
         high: int,
-        holding: Holding | None = None,
+        holding: HeldTrials | None = None,
     ) -> None:
         self.model, self.pool, self.schedule, self.sharer = model, pool, schedule, sharer
         self.high = high
@@ -161,7 +161,7 @@ class Study:
         self._running: dict[int, None] = {}
         self._events: list[tuple[float, int, int, bool]] = []  # when, of which trial, of which plan, only a look?
         self._ended: dict[int, tuple[float, float]] = {}
-        self._waiting: Pending | None = None
+        self._waiting: WaitingTrial | None = None
 
     @property
     def epochs(self) -> float:
@@ -241,14 +241,14 @@ class Study:
         """The rungs that a trial has passed."""
         return rungs_passed(trial.epoch - 1, self.model.epochs(trial.config, None))
 
-    def _next(self) -> Pending | None:
+    def _next(self) -> WaitingTrial | None:
         match self.schedule.next(len(self._trials) < len(self.pool)):
             case Resume(trial=number):
-                return Pending(number, 1, self.high, self.now_s, fresh=False, slots=SLOTS)
+                return WaitingTrial(number, 1, self.high, self.now_s, fresh=False, slots=SLOTS)
             case NewTrial():
-                return Pending(len(self._trials), 1, self.high, self.now_s, slots=SLOTS)
+                return WaitingTrial(len(self._trials), 1, self.high, self.now_s, slots=SLOTS)
         for number in self.holding.waiting if self.holding is not None else ():
-            return Pending(number, 1, self.high, self.now_s, fresh=False, slots=SLOTS, last=True)
+            return WaitingTrial(number, 1, self.high, self.now_s, fresh=False, slots=SLOTS, last=True)
         return None
 
     def _apply(self, grant: Allocation) -> None:

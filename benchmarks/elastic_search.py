@@ -53,7 +53,7 @@ from elastune.tune.search.schedule import ToTheEnd, levels
 from elastune.tune.search.suggester import Suggester
 from elastune.tune.study.allocation.allocate import Rules
 from elastune.tune.study.allocation.rebalancer import ALLOCATIONS, AllocationChoice, Broker
-from elastune.tune.study.allocation.trial_progress import Courses, Holding
+from elastune.tune.study.allocation.trial_progress import HeldTrials, TrialProgress
 
 GPUS = 64
 TRIALS = 64
@@ -72,7 +72,7 @@ RESULT = Path(__file__).parent / "results" / "elastic_search.json"
 CHOICE = ALLOCATIONS["short_first"]
 
 
-MakeSharer = Callable[[int], tuple[Sharer, Holding | None]]
+MakeSharer = Callable[[int], tuple[Sharer, HeldTrials | None]]
 """So many GPUs -> who shares them out, and who is held back."""
 
 
@@ -89,10 +89,10 @@ def rule(each: int, rungs: tuple[int, ...] = ()) -> MakeSharer:
 
 
 def ours(choice: AllocationChoice) -> MakeSharer:
-    def make(gpus: int) -> tuple[Sharer, Holding | None]:
-        courses = choice.courses() if choice.from_journal else Courses()
+    def make(gpus: int) -> tuple[Sharer, HeldTrials | None]:
+        courses = choice.courses() if choice.from_journal else TrialProgress()
         rules = replace(RULES, least_gain=choice.least_gain)
-        holding = Holding(courses, choice.held, math.inf) if choice.held else None
+        holding = HeldTrials(courses, choice.held, math.inf) if choice.held else None
         return Broker(gpus, rules, courses=courses), holding
 
     return make

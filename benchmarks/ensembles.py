@@ -42,7 +42,7 @@ from result_file import write_result
 from torch import nn
 
 import elastune
-from elastune.core.run import Means, Program, RunSpec, StartFrom
+from elastune.core.run import ExecutionSettings, Program, RunSpec, StartFrom
 from elastune.recipes import datasets
 from elastune.runtime.clusters.local import WARM, LocalCluster
 from elastune.runtime.job.run import run_job
@@ -55,7 +55,7 @@ from elastune.tune.study.run import tune
 HERE = Path(__file__).parent
 RESULT = HERE / "results" / "ensembles.json"
 PROGRAM = HERE / "programs" / "ensembles_train.py"
-MEANS = Means(mode="fast", num_slots=1)
+MEANS = ExecutionSettings(mode="fast", num_slots=1)
 WORKERS = 2
 PRELOAD = (*WARM, "sklearn.datasets")  # imported once, and not by each trial
 OBJECTIVES = {"diabetes": "r2"}
@@ -137,7 +137,7 @@ def searched(
             sampler="tpe",
             trials=size.trials,
             workers=WORKERS,
-            means=MEANS,
+            execution=MEANS,
             config=config,
             seed=seed,
             keep="all",
@@ -205,7 +205,7 @@ def of_task(
     costs: list[dict[str, Any]] = []
     for seed in range(size.seeds):
         at, config = folder / task / str(seed), size.config(task, seed)
-        parent = run_job(RunSpec(Program(PROGRAM), at / "parent", config, means=MEANS), cluster=cluster)
+        parent = run_job(RunSpec(Program(PROGRAM), at / "parent", config, execution=MEANS), cluster=cluster)
         rows: list[Row] = []
         for search, begins in ((OWN, None), (ONE, at / "parent")):
             beforehand = 0.0 if begins is None else parent.seconds
@@ -229,9 +229,9 @@ def in_turns(task: str, turns: Turns, size: Size, folder: Path) -> dict[str, Any
             out = folder / f"{turns.sample_s}-{number}-{workers}"
             with LocalCluster(workers, preload=PRELOAD) as cluster:
                 warm = {**config, "train": 64, "epochs": 1}  # what is imported once is not counted
-                run_job(RunSpec(Program(PROGRAM), folder / f"{out.name}-warm", warm, means=MEANS), cluster=cluster)
+                run_job(RunSpec(Program(PROGRAM), folder / f"{out.name}-warm", warm, execution=MEANS), cluster=cluster)
                 asked = StudyRequest(
-                    Program(PROGRAM), out, sampler="random", trials=turns.members, workers=workers, means=MEANS
+                    Program(PROGRAM), out, sampler="random", trials=turns.members, workers=workers, execution=MEANS
                 )
                 began = time.perf_counter()
                 study = tune(replace(asked, config=config, seed=1, keep="all"), cluster=cluster)

@@ -168,7 +168,7 @@ class Fakes:
 
     def _agent_told(self, agent: Agent, line: bytes) -> None:
         assert agent.peer is not None
-        match agents.decode_told(line):
+        match agents.decode_from_controller(line):
             case agents.StartWorker(key=key, bootstrap=start):
                 host, _, port = start.coordinator.rpartition(":")
                 words = run.encode(run.Hello(start.worker, agent.host))

@@ -67,7 +67,7 @@ from result_file import conditions
 from elastune.core.errors import UserError
 from elastune.core.journal.files import read
 from elastune.core.journal.records import TrialFinished, TrialStarted
-from elastune.core.run import Means
+from elastune.core.run import ExecutionSettings
 from elastune.runtime.job.run import machine_context
 from elastune.runtime.placement import devices
 from elastune.tune.study.request import StudyRequest
@@ -140,9 +140,15 @@ LIVE = Size(
 
 def request(size: Size, out: Path, workers: int, **search: Any) -> StudyRequest:
     """A study of trainings of one worker each."""
-    means = Means(mode="fast", num_slots=1, precision="bf16", device="auto")
+    execution = ExecutionSettings(mode="fast", num_slots=1, precision="bf16", device="auto")
     return StudyRequest(
-        PROGRAM, out, config=dict(size.config), workers=workers, means=means, resume=(out / JOURNAL).exists(), **search
+        PROGRAM,
+        out,
+        config=dict(size.config),
+        workers=workers,
+        execution=execution,
+        resume=(out / JOURNAL).exists(),
+        **search,
     )
 
 

@@ -24,7 +24,7 @@ from programs.gpu_train import BATCH, build, data, loss_of, optimizer_of
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
-from elastune.core.run import Adapt, Means, Place, Program, RunSpec
+from elastune.core.run import Adapt, ExecutionSettings, Place, Program, RunSpec
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.parallel.comm.group import Group
 from elastune.parallel.comm.process_groups import join
@@ -75,7 +75,7 @@ def plain(cell: Cell, group: Group, samples: TensorDataset, device: torch.device
 
 
 def ours(cell: Cell, variant: Variant, group: Group, samples: TensorDataset, device: torch.device) -> Stepper:
-    means = Means(
+    execution = ExecutionSettings(
         workers=group.size,
         mode=variant["mode"],
         num_slots=variant.get("slots", group.size),
@@ -83,7 +83,7 @@ def ours(cell: Cell, variant: Variant, group: Group, samples: TensorDataset, dev
         precision=cell["precision"],
     )
     out, adapt = Path(tempfile.gettempdir()), Adapt(monitors=tuple(variant.get("monitors", ())))
-    spec = RunSpec(Program(Path(__file__)), out, means=means, checkpoint_every_steps=0, adapt=adapt)
+    spec = RunSpec(Program(Path(__file__)), out, execution=execution, checkpoint_every_steps=0, adapt=adapt)
     session = Session(
         spec, WorkerGroup(group), device, config={}, send=lambda record: None, stop_requested=lambda: False
     )
@@ -109,7 +109,7 @@ def settings(variant: Variant, place: Place) -> Iterator[torch.device]:
     """The process is set up as a worker of this variant is, for as long as it is its turn."""
     strict = variant.get("mode") == "exact" or variant.get("deterministic", False)
     try:
-        yield set_up_device(Means(mode="exact" if strict else "fast"), place)
+        yield set_up_device(ExecutionSettings(mode="exact" if strict else "fast"), place)
     finally:
         torch.use_deterministic_algorithms(False)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Holding:
+class HeldTrials:
     """Open file descriptors, those of them that are sockets, threads, and resident memory in MB."""
 
     files: int
@@ -19,7 +19,7 @@ class Holding:
     memory_mb: float
 
 
-def holding(pid: int) -> Holding | None:
+def holding(pid: int) -> HeldTrials | None:
     """What ``pid`` holds now; None where it has ended."""
     files = sockets = 0
     try:
@@ -34,7 +34,7 @@ def holding(pid: int) -> Holding | None:
         return None
     if "VmRSS" not in status:  # a zombie
         return None
-    return Holding(files, sockets, int(status["Threads"]), int(status["VmRSS"].split()[0]) / 1024)
+    return HeldTrials(files, sockets, int(status["Threads"]), int(status["VmRSS"].split()[0]) / 1024)
 
 
 def marked(variable: str, value: str) -> list[int]:
@@ -50,7 +50,7 @@ def marked(variable: str, value: str) -> list[int]:
     return found
 
 
-def growth(series: Sequence[Sequence[Holding]]) -> dict[str, float]:
+def growth(series: Sequence[Sequence[HeldTrials]]) -> dict[str, float]:
     """Over processes that were looked at often: the median of what each gained from its first third to its last."""
     gains: dict[str, list[float]] = {"files": [], "sockets": [], "threads": [], "memory_mb": []}
     for one in series:

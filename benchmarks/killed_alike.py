@@ -21,7 +21,7 @@ from killed_life import one_life
 
 from elastune.core.journal.files import read
 from elastune.core.journal.records import TrialFinished, TrialPaused, TrialReported, TrialResumed, TrialStarted
-from elastune.core.run import Means, Program
+from elastune.core.run import ExecutionSettings, Program
 from elastune.tune.study.request import StudyRequest
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "killed_train.py")
@@ -49,7 +49,7 @@ KINDS = (
 
 
 @dataclass(frozen=True)
-class Tried:
+class EvaluatedTrial:
     """What a study tried and found, by trial."""
 
     params: dict[int, Any]
@@ -59,7 +59,7 @@ class Tried:
     cut_off: int
 
 
-def tried(out: Path) -> Tried:
+def tried(out: Path) -> EvaluatedTrial:
     told = [entry.record for entry in read(out / "journal.jsonl")]
     reports: dict[int, set[tuple[int, float]]] = {}
     paused_after: dict[int, list[int]] = {}
@@ -69,7 +69,7 @@ def tried(out: Path) -> Tried:
         if isinstance(record, TrialPaused) and not record.cut_off:
             paused_after.setdefault(record.trial, []).append(record.epoch)
     ends = [record for record in told if isinstance(record, TrialFinished)]
-    return Tried(
+    return EvaluatedTrial(
         {r.trial: (r.config, r.params, r.seed) for r in told if isinstance(r, TrialStarted)},
         reports,
         {r.trial: (r.state, r.values, None if r.run is None else (r.run.sha256, r.run.steps)) for r in ends},
@@ -82,8 +82,8 @@ def one(kind: Kind, trials: int, kills: int, longest_s: float, seed: int) -> dic
     """An undisturbed study, and the same one killed ``kills`` times, or until it has ended."""
     rng = random.Random(f"{kind.name} {seed}")
     folder = Path(tempfile.mkdtemp(prefix="alike-"))
-    means = Means(workers=kind.each, mode="exact", num_slots=WORKERS)
-    common: dict[str, Any] = {"trials": trials, "workers": WORKERS, "means": means, "seed": seed}
+    execution = ExecutionSettings(workers=kind.each, mode="exact", num_slots=WORKERS)
+    common: dict[str, Any] = {"trials": trials, "workers": WORKERS, "execution": execution, "seed": seed}
     asked = StudyRequest(
         PROGRAM, folder / "whole", sampler=kind.sampler, stopping=kind.stopping, config={"pause_s": 0.03}, **common
     )

@@ -42,7 +42,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
-from elastune.core.run import Means, Place, Program, RunSpec
+from elastune.core.run import ExecutionSettings, Place, Program, RunSpec
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.parallel.comm.group import Group
 from elastune.parallel.comm.process_groups import join, stand
@@ -126,7 +126,7 @@ def adamw(params: Any) -> torch.optim.Optimizer:
 class Variant:
     """A way to train. ``rival``: which other one its step time is told as a multiple of; ``goal``: at most that."""
 
-    means: dict[str, Any] = field(default_factory=dict)
+    execution: dict[str, Any] = field(default_factory=dict)
     rival: str = "ddp"
     goal: float | None = None
 
@@ -209,9 +209,9 @@ def alone(name: str, model: nn.Module, group: Group, data: TensorDataset, batch:
 
 
 def ours(variant: Variant, model: nn.Module, group: Group, data: TensorDataset, batch: int) -> Loop:
-    means = Means(workers=group.size, num_slots=max(4, group.size), **variant.means)
-    spec = RunSpec(Program(Path(__file__)), Path(tempfile.gettempdir()), means=means, checkpoint_every_steps=0)
-    workers = WorkerGroup(group, stand(group, Place(rank=group.rank, world=group.size), means.first_mesh))
+    execution = ExecutionSettings(workers=group.size, num_slots=max(4, group.size), **variant.execution)
+    spec = RunSpec(Program(Path(__file__)), Path(tempfile.gettempdir()), execution=execution, checkpoint_every_steps=0)
+    workers = WorkerGroup(group, stand(group, Place(rank=group.rank, world=group.size), execution.first_mesh))
     session = Session(
         spec, workers, torch.device("cpu"), config={}, send=lambda record: None, stop_requested=lambda: False
     )
@@ -319,8 +319,8 @@ def even_state(variant: Variant, world: int) -> float | None:
     """Parameters and optimizer state of a worker that has its even part of what is divided, in parameters; None: where
     that depends on the model's layers.
     """
-    share = variant.means.get("copies", 1) / world
-    match variant.means.get("mechanism"):
+    share = variant.execution.get("copies", 1) / world
+    match variant.execution.get("mechanism"):
         case "replicated":
             return 1.0 + MOMENTS
         case "zero":
@@ -419,8 +419,8 @@ def main() -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     isolated()
     chosen = [name for name in VARIANTS if args.only is None or name in args.only.split(",")]
-    if not MECHANISMS["deepspeed"].abilities.installed:
-        print(f"without DeepSpeed: {MECHANISMS['deepspeed'].abilities.install}")
+    if not MECHANISMS["deepspeed"].capabilities.installed:
+        print(f"without DeepSpeed: {MECHANISMS['deepspeed'].capabilities.install}")
         chosen = [name for name in chosen if not name.startswith("deepspeed")]
     if args.smoke:
         few = [name for name in chosen if args.only or name in ("ddp", "replicated", "zero", "sharded", "pipeline")]

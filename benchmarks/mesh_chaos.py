@@ -25,7 +25,7 @@ from result_file import write_result
 from elastune.core.journal.records import Record, Regrouped, Restarted, RunFinished, StateLost
 from elastune.core.mesh import Mesh
 from elastune.core.mesh_choice import MeshChoice
-from elastune.core.run import Elastic, Means, Program
+from elastune.core.run import Elastic, ExecutionSettings, Program
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.elastic_run import ElasticRun
 from elastune.testing.elastic_runs import Runs
@@ -83,18 +83,18 @@ class Dice:
 
 
 def disturbed(cluster: LocalCluster, folder: Path, mechanism: str, events: int, seed: int) -> dict[str, Any]:
-    means: dict[str, Any] = {"mechanism": mechanism}
+    execution: dict[str, Any] = {"mechanism": mechanism}
     if "tensor" in mechanism:
-        means["virtual_tensor"] = 2
+        execution["virtual_tensor"] = 2
     runs = Runs(cluster, folder / mechanism, PROGRAM)
     spec: dict[str, Any] = {"max_steps": 20 + STEPS_OF_EVENT * events, "checkpoint_every_steps": 5}
-    alone = runs(1, means={**means, "mesh": Mesh()}, spec=spec, limit_s=LIMIT_S)
-    means["mesh"] = CASES[mechanism]
+    alone = runs(1, execution={**execution, "mesh": Mesh()}, spec=spec, limit_s=LIMIT_S)
+    execution["mesh"] = CASES[mechanism]
     until = folder / f"{mechanism}-until"
-    dice = Dice(seed, events, MeshChoice.of(Means(**means)).meshes(1, WORKERS), until)
+    dice = Dice(seed, events, MeshChoice.of(ExecutionSettings(**execution)).meshes(1, WORKERS), until)
     elastic = Elastic(low=1, high=WORKERS, most_losses=10 * events)
     paced: dict[str, Any] = {"pause_s": 0.1, "until": str(until)}
-    ran = runs(WORKERS, means=means, elastic=elastic, spec=spec, act=dice.act, limit_s=LIMIT_S, **paced)
+    ran = runs(WORKERS, execution=execution, elastic=elastic, spec=spec, act=dice.act, limit_s=LIMIT_S, **paced)
     wrong = []
     if not isinstance(ran.outcome, RunFinished):
         wrong.append(f"it failed: {ran.outcome}")

@@ -39,7 +39,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from elastune.adapt.monitors.registry import MONITORS
-from elastune.core.run import Adapt, Means, Place, Program, RunSpec
+from elastune.core.run import Adapt, ExecutionSettings, Place, Program, RunSpec
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.parallel.comm.group import Group
 from elastune.parallel.comm.process_groups import join
@@ -86,11 +86,11 @@ def training(group: Group, data: TensorDataset, cell: dict[str, Any], monitors: 
     """A training of its own: ``step(n)`` takes n more steps."""
     torch.manual_seed(0)
     model: nn.Module = MODELS[cell["model"]]()
-    means = Means(workers=group.size, mode=cell["mode"], num_slots=8)
+    execution = ExecutionSettings(workers=group.size, mode=cell["mode"], num_slots=8)
     spec = RunSpec(
         Program(Path(__file__)),
         Path(tempfile.gettempdir()),
-        means=means,
+        execution=execution,
         checkpoint_every_steps=0,
         adapt=Adapt(monitors=monitors),
     )

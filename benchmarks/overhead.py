@@ -30,7 +30,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
-from elastune.core.run import Means, Place, Program, RunSpec
+from elastune.core.run import ExecutionSettings, Place, Program, RunSpec
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.parallel.comm.group import Group
 from elastune.parallel.comm.process_groups import join
@@ -83,8 +83,8 @@ def plain(model: nn.Module, group: Group, data: TensorDataset, batch: int) -> St
 
 
 def ours(model: nn.Module, group: Group, data: TensorDataset, batch: int, mode: Any) -> Stepper:
-    means = Means(workers=group.size, mode=mode, num_slots=group.size)
-    spec = RunSpec(Program(Path(__file__)), Path(tempfile.gettempdir()), means=means, checkpoint_every_steps=0)
+    execution = ExecutionSettings(workers=group.size, mode=mode, num_slots=group.size)
+    spec = RunSpec(Program(Path(__file__)), Path(tempfile.gettempdir()), execution=execution, checkpoint_every_steps=0)
     session = Session(
         spec, WorkerGroup(group), torch.device("cpu"), config={}, send=lambda record: None, stop_requested=lambda: False
     )

@@ -23,7 +23,7 @@ from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 
 from elastune.adapters.accelerate import Accelerator
 from elastune.adapters.transformers import Trainer
-from elastune.core.run import Means
+from elastune.core.run import ExecutionSettings
 from elastune.testing.sessions import lone_session
 from elastune.train.program.load import in_session
 
@@ -92,7 +92,7 @@ def measure_accelerate(batch: int, rounds: int, steps: int) -> dict[str, Any]:
         for script in scripts.values():
             script.close()
 
-    session = lone_session(Path("nowhere"), means=Means(mode="fast", num_slots=1))
+    session = lone_session(Path("nowhere"), execution=ExecutionSettings(mode="fast", num_slots=1))
     in_session(train)(session)
     return {"program": "accelerate", "batch": batch, **found}
 
@@ -137,7 +137,7 @@ def measure_trainer(batch: int, rounds: int, steps: int) -> dict[str, Any]:
 
         def ours(steps: int) -> Seconds:
             found: list[Seconds] = []
-            session = lone_session(Path(folder), means=Means(mode="fast", num_slots=1))
+            session = lone_session(Path(folder), execution=ExecutionSettings(mode="fast", num_slots=1))
             in_session(lambda _: found.append(trained(Trainer, batch, folder, steps)))(session)
             return found[0]
 

@@ -18,7 +18,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import TensorDataset
 
-from elastune.core.run import Means
+from elastune.core.run import ExecutionSettings
 from elastune.testing.sessions import lone_session
 
 Back = Callable[..., None]
@@ -113,7 +113,7 @@ def measure_program(name: str, batch: int, rounds: int, steps: int) -> dict[str,
             for places in torch.randperm(SAMPLES).split(batch):
                 yield [tensor.index_select(0, places) for tensor in data.tensors]  # the quickest way
 
-    session = lone_session(Path("nowhere"), means=Means(mode="fast", num_slots=1))
+    session = lone_session(Path("nowhere"), execution=ExecutionSettings(mode="fast", num_slots=1))
     bodies = {
         "plain": PROGRAMS[name](lambda *given: given, lambda name, obj: obj),
         "fast": PROGRAMS[name](session.prepare, session.track),

@@ -29,8 +29,8 @@ from result_file import write_result
 from topologies import HOSTS, LIMIT_S, network
 from torch.distributed import TCPStore
 
-from elastune.core.sync_plan import SyncPlan, fragments_of, sendings
-from elastune.parallel.comm.channel import Post
+from elastune.core.sync_plan import SyncPlan, fragments_of, send_schedule
+from elastune.parallel.comm.channel import Channel
 from elastune.parallel.comm.exact import ExactReducer
 from elastune.parallel.comm.gloo import GlooFactory
 from elastune.parallel.comm.group import CALLS_TAG, Group, GroupBroken
@@ -116,7 +116,7 @@ def named(bench: Bench, numbers: int, rounds: int) -> dict[str, float]:
     def lost(error: GroupBroken) -> object:
         raise error
 
-    calls = NamedCollectives(Crew(bench.group), lambda: 1, lost, lambda group: Post(group, CALLS_TAG))
+    calls = NamedCollectives(Crew(bench.group), lambda: 1, lost, lambda group: Channel(group, CALLS_TAG))
     tensor = torch.ones(numbers)
 
     def alone() -> None:
@@ -137,7 +137,7 @@ def fragments(bench: Bench, numbers: int, rounds: int) -> dict[str, float]:
     strategy, learners = StreamingDiLoCo(PLAN, like, bench.group), {bench.group.rank: [t.clone() for t in like]}
     places = fragments_of([tensor.nbytes for tensor in like], PLAN.fragments)
     reducers = [ExactReducer([like[i] for i in own], HOSTS, bench.group) for own in places]
-    leaving = sendings(PLAN.every, PLAN.fragments, PLAN.cycles)
+    leaving = send_schedule(PLAN.every, PLAN.fragments, PLAN.cycles)
 
     def alone() -> None:
         for fragment in leaving.values():

@@ -119,7 +119,7 @@ class Kept:
 
 def key_of(plan: TrainingPlan) -> str:
     """Of its row."""
-    return f"{plan.means.mechanism} on {plan.mesh}"
+    return f"{plan.execution.mechanism} on {plan.mesh}"
 
 
 def predict(model: str, wanted: Sequence[TrainingPlan], calibrate_s: float, learnt: Sequence[str]) -> Found:
@@ -162,7 +162,7 @@ def measured(hosts: Hosts, model: str, plan: TrainingPlan, row: MeasuredPlan, be
     config = {"model": model, "batch_size": BATCH, "steps": steps}
     began, busy = time.monotonic(), None
     try:
-        ran = hosts.train(PROGRAM, config, plan.means)
+        ran = hosts.train(PROGRAM, config, plan.execution)
     except (UserError, JobFailed) as error:
         row = replace(row, failed=str(error) or repr(error))
     else:
@@ -282,7 +282,7 @@ def run(
         with tempfile.TemporaryDirectory() as folder, Hosts(COUNT, f"{GBIT:g}gbit", Path(folder), EACH) as hosts:
             config = {"model": model, "batch_size": BATCH, "steps": 2}
             warm = plan_of("", Mesh(data=COUNT * EACH), BATCH, MICRO)
-            hosts.train(PROGRAM, config, warm.means)  # the first on a host takes longer
+            hosts.train(PROGRAM, config, warm.execution)  # the first on a host takes longer
             measure(model, kept, wanted, hosts, settings["seed"], until)
     kept.write()
     whole = judge(kept.rows)

@@ -20,7 +20,7 @@ from elastune.core.run import Program
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.train.rehearsal import rehearse_apart
 from elastune.tune.cluster_plan.measured_plans import MeasuredPlan, TrainingPlan, predicted_plan, with_measured
-from elastune.tune.cluster_plan.probes import MachineProbes, NodeLink, beside_bytes, held_by, work_of
+from elastune.tune.cluster_plan.probes import MachineProbes, NodeLink, beside_bytes, held_by, step_work
 
 Found = dict[str, Any]
 GATHERS = ("sharded", "fsdp2")  # parameters, in every pass
@@ -36,7 +36,7 @@ class Planned:
         model = self._probes.learn(NodeLink(link_s_a_byte))
         alone = self._probes.held[Mesh(), self.size.batch_size]
         search = SearchModel(1, self.size.steps, self.size.batch_size, 0.0)
-        self._forecast = ProgramForecast(model, work_of(self.size), held_by(self.size, alone), search)
+        self._forecast = ProgramForecast(model, step_work(self.size), held_by(self.size, alone), search)
         self.beside = {"alone": beside_bytes(alone), "several": beside_bytes(self._probes.several or alone)}
         self.constants = model.constants()
         self.probed = {f"{mesh} by {micro}": step_s for (mesh, micro), step_s in self._probes.measured.items()}
@@ -48,7 +48,7 @@ class Planned:
             for name in names:
                 plan = plan_of(name, Mesh(shard=self.each), self.size.batch_size, micro)
                 try:
-                    ran = self._probes.run(cluster, plan.means)
+                    ran = self._probes.run(cluster, plan.execution)
                 except UserError as error:
                     self.refused[name] = str(error)
                     continue

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from result_file import write_result
 
-from elastune.core.layout import Leaf, Segment, Split, held
+from elastune.core.layout import ParamBlock, Segment, Split, held
 from elastune.core.mesh import Mesh
 from elastune.parallel.comm.group import Group
 from elastune.parallel.mechanisms.owned.placement import VALUES, Shard, meet
@@ -47,12 +47,12 @@ NAMES = (VALUES, "exp_avg", "exp_avg_sq")
 
 def gpt(width: int, layers: int) -> Split:
     """Leaves of a GPT: of each layer qkv, projection, up, down (in blocks), and what is whole."""
-    found: list[Leaf] = []
+    found: list[ParamBlock] = []
 
     def add(name: str, size: int, layer: int, *, divided: bool) -> None:
         for block in range(BLOCKS) if divided else [None]:
             part = size // BLOCKS if divided else size
-            found.append(Leaf(f"{name}#{block}", name, ((0, part),), layer=layer, block=block))
+            found.append(ParamBlock(f"{name}#{block}", name, ((0, part),), layer=layer, block=block))
 
     add("embedding", 512 * width, 0, divided=True)
     for layer in range(layers):
@@ -65,7 +65,7 @@ def gpt(width: int, layers: int) -> Split:
 
 def truth(segment: Segment, name: str) -> torch.Tensor:
     """What must be there: numbers that tell leaf, place and kind."""
-    start = 1_000_003 * segment.leaf + 7_919 * NAMES.index(name)
+    start = 1_000_003 * segment.param_block + 7_919 * NAMES.index(name)
     return torch.arange(start + segment.start, start + segment.stop).remainder_(2**24).float()
 
 
@@ -76,9 +76,11 @@ def state(split: Split, mesh: Mesh, rank: int, copies: int) -> Kept:
         holds = held(split, mesh, copies)[rank]
         shards = [Shard(s, {name: truth(s, name) for name in NAMES[1:]}, held=True) for s in holds]
         computed = split.computed(mesh, rank)
-        values = [Segment(i, 0, split.leaves[i].size) for i in computed] + [s for s in holds if s.leaf not in computed]
+        values = [Segment(i, 0, split.param_blocks[i].size) for i in computed] + [
+            s for s in holds if s.param_block not in computed
+        ]
         shards += [Shard(s, {VALUES: truth(s, VALUES)}, held=False) for s in values]
-    facts = {shard.segment.leaf: {"step": 1.0} for shard in shards if shard.held}
+    facts = {shard.segment.param_block: {"step": 1.0} for shard in shards if shard.held}
     return Kept(split, copies, False, 1 if shards else -1, tuple(shards), facts)
 
 
@@ -87,15 +89,17 @@ def least(split: Split, before: Mesh, after: Mesh, copies: int) -> int:
     total = 0
     had = held(split, before, copies)
     for rank, holds in enumerate(held(split, after, copies)):
-        here = [torch.zeros(leaf.size, dtype=torch.bool) for leaf in split.leaves]
+        here = [torch.zeros(param_block.size, dtype=torch.bool) for param_block in split.param_blocks]
         for s in had[rank] if rank < before.workers else ():
-            here[s.leaf][s.start : s.stop] = True
-        total += sum(8 * int((~here[s.leaf][s.start : s.stop]).sum()) for s in holds)
-        for leaf in split.computed(before, rank) if rank < before.workers else ():
-            here[leaf][:] = True
+            here[s.param_block][s.start : s.stop] = True
+        total += sum(8 * int((~here[s.param_block][s.start : s.stop]).sum()) for s in holds)
+        for param_block in split.computed(before, rank) if rank < before.workers else ():
+            here[param_block][:] = True
         computed = split.computed(after, rank)
-        values = [Segment(i, 0, split.leaves[i].size) for i in computed] + [s for s in holds if s.leaf not in computed]
-        total += sum(4 * int((~here[s.leaf][s.start : s.stop]).sum()) for s in values)
+        values = [Segment(i, 0, split.param_blocks[i].size) for i in computed] + [
+            s for s in holds if s.param_block not in computed
+        ]
+        total += sum(4 * int((~here[s.param_block][s.start : s.stop]).sum()) for s in values)
     return total
 
 
@@ -104,12 +108,12 @@ def full_gather(group: Group, split: Split, had: Kept, mesh: Mesh, copies: int) 
     holds, computed = held(split, mesh, copies), [split.computed(mesh, rank) for rank in range(mesh.workers)]
 
     def has(rank: int, shard: Shard) -> bool:
-        return shard.segment in holds[rank] if shard.held else shard.segment.leaf in computed[rank]
+        return shard.segment in holds[rank] if shard.held else shard.segment.param_block in computed[rank]
 
-    for leaf in range(len(split.leaves)):
-        whole = {name: torch.zeros(split.leaves[leaf].size) for name in NAMES}
+    for param_block in range(len(split.param_blocks)):
+        whole = {name: torch.zeros(split.param_blocks[param_block].size) for name in NAMES}
         for shard in had.shards:
-            if shard.segment.leaf == leaf:
+            if shard.segment.param_block == param_block:
                 first = next((rank for rank in range(mesh.workers) if has(rank, shard)), None)
                 if first == group.rank:
                     for name, tensor in shard.tensors.items():
@@ -168,8 +172,8 @@ def by_dcp(worker: Worker, size: str, folder: str) -> None:
 
     def made(mesh: Any, placements: list[Any]) -> dict[str, Any]:
         return {
-            f"{leaf.name}/{name}": empty(leaf.size, device_mesh=mesh, placements=placements)
-            for leaf in split.leaves
+            f"{param_block.name}/{name}": empty(param_block.size, device_mesh=mesh, placements=placements)
+            for param_block in split.param_blocks
             for name in NAMES
         }
 

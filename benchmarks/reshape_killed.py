@@ -31,7 +31,7 @@ from result_file import write_result
 from torch.distributed import TCPStore
 
 from elastune.core.journal.records import Regrouped
-from elastune.core.layout import Leaf, Split, held
+from elastune.core.layout import ParamBlock, Split, held
 from elastune.core.mesh import Mesh
 from elastune.core.run import Program
 from elastune.parallel.comm.gloo import GlooFactory
@@ -60,14 +60,14 @@ def sizes(width: int) -> tuple[int, ...]:
 def moved_bytes(width: int) -> int:
     """What those who are left lack of the moments once rank 1 of 4 has gone, counted element by element."""
     weights = [a * b for a, b in pairwise(sizes(width))]
-    split = Split(tuple(Leaf(str(i), str(i), ((0, n),)) for i, n in enumerate(weights)))
+    split = Split(tuple(ParamBlock(str(i), str(i), ((0, n),)) for i, n in enumerate(weights)))
     moved = 0
     for rank, old in {0: 0, 1: 2, 2: 3}.items():
-        lacks = [torch.zeros(leaf.size, dtype=torch.bool) for leaf in split.leaves]
+        lacks = [torch.zeros(param_block.size, dtype=torch.bool) for param_block in split.param_blocks]
         for s in held(split, Mesh(shard=WORKERS - 1), 2)[rank]:
-            lacks[s.leaf][s.start : s.stop] = True
+            lacks[s.param_block][s.start : s.stop] = True
         for s in held(split, Mesh(shard=WORKERS), 2)[old]:
-            lacks[s.leaf][s.start : s.stop] = False
+            lacks[s.param_block][s.start : s.stop] = False
         moved += sum(8 * int(mask.sum()) for mask in lacks)
     return moved
 
@@ -132,8 +132,8 @@ def over_loopback(times: int, width: int) -> dict[str, Any]:
         for time_ in range(times):
             log = Path(folder) / f"log{time_}"
             log.mkdir()
-            means = {"mechanism": "zero"}
-            ran = runs(WORKERS, means=means, spec=fixed, width=width, kill=1 + time_ % 3, log=str(log))
+            execution = {"mechanism": "zero"}
+            ran = runs(WORKERS, execution=execution, spec=fixed, width=width, kill=1 + time_ % 3, log=str(log))
             parts.append(parts_of_pause(log))
             hashes.append(ran.sha256)
             pauses.append(next(r.pause_s for r in ran.records if isinstance(r, Regrouped)))

@@ -35,7 +35,7 @@ class Moasha(ToTheEnd):
         with contextlib.redirect_stdout(io.StringIO()):
             self._moasha.on_trial_add(self._trials[trial])
 
-    def reported(self, glimpse: IntermediateResult) -> str:
-        told = {"epoch": glimpse.epoch, **dict(zip(self._names, glimpse.values, strict=True))}
-        decision = self._moasha.on_trial_result(self._trials[glimpse.trial], told)
+    def reported(self, intermediate: IntermediateResult) -> str:
+        told = {"epoch": intermediate.epoch, **dict(zip(self._names, intermediate.values, strict=True))}
+        decision = self._moasha.on_trial_result(self._trials[intermediate.trial], told)
         return "stopped" if decision == "STOP" else ""

@@ -28,7 +28,7 @@ from result_file import write_result
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from elastune.core.run import Means
+from elastune.core.run import ExecutionSettings
 from elastune.testing.sessions import lone_session
 
 SLOTS = (1, 2, 4, 8)
@@ -129,7 +129,7 @@ def plain(case: Case, data: TensorDataset, passes: int) -> Stepper:
 
 
 def exact(case: Case, data: TensorDataset, slots: int) -> Stepper:
-    session = lone_session(Path(tempfile.gettempdir()), means=Means(mode="exact", num_slots=slots))
+    session = lone_session(Path(tempfile.gettempdir()), execution=ExecutionSettings(mode="exact", num_slots=slots))
     torch.manual_seed(0)
     model = case.build()
     model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9))

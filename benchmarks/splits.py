@@ -30,10 +30,10 @@ from result_file import write_result
 from torch.utils.data import TensorDataset
 
 from elastune.core.mesh import Mesh
-from elastune.core.run import Means, Place, Program, RunSpec
+from elastune.core.run import ExecutionSettings, Place, Program, RunSpec
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.parallel.comm.process_groups import join, stand
-from elastune.parallel.mechanisms.tensor.tensor_parallel import TrunkByData
+from elastune.parallel.mechanisms.tensor.tensor_parallel import DataParallelTrunk
 from elastune.testing.hosts import INTERFACE, Network, enter
 from elastune.train.session import Session
 
@@ -59,16 +59,16 @@ def worker(rank: int, world: int, spaces: list[str], rendezvous: str, case: str,
     os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
     torch.set_num_threads(1)
     place = Place(rank=rank, world=world, rendezvous=rendezvous if world > 1 else "")
-    means = Means(workers=world, num_slots=4, **CASES[case][1])
+    execution = ExecutionSettings(workers=world, num_slots=4, **CASES[case][1])
     group = join(place)
-    workers = WorkerGroup(group, stand(group, place, means.first_mesh))
-    spec = RunSpec(Program(Path(__file__)), Path(tempfile.gettempdir()), means=means, checkpoint_every_steps=0)
+    workers = WorkerGroup(group, stand(group, place, execution.first_mesh))
+    spec = RunSpec(Program(Path(__file__)), Path(tempfile.gettempdir()), execution=execution, checkpoint_every_steps=0)
     session = Session(
         spec, workers, torch.device("cpu"), config={}, send=lambda record: None, stop_requested=lambda: False
     )
     torch.manual_seed(0)
     model = network()
-    plan = TrunkByData() if case == "trunk" else None
+    plan = DataParallelTrunk() if case == "trunk" else None
     model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), plan=plan)
     own = sum(p.untyped_storage().nbytes() for p in model.parameters())
     torch.manual_seed(1)

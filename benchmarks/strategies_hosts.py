@@ -21,7 +21,7 @@ from strategies_task import SMOKE, TASKS, accuracy, train
 from torch import nn
 from torch.distributed import TCPStore
 
-from elastune.core.run import Means
+from elastune.core.run import ExecutionSettings
 from elastune.core.sync_plan import SyncPlan
 from elastune.parallel.comm.gloo import GlooFactory
 from elastune.parallel.comm.group import Group
@@ -52,8 +52,8 @@ def trained(group: Group, name: str, order: Row) -> Row:
     times: list[tuple[int, float, int, int]] = []
     looks: list[tuple[int, float, float]] = []
     with tempfile.TemporaryDirectory() as folder:
-        means = Means(mode="fast", workers=group.size, num_slots=max(8, plan.learners))
-        spec = {"seed": order["seed"], "sync": plan, "means": means, "max_steps": order["steps"]}
+        execution = ExecutionSettings(mode="fast", workers=group.size, num_slots=max(8, plan.learners))
+        spec = {"seed": order["seed"], "sync": plan, "execution": execution, "max_steps": order["steps"]}
         session = lone_session(Path(folder), group=group, **spec)
 
         def after(model: nn.Module) -> None:

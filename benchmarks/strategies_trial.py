@@ -15,7 +15,7 @@ from torch import nn
 
 from elastune.core.errors import Diverged
 from elastune.core.plan.confidence_intervals import mean_ci
-from elastune.core.run import Means
+from elastune.core.run import ExecutionSettings
 from elastune.core.sync_plan import SyncPlan
 from elastune.testing.sessions import lone_session
 
@@ -84,8 +84,8 @@ def run(task: Task, plan: SyncPlan, lr: float, seed: int) -> Course:
 
     began = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
-        means = Means(mode="fast", num_slots=plan.learners)
-        session = lone_session(Path(folder), seed=seed, sync=plan, means=means)
+        execution = ExecutionSettings(mode="fast", num_slots=plan.learners)
+        session = lone_session(Path(folder), seed=seed, sync=plan, execution=execution)
         try:
             train(session, task, lr, after, sets.train)
         except Diverged as error:

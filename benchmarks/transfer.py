@@ -49,7 +49,7 @@ from transfer_told import TRAINED, compared, epochs_to, multiplications, started
 import elastune
 from elastune.core.journal.files import read
 from elastune.core.journal.run_records import Reported
-from elastune.core.run import Means, Program, RunSpec, StartFrom
+from elastune.core.run import ExecutionSettings, Program, RunSpec, StartFrom
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import run_job
 from elastune.train.checkpoints.checkpoint import load
@@ -63,7 +63,7 @@ from elastune.tune.study.run import tune
 HERE = Path(__file__).parent
 RESULT = HERE / "results" / "transfer.json"
 PROGRAM = Program(HERE / "programs" / "transfer_train.py")
-MEANS = Means(mode="fast", num_slots=1)
+MEANS = ExecutionSettings(mode="fast", num_slots=1)
 WORKERS = 2
 FRESH = ("head.*",)
 TREES = {"fashion": [[0, 2, 3, 4, 6], [5, 7, 9], [1, 8]], "digits": [[0, 6, 5], [1, 7, 4, 9], [2, 3, 8]]}
@@ -104,7 +104,7 @@ class Place:
     def run(self, name: str, config: dict[str, Any], begins: StartFrom | None = None) -> tuple[list[float], float]:
         """One training: validation accuracy by epoch, and test accuracy."""
         out = self.folder / name
-        result = run_job(RunSpec(PROGRAM, out, config, means=MEANS, start_from=begins), cluster=self.cluster)
+        result = run_job(RunSpec(PROGRAM, out, config, execution=MEANS, start_from=begins), cluster=self.cluster)
         told = [e.record.metrics for e in read(out / "journal.jsonl") if isinstance(e.record, Reported)]
         return [one["accuracy"] for one in told if "accuracy" in one], result.metrics["test_accuracy"]
 
@@ -115,7 +115,7 @@ class Place:
         (setting, values), out = next(iter(over.items())), self.folder / name
         config = {key: value for key, value in config.items() if key != setting}
         asked = StudyRequest(
-            PROGRAM, out, sampler="grid", trials=len(values), workers=WORKERS, means=MEANS, config=config,
+            PROGRAM, out, sampler="grid", trials=len(values), workers=WORKERS, execution=MEANS, config=config,
             keep="all", start_from=begins,
         )  # fmt: skip
         space = lambda trial: {setting: trial.suggest_categorical(setting, values)}  # noqa: E731
@@ -216,7 +216,7 @@ def by_deeper_tree(flat: Flat, tree: ClassTree, before: tuple[int, float]) -> di
     settings = {name: value for name, value in config.items() if name not in ("tree", "node")}
     settings |= {"epochs": epochs, "root_epochs": root_epochs}
     found = elastune.train_tree(
-        PROGRAM.path, tree, flat.place.folder / "deeper", fresh=FRESH, config=settings, workers=WORKERS, means=MEANS,
+        PROGRAM.path, tree, flat.place.folder / "deeper", fresh=FRESH, config=settings, workers=WORKERS, execution=MEANS,
         cluster=flat.place.cluster,
     )  # fmt: skip
     assert len(found.complete) == len(tree.nodes()), f"{found.out}: a training has failed"

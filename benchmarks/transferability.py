@@ -65,7 +65,7 @@ def sources_of(seed: int, size: Size, place: Place) -> list[Path]:
         own = {"data": name, "classes": halves(seed)[0] if name == size.target else [], "train": size.train[0]}
         out, trials = place.folder / f"from-{name}", len(size.rates) * len(size.epochs)
         asked = StudyRequest(
-            PROGRAM, out, sampler="grid", trials=trials, workers=2, means=MEANS,
+            PROGRAM, out, sampler="grid", trials=trials, workers=2, execution=MEANS,
             config={**own, "seed": seed, "selection": size.selection}, keep="all",
         )  # fmt: skip
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import elastune
-from elastune.parallel.mechanisms.tensor.tensor_parallel import TrunkByData
+from elastune.parallel.mechanisms.tensor.tensor_parallel import DataParallelTrunk
 from elastune.recipes.datasets import digits, mnist
 
 config = {"epochs": 3, "batch_size": 32, "lr": 0.02, "momentum": 0.9, "data_set": "digits", "trunk": "whole"}
@@ -63,7 +63,7 @@ def train(session):
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=config["lr"], momentum=config["momentum"])
     # Without a plan the pair is found by its kinds: two linear layers with an activation between them.
-    plan = TrunkByData() if config["trunk"] == "data" else None
+    plan = DataParallelTrunk() if config["trunk"] == "data" else None
     model, optimizer = session.prepare(model, optimizer, plan=plan)
     for _ in session.epochs(config["epochs"]):
         for x, y in session.batches(train_set, batch_size=config["batch_size"]):

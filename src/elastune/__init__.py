@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from elastune.core.errors import Diverged as Diverged
     from elastune.core.errors import UserError as UserError
     from elastune.core.mesh import Mesh as Mesh
-    from elastune.core.run import Means as Means
+    from elastune.core.run import ExecutionSettings as ExecutionSettings
     from elastune.recipes import datasets as datasets
     from elastune.recipes.build import make_network as make_network
     from elastune.recipes.build import make_optimizer as make_optimizer
     from elastune.recipes.build import make_scheduler as make_scheduler
     from elastune.recipes.build import step_scheduler as step_scheduler
-    from elastune.recipes.execution_space import suggest_means as suggest_means
+    from elastune.recipes.execution_space import suggest_execution as suggest_execution
     from elastune.recipes.settings import batch_defaults as batch_defaults
     from elastune.recipes.settings import network_defaults as network_defaults
     from elastune.recipes.settings import optimizer_defaults as optimizer_defaults
@@ -95,7 +95,7 @@ _HOMES = {
     "InputView": "tune.reuse.input_views",
     "tune": "tune.study.api",
     "suggest_batch": "recipes.spaces",
-    "suggest_means": "recipes.execution_space",
+    "suggest_execution": "recipes.execution_space",
     "suggest_network": "recipes.spaces",
     "suggest_optimizer": "recipes.spaces",
     "suggest_scheduler": "recipes.spaces",

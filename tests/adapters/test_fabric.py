@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from elastune.core.errors import UserError
 from elastune.core.journal.records import Record, Reported
-from elastune.core.run import Means, Program, derive
+from elastune.core.run import ExecutionSettings, Program, derive
 from elastune.runtime.clusters.local import WARM, LocalCluster
 from elastune.testing.elastic_runs import Ran, Runs
 from elastune.testing.sessions import lone_session
@@ -317,7 +317,7 @@ def test_an_optimizer_may_evaluate_a_batch_several_times(tmp_path: Path) -> None
             optimizer.step(closure)
         assert session.step == 2
 
-    in_session(tried)(lone_session(tmp_path, means=Means(mode="fast", num_slots=1)))
+    in_session(tried)(lone_session(tmp_path, execution=ExecutionSettings(mode="fast", num_slots=1)))
     assert len(losses) > 2
     assert losses[-1] < losses[0]
 

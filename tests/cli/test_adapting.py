@@ -74,9 +74,9 @@ def test_a_study_has_static_and_adaptive_trials(here: Path, elastune: Command) -
     assert said.json["trials"] == {"complete": 2}
     report = (here / "out" / "report.html").read_text()
     assert "policy=Doubling:at=1" in report
-    found = {trial["means"]["policy"]: trial["values"]["loss"] for trial in said.json["front"]}
+    found = {trial["execution"]["policy"]: trial["values"]["loss"] for trial in said.json["front"]}
     assert found, "the front holds one of them at least"
     assert set(found) <= {"none", "Doubling:at=1"}
     assert ("--policy" in said.json["pick"]["command"]) == (
-        next(t for t in said.json["front"] if t["trial"] == said.json["pick"]["trial"])["means"]["policy"] != "none"
+        next(t for t in said.json["front"] if t["trial"] == said.json["pick"]["trial"])["execution"]["policy"] != "none"
     )

@@ -11,7 +11,7 @@ import pytest
 
 from elastune.cli import chaos
 from elastune.core.journal.records import Entry, FaultInjected, Record, RunFinished
-from elastune.core.run import Means, Program, RunSpec
+from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.runtime.job import run as job
 from elastune.runtime.job.fault_injection import parse_chaos
 
@@ -32,7 +32,9 @@ def verdict(
     monkeypatch.setattr(job, "run_job", run_job)
     faults = chaos.Faults(parse_chaos("kill,join,kill@40%"), verify=True)
     injector = cast(Any, SimpleNamespace(not_injected=missing, planned_missing=planned))
-    found = faults.verdict(RunSpec(Program(Path("p.py")), Path("out"), means=Means(workers=2)), injector)
+    found = faults.verdict(
+        RunSpec(Program(Path("p.py")), Path("out"), execution=ExecutionSettings(workers=2)), injector
+    )
     assert found is not None
     return found, trained
 

@@ -20,7 +20,7 @@ from elastune.cli.commands.run import _explain, run
 from elastune.cli.commands.search import tune
 from elastune.cli.results import result_of
 from elastune.core.journal.files import JournalWriter, read
-from elastune.core.journal.records import Reported, RunFailed, RunFinished, StudyStarted, SyncChanged, TopologyLaid
+from elastune.core.journal.records import Reported, RunFailed, RunFinished, StudyStarted, SyncChanged, TopologyChanged
 from elastune.core.run import Program
 
 Command = Callable[..., Any]
@@ -80,7 +80,7 @@ def test_every_field_of_a_run_whose_strategy_changed_is_documented(tmp_path: Pat
     lines = (finished_run / "journal.jsonl").read_text().splitlines(keepends=True)
     with JournalWriter(tmp_path / "journal.jsonl") as journal:
         journal.write(SyncChanged(2, "local:learners=4,every=2", "schedule", 1.0))
-        journal.write(TopologyLaid(3, "tree", 2, "Mine", 1.0))
+        journal.write(TopologyChanged(3, "tree", 2, "Mine", 1.0))
     (tmp_path / "journal.jsonl").write_text("".join(lines) + (tmp_path / "journal.jsonl").read_text())
     found = result_of(tmp_path).data
     assert len(found["sync_changes"]) == 2

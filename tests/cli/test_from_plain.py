@@ -12,7 +12,7 @@ import pytest
 
 from elastune.cli.commands.init import from_plain
 from elastune.core.errors import UserError
-from elastune.core.run import Means, derive
+from elastune.core.run import ExecutionSettings, derive
 from elastune.testing.sessions import lone_session
 from elastune.train.rng import seed_everything
 
@@ -83,7 +83,7 @@ def test_it_trains_to_the_same(
     ):
         assert f" {line}\n" in said.out
     assert said.out.endswith(f"Next: elastune check {path}\n")
-    session = lone_session(tmp_path / "out", means=Means(num_slots=1))
+    session = lone_session(tmp_path / "out", execution=ExecutionSettings(num_slots=1))
     module = loaded(path)
     module.train(session)
     seed_everything(derive(session.seed, "init"))

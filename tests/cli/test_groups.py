@@ -63,7 +63,7 @@ def test_an_option_without_a_default_is_required() -> None:
 
 def test_slots_suffice_for_all_workers() -> None:
     def slots(workers: int, slots: int | None, most: int | None = None) -> int:
-        return groups.Execution(slots=slots, device="cpu").means(workers, most).num_slots
+        return groups.ExecutionOptions(slots=slots, device="cpu").execution(workers, most).num_slots
 
     assert [slots(1, None), slots(8, None), slots(12, None), slots(2, 4), slots(2, None, 16)] == [4, 8, 12, 4, 16]
 
@@ -75,7 +75,10 @@ def test_a_price_is_positive(price: float) -> None:
 
 
 def test_modes_that_commands_begin_with() -> None:
-    assert (groups.Execution(device="cpu").means(1).mode, groups.FastExecution(device="cpu").means(1).mode) == (
+    assert (
+        groups.ExecutionOptions(device="cpu").execution(1).mode,
+        groups.FastExecutionOptions(device="cpu").execution(1).mode,
+    ) == (
         "exact",
         "fast",
     )

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import elastune
 from elastune.cli import main
 from elastune.cli.app import app
-from elastune.core.run import Means, Program, StartFrom
+from elastune.core.run import ExecutionSettings, Program, StartFrom
 from elastune.core.sync_plan import SyncChoice
 from elastune.tune.study.request import StudyRequest
 
@@ -64,7 +64,7 @@ KNOBS = [
     Knob("plan", ["--plan", "there"], {"plan": "there"}, Path("there")),
     Knob("resume", ["--resume"], {"resume": True}, True),
     Knob("accept_changes", ["--accept-changes"], {"accept_changes": True}, True),
-    Knob("means", ["--threads", "2"], None, Means(mode="fast", threads=2)),
+    Knob("execution", ["--threads", "2"], None, ExecutionSettings(mode="fast", threads=2)),
     Knob("epochs", ["--epochs", "3"], None, 3),
     Knob("trial_timeout_s", ["--trial-timeout", "30m"], None, 1800.0),
     Knob("collective_timeout_s", ["--collective-timeout", "40s"], None, 40.0),
@@ -106,14 +106,16 @@ def test_all_begin_with_the_same() -> None:
     assert by_command([]) == by_function({}) == StudyRequest(Program(HERE), Path("out"), **ASKED)
 
 
-@pytest.mark.parametrize("knob", KNOBS, ids=[knob.field for knob in KNOBS])
-def test_a_knob_is_the_same_wherever_it_is_set(knob: Knob) -> None:
-    asked = by_command(knob.options)
-    expected = StudyRequest(Program(HERE), Path("out"), **{**ASKED, knob.field: knob.value})
+@pytest.mark.parametrize("knob", KNOBS, ids=[option_field.field for option_field in KNOBS])
+def test_a_knob_is_the_same_wherever_it_is_set(option_field: Knob) -> None:
+    asked = by_command(option_field.options)
+    expected = StudyRequest(Program(HERE), Path("out"), **{**ASKED, option_field.field: option_field.value})
     assert asked == expected
-    assert getattr(asked, knob.field) != getattr(StudyRequest(Program(HERE), Path("out"), **ASKED), knob.field)
-    if knob.arguments is not None:
-        assert by_function(knob.arguments) == expected
+    assert getattr(asked, option_field.field) != getattr(
+        StudyRequest(Program(HERE), Path("out"), **ASKED), option_field.field
+    )
+    if option_field.arguments is not None:
+        assert by_function(option_field.arguments) == expected
 
 
 def test_prices_are_the_same_wherever_they_are_set() -> None:
@@ -124,8 +126,10 @@ def test_prices_are_the_same_wherever_they_are_set() -> None:
 
 
 def test_every_knob_is_known_here() -> None:
-    assert {knob.field for knob in KNOBS} | OF_NOBODY | {"prices"} == {each.name for each in fields(StudyRequest)}
-    known = {name for knob in KNOBS for name in knob.arguments or ()}
+    assert {option_field.field for option_field in KNOBS} | OF_NOBODY | {"prices"} == {
+        each.name for each in fields(StudyRequest)
+    }
+    known = {name for option_field in KNOBS for name in option_field.arguments or ()}
     assert known | OF_PYTHON | {"prices"} == set(inspect.signature(elastune.tune).parameters)
 
 

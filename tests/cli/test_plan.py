@@ -14,7 +14,7 @@ from tests.cli.documented import documented, unlike
 
 from elastune.cli.commands.plan import plan
 from elastune.core.formatting import number
-from elastune.core.plan.search_time import BLIND, CROWDING
+from elastune.core.plan.search_time import CROWDING, RANDOM_SEARCH_FACTOR
 from elastune.core.run import Program
 from elastune.train.rehearsal import ProgramSize, rehearse_apart
 from elastune.tune.cluster_plan.commands import PLACEHOLDER
@@ -84,7 +84,7 @@ def test_the_commands_of_a_plan_run(kept: Path, command_here: Any) -> None:
     assert command_here(*one[1:], "--out", "one").code == 0
     assert all_of_it[all_of_it.index("--workers") + 1] == str(best["workers"])
     told = int(all_of_it[all_of_it.index("--trials") + 1])
-    assert told == math.ceil(8 * min(1 + CROWDING[False][0] * (best["width"] - 1), BLIND))
+    assert told == math.ceil(8 * min(1 + CROWDING[False][0] * (best["width"] - 1), RANDOM_SEARCH_FACTOR))
     all_of_it[all_of_it.index("--trials") + 1] = "2"
     assert command_here(*all_of_it[1:], "--out", "two", "--epochs", "1").code == 0
 

@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 
 from elastune.cli.progress import Progress, RunTracker, StudyTracker, eta_s
 from elastune.core.journal.records import (
-    ChangesUnreached,
     Decided,
     Measured,
     PolicyFailed,
     Reported,
-    RoundsCut,
+    RoundsShortened,
     RunFailed,
     RunFinished,
     RunStarted,
     StepsPlanned,
     StudyFinished,
     StudyStarted,
+    SyncChangesUnreached,
     TrialFinished,
     TrialPaused,
     TrialResumed,
@@ -35,7 +35,7 @@ def reported(epoch: int, step: int) -> Reported:
 
 
 def trial(number: int, phase: str = "search") -> TrialStarted:
-    return TrialStarted(trial=number, config={"lr": 0.1}, means={}, seed=0, phase=phase)  # type: ignore[arg-type]
+    return TrialStarted(trial=number, config={"lr": 0.1}, execution={}, seed=0, phase=phase)  # type: ignore[arg-type]
 
 
 def test_a_run_knows_how_far_it_is() -> None:
@@ -53,7 +53,7 @@ def test_a_run_knows_how_far_it_is() -> None:
 
 def test_a_run_tells_its_start_and_its_end() -> None:
     tracker = RunTracker(1, None, ["", "each part has 2 holders"])
-    assert tracker.hear(RunStarted(program="p", config={}, seed=0, means={})) == ("", False)
+    assert tracker.hear(RunStarted(program="p", config={}, seed=0, execution={})) == ("", False)
     assert tracker.hear(StepsPlanned(9)) == ("each part has 2 holders", True)
     assert tracker.hear(RunStarted("p", {}, 0, {}, resumed_step=7)) == ("resumed after step 7", True)
     assert tracker.hear(RunFailed("exception", "no luck", 0)) == ("", False), "the command's last line says it"
@@ -97,9 +97,9 @@ def test_a_run_that_adapts_tells_what_it_measured_and_every_decision() -> None:
     assert tracker.hear(reported(1, 8)) == (f"epoch 1/4, step 8: accuracy 0.9; {now}", False), "neither hides the other"
     assert tracker.state().startswith("epoch 1/4, step 8")
     line = "rounds of local:every=64 end after 47 steps, as each pass over the data does"
-    assert tracker.hear(RoundsCut("local:every=64", 47)) == (line, True)
+    assert tracker.hear(RoundsShortened("local:every=64", 47)) == (line, True)
     line = "the schedule's 9=allreduce never comes: the run has 8 steps"
-    assert tracker.hear(ChangesUnreached("9=allreduce", 8)) == (line, True)
+    assert tracker.hear(SyncChangesUnreached("9=allreduce", 8)) == (line, True)
     decided = Decided("gns", 11, {"batch_size": 128, "lr_factor": 2**0.5}, seen, "applied")
     line = "step 11: gns: batch 64 -> 128, lr 0.05 -> 0.0707 (noise scale 412 ± 30, loss 0.312)"
     assert tracker.hear(decided) == (line, True)

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from tests.cli.conftest import Command
 
-from elastune.cli.flatten import again, command_given
+from elastune.cli.flatten import command_given, resumed_words
 from elastune.core.journal.files import JournalWriter, read
 from elastune.core.journal.records import RunFailed, RunStarted, StudyStarted
-from elastune.core.run import CommandGiven, Program
+from elastune.core.run import CommandLine, Program
 from elastune.tune.frontier.checked_request import check
 from elastune.tune.study.request import FrontierRequest
 
@@ -141,7 +141,7 @@ def test_a_frontier_is_compared_with_its_journal(elastune: Command, here: Path) 
     asked = FrontierRequest(Program(Path("linear.py")), here / "out", workers=(1, 2), budget_s=9.0, seed=3)
     words = ("frontier", "--workers=1,2", "--budget=9s", "--seed=3", "--", "linear.py")
     with JournalWriter(here / "out" / "journal.jsonl") as journal:
-        journal.write(StudyStarted(check(asked).settings, command=CommandGiven(words, str(here))))
+        journal.write(StudyStarted(check(asked).settings, command=CommandLine(words, str(here))))
     before = (here / "out" / "journal.jsonl").read_bytes()
     for change, expected in (
         (("--seed", "4"), "a study resumes with the seed it was begun with (got 4, begun with 3): use --seed 3"),
@@ -174,19 +174,19 @@ def test_a_folder_that_moved_names_the_command(elastune: Command, here: Path, fi
 
 def test_what_was_given_is_given_again_but_for_what_changes() -> None:
     words = ("run", "--epochs=2", "--set=lr=0.2", "--set=kind=a=b", "--workers=4", "--offload", "--", "train.py")
-    given, out = CommandGiven(words, "/there"), Path("/out")
+    given, out = CommandLine(words, "/there"), Path("/out")
     tail = [f"--out={out}", "--resume", "--", "train.py"]
-    assert again(given, [], out) == [*words[:-2], *tail]
-    changed = again(given, ["--workers", "1:8", "--set", "lr=0.1", "--json"], out)
+    assert resumed_words(given, [], out) == [*words[:-2], *tail]
+    changed = resumed_words(given, ["--workers", "1:8", "--set", "lr=0.1", "--json"], out)
     assert changed == [
         *("run", "--epochs=2", "--set=kind=a=b", "--offload", "--workers=1:8", "--set=lr=0.1", "--json"),
         *tail,
     ]
-    longer = again(given, ["--set", "epochs=9"], out)
+    longer = resumed_words(given, ["--set", "epochs=9"], out)
     assert "--epochs=2" not in longer, "it would go over the setting"
-    short = CommandGiven(("run", "--max-steps=8", "--", "train.py"), "/there")
-    assert "--max-steps=8" not in again(short, ["--epochs", "9"], out), "it would end before"
-    assert "--max-steps=9" in again(short, ["--epochs", "9", "--max-steps", "9"], out)
+    short = CommandLine(("run", "--max-steps=8", "--", "train.py"), "/there")
+    assert "--max-steps=8" not in resumed_words(short, ["--epochs", "9"], out), "it would end before"
+    assert "--max-steps=9" in resumed_words(short, ["--epochs", "9", "--max-steps", "9"], out)
 
 
 @pytest.mark.parametrize("name", ["run", "tune", "frontier", "tree"])

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastune.core.errors import UserError
-from elastune.core.sync_plan import SyncPlan, fragments_of, sendings
+from elastune.core.sync_plan import SyncPlan, fragments_of, send_schedule
 
 
 @given(sizes=st.lists(st.integers(0, 10_000), min_size=1, max_size=40), count=st.integers(1, 40))
@@ -26,9 +26,9 @@ def test_more_fragments_than_tensors_are_refused() -> None:
 
 
 def test_evenly_staggered_in_turn() -> None:
-    assert sendings(200, 4, 1) == {50: 0, 100: 1, 150: 2}
-    assert sendings(20, 2, 2) == {5: 0, 10: 1, 15: 0}
-    assert sendings(7, 1, 1) == {}
+    assert send_schedule(200, 4, 1) == {50: 0, 100: 1, 150: 2}
+    assert send_schedule(20, 2, 2) == {5: 0, 10: 1, 15: 0}
+    assert send_schedule(7, 1, 1) == {}
 
 
 @given(fragments=st.integers(1, 9), cycles=st.integers(1, 9), delay=st.integers(1, 9), more=st.integers(1, 30))
@@ -38,7 +38,7 @@ def test_a_fragment_is_back_before_the_next_leaves(fragments: int, cycles: int, 
         return
     every = cycles * fragments * delay + cycles * fragments - 1 + more
     plan = SyncPlan("diloco", 2, every, fragments=fragments, cycles=cycles, delay=delay)
-    leaves = sendings(plan.every, fragments, cycles)
+    leaves = send_schedule(plan.every, fragments, cycles)
     steps = [*sorted(leaves), plan.every]
     assert all(later - earlier > delay for earlier, later in pairwise(steps))
     assert [list(leaves.values()).count(each) for each in range(fragments)] == [cycles] * (fragments - 1) + [cycles - 1]

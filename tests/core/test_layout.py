@@ -74,10 +74,10 @@ def test_every_worker_finds_the_same_plan(have: Layout, want: Layout) -> None:
 
 
 @given(st.integers(1, 4), st.integers(1, 8))
-def test_joiners_are_served_evenly(holders: int, joiners: int) -> None:
+def test_joiners_are_served_evenly(owners: int, joiners: int) -> None:
     state = (whole("state", ()),)
-    plan = moves(dict.fromkeys(range(holders), state), dict.fromkeys(range(holders, holders + joiners), state))
-    sent = [sum(move.source == holder for move in plan) for holder in range(holders)]
+    plan = moves(dict.fromkeys(range(owners), state), dict.fromkeys(range(owners, owners + joiners), state))
+    sent = [sum(move.source == owner for move in plan) for owner in range(owners)]
     assert sum(sent) == joiners
     assert max(sent) - min(sent) <= 1
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from elastune.core.errors import UserError
 from elastune.core.mesh import FOREIGN, WORDS, MechanismName, Mesh
-from elastune.core.run import Elastic, Means, Program, RunSpec
+from elastune.core.run import Elastic, ExecutionSettings, Program, RunSpec
 from elastune.runtime.job.validation import check_means
 
 STATES = ["replicated", "zero", "sharded"]
@@ -53,14 +53,14 @@ def test_a_text_that_is_no_mechanism_is_refused(text: str, expected: str) -> Non
 
 @given(st.builds(Mesh, sizes, sizes, sizes, sizes))
 def test_the_least_mechanism_divides_along_the_axes_of_its_mesh(mesh: Mesh) -> None:
-    means = Means(mesh=mesh)
-    assert means.workers == mesh.workers
-    assert means.first_mesh == mesh
-    assert set(means.parts.dividing) == {axis for axis in ("shard", "tensor", "pipeline") if mesh.size(axis) > 1}  # type: ignore[arg-type]
+    execution = ExecutionSettings(mesh=mesh)
+    assert execution.workers == mesh.workers
+    assert execution.first_mesh == mesh
+    assert set(execution.parts.dividing) == {axis for axis in ("shard", "tensor", "pipeline") if mesh.size(axis) > 1}  # type: ignore[arg-type]
 
 
 def test_workers_go_along_the_axis_of_their_mechanism() -> None:
-    found = {word: str(Means(workers=3, mechanism=word).first_mesh) for word in WORDS}
+    found = {word: str(ExecutionSettings(workers=3, mechanism=word).first_mesh) for word in WORDS}
     assert found == {
         "replicated": "data=3",
         "zero": "shard=3",
@@ -72,17 +72,17 @@ def test_workers_go_along_the_axis_of_their_mechanism() -> None:
         "fairscale": "shard=3",
         "horovod": "data=3",
     }
-    assert Means(mechanism="tensor+zero").first_mesh == Mesh()
+    assert ExecutionSettings(mechanism="tensor+zero").first_mesh == Mesh()
     with pytest.raises(UserError, match="shard=2,tensor=2"):
-        _ = Means(workers=2, mechanism="tensor+zero").first_mesh
+        _ = ExecutionSettings(workers=2, mechanism="tensor+zero").first_mesh
 
 
 def test_blocks_are_of_what_tensor_divides_and_enough_for_its_workers() -> None:
-    assert Means(workers=8).virtual_tensor == 1
-    assert [Means(workers=n, mechanism="tensor").virtual_tensor for n in (1, 4, 6)] == [4, 4, 6]
-    assert Means(mesh=Mesh(data=8, tensor=2)).virtual_tensor == 4
-    assert Means(virtual_tensor=2).mechanism == "tensor"
-    assert Means(workers=8, mesh=Mesh(data=8), virtual_tensor=2).first_mesh == Mesh(data=8)
+    assert ExecutionSettings(workers=8).virtual_tensor == 1
+    assert [ExecutionSettings(workers=n, mechanism="tensor").virtual_tensor for n in (1, 4, 6)] == [4, 4, 6]
+    assert ExecutionSettings(mesh=Mesh(data=8, tensor=2)).virtual_tensor == 4
+    assert ExecutionSettings(virtual_tensor=2).mechanism == "tensor"
+    assert ExecutionSettings(workers=8, mesh=Mesh(data=8), virtual_tensor=2).first_mesh == Mesh(data=8)
 
 
 @given(
@@ -95,21 +95,21 @@ def test_blocks_are_of_what_tensor_divides_and_enough_for_its_workers() -> None:
 )
 def test_means_survive_json(name: Any, mesh: Any, copies: Any, blocks: Any, schedule: Any, offload: bool) -> None:
     mechanism = str(name)
-    means = Means(
+    execution = ExecutionSettings(
         mechanism=mechanism, mesh=mesh, copies=copies, virtual_tensor=blocks, schedule=schedule, offload=offload
     )
-    assert Means.from_json(json.loads(json.dumps(means.to_json()))) == means
+    assert ExecutionSettings.from_json(json.loads(json.dumps(execution.to_json()))) == execution
 
 
 def test_what_says_nothing_is_not_journaled_and_need_not_be() -> None:
-    told = Means(workers=2).to_json()
+    told = ExecutionSettings(workers=2).to_json()
     assert list(told) == [
         "workers", "mode", "mechanism", "num_slots", "threads", "device", "precision", "micro_batch"
     ]  # fmt: skip
-    assert Means.from_json({"workers": 2, "mechanism": "replicated"}) == Means(workers=2)
-    assert Means(workers=2, compress="none") == Means(workers=2)
-    assert Means(compress="powersgd").to_json()["compress"] == "powersgd:rank=4"
-    assert Means(mesh=Mesh(data=2, tensor=2)).to_json()["mesh"] == "data=2,tensor=2"
+    assert ExecutionSettings.from_json({"workers": 2, "mechanism": "replicated"}) == ExecutionSettings(workers=2)
+    assert ExecutionSettings(workers=2, compress="none") == ExecutionSettings(workers=2)
+    assert ExecutionSettings(compress="powersgd").to_json()["compress"] == "powersgd:rank=4"
+    assert ExecutionSettings(mesh=Mesh(data=2, tensor=2)).to_json()["mesh"] == "data=2,tensor=2"
 
 
 def test_a_journal_that_tells_nonsense_is_refused() -> None:
@@ -122,9 +122,9 @@ def test_a_journal_that_tells_nonsense_is_refused() -> None:
         {"compress": 8},
     ):
         with pytest.raises(UserError):
-            Means.from_json(told)
+            ExecutionSettings.from_json(told)
     with pytest.raises(TypeError):
-        Means.from_json({"colour": "blue"})
+        ExecutionSettings.from_json({"colour": "blue"})
 
 
 WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
@@ -163,6 +163,8 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("told", "elastic", "expected"), WRONG)
 def test_what_contradicts_itself_is_refused(told: dict[str, Any], elastic: dict[str, Any], expected: str) -> None:
-    spec = RunSpec(Program(Path("mine.py")), Path("out"), means=Means(**told), elastic=Elastic(**elastic))
+    spec = RunSpec(
+        Program(Path("mine.py")), Path("out"), execution=ExecutionSettings(**told), elastic=Elastic(**elastic)
+    )
     with pytest.raises(UserError, match=expected):
         check_means(spec)

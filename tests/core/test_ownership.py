@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from elastune.core.layout import (
     ALONE,
     UNIT,
-    Leaf,
+    ParamBlock,
     Segment,
     Split,
     buckets,
     gathered_in,
     held,
-    wards,
-    whole_leaves,
+    remote_owners,
+    undivided_blocks,
     written,
 )
 from elastune.core.mesh import Mesh
@@ -31,7 +31,7 @@ sizes = st.one_of(st.integers(1, 40), st.integers(UNIT - 1, 3 * UNIT + 1))
 def splits(draw: st.DrawFn) -> Split:
     """A model of some layers, of which some leaves are blocks of the tensor axis, and some are not trained."""
     blocks, layers = draw(st.sampled_from([1, 4])), draw(st.integers(4, 6))
-    leaves: list[Leaf] = []
+    param_blocks: list[ParamBlock] = []
     for layer in range(layers):
         for kind in range(draw(st.integers(1, 3))):
             size, trained = draw(sizes), draw(st.booleans())
@@ -39,8 +39,8 @@ def splits(draw: st.DrawFn) -> Split:
             for block in range(blocks) if cut else [None]:
                 at = 0 if block is None else block * size
                 name, of = f"{layer}.{kind}#{block}", f"{layer}.{kind}"
-                leaves.append(Leaf(name, of, ((at, at + size),), layer=layer, block=block, trained=trained))
-    return Split(tuple(leaves), blocks, (1.0,) * layers)
+                param_blocks.append(ParamBlock(name, of, ((at, at + size),), layer=layer, block=block, trained=trained))
+    return Split(tuple(param_blocks), blocks, (1.0,) * layers)
 
 
 MESHES = st.builds(
@@ -62,21 +62,23 @@ def test_each_unit_has_holders_enough_on_hosts_enough(
         for segment in own:
             assert segment.start % UNIT == 0
             for unit in range(segment.start, segment.stop, UNIT):
-                found.setdefault((segment.leaf, unit), []).append(rank)
-    for i, leaf in enumerate(split.leaves):
-        for unit in range(0, leaf.size, UNIT):
+                found.setdefault((segment.param_block, unit), []).append(rank)
+    for i, param_block in enumerate(split.param_blocks):
+        for unit in range(0, param_block.size, UNIT):
             ranks = found[i, unit]
             assert len(set(ranks)) == len(ranks), "nobody holds it twice"
             assert len(ranks) >= min(copies, mesh.workers)
             assert len({hosts[rank] for rank in ranks}) >= min(copies, len(set(hosts)))
     inside = [_units(own) for own in held(split, mesh, 1)]
-    for ward in wards(split, mesh, copies, hosts):
+    for remote_owner in remote_owners(split, mesh, copies, hosts):
         assert copies > 1
-        assert _units([ward.segment]) <= inside[ward.source], "who sends its sum has it without others' help"
+        assert _units([remote_owner.segment]) <= inside[remote_owner.source], (
+            "who sends its sum has it without others' help"
+        )
 
 
 def _units(segments: Iterable[Segment]) -> set[tuple[int, int]]:
-    return {(s.leaf, unit) for s in segments for unit in range(s.start, s.stop, UNIT)}
+    return {(s.param_block, unit) for s in segments for unit in range(s.start, s.stop, UNIT)}
 
 
 @pytest.mark.parametrize("mesh", [Mesh(tensor=4), Mesh(pipeline=4), Mesh(tensor=2, pipeline=2)], ids=str)
@@ -84,24 +86,24 @@ def _units(segments: Iterable[Segment]) -> set[tuple[int, int]]:
 def test_wards_are_spread(mesh: Mesh, hosts: str) -> None:
     """Layers of equal size: each worker holds its own part and another one's."""
     blocks = 4 if mesh.tensor > 1 else 1
-    leaves = [
-        Leaf(f"{layer}#{b}", str(layer), ((b, b + 1), (0, UNIT)), layer=layer, block=b if blocks > 1 else None)
+    param_blocks = [
+        ParamBlock(f"{layer}#{b}", str(layer), ((b, b + 1), (0, UNIT)), layer=layer, block=b if blocks > 1 else None)
         for layer in range(4)
         for b in range(blocks)
     ]
-    split = Split(tuple(leaves), blocks, (1.0,) * 4)
+    split = Split(tuple(param_blocks), blocks, (1.0,) * 4)
     assert {sum(s.size for s in own) for own in held(split, mesh, 2, hosts)} == {4 * blocks * UNIT // 2}
 
 
 def test_no_wards_where_the_batch_group_has_copies_enough() -> None:
-    split = whole_leaves([("a", (3 * UNIT,), "float32", True), ("b", (3,), "float32", False)])
+    split = undivided_blocks([("a", (3 * UNIT,), "float32", True), ("b", (3,), "float32", False)])
     for mesh in (Mesh(data=2), Mesh(shard=3), Mesh(data=2, shard=2)):
-        assert not wards(split, mesh, 2)
-    blocks = Split(tuple(Leaf(f"a#{b}", "a", ((b, b + 1), (0, UNIT)), block=b) for b in range(2)), 2)
-    assert not wards(blocks, Mesh(data=2, tensor=2), 2)
-    assert not wards(blocks, Mesh(data=2, tensor=2), 2, "aabb")
-    assert wards(blocks, Mesh(data=2, tensor=2), 2, "abab"), "replicas that lie across hosts"
-    assert not wards(split, Mesh(tensor=2), 2), "each computes with all of it"
+        assert not remote_owners(split, mesh, 2)
+    blocks = Split(tuple(ParamBlock(f"a#{b}", "a", ((b, b + 1), (0, UNIT)), block=b) for b in range(2)), 2)
+    assert not remote_owners(blocks, Mesh(data=2, tensor=2), 2)
+    assert not remote_owners(blocks, Mesh(data=2, tensor=2), 2, "aabb")
+    assert remote_owners(blocks, Mesh(data=2, tensor=2), 2, "abab"), "replicas that lie across hosts"
+    assert not remote_owners(split, Mesh(tensor=2), 2), "each computes with all of it"
 
 
 @settings(max_examples=40, deadline=None)
@@ -109,25 +111,28 @@ def test_no_wards_where_the_batch_group_has_copies_enough() -> None:
 def test_each_element_has_one_writer_who_holds_it(split: Split, mesh: Mesh, copies: int) -> None:
     if split.blocks < mesh.tensor:
         mesh = Mesh(mesh.data, mesh.shard, 1, mesh.pipeline)
-    spans: dict[int, list[tuple[int, int]]] = {i: [] for i in range(len(split.leaves))}
+    spans: dict[int, list[tuple[int, int]]] = {i: [] for i in range(len(split.param_blocks))}
     for rank, own in enumerate(held(split, mesh, copies)):
         for segment in written(split, mesh, rank):
-            spans[segment.leaf].append((segment.start, segment.stop))
-            assert any(h.leaf == segment.leaf and h.start <= segment.start and segment.stop <= h.stop for h in own), (
-                "a writer holds what it writes"
-            )
-    for leaf, found in spans.items():
+            spans[segment.param_block].append((segment.start, segment.stop))
+            assert any(
+                h.param_block == segment.param_block and h.start <= segment.start and segment.stop <= h.stop
+                for h in own
+            ), "a writer holds what it writes"
+    for param_block, found in spans.items():
         edges = sorted(found)
-        assert [start for start, _ in edges] == [0, *(stop for _, stop in edges[:-1])], split.leaves[leaf].name
-        assert edges[-1][1] == split.leaves[leaf].size
+        assert [start for start, _ in edges] == [0, *(stop for _, stop in edges[:-1])], split.param_blocks[
+            param_block
+        ].name
+        assert edges[-1][1] == split.param_blocks[param_block].size
 
 
 def test_what_is_gathered_apart_is_in_buckets_apart() -> None:
     """Those of the last block first, and large leaves alone: they travel out of their own memory."""
     sizes = [("a", 3), ("b", ALONE), ("c", 5), ("d", 7), ("e", ALONE), ("f", 2)]
-    split = whole_leaves([(name, (size,), "float32", True) for name, size in sizes])
+    split = undivided_blocks([(name, (size,), "float32", True) for name, size in sizes])
     gathered = gathered_in(split, [(0, 5), (1, 2), (3, 4)])
-    names = ["".join(split.leaves[i].name for i in plan.leaves) for plan in buckets(gathered, range(6), 2)]
+    names = ["".join(split.param_blocks[i].name for i in plan.param_blocks) for plan in buckets(gathered, range(6), 2)]
     assert names == ["d", "e", "c", "b", "fa"]
     for plan in buckets(gathered, range(6), 2):
-        assert len(plan.leaves) > 1 or max(plan.sizes) - min(plan.sizes) <= UNIT, "each block is everybody's"
+        assert len(plan.param_blocks) > 1 or max(plan.sizes) - min(plan.sizes) <= UNIT, "each block is everybody's"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastune.core.communication import MOST_CHUNKS, Hop, Route, Topology, chunks_of, itinerary, routes_of
+from elastune.core.communication import MOST_CHUNKS, Hop, Route, Topology, chunks_of, relay_steps, routes_of
 from elastune.core.slots import cut, subtrees
 
 NAMES = ["ring", "tree", "binary_tree", "star", "hierarchical"]
@@ -42,7 +42,7 @@ def cases(draw: st.DrawFn) -> tuple[tuple[Route, ...], int, int]:
 def test_every_sum_is_complete_and_reaches_everybody(case: tuple[tuple[Route, ...], int, int], seed: object) -> None:
     """Workers act in a random order, each by its own list alone; a message is received only where it is waited for."""
     routes, workers, chunks = case
-    lists = {rank: deque(itinerary(routes, chunks, rank)) for rank in range(workers)}
+    lists = {rank: deque(relay_steps(routes, chunks, rank)) for rank in range(workers)}
     has = {(rank, chunk): Counter([rank]) for rank in range(workers) for chunk in range(chunks)}
     total: dict[tuple[int, int], Counter[int]] = {}
     under_way: dict[Hop, Counter[int]] = {}
@@ -81,7 +81,7 @@ def test_each_chunk_crosses_as_many_hops_as_there_are_others_each_way(
     hops = Counter(
         (hop.chunk, hop.up)
         for rank in range(workers)
-        for stop in itinerary(routes, chunks, rank)
+        for stop in relay_steps(routes, chunks, rank)
         for hop in stop.leaves
     )
     assert hops == {(chunk, up): workers - 1 for chunk in range(chunks) for up in (True, False)}
@@ -138,8 +138,8 @@ def test_chunks_are_whole_turns_of_all_routes() -> None:
 
 def test_first_comes_what_needs_nothing_then_what_comes_first() -> None:
     (route,) = routes_of(Topology.parse("parents=[0,0,1]"), 3)
-    stops = itinerary((route,), 2, 1)
+    stops = relay_steps((route,), 2, 1)
     told = [(stop.arrives and (stop.arrives.chunk, stop.arrives.up), [hop.to for hop in stop.leaves]) for stop in stops]
     assert told == [((0, True), [0]), ((1, True), [0]), ((0, False), [2]), ((1, False), [2])]
-    (leaf, *_) = itinerary((route,), 2, 2)
-    assert leaf.arrives is None
+    (param_block, *_) = relay_steps((route,), 2, 2)
+    assert param_block.arrives is None

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastune.core.batch_slices import round_shares, shares
+from elastune.core.batch_slices import shares, slices_of_round
 from elastune.core.errors import UserError
 from elastune.core.sync_plan import SyncPlan
 
@@ -112,8 +112,8 @@ def test_what_does_not_go_together_is_refused(slots: int, workers: int, mechanis
 
 def test_a_quorum_is_for_fast_mode() -> None:
     plan = SyncPlan.parse("diloco:learners=4,every=2,quorum=3,grace=0.5")
-    assert plan.spares
-    assert not SyncPlan.parse("diloco:learners=4,quorum=4").spares
+    assert plan.has_quorum
+    assert not SyncPlan.parse("diloco:learners=4,quorum=4").has_quorum
     plan.check(8, 4, "replicated", "fast")
     plan = SyncPlan.parse("local:learners=8,every=16,quorum=6")
     plan.check_quorum(elastic=True)
@@ -137,7 +137,8 @@ def test_workers_share_out_a_round(batches, each, learners, workers, mode, least
     plan, slots = SyncPlan("local", learners, len(batches)), each * learners
     workers = min(workers, learners)
     runs = [
-        round_shares(batches, slots, learners, plan.carried(workers, rank), mode, 4, least) for rank in range(workers)
+        slices_of_round(batches, slots, learners, plan.carried(workers, rank), mode, 4, least)
+        for rank in range(workers)
     ]
     used = sorted(place for run in runs for part in run if part.weight for place in part.samples)
     assert used == list(range(sum(batches)))
@@ -152,7 +153,7 @@ def test_workers_share_out_a_round(batches, each, learners, workers, mode, least
             own = [part for part in run if part.learner == learner]
             weights = sum(part.weight for part in own)
             assert weights == pytest.approx(sum(part.counts > 0 for part in own if part.ends_update))
-    alone = round_shares(batches, slots, learners, range(learners), mode, 4, least)
+    alone = slices_of_round(batches, slots, learners, range(learners), mode, 4, least)
     told = [(p.learner, p.slot, p.samples, p.weight, p.counts, p.ends_slot, p.ends_update) for p in alone]
     assert sorted(told, key=str) == sorted(
         [(p.learner, p.slot, p.samples, p.weight, p.counts, p.ends_slot, p.ends_update) for run in runs for p in run],
@@ -161,6 +162,6 @@ def test_workers_share_out_a_round(batches, each, learners, workers, mode, least
 
 
 def test_one_learner_and_one_batch_are_a_step() -> None:
-    (*_, last) = round_shares([10], 4, 1, range(1), "exact", None)
+    (*_, last) = slices_of_round([10], 4, 1, range(1), "exact", None)
     plain = shares(10, 4, 1, 0, "exact", None)
     assert (last.samples, last.weight, last.ends_step) == (plain[-1].samples, plain[-1].weight, True)

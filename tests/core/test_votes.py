@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastune.core.decisions import MOST_VOTERS, VOTE, Decision, outcome, vote
+from elastune.core.decisions import MOST_VOTERS, VOTE_LENGTH, Decision, outcome, vote
 from elastune.core.sync_plan import SyncPlan
 
 COUNTS = st.none() | st.integers(0, 2**32 - 3)
@@ -30,7 +30,7 @@ DECISIONS = st.builds(
 
 def summed(decisions: list[Decision]) -> list[float]:
     """As a reduction adds them, in single precision."""
-    total = torch.zeros(VOTE)
+    total = torch.zeros(VOTE_LENGTH)
     for decision in decisions:
         total = total + torch.tensor(vote(decision))
     return total.tolist()
@@ -69,7 +69,7 @@ def test_a_lost_vote_is_no_agreement() -> None:
 
 
 def test_nobody_deciding_is_cheap_to_see() -> None:
-    assert vote(Decision()) == [0.0] * VOTE
+    assert vote(Decision()) == [0.0] * VOTE_LENGTH
 
 
 def test_decisions_contradict_where_they_set_one_thing() -> None:

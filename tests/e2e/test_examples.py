@@ -10,7 +10,7 @@ import pytest
 
 from elastune.core.journal.records import RunFinished
 from elastune.core.mesh import Mesh
-from elastune.core.run import Means, Program, RunSpec
+from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import run_job
 
@@ -37,10 +37,10 @@ def test_the_large_layers_of_a_cnn_are_split_over_workers_with_the_same_bits(
     tmp_path: Path, cluster: LocalCluster
 ) -> None:
     def trained(mesh: Mesh, trunk: str = "whole") -> RunFinished:
-        means = Means(workers=mesh.workers, mechanism="tensor", mesh=mesh, copies=1)
+        execution = ExecutionSettings(workers=mesh.workers, mechanism="tensor", mesh=mesh, copies=1)
         program, out = Program(ROOT / "examples" / "split_cnn.py"), tmp_path / f"{mesh}-{trunk}"
         config = {"trunk": trunk}
-        return run_job(RunSpec(program, out, config=config, means=means, max_steps=6), cluster=cluster)
+        return run_job(RunSpec(program, out, config=config, execution=execution, max_steps=6), cluster=cluster)
 
     one, two = trained(Mesh(tensor=1)), trained(Mesh(tensor=2))
     (whole,), parts = one.memory, two.memory

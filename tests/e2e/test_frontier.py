@@ -123,7 +123,7 @@ def test_the_numbers_are_those_of_the_journal(found: tuple[Path, dict[str, Any]]
         assert row.validation == pytest.approx(statistics.fmean(t.metrics["accuracy"] for t in trainings))
         assert row.seeds == len({started[t.trial].seed for t in trainings}) == 2
         assert all(started[t.trial].config == row.config for t in trainings)
-        assert {started[t.trial].means["num_slots"] for t in trainings} == {row.num_slots} == {row.workers}
+        assert {started[t.trial].execution["num_slots"] for t in trainings} == {row.num_slots} == {row.workers}
         assert row.cost == pytest.approx(row.workers * row.seconds / 3600)
     tuned = [row for row in kept.rows if row.role == "tuned"]
     searched = {r.seed for r in started.values() if r.phase == "search"}

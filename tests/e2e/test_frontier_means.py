@@ -39,20 +39,20 @@ def test_the_search_chooses_workers_and_strategies(tmp_path: Path, command_here:
     records = [entry.record for entry in read(out / "journal.jsonl")]
     begun = {record.trial: record for record in records if isinstance(record, TrialStarted)}
     searched = [trial for trial in begun.values() if trial.phase == "search"]
-    assert {trial.means.get("sync", "allreduce") for trial in searched} == {"allreduce", "local:learners=4,every=4"}
+    assert {trial.execution.get("sync", "allreduce") for trial in searched} == {"allreduce", "local:learners=4,every=4"}
     assert len({trial.tags["crew"]["workers"] for trial in searched}) > 1
     told = command_here("explain", str(out))
     assert "of the search" in told.out
     page = (out / "report.html").read_text()
     ended = {record.trial: record for record in records if isinstance(record, TrialFinished)}
-    rounds = next(trial for trial in searched if "sync" in trial.means and ended[trial.trial].run is not None)
+    rounds = next(trial for trial in searched if "sync" in trial.execution and ended[trial.trial].run is not None)
     if moved := [row for row in rows if row["ways"]]:
         assert "local:learners=4,every=4" in page
         assert "as asked for" in said.err + told.out + page
         assert all(row["seconds_label"] == "modelled" and row["seconds_factor"] is None for row in moved)
     # What one worker did for two: two do the same, bit for bit.
-    means = {**rounds.means, "workers": 2}
-    command = run_command(file, rounds.config, means, rounds.seed, epochs=1)
+    execution = {**rounds.execution, "workers": 2}
+    command = run_command(file, rounds.config, execution, rounds.seed, epochs=1)
     again = command_here(*shlex.split(command)[1:], "--out", str(tmp_path / "again"), "--json")
     trained = ended[rounds.trial].run
     assert trained is not None

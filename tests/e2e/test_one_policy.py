@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from elastune.core.journal.records import Decided, PolicyFailed, Record
-from elastune.core.run import Adapt, Means, Program, RunSpec
+from elastune.core.run import Adapt, ExecutionSettings, Program, RunSpec
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import run_job
 
@@ -17,8 +17,8 @@ POLICY = "gns:max_batch=256,factor=1,settle=8,cooldown=8"
 def test_one_policy_decides_by_the_data_and_not_by_the_workers(tmp_path: Path, cluster: LocalCluster) -> None:
     def adapted(data_set: str, workers: int) -> tuple[str, list[tuple[int, dict[str, Any]]]]:
         records: list[Record] = []
-        out, means = tmp_path / f"{data_set}-{workers}", Means(workers=workers)
-        spec = RunSpec(PROGRAM, out, config={"data_set": data_set}, means=means, adapt=Adapt((POLICY,)))
+        out, execution = tmp_path / f"{data_set}-{workers}", ExecutionSettings(workers=workers)
+        spec = RunSpec(PROGRAM, out, config={"data_set": data_set}, execution=execution, adapt=Adapt((POLICY,)))
         end = run_job(spec, cluster=cluster, observe=records.append)
         assert not [record for record in records if isinstance(record, PolicyFailed)]
         changes = [(r.step, r.decision) for r in records if isinstance(r, Decided) and r.outcome == "applied"]

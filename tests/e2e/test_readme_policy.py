@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from elastune.core.journal.records import Decided, PolicyFailed, Record, Regrouped
-from elastune.core.run import Adapt, Elastic, Means, Program, RunSpec
+from elastune.core.run import Adapt, Elastic, ExecutionSettings, Program, RunSpec
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import run_job
 
@@ -35,7 +35,7 @@ def test_at_the_bound_it_is_told_once_and_stays_on(
     spec = RunSpec(
         program,
         tmp_path / "out",
-        means=Means(workers=high),
+        execution=ExecutionSettings(workers=high),
         elastic=Elastic(low, high),
         epochs=4,
         adapt=Adapt(policies=("GNSPolicy",)),

@@ -7,7 +7,7 @@ from typing import Any
 
 from elastune.core.journal.files import read
 from elastune.core.journal.records import TrialFinished, TrialStarted
-from elastune.core.run import Means
+from elastune.core.run import ExecutionSettings
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.tune.study.request import StudyRequest
 from elastune.tune.study.run import tune
@@ -21,7 +21,7 @@ config = {"lr": 0.05}
 objectives = {"loss": "min", "seconds": "min"}
 
 def space(trial):
-    return elastune.suggest_means(
+    return elastune.suggest_execution(
         trial, mechanisms=["replicated", "zero"], meshes=["data=2", "shard=2"], copies=[1, 2], micro_batches=[2]
     )
 
@@ -45,10 +45,10 @@ def test_every_mechanism_and_mesh_of_a_search_gives_the_same_weights(
     program: Any, tmp_path: Path, cluster: LocalCluster
 ) -> None:
     out = tmp_path / "study"
-    means = Means(mode="exact", num_slots=4)
-    tune(StudyRequest(program(PROGRAM), out, sampler="grid", trials=9, workers=2, means=means), cluster=cluster)
+    execution = ExecutionSettings(mode="exact", num_slots=4)
+    tune(StudyRequest(program(PROGRAM), out, sampler="grid", trials=9, workers=2, execution=execution), cluster=cluster)
     records = [entry.record for entry in read(out / "journal.jsonl")]
-    begun = {r.trial: r.means for r in records if isinstance(r, TrialStarted)}
+    begun = {r.trial: r.execution for r in records if isinstance(r, TrialStarted)}
     ended = [r for r in records if isinstance(r, TrialFinished)]
     assert {(m["mechanism"], m.get("mesh"), m.get("copies")) for m in begun.values()} == {
         ("replicated", "data=2", None),

@@ -29,7 +29,7 @@ def undisturbed(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory,
     ``ALONE``: its means, where the module says them.
     """
     module, folder = request.module, tmp_path_factory.mktemp("undisturbed")
-    ran = Runs(cluster, folder, module.PROGRAM)(1, means=getattr(module, "ALONE", None))
+    ran = Runs(cluster, folder, module.PROGRAM)(1, execution=getattr(module, "ALONE", None))
     assert ran.ledger.exact
     return ran
 

@@ -14,7 +14,7 @@ import pytest
 
 from elastune.core.journal.files import read
 from elastune.core.journal.records import Record, TrialAdopted, TrialFinished, TrialPaused, TrialReported, TrialStarted
-from elastune.core.run import Means, Program
+from elastune.core.run import ExecutionSettings, Program
 from elastune.report.page import write_report
 from elastune.runtime.clusters import elastic_cluster
 from elastune.runtime.clusters.local import LocalCluster
@@ -30,8 +30,8 @@ LIMIT_S = 200.0
 
 
 def request(out: Path, **changes: object) -> StudyRequest:
-    means = Means(mode="exact")
-    return StudyRequest(PROGRAM, out, sampler="random", trials=TRIALS, workers=2, means=means, **changes)  # type: ignore[arg-type]
+    execution = ExecutionSettings(mode="exact")
+    return StudyRequest(PROGRAM, out, sampler="random", trials=TRIALS, workers=2, execution=execution, **changes)  # type: ignore[arg-type]
 
 
 def results(out: Path) -> dict[int, str]:

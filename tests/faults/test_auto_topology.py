@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from elastune.core.journal.records import Reported, TopologyLaid
+from elastune.core.journal.records import Reported, TopologyChanged
 from elastune.core.run import Program
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.testing.elastic_runs import Runs
@@ -49,7 +49,7 @@ def test_a_link_turns_slow_and_a_worker_dies(
             slow.append(steps[-1])
 
     ran = HostRuns(four_hosts, tmp_path / "hosts", PROGRAM)(
-        4, act=act, faults=faults, means={"topology": "auto"}, **WIDE
+        4, act=act, faults=faults, execution={"topology": "auto"}, **WIDE
     )
     assert ran.sha256 == alone.sha256
     assert ran.ledger.exact
@@ -64,7 +64,7 @@ def test_a_worker_dies_while_routes_are_tried(
     alone = Runs(cluster, tmp_path / "alone", PROGRAM)(1, **WIDE)
     four_hosts.network.hosts[3].slow("60mbit")
     ran = HostRuns(four_hosts, tmp_path / "hosts", PROGRAM)(
-        4, faults=["kill 2 0 relaying"], means={"topology": "auto"}, **WIDE
+        4, faults=["kill 2 0 relaying"], execution={"topology": "auto"}, **WIDE
     )
     assert ran.sha256 == alone.sha256
     assert ran.ledger.exact
@@ -77,10 +77,10 @@ def test_routes_change_where_a_link_turns_slow_and_back_and_the_journal_says_why
     """That of the fourth host to 5 MB/s at step 12, and to 125 MB/s as the others at step 30 of 48."""
     config = {"wide": 1024, "epochs": 3, "optimizer": "sgd"}
     alone = Runs(cluster, tmp_path / "alone", PROGRAM)(1, **config)
-    ran = HostRuns(four_hosts, tmp_path / "hosts", LINKED)(4, means={"topology": "auto"}, **config)
+    ran = HostRuns(four_hosts, tmp_path / "hosts", LINKED)(4, execution={"topology": "auto"}, **config)
     assert ran.sha256 == alone.sha256
     assert ran.ledger.exact
-    away, back = (record for record in ran.records if isinstance(record, TopologyLaid))
+    away, back = (record for record in ran.records if isinstance(record, TopologyChanged))
     assert 12 < away.step <= 12 + 20
     assert 30 < back.step <= 30 + 20
     assert (away.topology == "native", back.topology, away.workers) == (False, "native", 4)

@@ -17,7 +17,12 @@ PROGRAM = Program(Path(__file__).parent / "programs" / "elastic.py")
 def test_workers_come_go_and_die(runs: Runs, compress: str) -> None:
     """Each sample counts once, weights end equal on all workers (or the run fails), and the bytes are told."""
     ran = runs(
-        3, mode="fast", plain=True, resize=["8 1", "16 3"], faults=["kill 1 4 reduced"], means={"compress": compress}
+        3,
+        mode="fast",
+        plain=True,
+        resize=["8 1", "16 3"],
+        faults=["kill 1 4 reduced"],
+        execution={"compress": compress},
     )
     assert ran.ledger.exact, ran.ledger
     assert ran.lost == [1]

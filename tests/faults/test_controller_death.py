@@ -14,8 +14,8 @@ from pathlib import Path
 
 from elastune.core.journal.files import read
 from elastune.core.journal.records import Checkpointed, Record, RunFailed, RunStarted, WorkerGone
-from elastune.core.run import Elastic, Means, Place, Program, RunSpec
-from elastune.elastic.coordinator.controller_interface import CrewBounds, Entrance, Lookups, Timeouts
+from elastune.core.run import Elastic, ExecutionSettings, Place, Program, RunSpec
+from elastune.elastic.coordinator.controller_interface import ListenOptions, Timeouts, WorkerBounds, WorkerLookups
 from elastune.elastic.coordinator.coordinator import Coordinator
 from elastune.elastic.wire.messages import WorkerSpec
 from elastune.elastic.worker.client import ORPHANED_CODE
@@ -33,9 +33,9 @@ LIMIT_S = 120.0
 
 
 def spec(out: Path, workers: int = 3) -> RunSpec:
-    means, elastic = Means(workers=workers, num_slots=SLOTS), Elastic(heartbeat_s=2.0)
+    execution, elastic = ExecutionSettings(workers=workers, num_slots=SLOTS), Elastic(heartbeat_s=2.0)
     every = {"checkpoint_every_steps": EVERY, "elastic": elastic}
-    return RunSpec(PROGRAM, out, {"pause_s": 0.1}, seed=3, means=means, **every)
+    return RunSpec(PROGRAM, out, {"pause_s": 0.1}, seed=3, execution=execution, **every)
 
 
 def records(out: Path) -> list[Record]:
@@ -139,8 +139,8 @@ def test_data_loaders_end_with_a_worker_that_is_orphaned(tmp_path: Path, until, 
     loaders: list[int] = []
     alone = RunSpec(PROGRAM, tmp_path, {"pause_s": 0.2, "loaders": 2}, seed=3)
     task = WorkerSpec(WORK, alone, Place(), dict(os.environ), str(Path.cwd()), sys.path)
-    lookups = Lookups(spec_of=lambda worker: task)
-    coordinator = Coordinator([0], CrewBounds(1, 1), Timeouts(5.0), Entrance(), lookups)
+    lookups = WorkerLookups(spec_of=lambda worker: task)
+    coordinator = Coordinator([0], WorkerBounds(1, 1), Timeouts(5.0), ListenOptions(), lookups)
     bootstrap = Bootstrap(0, coordinator.address, coordinator.token)
     command = [sys.executable, "-m", "elastune.runtime.worker"]
     with subprocess.Popen(command, env={**os.environ, VARIABLE: bootstrap.to_json()}) as worker:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from elastune.core.journal.files import read
 from elastune.core.journal.records import FaultInjected, Record, Regrouped, RunFinished, WorkerGone
-from elastune.core.run import Elastic, Means, Program, RunSpec
+from elastune.core.run import Elastic, ExecutionSettings, Program, RunSpec
 from elastune.report.sample_ledger import ledger
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.fault_injection import Injector, parse_chaos
@@ -19,8 +19,8 @@ EPOCHS = 6
 
 def spec(program: Program, out: Path, workers: int, elastic: Elastic | None = None, pause_s: float = 0.06) -> RunSpec:
     config = {"epochs": EPOCHS, "pause_s": pause_s}
-    means = Means(workers=workers, num_slots=4)
-    return RunSpec(program, out, config=config, seed=5, means=means, elastic=elastic or Elastic())
+    execution = ExecutionSettings(workers=workers, num_slots=4)
+    return RunSpec(program, out, config=config, seed=5, execution=execution, elastic=elastic or Elastic())
 
 
 def records(out: Path) -> list[Record]:

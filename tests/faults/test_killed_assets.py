@@ -16,7 +16,7 @@ import elastune
 from elastune.core.journal.files import read
 from elastune.core.journal.records import ArtifactKept, TrialFinished, TrialReported, TrialStarted
 from elastune.core.journal.trials import fold
-from elastune.core.run import Means, Program, StartFrom
+from elastune.core.run import ExecutionSettings, Program, StartFrom
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.train.checkpoints.tree import fingerprint
 from elastune.tune.reuse.new_members import train_members
@@ -40,7 +40,13 @@ def sources(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> 
 
 def asked(case: str, out: Path, sources: Path) -> StudyRequest:
     """Two trials, one after another, of two workers."""
-    ordinary: dict[str, Any] = {"trials": 2, "workers": 2, "keep": "all", "means": Means(workers=2), "sampler": "grid"}
+    ordinary: dict[str, Any] = {
+        "trials": 2,
+        "workers": 2,
+        "keep": "all",
+        "execution": ExecutionSettings(workers=2),
+        "sampler": "grid",
+    }
     if case == "predictions":
         return StudyRequest(Program(PROGRAMS / "assets.py"), out, **ordinary | {"sampler": "random"})
     if case == "parts":
@@ -106,7 +112,7 @@ def test_members_that_were_cut_off_go_on(cluster: LocalCluster, tmp_path: Path, 
     def searched(name: str, go: Path | str, killed: Path | str) -> Path:
         asked = StudyRequest(Program(PROGRAMS / "shown.py"), tmp_path / name, trials=1, workers=2, sampler="random")
         config = {"until": str(go), "killed": str(killed)}
-        tune(replace(asked, means=Means(workers=2), config=config, keep="best"), cluster=cluster)
+        tune(replace(asked, execution=ExecutionSettings(workers=2), config=config, keep="best"), cluster=cluster)
         return asked.out
 
     whole = searched("whole", "", "")
@@ -139,7 +145,7 @@ def test_a_tree_that_was_cut_off_goes_on(cluster: LocalCluster, tmp_path: Path, 
     """In its middle: the root is trained, a node below it runs and has lost a worker."""
     tree, file = elastune.class_tree([[[0, 1], [2, 3]], [4], [5]]), PROGRAMS / "nodes.py"
     out, go, killed = tmp_path / "out", tmp_path / "go", tmp_path / "killed"
-    ordinary: dict[str, Any] = {"workers": 2, "means": Means(workers=2), "fresh": ["2.*"]}
+    ordinary: dict[str, Any] = {"workers": 2, "execution": ExecutionSettings(workers=2), "fresh": ["2.*"]}
     whole = elastune.train_tree(file, tree, tmp_path / "whole", config={"epochs": 2}, cluster=cluster, **ordinary)
     assert [trial.config["node"] for trial in whole.trials[:2]] == ["", "0"]
     assert len(whole.kept) == 4

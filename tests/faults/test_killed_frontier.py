@@ -59,7 +59,7 @@ def results(out: Path) -> dict[tuple[float, int, int], str]:
     told = {}
     for trial, run in ended.items():
         assert run is not None
-        told[began[trial].config["lr"], began[trial].means["num_slots"], began[trial].seed] = run.sha256
+        told[began[trial].config["lr"], began[trial].execution["num_slots"], began[trial].seed] = run.sha256
     return told
 
 

@@ -12,7 +12,7 @@ from elastune.core.journal.files import read
 from elastune.core.journal.records import ProposalAsked, Record, StudyFinished, TrialFinished, TrialStarted
 from elastune.core.run import Program
 from elastune.runtime.clusters.local import LocalCluster
-from elastune.tune.search.suggester import Recall, Suggester
+from elastune.tune.search.suggester import SearchReplay, Suggester
 from elastune.tune.study.request import StudyRequest
 from elastune.tune.study.run import tune
 from elastune.tune.study.validate import check
@@ -51,7 +51,7 @@ def proposed_again(asked: StudyRequest) -> tuple[dict[int, object], dict[int, ob
         if isinstance(record, ProposalAsked) and record.trial in tried:
             objectives = plan.pricing.objectives
             suggester = Suggester(plan.space, objectives, plan.pricing.learnt, sampler=asked.sampler, seed=asked.seed)
-            recall = Recall(suggester, told[: at + 1], "open")
+            recall = SearchReplay(suggester, told[: at + 1], "open")
             found = [recall.hear(each) for each in told[: at + 1]][-1]
             again[record.trial] = found.params if found is not None else None
     return tried, again

@@ -75,13 +75,13 @@ def test_those_left_of_three_hosts_climb_again_after_a_loss(
     cluster: LocalCluster, hosts: NamespaceLauncher, tmp_path: Path
 ) -> None:
     """First everybody sends to everybody; a few steps later the levels of the two hosts are there."""
-    means = {"num_slots": 8, "topology": "native"}  # what measuring links takes is not counted here
-    alone = Runs(cluster, tmp_path / "alone", PROGRAM)(1, means=means, **WIDE)
+    execution = {"num_slots": 8, "topology": "native"}  # what measuring links takes is not counted here
+    alone = Runs(cluster, tmp_path / "alone", PROGRAM)(1, execution=execution, **WIDE)
     runs = HostRuns(hosts, tmp_path / "hosts", PROGRAM)
     host = hosts.network.hosts[0]
     before = host.received_bytes
     faults = ["kill 4 2 before", "kill 5 2 before"]
-    ran = runs(6, act=nobody_else, high=6, means=means, faults=faults, **WIDE)
+    ran = runs(6, act=nobody_else, high=6, execution=execution, faults=faults, **WIDE)
     received = host.received_bytes - before
     assert ran.sha256 == alone.sha256
     assert ran.ledger.exact

@@ -12,7 +12,7 @@ from tests.soaked import soaked
 
 from elastune.core.errors import UserError
 from elastune.core.journal.records import Record, Reported
-from elastune.core.run import Means, Program, RunSpec
+from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import run_job
 
@@ -22,7 +22,9 @@ AT_ONCE_S = 60.0  # on a machine with other things to do; the run would take hal
 
 def spec(program: Program, out: Path, pause_s: float = 0.0) -> RunSpec:
     config = {"epochs": EPOCHS, "pause_s": pause_s}
-    return RunSpec(program, out, config=config, means=Means(workers=2, num_slots=4), checkpoint_every_steps=1)
+    return RunSpec(
+        program, out, config=config, execution=ExecutionSettings(workers=2, num_slots=4), checkpoint_every_steps=1
+    )
 
 
 @pytest.mark.parametrize("how", ["removed", "replaced", *soaked("moved")])

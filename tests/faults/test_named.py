@@ -39,31 +39,31 @@ def left(cluster: LocalCluster, tmp_path: Path) -> Runs:
     [("breaks", 1 + 2 + 3), ("holds", 1 + 2 + 3), ("asks", 1 + 2 + 3), ("first", 1 + 4 + 4)],
     ids=["breaks", "holds", "asks", "first"],
 )
-@pytest.mark.parametrize("means", [SHARDED, TRUNK], ids=["sharded", "trunk"])
+@pytest.mark.parametrize("execution", [SHARDED, TRUNK], ids=["sharded", "trunk"])
 def test_waited_for_behind_an_evaluation_that_was_left_early(
-    left: Runs, means: dict[str, Any], how: str, seen: int
+    left: Runs, execution: dict[str, Any], how: str, seen: int
 ) -> None:
     """Each worker leaves it at another batch, or one alone: who waits takes part in the passes that others still make,
     and who comes to the loop's end does not stay with those that only wait, for the call that he makes behind it.
     """
-    ran = left(3, means=means, how=how, limit_s=LIMIT_S)
+    ran = left(3, execution=execution, how=how, limit_s=LIMIT_S)
     assert ran.ledger.exact, ran.ledger
     assert [(r["seen"], r["workers"]) for r in ran.reports] == [(seen, 3)] * 2
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("means", [SHARDED, TRUNK], ids=["sharded", "trunk"])
-def test_waited_for_within_an_evaluation(left: Runs, means: dict[str, Any]) -> None:
-    ran = left(3, means=means, how="inside", limit_s=LIMIT_S)
+@pytest.mark.parametrize("execution", [SHARDED, TRUNK], ids=["sharded", "trunk"])
+def test_waited_for_within_an_evaluation(left: Runs, execution: dict[str, Any]) -> None:
+    ran = left(3, execution=execution, how="inside", limit_s=LIMIT_S)
     assert ran.ledger.exact, ran.ledger
     assert [(r["seen"], r["inside"]) for r in ran.reports] == [(12, 12)] * 2
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("means", [SHARDED, TRUNK], ids=["sharded", "trunk"])
-def test_a_worker_dies_while_others_wait_behind_an_evaluation(left: Runs, means: dict[str, Any]) -> None:
+@pytest.mark.parametrize("execution", [SHARDED, TRUNK], ids=["sharded", "trunk"])
+def test_a_worker_dies_while_others_wait_behind_an_evaluation(left: Runs, execution: dict[str, Any]) -> None:
     """Those that are left evaluate again."""
-    ran = left(3, means=means, how="holds", faults=["kill 2 3 evaluation"], limit_s=LIMIT_S)
+    ran = left(3, execution=execution, how="holds", faults=["kill 2 3 evaluation"], limit_s=LIMIT_S)
     assert ran.lost == [2]
     assert ran.ledger.exact, ran.ledger
     seen = [(r["seen"], r["workers"]) for r in ran.reports]

@@ -115,7 +115,7 @@ def test_a_run_without_a_shared_folder_loses_a_host_its_controller_and_nothing_e
         assert second.wait(LIMIT_S) == 0, hosts.said
         assert [agent.wait(30) for agent in hosts.agents[2:]] == [0, 0]
     result = json.loads((tmp_path / "second.result").read_text())
-    alone = Runs(cluster, tmp_path / "alone", PROGRAM)(1, epochs=EPOCHS, means={"mechanism": "zero"})
+    alone = Runs(cluster, tmp_path / "alone", PROGRAM)(1, epochs=EPOCHS, execution={"mechanism": "zero"})
     assert result["sha256"] == alone.outcome.sha256
     resumed = hosts.records(RunStarted)[-1].resumed_step
     assert resumed is not None
@@ -152,7 +152,7 @@ def test_what_is_pushed_while_nobody_controls_the_run_waits_for_the_next_one(
         assert second.wait(LIMIT_S) == 0, hosts.said
         assert [agent.wait(30) for agent in hosts.agents] == [0, 0]
     result = json.loads((tmp_path / "second.result").read_text())
-    alone = Runs(cluster, tmp_path / "alone", PROGRAM)(1, epochs=EPOCHS, means={"mechanism": "zero"})
+    alone = Runs(cluster, tmp_path / "alone", PROGRAM)(1, epochs=EPOCHS, execution={"mechanism": "zero"})
     assert result["sha256"] == alone.outcome.sha256
     assert hosts.records(Adopted)[0].lost == []
     assert len(hosts.records(RunStarted)) == 1

@@ -83,14 +83,14 @@ def reference(sync: SyncPlan, missing: Mapping[int, Sequence[int]]) -> dict[str,
             moments = [optimizer.state[p]["momentum_buffer"] for p in net.parameters()]
             ends.append(([p.detach() for p in net.parameters()], moments))
         there = [end for learner, end in enumerate(ends) if learner not in missing.get(first, ())]
-        means, speeds = [
+        execution, speeds = [
             [sum(row) / len(there) for row in zip(*part, strict=True)] for part in zip(*there, strict=True)
         ]
         if sync.strategy == "diloco":
-            for i, (old, mean) in enumerate(zip(begun, means, strict=True)):
+            for i, (old, mean) in enumerate(zip(begun, execution, strict=True)):
                 outer[i] = sync.outer_momentum * outer[i] + (old - mean)
-                means[i] = old - sync.outer_lr * ((old - mean) + sync.outer_momentum * outer[i])
-        begun = means
+                execution[i] = old - sync.outer_lr * ((old - mean) + sync.outer_momentum * outer[i])
+        begun = execution
     return dict(zip(names, begun, strict=True))
 
 
@@ -176,8 +176,10 @@ def test_who_had_not_begun_the_round_begins_it_with_the_learners_it_had(
     the round is over: until then the others do not come to where that is done."""
     faults = ["nap 0 3 gathered", "kill 2 3 amid"]
     spec = {**plan("local:quorum=3"), "checkpoint_every_steps": EVERY}
-    means = {"topology": Topology.parse(topology)}
-    found = runs(4, mode="fast", spec=spec, faults=faults, file=str(tmp_path / "end"), elastic=PATIENT, means=means)
+    execution = {"topology": Topology.parse(topology)}
+    found = runs(
+        4, mode="fast", spec=spec, faults=faults, file=str(tmp_path / "end"), elastic=PATIENT, execution=execution
+    )
     assert (found.lost, left_out(found)) == ([2], {3: [2]})
     assert found.ledger.exact
     assert sum(each.discarded for each in found.regrouped) == 0

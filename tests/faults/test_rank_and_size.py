@@ -9,7 +9,7 @@ import pytest
 from tests.soaked import soaked
 
 from elastune.core.communication import Topology, routes_of
-from elastune.core.journal.records import Regrouped, Reported, TopologyLaid
+from elastune.core.journal.records import Regrouped, Reported, TopologyChanged
 from elastune.core.run import Program
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.testing.elastic_runs import Runs
@@ -34,7 +34,7 @@ def test_rank_and_size_are_never_stale(
     cluster: LocalCluster, tmp_path: Path, workers: int, resize: list[str], faults: list[str], route: list[str]
 ) -> None:
     ran = Runs(cluster, tmp_path, PROGRAM)(workers, resize=resize, faults=faults, route=route)
-    laid = [found for found in ran.records if isinstance(found, TopologyLaid)]
+    laid = [found for found in ran.records if isinstance(found, TopologyChanged)]
     assert len(laid) >= len(route)
     views = {found.step: len(found.members) for found in ran.records if isinstance(found, Regrouped)}
     reports = [found for found in ran.records if isinstance(found, Reported)]

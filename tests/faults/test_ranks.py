@@ -14,7 +14,7 @@ from tests.soaked import soaked
 
 from elastune.core.journal.files import read
 from elastune.core.journal.records import RunFailed
-from elastune.core.run import Elastic, Means, Program, RunSpec
+from elastune.core.run import Elastic, ExecutionSettings, Program, RunSpec
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import JobFailed, run_job
 from elastune.testing.launched import launched
@@ -73,10 +73,10 @@ def ends(
     cluster: LocalCluster, out: Path, act: str, *, mode: Any = "exact", workers: int = 2, **spec: Any
 ) -> RunFailed:
     """How the run ends; within seconds, and with nothing of it left."""
-    means = Means(workers=workers, mode=mode, num_slots=4)
+    execution = ExecutionSettings(workers=workers, mode=mode, num_slots=4)
     begun = time.monotonic()
     with pytest.raises(JobFailed) as failed:
-        run_job(RunSpec(PROGRAM, out, {"act": act}, means=means, **spec), cluster=cluster)
+        run_job(RunSpec(PROGRAM, out, {"act": act}, execution=execution, **spec), cluster=cluster)
     assert time.monotonic() - begun < LIMIT_S
     assert cluster.free == cluster.capacity, "its workers are gone"
     return failed.value.failure
@@ -114,13 +114,13 @@ def test_a_rank_that_does_not_come_is_named_after_a_time(cluster: LocalCluster, 
 
 def test_what_reads_differently_each_time_is_no_difference(cluster: LocalCluster, tmp_path: Path) -> None:
     """A data set that draws from random numbers of its own: plain PyTorch trains it, and so do we."""
-    spec = RunSpec(PROGRAM, tmp_path / "run", {"act": "noise"}, means=Means(workers=2, mode="fast"))
+    spec = RunSpec(PROGRAM, tmp_path / "run", {"act": "noise"}, execution=ExecutionSettings(workers=2, mode="fast"))
     assert run_job(spec, cluster=cluster).steps == 30
 
 
 def test_ranks_that_agree_train_alike_on_any_number(cluster: LocalCluster, tmp_path: Path) -> None:
-    spec = RunSpec(PROGRAM, tmp_path / "one", means=Means(num_slots=4))
-    many = replace(spec, out=tmp_path / "three", means=replace(spec.means, workers=3))
+    spec = RunSpec(PROGRAM, tmp_path / "one", execution=ExecutionSettings(num_slots=4))
+    many = replace(spec, out=tmp_path / "three", execution=replace(spec.execution, workers=3))
     assert run_job(spec, cluster=cluster).sha256 == run_job(many, cluster=cluster).sha256
 
 

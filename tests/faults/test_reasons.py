@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from elastune.core.journal.records import MembershipEvent, Record, WorkerGone
-from elastune.core.run import Elastic, Means, Program, RunSpec
+from elastune.core.run import Elastic, ExecutionSettings, Program, RunSpec
 from elastune.elastic.wire.contact import ask
 from elastune.elastic.wire.messages import ResizeAsked, decode_event
 from elastune.runtime.clusters.local import LocalCluster
@@ -46,7 +46,10 @@ def test_another_command_asks(runs: Runs, tmp_path: Path) -> None:
 
 def test_whoever_shares_a_cluster_asks(cluster: LocalCluster, tmp_path: Path) -> None:
     pool = Pool(cluster, timeout_s=100.0)
-    pool.start(7, RunSpec(PROGRAM, tmp_path, {"pause_s": 0.05}, seed=3, means=Means(workers=2), elastic=ELASTIC))
+    pool.start(
+        7,
+        RunSpec(PROGRAM, tmp_path, {"pause_s": 0.05}, seed=3, execution=ExecutionSettings(workers=2), elastic=ELASTIC),
+    )
     records: list[Record] = []
     resized = False
     while pool.running:

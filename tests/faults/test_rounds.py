@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.soaked import soaked
 
-from elastune.core.journal.records import RoundsCut, SyncChanged
+from elastune.core.journal.records import RoundsShortened, SyncChanged
 from elastune.core.run import Adapt, Elastic, Program
 from elastune.core.sync_plan import SyncPlan, SyncSchedule
 from elastune.runtime.clusters.local import LocalCluster
@@ -189,8 +189,8 @@ def test_other_settings_of_a_strategy_outlive_a_death(runs: Runs) -> None:
 def test_rounds_that_a_pass_cuts_short_are_told_once(runs: Runs) -> None:
     """Passes have 16 steps."""
     ran = runs(2, spec={"sync": SyncPlan("local", learners=4, every=20)})
-    told = [record for record in ran.records if isinstance(record, RoundsCut)]
-    assert told == [RoundsCut("local:learners=4,every=20", 16)]
+    told = [record for record in ran.records if isinstance(record, RoundsShortened)]
+    assert told == [RoundsShortened("local:learners=4,every=20", 16)]
     same(ran, runs(1, spec={"sync": SyncPlan("local", learners=4, every=16)}))
 
 

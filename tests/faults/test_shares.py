@@ -15,7 +15,7 @@ from tests.soaked import soaked
 from elastune.core.journal.records import Checkpointed, CheckpointFailed, Record, Restarted, RunFailed, StateLost
 from elastune.core.mesh import Mesh
 from elastune.core.mesh_choice import MeshChoice
-from elastune.core.run import Elastic, Means, Program
+from elastune.core.run import Elastic, ExecutionSettings, Program
 from elastune.runtime.elastic_run import ElasticRun
 from elastune.testing.elastic_runs import Ran, Runs, check_same
 from elastune.train.checkpoints.checkpoint import complete, of_step
@@ -40,7 +40,7 @@ ZERO = {"mechanism": "zero"}
 
 
 def test_nothing_happens(runs: Runs, undisturbed: Ran) -> None:
-    kept_on(runs(4, means=ZERO), undisturbed)
+    kept_on(runs(4, execution=ZERO), undisturbed)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_nothing_happens(runs: Runs, undisturbed: Ran) -> None:
 )
 def test_killed_at_every_place_of_a_step(runs: Runs, undisturbed: Ran, place: str) -> None:
     """In a slot's backward pass, in either half of the reduction, at the gate, before and while values spread."""
-    ran = runs(4, means=ZERO, faults=[f"kill 1 5 {place}"])
+    ran = runs(4, execution=ZERO, faults=[f"kill 1 5 {place}"])
     kept_on(ran, undisturbed)
     assert ran.lost == [1]
 
@@ -57,7 +57,7 @@ def test_killed_at_every_place_of_a_step(runs: Runs, undisturbed: Ran, place: st
 @pytest.mark.parametrize("place", ["forward", "leaving", "applied", *soaked("backward", "launched", "gate")])
 def test_killed_where_parameters_lie_in_shares_as_well(runs: Runs, undisturbed: Ran, place: str) -> None:
     """In a forward pass, too, others may be waiting for values: their step is lost, and their pass means nothing."""
-    ran = runs(4, means={"mechanism": "sharded"}, faults=[f"kill 1 5 {place}"])
+    ran = runs(4, execution={"mechanism": "sharded"}, faults=[f"kill 1 5 {place}"])
     kept_on(ran, undisturbed)
     assert ran.lost == [1]
 
@@ -84,7 +84,7 @@ def test_killed_where_parameters_lie_in_shares_as_well(runs: Runs, undisturbed: 
     ],
 )
 def test_killed_while_others_are_elsewhere(runs: Runs, undisturbed: Ran, faults: list[str]) -> None:
-    ran = runs(4, means=ZERO, faults=faults, elastic=Elastic(low=1, high=4, heartbeat_s=3.0))
+    ran = runs(4, execution=ZERO, faults=faults, elastic=Elastic(low=1, high=4, heartbeat_s=3.0))
     if faults[-1].startswith("kill 3 2"):  # the second death may hit what had no second copy yet: then that is told
         same(ran, undisturbed)
     else:
@@ -105,14 +105,14 @@ def test_killed_while_a_checkpoint_is_written_in_pieces(
 ) -> None:
     """It is written by the survivors, and is as whole as any other: another crew goes on from it."""
     out, every = tmp_path / "out", {"checkpoint_every_steps": 10}
-    ran = runs(4, means=ZERO, faults=faults, out=out, spec={**every, "max_steps": 11})
+    ran = runs(4, execution=ZERO, faults=faults, out=out, spec={**every, "max_steps": 11})
     assert sorted(ran.lost) == sorted(int(fault.split()[1]) for fault in faults if fault.startswith("kill"))
     assert not [r for r in ran.records if isinstance(r, Restarted | StateLost)]
     folder = out / "checkpoints"
     assert not [path for path in folder.iterdir() if path.name.startswith(".")], "drafts"
     shutil.rmtree(of_step(folder, 11))
     assert complete(folder) == [of_step(folder, 10)]
-    rest = runs(3, means=ZERO, faults=faults, out=out, spec={**every, "resume": True})
+    rest = runs(3, execution=ZERO, faults=faults, out=out, spec={**every, "resume": True})
     assert rest.sha256 == undisturbed.sha256
 
 
@@ -123,7 +123,7 @@ def test_a_full_disk_costs_a_checkpoint_and_nothing_else(
     """Who has no room need not be who writes the others' down."""
     out = tmp_path / "out"
     faults, spec = [f"full {worker} 8 saving"], {"checkpoint_every_steps": 4}
-    ran = runs(3, means={"mechanism": mechanism}, faults=faults, out=out, spec=spec)
+    ran = runs(3, execution={"mechanism": mechanism}, faults=faults, out=out, spec=spec)
     kept_on(ran, undisturbed)
     (told,) = [r for r in ran.records if isinstance(r, CheckpointFailed)]
     assert told.step == 8
@@ -134,11 +134,11 @@ def test_a_full_disk_costs_a_checkpoint_and_nothing_else(
 
 
 def test_several_at_once_that_hold_not_the_same(runs: Runs, undisturbed: Ran) -> None:
-    kept_on(runs(4, means=ZERO, faults=["kill 0 7 gate", "kill 2 7 gate"]), undisturbed)
+    kept_on(runs(4, execution=ZERO, faults=["kill 0 7 gate", "kill 2 7 gate"]), undisturbed)
 
 
 def test_both_holders_at_once_are_told_and_the_newest_checkpoint_is_taken(runs: Runs, undisturbed: Ran) -> None:
-    ran = runs(4, means=ZERO, faults=["kill 1 8 gate", "kill 2 8 gate"], spec={"checkpoint_every_steps": 3})
+    ran = runs(4, execution=ZERO, faults=["kill 1 8 gate", "kill 2 8 gate"], spec={"checkpoint_every_steps": 3})
     same(ran, undisturbed)
     (lost,) = [r for r in ran.records if isinstance(r, StateLost)]
     assert lost.names
@@ -146,7 +146,7 @@ def test_both_holders_at_once_are_told_and_the_newest_checkpoint_is_taken(runs: 
 
 
 def test_one_copy_alone_is_lost_with_its_holder(runs: Runs, undisturbed: Ran) -> None:
-    ran = runs(3, means={**ZERO, "copies": 1}, faults=["kill 1 8 gate"], spec={"checkpoint_every_steps": 3})
+    ran = runs(3, execution={**ZERO, "copies": 1}, faults=["kill 1 8 gate"], spec={"checkpoint_every_steps": 3})
     same(ran, undisturbed)
     assert [r.step for r in ran.records if isinstance(r, Restarted)] == [6]
 
@@ -162,7 +162,7 @@ def test_one_copy_alone_is_lost_with_its_holder(runs: Runs, undisturbed: Ran) ->
 )
 def test_reshaped_live(runs: Runs, undisturbed: Ran, workers: int, reshape: list[str], faults: list[str]) -> None:
     """From holder to holder between two steps; workers that leave hand over what they alone have."""
-    ran = runs(workers, means=ZERO, reshape=reshape, faults=faults, elastic=Elastic(low=1, high=4))
+    ran = runs(workers, execution=ZERO, reshape=reshape, faults=faults, elastic=Elastic(low=1, high=4))
     same(ran, undisturbed)
     if not faults:
         kept_on(ran, undisturbed)
@@ -175,24 +175,24 @@ def test_what_came_in_an_attempt_to_join_is_old_when_it_joins(runs: Runs, undist
     """Joiners have it all when a worker dies; the members take steps before the joiners come again."""
     # In the first view that the worker comes to: joiners may be ready one after another.
     faults = [f"{what} {dies} {view} placed" for view in (2, 3, 4) for what in ("nap", "kill")]
-    ran = runs(2, means=ZERO, reshape=["2 shard=4"], faults=faults, elastic=Elastic(low=1, high=4))
+    ran = runs(2, execution=ZERO, reshape=["2 shard=4"], faults=faults, elastic=Elastic(low=1, high=4))
     kept_on(ran, undisturbed)
     assert ran.lost == [dies]
     assert max(len(r.members) for r in ran.regrouped) > 2
 
 
 @pytest.mark.parametrize(
-    ("means", "seed"),
+    ("execution", "seed"),
     [
         ({"mechanism": "tensor+zero", "mesh": Mesh(shard=2, tensor=2), "virtual_tensor": 2}, 6),
         *soaked(({"mechanism": "zero", "mesh": Mesh(data=2, shard=2)}, 5)),
     ],
 )
-def test_random_kills_and_reshapes(runs: Runs, means: dict[str, Any], seed: int) -> None:
+def test_random_kills_and_reshapes(runs: Runs, execution: dict[str, Any], seed: int) -> None:
     """One hash and an exact ledger, whatever happens; what two deaths in a moment have lost is told."""
-    longer = {"epochs": 2, "samples": 1280, "batchnorm": "tensor" not in means["mechanism"]}
-    alone = runs(1, means={**means, "mesh": Mesh()}, **longer)
-    dice, possible = random.Random(seed), MeshChoice.of(Means(**means)).meshes(1, 4)
+    longer = {"epochs": 2, "samples": 1280, "batchnorm": "tensor" not in execution["mechanism"]}
+    alone = runs(1, execution={**execution, "mesh": Mesh()}, **longer)
+    dice, possible = random.Random(seed), MeshChoice.of(ExecutionSettings(**execution)).meshes(1, 4)
     at, done = time.monotonic() + 0.5, []
 
     def act(handle: ElasticRun, records: list[Record]) -> None:
@@ -210,7 +210,7 @@ def test_random_kills_and_reshapes(runs: Runs, means: dict[str, Any], seed: int)
 
     elastic = Elastic(low=1, high=4, most_losses=100)
     often = {"checkpoint_every_steps": 5}
-    ran = runs(4, means=means, act=act, elastic=elastic, spec=often, pause_s=0.1, **longer)
+    ran = runs(4, execution=execution, act=act, elastic=elastic, spec=often, pause_s=0.1, **longer)
     assert ran.sha256 == alone.sha256, done
     assert ran.ledger.exact, done
     assert [r["loss"] for r in ran.reports if "loss" in r] == [r["loss"] for r in alone.reports if "loss" in r]
@@ -222,21 +222,21 @@ def test_random_kills_and_reshapes(runs: Runs, means: dict[str, Any], seed: int)
 
 def test_what_others_wait_for_comes_before_numbers_are_exchanged(runs: Runs) -> None:
     """Between its sums and the optimizer's step a worker must not ask others for anything."""
-    ran = runs(2, means=ZERO, early=True)
+    ran = runs(2, execution=ZERO, early=True)
     assert isinstance(ran.outcome, RunFailed)
     assert "session.mean comes after optimizer.step()" in ran.outcome.detail
 
 
 def test_copies_that_differ_end_the_run(runs: Runs) -> None:
     """Whatever made them so: the reshape finds it, and no result comes of it."""
-    ran = runs(4, means=ZERO, reshape=["3 data=2,shard=2"], tampers=True)
+    ran = runs(4, execution=ZERO, reshape=["3 data=2,shard=2"], tampers=True)
     assert isinstance(ran.outcome, RunFailed)
     assert re.search(r"copies must be equal: (values|optimizer state) of \S+ that ranks .* have", ran.outcome.detail)
 
 
 def test_what_is_not_loaded_yet_is_not_what_others_have(runs: Runs, undisturbed: Ran, tmp_path: Path) -> None:
     """One worker goes on from a checkpoint, one has not read it yet, and a third is lost: state must move."""
-    same_run: dict[str, Any] = {"means": ZERO, "out": tmp_path / "out", "lost_loading": True}
+    same_run: dict[str, Any] = {"execution": ZERO, "out": tmp_path / "out", "lost_loading": True}
     runs(3, spec={"max_steps": 5}, **same_run)
     rest = runs(3, spec={"resume": True}, **same_run)
     assert rest.lost == [2]

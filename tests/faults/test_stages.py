@@ -19,7 +19,9 @@ MESH = Mesh(data=2, pipeline=2)  # workers 0 and 2 are first stages
 
 
 def killed(runs: Runs, undisturbed: Ran, faults: list[str], **more: Any) -> Ran:
-    ran = runs(4, means={"mesh": MESH, **more.pop("means", {})}, faults=faults, elastic=Elastic(low=1, high=4), **more)
+    ran = runs(
+        4, execution={"mesh": MESH, **more.pop("execution", {})}, faults=faults, elastic=Elastic(low=1, high=4), **more
+    )
     check_kept_on(ran, undisturbed)
     assert sorted(ran.lost) == sorted(int(fault.split()[1]) for fault in faults if fault.startswith("kill"))
     return ran
@@ -37,7 +39,7 @@ def test_killed_before_anybody_knows_the_shape_of_an_output(
     runs: Runs, undisturbed: Ran, fault: str, schedule: str
 ) -> None:
     """In the very first batch: others are in a call of the model that nobody can answer."""
-    killed(runs, undisturbed, [fault], means={"schedule": schedule})
+    killed(runs, undisturbed, [fault], execution={"schedule": schedule})
 
 
 @pytest.mark.parametrize("step", [0, *soaked(4)])
@@ -45,7 +47,7 @@ def test_a_model_is_called_again_in_the_rest_of_a_lost_batch(runs: Runs, undistu
     """By some of the survivors, since others are at another place: so none waits."""
     ran = runs(
         4,
-        means={"mesh": MESH},
+        execution={"mesh": MESH},
         faults=[f"kill 3 {step} forward"],
         again=True,
         elastic=Elastic(low=1, high=4),
@@ -68,7 +70,7 @@ def test_reshaped_from_outside_into_more_stages_than_it_began_with(runs: Runs, u
             asked.append(Mesh(pipeline=3))
             handle.reshape(asked[0])
 
-    ran = runs(2, means={"mesh": Mesh(pipeline=2)}, act=act, slow_until=together(3), elastic=Elastic(low=1, high=3))
+    ran = runs(2, execution={"mesh": Mesh(pipeline=2)}, act=act, slow_until=together(3), elastic=Elastic(low=1, high=3))
     check_same(ran, undisturbed)
     assert 3 in {len(r.members) for r in ran.regrouped if r.planned}, ran.records
 
@@ -76,6 +78,6 @@ def test_reshaped_from_outside_into_more_stages_than_it_began_with(runs: Runs, u
 def test_reshaped_live(runs: Runs, undisturbed: Ran) -> None:
     """The joiner has not heard what those who stay know."""
     wishes = ["1 pipeline=3", "9 pipeline=2"]
-    ran = runs(2, means={"mesh": Mesh(pipeline=2)}, reshape=wishes, elastic=Elastic(low=1, high=3))
+    ran = runs(2, execution={"mesh": Mesh(pipeline=2)}, reshape=wishes, elastic=Elastic(low=1, high=3))
     check_same(ran, undisturbed)
     assert 3 in {len(r.members) for r in ran.regrouped if r.planned}, ran.records

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from elastune.core.journal.files import read
 from elastune.core.journal.records import Record, Reported, RunFailed, RunFinished, RunStarted
-from elastune.core.run import Means, Program, RunSpec
+from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import run_job
 
@@ -18,7 +18,7 @@ EPOCHS = 4
 
 def spec(program: Program, out: Path, workers: int, pause_s: float = 0.0) -> RunSpec:
     config = {"epochs": EPOCHS, "pause_s": pause_s}
-    return RunSpec(program, out, config=config, seed=5, means=Means(workers=workers, num_slots=4))
+    return RunSpec(program, out, config=config, seed=5, execution=ExecutionSettings(workers=workers, num_slots=4))
 
 
 def records(out: Path) -> list[Record]:
@@ -61,7 +61,7 @@ def test_fast_mode_hears_it_within_a_second_too(tmp_path: Path, tiny: Program, c
     """The wish travels beside DDP's reduction, and not with every step."""
     out = tmp_path / "out"
     asked = spec(tiny, out, 2, 0.02)
-    asked = replace(asked, means=replace(asked.means, mode="fast"), config={**asked.config, "epochs": 1000})
+    asked = replace(asked, execution=replace(asked.execution, mode="fast"), config={**asked.config, "epochs": 1000})
     running = controller(lambda: run_job(asked))
     until(lambda: reported(out))
     family = running.family()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.soaked import soaked
 
-from elastune.core.journal.records import Decided, PolicyFailed, RunFailed, TopologyLaid
+from elastune.core.journal.records import Decided, PolicyFailed, RunFailed, TopologyChanged
 from elastune.core.run import Adapt, Elastic, Program
 from elastune.core.sync_plan import SyncPlan
 from elastune.testing.elastic_runs import Ran, Runs
@@ -19,7 +19,7 @@ REROUTING = {"adapt": Adapt(policies=("Rerouting",))}
 
 
 def laid(ran: Ran) -> list[tuple[int, str, int, str]]:
-    return [(r.step, r.topology, r.workers, r.cause) for r in ran.records if isinstance(r, TopologyLaid)]
+    return [(r.step, r.topology, r.workers, r.cause) for r in ran.records if isinstance(r, TopologyChanged)]
 
 
 def same(ran: Ran, undisturbed: Ran) -> None:
@@ -29,7 +29,7 @@ def same(ran: Ran, undisturbed: Ran) -> None:
 
 @pytest.mark.parametrize("topology", ["ring:chunk_kib=1", "parents=[2,0,2]", *soaked("star")])
 def test_workers_do_not_show_and_the_death_of_one_neither(runs: Runs, undisturbed: Ran, topology: str) -> None:
-    ran = runs(3, means={"topology": topology}, faults=["kill 1 20 relaying"], elastic=Elastic(low=1, high=3))
+    ran = runs(3, execution={"topology": topology}, faults=["kill 1 20 relaying"], elastic=Elastic(low=1, high=3))
     same(ran, undisturbed)
     assert ran.lost == [1]
     assert laid(ran)[0] == (0, topology, 3, "the run's means")
@@ -49,7 +49,7 @@ def test_another_topology_after_every_step_with_deaths_and_resizes(runs: Runs, u
 def test_a_worker_with_stale_parents_ends_the_run_before_anything_is_summed(cluster: Any, tmp_path: Path) -> None:
     """And says who knows other routes than who."""
     program = Program(PROGRAM.path.with_name("stale.py"))
-    how: dict[str, Any] = {"means": {"topology": "parents=[0,0,1]"}}
+    how: dict[str, Any] = {"execution": {"topology": "parents=[0,0,1]"}}
     stale = Runs(cluster, tmp_path, program)(3, change=["4 tree 1,1,1"], **how)
     assert isinstance(stale.outcome, RunFailed)
     assert re.search(
@@ -62,7 +62,7 @@ def test_a_worker_with_stale_parents_ends_the_run_before_anything_is_summed(clus
 
 
 def test_in_fast_mode_sums_are_equal_up_to_rounding(runs: Runs) -> None:
-    ways = [{"means": {"topology": topology}} for topology in ("native", "tree", "ring")] + [{"spec": REROUTING}]
+    ways = [{"execution": {"topology": topology}} for topology in ("native", "tree", "ring")] + [{"spec": REROUTING}]
     reports = [runs(4, mode="fast", plain=True, **way).reports[-1]["loss"] for way in ways]
     assert reports == pytest.approx([reports[0]] * len(ways), rel=1e-4)
 
@@ -70,14 +70,14 @@ def test_in_fast_mode_sums_are_equal_up_to_rounding(runs: Runs) -> None:
 def test_learners_meet_on_routes_too(runs: Runs) -> None:
     rounds = {"sync": SyncPlan("local", learners=4, every=3)}
     hashes = {
-        runs(workers, spec=rounds, means={"topology": topology}).sha256
+        runs(workers, spec=rounds, execution={"topology": topology}).sha256
         for workers, topology in ((1, "auto"), (4, "binary_tree"), (3, "ring"))
     }
     assert len(hashes) == 1
 
 
 def test_parents_that_do_not_fit_rest_until_they_do(runs: Runs, undisturbed: Ran) -> None:
-    ran = runs(2, means={"topology": "parents=[1,1]"}, resize=["5 3", "25 2"], pause_s=0.1, elastic=Elastic(1, 3))
+    ran = runs(2, execution={"topology": "parents=[1,1]"}, resize=["5 3", "25 2"], pause_s=0.1, elastic=Elastic(1, 3))
     same(ran, undisturbed)
     told = [(topology, workers, cause) for _, topology, workers, cause in laid(ran)]
     assert told[0] == ("parents=[1,1]", 2, "the run's means")

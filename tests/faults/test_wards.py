@@ -25,8 +25,8 @@ ALONE = {"mechanism": "tensor"}  # one worker with all blocks
 @pytest.mark.parametrize("place", ["lending", "gated", *soaked("forward", "gate", "stepped")])
 def test_killed_in_a_replica_that_is_alone(runs: Runs, undisturbed: Ran, place: str) -> None:
     """Of two workers, each with half of the blocks, one is left with all of them."""
-    means = {"mechanism": "tensor", "mesh": Mesh(tensor=2), "virtual_tensor": 4}
-    ran = runs(2, means=means, faults=[f"kill 1 5 {place}"], elastic=Elastic(low=1, high=2))
+    execution = {"mechanism": "tensor", "mesh": Mesh(tensor=2), "virtual_tensor": 4}
+    ran = runs(2, execution=execution, faults=[f"kill 1 5 {place}"], elastic=Elastic(low=1, high=2))
     check_kept_on(ran, undisturbed)
     assert ran.lost == [1]
 
@@ -34,7 +34,7 @@ def test_killed_in_a_replica_that_is_alone(runs: Runs, undisturbed: Ran, place: 
 def test_one_after_the_other(runs: Runs, undisturbed: Ran) -> None:
     """Four blocks on four workers."""
     faults = ["kill 3 4 lending", "kill 0 8 gated", "kill 1 13 backward"]
-    ran = runs(4, means={"mechanism": "tensor", "mesh": Mesh(tensor=4)}, faults=faults)
+    ran = runs(4, execution={"mechanism": "tensor", "mesh": Mesh(tensor=4)}, faults=faults)
     check_kept_on(ran, undisturbed)
     assert ran.lost == [3, 0, 1]
 
@@ -54,8 +54,8 @@ def unpiped(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> 
 )
 def test_killed_in_a_pipeline_that_is_alone(runs: Runs, unpiped: Ran, dies: int, place: str) -> None:
     """BatchNorm, a frozen layer and one without gradients among what only one of two stages computes with."""
-    means = {"mechanism": "pipeline", "mesh": Mesh(pipeline=2)}
-    ran = runs(2, means=means, faults=[f"kill {dies} 5 {place}"], elastic=Elastic(low=1, high=2), late=False)
+    execution = {"mechanism": "pipeline", "mesh": Mesh(pipeline=2)}
+    ran = runs(2, execution=execution, faults=[f"kill {dies} 5 {place}"], elastic=Elastic(low=1, high=2), late=False)
     check_kept_on(ran, unpiped)
     assert ran.lost == [dies]
 
@@ -79,7 +79,7 @@ def test_a_whole_host_is_lost(two_hosts: NamespaceLauncher, tmp_path: Path, undi
             run.launcher.limit = 2  # nobody is replaced: one host is left
 
     runs = HostRuns(two_hosts, tmp_path, PROGRAM)
-    means = {"mechanism": "tensor", "mesh": Mesh(tensor=4)}
-    ran = runs(4, act=act, means=means, faults=[f"kill {worker} 5 {place}" for worker in (0, 1)])
+    execution = {"mechanism": "tensor", "mesh": Mesh(tensor=4)}
+    ran = runs(4, act=act, execution=execution, faults=[f"kill {worker} 5 {place}" for worker in (0, 1)])
     check_kept_on(ran, undisturbed)
     assert sorted(ran.lost) == [0, 1]

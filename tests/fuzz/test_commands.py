@@ -121,7 +121,7 @@ OPTIONS = {
 FLAGS = {"--json", "--resume", "--ledger", "--tensorboard", "--chaos-verify"}
 
 
-class Begun(UserError):
+class CollectiveHandle(UserError):
     """All was right with the command line: something would have been trained."""
 
     RULE = "nothing is trained here"
@@ -166,7 +166,7 @@ def command_lines(draw: st.DrawFn) -> list[str]:
 
 
 def begin(*_: object, **__: object) -> object:
-    raise Begun(Begun.RULE, "a request that is right", "none")
+    raise CollectiveHandle(CollectiveHandle.RULE, "a request that is right", "none")
 
 
 @fuzz(30)
@@ -182,7 +182,7 @@ def test_any_command_line(place: Path, words: list[str]) -> None:
         mock.patch.dict(os.environ),
     ):
         said = say(*arguments)
-    refused = "" if Begun.RULE in said.err else said.refusal
+    refused = "" if CollectiveHandle.RULE in said.err else said.refusal
     after = {name: content for name, content in everything(place).items() if "__pycache__" not in name}
     assert {name: after.get(name) for name in before} == before or words[0] == "report"
     if refused:

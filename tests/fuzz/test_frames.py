@@ -15,7 +15,7 @@ from fuzz_kit import FUZZ, fuzz
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastune.core.journal.records import NotLetIn
+from elastune.core.journal.records import ConnectionsRefused
 from elastune.core.run import Place, Program, RunSpec
 from elastune.elastic.coordinator.coordinator import Coordinator
 from elastune.elastic.wire.handshake import RESPONSE_BYTES, TokenRefused, admit, challenge, new_nonce, respond, verify
@@ -167,7 +167,7 @@ def test_memory_for_strangers_is_bounded() -> None:
             for stranger in strangers:
                 with contextlib.suppress(OSError):
                     stranger.send(b"x" * LINE_LIMIT_BYTES)
-            assert all(isinstance(event, NotLetIn) for event in server.wait(0.001))
+            assert all(isinstance(event, ConnectionsRefused) for event in server.wait(0.001))
             assert all(len(each.response) <= RESPONSE_BYTES for each in server._connections.values())
             assert not any(each.lines._rest for each in server._connections.values())
     finally:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from elastune.core.errors import UserError
-from elastune.core.run import Means, Program, RunSpec
+from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.core.sync_plan import SyncPlan
 from elastune.parallel.comm.reducer import plan
 from elastune.runtime.clusters.local import LocalCluster
@@ -27,27 +27,31 @@ def test_buckets_hold_as_much_as_is_asked_for() -> None:
 def test_bits_are_those_of_other_buckets(cluster: LocalCluster, tmp_path: Path, tiny: Program, mode: str) -> None:
     found = []
     for size in (None, 4):
-        means = Means(workers=2, num_slots=2, mode=mode, bucket_bytes=size)  # type: ignore[arg-type]
-        spec = RunSpec(tiny, tmp_path / str(size), means=means, checkpoint_every_steps=0, epochs=1)
+        execution = ExecutionSettings(workers=2, num_slots=2, mode=mode, bucket_bytes=size)  # type: ignore[arg-type]
+        spec = RunSpec(tiny, tmp_path / str(size), execution=execution, checkpoint_every_steps=0, epochs=1)
         found.append(run_job(spec, cluster=cluster).sha256)
     assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(
-    ("means", "sync"),
+    ("execution", "sync"),
     [
-        (Means(bucket_bytes=0), SyncPlan()),
-        (Means(workers=2, mechanism="zero", bucket_bytes=64), SyncPlan()),
-        (Means(workers=2, mode="fast", compress="int8", bucket_bytes=64), SyncPlan()),
+        (ExecutionSettings(bucket_bytes=0), SyncPlan()),
+        (ExecutionSettings(workers=2, mechanism="zero", bucket_bytes=64), SyncPlan()),
+        (ExecutionSettings(workers=2, mode="fast", compress="int8", bucket_bytes=64), SyncPlan()),
     ],
 )
-def test_where_there_are_no_such_buckets_a_size_is_refused(tmp_path: Path, tiny: Program, means: Means, sync) -> None:
+def test_where_there_are_no_such_buckets_a_size_is_refused(
+    tmp_path: Path, tiny: Program, execution: ExecutionSettings, sync
+) -> None:
     with pytest.raises(UserError, match="bucket"):
-        check_means(RunSpec(tiny, tmp_path, means=means, sync=sync))
+        check_means(RunSpec(tiny, tmp_path, execution=execution, sync=sync))
 
 
 def test_means_tell_it_where_it_was_chosen() -> None:
-    assert "bucket_bytes" not in Means().to_json()
-    assert Means.from_json(Means(bucket_bytes=64).to_json()) == Means(bucket_bytes=64)
+    assert "bucket_bytes" not in ExecutionSettings().to_json()
+    assert ExecutionSettings.from_json(ExecutionSettings(bucket_bytes=64).to_json()) == ExecutionSettings(
+        bucket_bytes=64
+    )
     with pytest.raises(UserError, match="bucket_bytes must be a whole number"):
-        Means(bucket_bytes=1.5)  # type: ignore[arg-type]
+        ExecutionSettings(bucket_bytes=1.5)  # type: ignore[arg-type]

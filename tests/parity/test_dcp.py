@@ -14,7 +14,7 @@ from tests.parity.programs.large import Stack
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from elastune.core.errors import UserError
-from elastune.core.run import Means, Program, RunSpec
+from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import run_job
 from elastune.train.checkpoints.checkpoint import complete, load
@@ -29,9 +29,12 @@ def stack() -> tuple[Stack, torch.optim.SGD]:
     return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
-def ran(cluster: LocalCluster, out: Path, means: dict[str, Any], from_dcp: Path | None = None) -> dict[str, Any]:
+def ran(cluster: LocalCluster, out: Path, execution: dict[str, Any], from_dcp: Path | None = None) -> dict[str, Any]:
     """The state of the model when a run ended."""
-    run_job(RunSpec(Program(PROGRAM), out, dict(SIZE), means=Means(**means), from_dcp=from_dcp), cluster=cluster)
+    run_job(
+        RunSpec(Program(PROGRAM), out, dict(SIZE), execution=ExecutionSettings(**execution), from_dcp=from_dcp),
+        cluster=cluster,
+    )
     return dict(load(complete(out / "checkpoints")[-1]).states["model"])
 
 
@@ -52,8 +55,8 @@ def test_torch_reads_what_is_exported_and_runs_begin_with_it(cluster: LocalClust
     for name, p in model.named_parameters():
         assert torch.equal(optimizer.state[p]["momentum_buffer"], kept[name]["momentum_buffer"]), name
     begun = [
-        ran(cluster, tmp_path / str(i), means, tmp_path / "dcp")
-        for i, means in enumerate(({"workers": 1}, {"mechanism": "zero", "workers": 2}))
+        ran(cluster, tmp_path / str(i), execution, tmp_path / "dcp")
+        for i, execution in enumerate(({"workers": 1}, {"mechanism": "zero", "workers": 2}))
     ]
     for name, value in begun[0].items():
         assert torch.equal(value, begun[1][name]), name

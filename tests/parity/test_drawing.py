@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.soaked import soaked
 
-from elastune.core.run import Means, Program, RunSpec
+from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import run_job
 from elastune.testing.elastic_runs import Runs
@@ -31,7 +31,7 @@ def test_draws_do_not_show_workers_nor_deaths(cluster: LocalCluster, tmp_path: P
 
 @pytest.mark.parametrize("at", [6, *soaked(8)], ids=["within an epoch", "at its end"])
 def test_a_resumed_run_draws_the_same(cluster: LocalCluster, tmp_path: Path, at: int) -> None:
-    spec = RunSpec(PROGRAM, tmp_path / "whole", means=Means(workers=2))
+    spec = RunSpec(PROGRAM, tmp_path / "whole", execution=ExecutionSettings(workers=2))
     undisturbed = run_job(spec, cluster=cluster)
     halted = replace(spec, out=tmp_path / "halted")
     run_job(replace(halted, max_steps=at), cluster=cluster)

@@ -10,7 +10,7 @@ import pytest
 from tests.soaked import soaked
 
 from elastune.core.mesh import Mesh
-from elastune.core.run import Means, Program, RunSpec
+from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import run_job
 
@@ -24,9 +24,15 @@ def eight() -> Iterator[LocalCluster]:
         yield cluster
 
 
-def trained(cluster: LocalCluster, out: Path, **means: Any) -> tuple[str, dict[str, float]]:
+def trained(cluster: LocalCluster, out: Path, **execution: Any) -> tuple[str, dict[str, float]]:
     """An epoch of four steps, of which the last has 16 samples, so two a slot; and an evaluation."""
-    spec = RunSpec(Program(PROGRAM), out, means=Means(num_slots=WORKERS, **means), epochs=1, checkpoint_every_steps=0)
+    spec = RunSpec(
+        Program(PROGRAM),
+        out,
+        execution=ExecutionSettings(num_slots=WORKERS, **execution),
+        epochs=1,
+        checkpoint_every_steps=0,
+    )
     finished = run_job(spec, cluster=cluster)
     assert finished.steps == 4
     return finished.sha256, finished.metrics

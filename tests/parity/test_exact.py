@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from tests.soaked import soaked
 
-from elastune.core.run import Means, Program, RunSpec, derive
+from elastune.core.run import ExecutionSettings, Program, RunSpec, derive
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import run_job
 from elastune.train.checkpoints.checkpoint import complete
@@ -44,8 +44,10 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def spec(out: Path, workers: int, steps: int = STEPS, seed: int = 3, **changes) -> RunSpec:
-    means = Means(workers=workers, num_slots=SLOTS, **{k: changes.pop(k) for k in ("mode",) if k in changes})
-    return RunSpec(Program(PROGRAM), out, config=changes, seed=seed, means=means, max_steps=steps)
+    execution = ExecutionSettings(
+        workers=workers, num_slots=SLOTS, **{k: changes.pop(k) for k in ("mode",) if k in changes}
+    )
+    return RunSpec(Program(PROGRAM), out, config=changes, seed=seed, execution=execution, max_steps=steps)
 
 
 def reference(name: str, schedule: str, samples: str) -> str:
@@ -136,7 +138,7 @@ def test_fast_equals_exact_where_every_worker_has_one_slot(
     """With dropout and BatchNorm: one slot a worker means the same streams and the same statistics."""
     for mode in ("exact", "fast"):
         run = spec(tmp_path / mode, 4, steps=steps, mode=mode, double=double, samples=samples)
-        run_job(replace(run, means=replace(run.means, num_slots=4)), cluster=cluster)
+        run_job(replace(run, execution=replace(run.execution, num_slots=4)), cluster=cluster)
     assert largest_gap(tmp_path / "exact", tmp_path / "fast") < bound
 
 

@@ -15,7 +15,7 @@ import torch
 from elastune.core.journal.records import FaultInjected, Record
 from elastune.core.layout import UNIT
 from elastune.core.mesh import Mesh
-from elastune.core.run import Means, Place, Program, RunSpec
+from elastune.core.run import ExecutionSettings, Place, Program, RunSpec
 from elastune.parallel.comm.norms import unit_squares
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.fault_injection import Injector, parse_chaos
@@ -35,8 +35,8 @@ pytestmark = [
 def spec(
     out: Path, program: Path, workers: int = 1, precision: str = "fp32", mechanism: str = "replicated", **config
 ) -> RunSpec:
-    means = Means(workers=workers, device="cuda", precision=precision, mechanism=mechanism)  # type: ignore[arg-type]
-    return RunSpec(Program(program), out, config=config, seed=SEED, means=means, max_steps=STEPS)
+    execution = ExecutionSettings(workers=workers, device="cuda", precision=precision, mechanism=mechanism)  # type: ignore[arg-type]
+    return RunSpec(Program(program), out, config=config, seed=SEED, execution=execution, max_steps=STEPS)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -81,26 +81,32 @@ def test_nor_do_they_show_how_state_lies(cluster: LocalCluster, tmp_path: Path, 
     [
         (
             "shares.py",
-            Means(device="cuda"),
+            ExecutionSettings(device="cuda"),
             [
-                Means(mechanism="sharded", workers=2, device="cuda"),
-                Means(mesh=Mesh(pipeline=2), device="cuda"),
-                Means(mesh=Mesh(data=2, pipeline=2), device="cuda"),
+                ExecutionSettings(mechanism="sharded", workers=2, device="cuda"),
+                ExecutionSettings(mesh=Mesh(pipeline=2), device="cuda"),
+                ExecutionSettings(mesh=Mesh(data=2, pipeline=2), device="cuda"),
             ],
         ),
-        ("layers.py", Means(mechanism="tensor", device="cuda"), [Means(mesh=Mesh(tensor=2), device="cuda")]),
+        (
+            "layers.py",
+            ExecutionSettings(mechanism="tensor", device="cuda"),
+            [ExecutionSettings(mesh=Mesh(tensor=2), device="cuda")],
+        ),
     ],
     ids=["shards and stages", "blocks"],
 )
-def test_nor_the_mesh(cluster: LocalCluster, tmp_path: Path, program: str, first: Means, others: list[Means]) -> None:
+def test_nor_the_mesh(
+    cluster: LocalCluster, tmp_path: Path, program: str, first: ExecutionSettings, others: list[ExecutionSettings]
+) -> None:
     """Weights, and the norms that the program reports."""
-    means = [first, *others]
+    execution = [first, *others]
     runs = [
         run_job(
-            RunSpec(Program(PROGRAMS / program), tmp_path / str(i), seed=SEED, means=each, max_steps=STEPS),
+            RunSpec(Program(PROGRAMS / program), tmp_path / str(i), seed=SEED, execution=each, max_steps=STEPS),
             cluster=cluster,
         )
-        for i, each in enumerate(means)
+        for i, each in enumerate(execution)
     ]
     assert {(run.sha256, run.metrics["norms"]) for run in runs} == {(runs[0].sha256, runs[0].metrics["norms"])}
 

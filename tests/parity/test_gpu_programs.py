@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from elastune.core.run import Means, Program, RunSpec
+from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import run_job
 
@@ -56,8 +56,8 @@ SCALER = 'scaler = session.track("scaler", torch.amp.GradScaler(next(model.param
 
 
 def hashes(cluster: LocalCluster, out: Path, program: Program, **config: Any) -> set[str | None]:
-    means = (Means(workers=n, device=DEVICE) for n in (1, 2))
-    specs = [RunSpec(program, out / str(each.workers), dict(config), seed=SEED, means=each) for each in means]
+    execution = (ExecutionSettings(workers=n, device=DEVICE) for n in (1, 2))
+    specs = [RunSpec(program, out / str(each.workers), dict(config), seed=SEED, execution=each) for each in execution]
     return {run_job(each, cluster=cluster).sha256 for each in specs}
 
 
@@ -84,12 +84,12 @@ def test_nor_does_what_is_compiled(cluster: LocalCluster, tmp_path: Path) -> Non
 
 
 def test_a_checkpoint_goes_on_with_other_workers(cluster: LocalCluster, tmp_path: Path) -> None:
-    means, config = Means(workers=2, device=DEVICE), {"optimizer": "adamw", "schedule": "step"}
-    whole = RunSpec(Program(CNN), tmp_path / "whole", config, seed=SEED, means=means, max_steps=STEPS)
+    execution, config = ExecutionSettings(workers=2, device=DEVICE), {"optimizer": "adamw", "schedule": "step"}
+    whole = RunSpec(Program(CNN), tmp_path / "whole", config, seed=SEED, execution=execution, max_steps=STEPS)
     expected = run_job(whole, cluster=cluster).sha256
     cut = replace(whole, out=tmp_path / "cut", max_steps=STEPS // 2)
     run_job(cut, cluster=cluster)
-    rest = replace(cut, means=Means(workers=1, device=DEVICE), max_steps=STEPS, resume=True)
+    rest = replace(cut, execution=ExecutionSettings(workers=1, device=DEVICE), max_steps=STEPS, resume=True)
     assert run_job(rest, cluster=cluster).sha256 == expected
 
 
@@ -97,15 +97,16 @@ def test_nor_does_state_with_copies_or_in_the_cpus_memory(cluster: LocalCluster,
     """The CPU takes the steps of what lies in its memory, and rounds otherwise than the GPU: these have bits of their
     own, whoever computes them.
     """
-    plain, zero = Means(device=DEVICE), Means(workers=3, device=DEVICE, mechanism="zero")
+    plain, zero = ExecutionSettings(device=DEVICE), ExecutionSettings(workers=3, device=DEVICE, mechanism="zero")
     there = replace(zero, offload=True)
     asked = [plain, replace(zero, copies=2), there, replace(there, workers=2, mesh=None)]
     config = {"own_clip": False, "optimizer": "adamw"}
     found = [
         run_job(
-            RunSpec(Program(CNN), tmp_path / str(i), config, seed=SEED, means=means, max_steps=STEPS), cluster=cluster
+            RunSpec(Program(CNN), tmp_path / str(i), config, seed=SEED, execution=execution, max_steps=STEPS),
+            cluster=cluster,
         ).sha256
-        for i, means in enumerate(asked)
+        for i, execution in enumerate(asked)
     ]
     assert found[0] == found[1]
     assert found[2] == found[3]

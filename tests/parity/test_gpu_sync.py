@@ -11,7 +11,7 @@ import torch
 
 from elastune.core.communication import Topology
 from elastune.core.journal.records import FaultInjected, Record
-from elastune.core.run import Adapt, Means, Program, RunSpec
+from elastune.core.run import Adapt, ExecutionSettings, Program, RunSpec
 from elastune.core.sync_plan import SyncPlan, SyncSchedule
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.fault_injection import Injector, parse_chaos
@@ -36,13 +36,13 @@ pytestmark = [
 ]
 
 
-def spec(out: Path, workers: int, sync: str = "allreduce", config: Any = None, **means: Any) -> RunSpec:
+def spec(out: Path, workers: int, sync: str = "allreduce", config: Any = None, **execution: Any) -> RunSpec:
     return RunSpec(
         Program(CNN),
         out,
         {"optimizer": "adamw", "schedule": "step", **(config or {})},
         seed=SEED,
-        means=Means(workers=workers, device=DEVICE, **means),
+        execution=ExecutionSettings(workers=workers, device=DEVICE, **execution),
         sync=SyncPlan.parse(sync),
         max_steps=STEPS,
     )
@@ -58,7 +58,9 @@ def test_nor_a_death_within_a_round(cluster: LocalCluster, tmp_path: Path) -> No
     """A program that rests gives the injector time to kill."""
     base = replace(spec(tmp_path / "whole", 1, "diloco:learners=4,every=4"), program=Program(TRANSFORMER), config={})
     whole = run_job(base, cluster=cluster)
-    hit = replace(base, out=tmp_path / "hit", config={"pace_s": 0.2}, means=replace(base.means, workers=3, mesh=None))
+    hit = replace(
+        base, out=tmp_path / "hit", config={"pace_s": 0.2}, execution=replace(base.execution, workers=3, mesh=None)
+    )
     heard: list[Record] = []
     chaos = Injector(parse_chaos("kill@step:2"), seed=1)
     assert run_job(hit, cluster=cluster, injector=chaos, observe=heard.append).sha256 == whole.sha256

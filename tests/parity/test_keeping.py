@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from elastune.core.journal.records import RunFinished
-from elastune.core.run import Means, Program, RunSpec
+from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.parallel.mechanisms.tensor_storage import whole
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import run_job
@@ -36,7 +36,7 @@ def test_tracked_state_and_the_program_s_end_survive_deaths(cluster: LocalCluste
 
 
 def test_a_resumed_run_has_what_was_tracked_and_the_best(cluster: LocalCluster, tmp_path: Path) -> None:
-    spec = RunSpec(PROGRAM, tmp_path / "whole", means=Means(workers=2))
+    spec = RunSpec(PROGRAM, tmp_path / "whole", execution=ExecutionSettings(workers=2))
     undisturbed = run_job(spec, cluster=cluster)
     halted = replace(spec, out=tmp_path / "halted")
     run_job(replace(halted, max_steps=10), cluster=cluster)

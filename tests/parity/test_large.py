@@ -9,15 +9,15 @@ import pytest
 from tests.soaked import soaked
 
 from elastune.core.journal.records import RunFinished
-from elastune.core.run import Means, Program, RunSpec
+from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import JobFailed, run_job
 
 PROGRAM = Path(__file__).parent / "programs" / "large.py"
 
 
-def ran(cluster: LocalCluster, out: Path, means: dict[str, Any], **config: Any) -> RunFinished:
-    return run_job(RunSpec(Program(PROGRAM), out, config, means=Means(**means)), cluster=cluster)
+def ran(cluster: LocalCluster, out: Path, execution: dict[str, Any], **config: Any) -> RunFinished:
+    return run_job(RunSpec(Program(PROGRAM), out, config, execution=ExecutionSettings(**execution)), cluster=cluster)
 
 
 @pytest.mark.parametrize("mechanism", ["tensor", "sharded", *soaked("zero")])
@@ -25,10 +25,10 @@ def test_bits_show_neither_where_a_model_was_built_nor_what_ran_again(
     cluster: LocalCluster, tmp_path: Path, mechanism: str
 ) -> None:
     """Layers are wide enough to lie in files while they are built; dropout draws the same when it runs again."""
-    wide, means = {"width": 160}, {"mechanism": mechanism, "workers": 2}
-    plain = ran(cluster, tmp_path / "plain", {**means, "workers": 1}, context=False, **wide)
+    wide, execution = {"width": 160}, {"mechanism": mechanism, "workers": 2}
+    plain = ran(cluster, tmp_path / "plain", {**execution, "workers": 1}, context=False, **wide)
     for name, config in (("context", {}), ("again", {"again": True})):
-        assert ran(cluster, tmp_path / name, means, **wide, **config).sha256 == plain.sha256, name
+        assert ran(cluster, tmp_path / name, execution, **wide, **config).sha256 == plain.sha256, name
 
 
 def test_a_model_for_which_no_worker_has_room_trains_on_four(cluster: LocalCluster, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from tests.soaked import soaked
 
 from elastune.core.journal.records import RunFinished
 from elastune.core.mesh import Mesh
-from elastune.core.run import Means, Program, RunSpec
+from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import JobFailed, run_job
 
@@ -20,9 +20,11 @@ TRUNK = PROGRAM.with_name("trunk.py")  # by a plan with a data-parallel trunk
 
 
 def trained(
-    cluster: LocalCluster, out: Path, means: dict[str, Any], program: Path = PROGRAM, **config: Any
+    cluster: LocalCluster, out: Path, execution: dict[str, Any], program: Path = PROGRAM, **config: Any
 ) -> RunFinished:
-    spec = RunSpec(Program(program), out, config=config, means=Means(**means), checkpoint_every_steps=0)
+    spec = RunSpec(
+        Program(program), out, config=config, execution=ExecutionSettings(**execution), checkpoint_every_steps=0
+    )
     return run_job(spec, cluster=cluster)
 
 
@@ -58,9 +60,9 @@ def test_blocks_that_lie_between_two_layers_whose_parameters_are_gathered(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
     """``sharded`` frees a layer when the backward pass is through with all blocks that it gave out, not with one."""
-    means = {"mesh": Mesh(shard=2, tensor=2), "mechanism": "tensor+sharded", "num_slots": 2, "virtual_tensor": 4}
+    execution = {"mesh": Mesh(shard=2, tensor=2), "mechanism": "tensor+sharded", "num_slots": 2, "virtual_tensor": 4}
     alone = {"mechanism": "tensor", "num_slots": 2}
-    found = [trained(cluster, tmp_path / str(i), each, model="row") for i, each in enumerate((means, alone))]
+    found = [trained(cluster, tmp_path / str(i), each, model="row") for i, each in enumerate((execution, alone))]
     assert found[0].sha256 == found[1].sha256
 
 
@@ -72,10 +74,14 @@ def test_a_checkpoint_goes_on_under_another_mesh(
 ) -> None:
     """Written in pieces by those that hold them: blocks that two workers had, then one, then three."""
     wanted = trained(cluster, tmp_path / "whole", {"mechanism": "tensor"}, program, **chosen)
-    means = [Means(mesh=Mesh(data=2, tensor=2)), Means(mechanism="tensor"), Means(mesh=Mesh(tensor=3))]
-    for stop, mesh in zip((2, 4, None), means, strict=True):
+    execution = [
+        ExecutionSettings(mesh=Mesh(data=2, tensor=2)),
+        ExecutionSettings(mechanism="tensor"),
+        ExecutionSettings(mesh=Mesh(tensor=3)),
+    ]
+    for stop, mesh in zip((2, 4, None), execution, strict=True):
         spec = RunSpec(
-            Program(program), tmp_path / "parts", config=chosen, means=mesh, max_steps=stop, resume=stop != 2
+            Program(program), tmp_path / "parts", config=chosen, execution=mesh, max_steps=stop, resume=stop != 2
         )
         found = run_job(replace(spec, checkpoint_every_steps=1), cluster=cluster)
     assert found.sha256 == wanted.sha256
@@ -84,7 +90,7 @@ def test_a_checkpoint_goes_on_under_another_mesh(
 def test_fast_mode_is_the_same_but_for_rounding(cluster: LocalCluster, tmp_path: Path) -> None:
     fast = {"mode": "fast", "mesh": Mesh(tensor=2), "num_slots": 1}
     exact = {"mechanism": "tensor", "num_slots": 1}
-    found = [trained(cluster, tmp_path / str(i), means, model="gpt") for i, means in enumerate((fast, exact))]
+    found = [trained(cluster, tmp_path / str(i), execution, model="gpt") for i, execution in enumerate((fast, exact))]
     assert found[0].metrics == pytest.approx(found[1].metrics, rel=1e-4)
 
 

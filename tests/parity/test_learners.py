@@ -21,7 +21,7 @@ from elastune.core.communication import Topology
 from elastune.core.errors import UserError
 from elastune.core.journal.files import read
 from elastune.core.journal.records import Measured, SyncChanged
-from elastune.core.run import Means, Program, RunSpec, derive
+from elastune.core.run import ExecutionSettings, Program, RunSpec, derive
 from elastune.core.slots import tree_sum
 from elastune.core.sync_plan import SyncPlan, SyncSchedule
 from elastune.runtime.clusters.local import LocalCluster
@@ -47,8 +47,10 @@ def eight() -> Iterator[LocalCluster]:
 
 
 def spec(out: Path, workers: int, sync: str, steps: int = STEPS, mode: Any = "exact", **config: Any) -> RunSpec:
-    means = Means(workers=workers, num_slots=SLOTS, mode=mode)
-    return RunSpec(Program(PROGRAM), out, config, seed=SEED, means=means, sync=SyncPlan.parse(sync), max_steps=steps)
+    execution = ExecutionSettings(workers=workers, num_slots=SLOTS, mode=mode)
+    return RunSpec(
+        Program(PROGRAM), out, config, seed=SEED, execution=execution, sync=SyncPlan.parse(sync), max_steps=steps
+    )
 
 
 def added(rows: list[torch.Tensor]) -> torch.Tensor:
@@ -114,16 +116,16 @@ def mix(plan: SyncPlan, crowd: list[Learner], rounds: int, turn: int, history: l
         history.append(steps)
         if len(history) - 1 > plan.staleness:
             oldest = history.pop(1)
-            means = [added(list(rows)) / learners for rows in zip(*oldest, strict=True)]
+            execution = [added(list(rows)) / learners for rows in zip(*oldest, strict=True)]
             for learner, own in zip(crowd, oldest, strict=True):
-                for p, mean, step in zip(learner.model.parameters(), means, own, strict=True):
+                for p, mean, step in zip(learner.model.parameters(), execution, own, strict=True):
                     p.data.add_(mean - step)
         history[0] = [[p.data.clone() for p in learner.model.parameters()] for learner in crowd]
         return
     if plan.strategy == "averaging":
-        means = [added(list(rows)) / learners for rows in zip(*before, strict=True)]
+        execution = [added(list(rows)) / learners for rows in zip(*before, strict=True)]
         for learner in crowd:
-            for p, mean in zip(learner.model.parameters(), means, strict=True):
+            for p, mean in zip(learner.model.parameters(), execution, strict=True):
                 p.data.lerp_(mean, plan.pull)
         return
     sources = list(range(learners))
@@ -170,7 +172,7 @@ def coded(send: str, way: torch.Tensor, *, state: bool) -> torch.Tensor:
     return found.flatten()[: len(flat)].view_as(way)
 
 
-class Crowd:
+class SimulatedWorkers:
     """Learners side by side, as one strategy brings them together; the first of them goes on from ``begin``."""
 
     def __init__(self, plan: SyncPlan, begin: Learner) -> None:
@@ -183,7 +185,7 @@ class Crowd:
         self._sent: tuple[int, list[int], list[torch.Tensor]] = (0, [], [])
         self.adopted: list[list[int]] = []
 
-    def keep(self, before: Crowd) -> Crowd:
+    def keep(self, before: SimulatedWorkers) -> SimulatedWorkers:
         """Go on from what ``before`` kept from round to round, with other settings of its strategy."""
         if self.plan.strategy == before.plan.strategy:
             self.rounds = before.rounds
@@ -211,45 +213,45 @@ class Crowd:
                 learner.step(parts)
             offset += len(batch)
         self._sent = (0, [], [])
-        means = self.means(start)
+        execution = self.execution(start)
         if plan.strategy == "diloco":
-            for p, mean in zip(self._centre, means, strict=False):
+            for p, mean in zip(self._centre, execution, strict=False):
                 p.grad = p.detach() - mean
             self._outer.step()
-            means[: len(self._centre)] = [p.detach() for p in self._centre]
+            execution[: len(self._centre)] = [p.detach() for p in self._centre]
         for learner in self.learners:
-            for number, mean in zip(learner.numbers(), means, strict=True):
+            for number, mean in zip(learner.numbers(), execution, strict=True):
                 number.copy_(mean)
             if plan.moments == "fresh":
                 learner.optimizer.state.clear()
         self.rounds += 1
 
-    def means(self, start: list[torch.Tensor]) -> list[torch.Tensor]:
+    def execution(self, start: list[torch.Tensor]) -> list[torch.Tensor]:
         """Of each number, over the learners of a round that began at ``start``, the optimizer perhaps without state."""
         numbers, send = [each.numbers() for each in self.learners], self.plan.send
         first = len(self._centre)
         if send == "whole":
             return [added(list(row)) / len(numbers) for row in zip(*numbers, strict=True)]
         buffers = range(first, first + sum(b.is_floating_point() for b in self.learners[0].buffers))
-        means = []
+        execution = []
         for i, row in enumerate(zip(*numbers, strict=True)):
             state = i >= first
             if i in buffers or row[0].numel() < 256:
-                means.append(added(list(row)) / len(numbers))
+                execution.append(added(list(row)) / len(numbers))
                 continue
             begun = start[i] if i < len(start) else torch.zeros_like(row[0])
             ways = [coded(send, value - begun, state=state) for value in row]
-            means.append(begun + coded(send, added(ways), state=state) / len(numbers))
-        return means
+            execution.append(begun + coded(send, added(ways), state=state) / len(numbers))
+        return execution
 
     def stream(self, taken: int) -> None:
         """Fragments, between two steps of a round of which so many were taken."""
-        plan, (left, places, means) = self.plan, self._sent
+        plan, (left, places, execution) = self.plan, self._sent
         crowd = [list(each.model.parameters()) for each in self.learners]
         if places and taken == left + plan.delay:
             self.adopted.append(places)
             self._outer.zero_grad()
-            for place, mean in zip(places, means, strict=True):
+            for place, mean in zip(places, execution, strict=True):
                 self._centre[place].grad = self._centre[place].detach() - mean
             self._outer.step()
             for params in crowd:
@@ -259,22 +261,24 @@ class Crowd:
         for turn in range(number - 1):
             if taken == (turn + 1) * plan.every // number:
                 places = self._fragments[turn % plan.fragments]
-                means = [added([params[place].detach().clone() for params in crowd]) / len(crowd) for place in places]
-                self._sent = taken, places, means
+                execution = [
+                    added([params[place].detach().clone() for params in crowd]) / len(crowd) for place in places
+                ]
+                self._sent = taken, places, execution
 
 
 def reference(optimizer: str, samples: str, plan: SyncPlan, changes: Sequence[tuple[int, SyncPlan]] = ()) -> str:
     """In one process, slots, mixes and means written out."""
     program = load_program()
     images, labels = program.data(samples).tensors
-    crowd, left = Crowd(plan, Learner(program, optimizer)), list(changes)
+    crowd, left = SimulatedWorkers(plan, Learner(program, optimizer)), list(changes)
     step, epoch = 0, 0
     while step < STEPS:
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(derive(SEED, "order", epoch)))
         batches = list(order.split(BATCH))[: STEPS - step]
         while batches:
             if left and left[0][0] == step:
-                crowd = Crowd(left.pop(0)[1], crowd.learners[0]).keep(crowd)
+                crowd = SimulatedWorkers(left.pop(0)[1], crowd.learners[0]).keep(crowd)
             now = min(crowd.plan.every, left[0][0] - step if left else STEPS)
             crowd.round(batches[:now], step, (images, labels))
             step += len(batches[:now])
@@ -330,7 +334,7 @@ def test_neither_workers_nor_topologies_show(
     for workers, topology in sorted(carried):
         out = tmp_path / f"{workers}-{topology}"
         asked = spec(out, workers, sync, samples=samples, optimizer="sgd", schedule="step")
-        asked = replace(asked, means=replace(asked.means, topology=Topology.parse(topology)))
+        asked = replace(asked, execution=replace(asked.execution, topology=Topology.parse(topology)))
         found[workers, topology] = run_job(asked, cluster=eight).sha256
     assert found == dict.fromkeys(carried, expected)
 

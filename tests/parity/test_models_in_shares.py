@@ -12,7 +12,7 @@ from tests.soaked import soaked
 
 from elastune.core.journal.records import RunFinished
 from elastune.core.mesh import Mesh
-from elastune.core.run import Means, Program, RunSpec
+from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.recipes.datasets import digits
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import run_job
@@ -32,10 +32,12 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(file)
 
 
-def spec(out: Path, program: str, config: dict[str, Any], steps: int, **means: Any) -> RunSpec:
+def spec(out: Path, program: str, config: dict[str, Any], steps: int, **execution: Any) -> RunSpec:
     """Clipped by the session; a checkpoint at the end."""
     told = {**config, "own_clip": False}
-    return RunSpec(Program(PROGRAMS / program), out, config=told, seed=3, means=Means(**means), max_steps=steps)
+    return RunSpec(
+        Program(PROGRAMS / program), out, config=told, seed=3, execution=ExecutionSettings(**execution), max_steps=steps
+    )
 
 
 @pytest.mark.parametrize("model", ["cnn", "transformer", *soaked("gru")])
@@ -59,19 +61,19 @@ def test_fast_is_plain_up_to_rounding_in_double_precision(cluster: LocalCluster,
     """LeNet without what sees how a batch is cut (BatchNorm, dropout)."""
     config = {"samples": images, "plain": True, "double": True}
 
-    def weights(name: str, **means: Any) -> dict[str, torch.Tensor]:
-        run_job(spec(tmp_path / name, "lenet.py", config, 6, **means), cluster=cluster)
+    def weights(name: str, **execution: Any) -> dict[str, torch.Tensor]:
+        run_job(spec(tmp_path / name, "lenet.py", config, 6, **execution), cluster=cluster)
         export_run(tmp_path / name, None, tmp_path / f"{name}.safetensors")
         return load_file(tmp_path / f"{name}.safetensors")
 
     plain = weights("plain", workers=1)
     assert plain["conv1.weight"].dtype == torch.float64
-    for name, means in {
+    for name, execution in {
         "zero": {"mesh": Mesh(shard=3), "mechanism": "zero"},
         "sharded": {"mesh": Mesh(shard=3), "mechanism": "sharded"},
         "pipeline": {"mesh": Mesh(data=2, pipeline=2)},
     }.items():
-        found = weights(name, mode="fast", **means)
+        found = weights(name, mode="fast", **execution)
         assert found.keys() == plain.keys()
         gaps = {key: float((found[key] - value).norm() / value.norm()) for key, value in plain.items()}
         assert max(gaps.values()) < BOUND, (name, gaps)

@@ -13,7 +13,7 @@ from tests.soaked import soaked
 from torch.func import functional_call, grad, vmap
 
 from elastune.core.journal.records import RunFinished
-from elastune.core.run import Adapt, Elastic, Means, Program, RunSpec
+from elastune.core.run import Adapt, Elastic, ExecutionSettings, Program, RunSpec
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import run_job
 
@@ -44,11 +44,11 @@ def exact() -> tuple[float, float]:
 def measured(
     cluster: LocalCluster, out: Path, workers: int, mode: Any, micro_batch: int | None, batch: int
 ) -> RunFinished:
-    means = Means(workers=workers, mode=mode, micro_batch=micro_batch)
+    execution = ExecutionSettings(workers=workers, mode=mode, micro_batch=micro_batch)
     adapt = Adapt(monitors=("noise_scale:memory=200",))
     config = {"batch_size": batch}
     elastic = Elastic(1, workers)
-    spec = RunSpec(Program(PROGRAM), out, config, means=means, max_steps=STEPS, adapt=adapt, elastic=elastic)
+    spec = RunSpec(Program(PROGRAM), out, config, execution=execution, max_steps=STEPS, adapt=adapt, elastic=elastic)
     return run_job(spec, cluster=cluster)
 
 

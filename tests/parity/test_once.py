@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from elastune.core.errors import UserError
-from elastune.core.run import Means, Program, RunSpec
+from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import run_job
 from elastune.testing.elastic_runs import Runs
@@ -43,7 +43,9 @@ def test_each_line_is_written_once(
 
 def test_a_resumed_run_does_nothing_again(cluster: LocalCluster, tmp_path: Path) -> None:
     file, checkpoints = tmp_path / "lines", tmp_path / "out" / "checkpoints"
-    spec = RunSpec(PROGRAM, tmp_path / "out", config={"file": str(file), "faults": []}, means=Means(workers=2))
+    spec = RunSpec(
+        PROGRAM, tmp_path / "out", config={"file": str(file), "faults": []}, execution=ExecutionSettings(workers=2)
+    )
     run_job(replace(spec, max_steps=5, checkpoint_every_steps=3), cluster=cluster)
     assert "step-5" in file.read_text().splitlines()
     shutil.rmtree(max(checkpoints.iterdir()))  # that of its end: from here on it is as if it had been killed
@@ -90,7 +92,7 @@ def test_a_run_folder_that_was_removed_is_not_made_again(tmp_path: Path) -> None
 
 
 def test_the_batch_that_completes_a_step_is_asked_for(tmp_path: Path) -> None:
-    session = lone_session(tmp_path, means=Means(num_slots=4))
+    session = lone_session(tmp_path, execution=ExecutionSettings(num_slots=4))
     model = nn.Linear(2, 1)
     model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     asked = []

@@ -8,7 +8,7 @@ import pytest
 from tests.parity.programs import others_data
 
 from elastune.core.errors import UserError
-from elastune.core.run import Means, Program
+from elastune.core.run import ExecutionSettings, Program
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.testing.elastic_runs import SLOTS, Runs
 from elastune.testing.sessions import lone_session
@@ -28,7 +28,10 @@ def test_each_sample_is_used_once_an_epoch_whoever_dies(cluster: LocalCluster, f
     seen: list[list[int]] = []
     settings = {"kind": kind, "folder": str(folder)}
     session = lone_session(
-        folder / "alone", means=Means(num_slots=SLOTS), seed=3, config={**settings, "seen": seen, "faults": []}
+        folder / "alone",
+        execution=ExecutionSettings(num_slots=SLOTS),
+        seed=3,
+        config={**settings, "seen": seen, "faults": []},
     )
     others_data.train(session)
     session.finish()

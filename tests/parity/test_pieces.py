@@ -12,7 +12,7 @@ from safetensors import safe_open
 from tests.soaked import soaked
 
 from elastune.core.mesh import Mesh
-from elastune.core.run import Means, Program, RunSpec
+from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import run_job
 from elastune.train.checkpoints.checkpoint import complete, file_name
@@ -21,20 +21,20 @@ PROGRAM = Path(__file__).parent / "programs" / "shares.py"
 ZERO: dict[str, Any] = {"mechanism": "zero"}
 
 
-def spec(out: Path, means: dict[str, Any], max_steps: int | None = None) -> RunSpec:
-    return RunSpec(Program(PROGRAM), out, means=Means(**means), max_steps=max_steps)
+def spec(out: Path, execution: dict[str, Any], max_steps: int | None = None) -> RunSpec:
+    return RunSpec(Program(PROGRAM), out, execution=ExecutionSettings(**execution), max_steps=max_steps)
 
 
 def test_any_workers_go_on_from_any_others(cluster: LocalCluster, tmp_path: Path) -> None:
     """Four with two copies each, then three, one, two that hold all of it, and two again; steps are in mid-epoch."""
     whole = run_job(spec(tmp_path / "whole", {"workers": 1}), cluster=cluster)
     chain = ({**ZERO, "workers": 4, "copies": 2}, {**ZERO, "workers": 3}, {**ZERO, "workers": 1}, {"workers": 2}, ZERO)
-    for step, means in enumerate(chain, start=2):
-        until = None if means is chain[-1] else step
-        told = run_job(replace(spec(tmp_path / "run", means, until), resume=step > 2), cluster=cluster)
+    for step, execution in enumerate(chain, start=2):
+        until = None if execution is chain[-1] else step
+        told = run_job(replace(spec(tmp_path / "run", execution, until), resume=step > 2), cluster=cluster)
         assert told.steps == (until or whole.steps)
         written = complete(tmp_path / "run" / "checkpoints")[-1]
-        workers = Means(**means).workers if "mechanism" in means else 1
+        workers = ExecutionSettings(**execution).workers if "mechanism" in execution else 1
         names = {file_name(i, workers) for i in range(workers)}
         assert {file.name for file in written.iterdir()} == {"state.json", *names}
         assert_nothing_is_twice(written)
@@ -72,10 +72,10 @@ def test_every_mechanism_reads_what_every_other_has_written(cluster: LocalCluste
 def test_a_file_of_a_worker_that_is_damaged_costs_the_steps_since_the_one_before(
     cluster: LocalCluster, tmp_path: Path, which: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    means = {**ZERO, "workers": 3}
+    execution = {**ZERO, "workers": 3}
     whole = run_job(spec(tmp_path / "whole", {"workers": 1}), cluster=cluster)
     for step in (3, 5):
-        run_job(replace(spec(tmp_path / "run", means, step), resume=step > 3), cluster=cluster)
+        run_job(replace(spec(tmp_path / "run", execution, step), resume=step > 3), cluster=cluster)
     file = complete(tmp_path / "run" / "checkpoints")[-1] / file_name(which, 3)
     content = bytearray(file.read_bytes())
     content[-1] ^= 1

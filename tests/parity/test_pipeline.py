@@ -10,7 +10,7 @@ import pytest
 from tests.soaked import soaked
 
 from elastune.core.mesh import Mesh
-from elastune.core.run import Means, Program, RunSpec
+from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import JobFailed, run_job
 
@@ -18,8 +18,10 @@ PROGRAM = Path(__file__).parent / "programs" / "shares.py"
 TROUBLES = PROGRAM.parent / "unpiped.py"
 
 
-def spec(out: Path, max_steps: int | None = None, config: dict[str, Any] | None = None, **means: Any) -> RunSpec:
-    return RunSpec(Program(PROGRAM), out, config=config or {}, means=Means(**means), max_steps=max_steps)
+def spec(out: Path, max_steps: int | None = None, config: dict[str, Any] | None = None, **execution: Any) -> RunSpec:
+    return RunSpec(
+        Program(PROGRAM), out, config=config or {}, execution=ExecutionSettings(**execution), max_steps=max_steps
+    )
 
 
 def test_one_result_for_every_mesh(cluster: LocalCluster, tmp_path: Path) -> None:
@@ -32,23 +34,23 @@ def test_one_result_for_every_mesh(cluster: LocalCluster, tmp_path: Path) -> Non
         run = run_job(spec(tmp_path / f"one{micro_batch}", workers=1, micro_batch=micro_batch), cluster=cluster)
         whole[micro_batch] = run.sha256, run.metrics, run.signals
     assert whole[None] != whole[3]
-    for i, means in enumerate(
+    for i, execution in enumerate(
         (
             {"mesh": Mesh(pipeline=3), "schedule": "zero-bubble"},
             {"mesh": Mesh(data=2, pipeline=2), "schedule": "interleaved", "copies": 2},
             {"mesh": Mesh(shard=2, pipeline=2), "micro_batch": 3},
         )
     ):
-        run = run_job(spec(tmp_path / str(i), **means), cluster=cluster)
-        assert (run.sha256, run.metrics, run.signals) == whole[means.get("micro_batch")], means
+        run = run_job(spec(tmp_path / str(i), **execution), cluster=cluster)
+        assert (run.sha256, run.metrics, run.signals) == whole[execution.get("micro_batch")], execution
 
 
 def test_with_divided_layers(cluster: LocalCluster, tmp_path: Path) -> None:
     """A pipeline is not cut where a value is in blocks."""
     found = {}
     for mesh, schedule in ((Mesh(), "1f1b"), (Mesh(tensor=2, pipeline=2), "interleaved"), (Mesh(pipeline=3), "1f1b")):
-        means = {"mesh": mesh, "mechanism": "tensor+pipeline", "virtual_tensor": 4, "schedule": schedule}
-        found[mesh] = run_job(spec(tmp_path / str(mesh), 4, **means), cluster=cluster).sha256
+        execution = {"mesh": mesh, "mechanism": "tensor+pipeline", "virtual_tensor": 4, "schedule": schedule}
+        found[mesh] = run_job(spec(tmp_path / str(mesh), 4, **execution), cluster=cluster).sha256
     assert len(set(found.values())) == 1, found
 
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from elastune.core.run import Means, derive
+from elastune.core.run import ExecutionSettings, derive
 from elastune.testing.sessions import lone_session
 from elastune.train.rng import seed_everything
 
@@ -56,7 +56,7 @@ def test_five_lines_make_a_plain_loop_a_program_that_trains_to_the_same(
         module.train(*given)
         return list(losses)
 
-    session = lone_session(tmp_path / "out", means=Means(num_slots=1))
+    session = lone_session(tmp_path / "out", execution=ExecutionSettings(num_slots=1))
     with_session = trained("+", session)
     seed_everything(derive(session.seed, "init"))
     assert with_session == pytest.approx(trained("-"), abs=1e-6)

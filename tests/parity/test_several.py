@@ -12,7 +12,7 @@ from tests.soaked import soaked
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits as bce
 
-from elastune.core.run import Means, Program, RunSpec, derive
+from elastune.core.run import ExecutionSettings, Program, RunSpec, derive
 from elastune.parallel.mechanisms.tensor_storage import whole
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import run_job
@@ -39,7 +39,7 @@ def test_bits_do_not_depend_on_workers_or_deaths(cluster: LocalCluster, tmp_path
 
 
 def test_a_run_goes_on_between_two_turns(cluster: LocalCluster, tmp_path: Path) -> None:
-    spec = RunSpec(PROGRAM, tmp_path / "whole", means=Means(workers=2))
+    spec = RunSpec(PROGRAM, tmp_path / "whole", execution=ExecutionSettings(workers=2))
     undisturbed = run_job(spec, cluster=cluster)
     halted = replace(spec, out=tmp_path / "halted")
     run_job(replace(halted, max_steps=5), cluster=cluster)
@@ -49,7 +49,7 @@ def test_a_run_goes_on_between_two_turns(cluster: LocalCluster, tmp_path: Path) 
 
 def test_it_is_the_plain_loop(cluster: LocalCluster, tmp_path: Path) -> None:
     """Without normalisation, whose batches are the slots'."""
-    spec = RunSpec(PROGRAM, tmp_path / "out", config={"normalised": False}, means=Means(workers=2))
+    spec = RunSpec(PROGRAM, tmp_path / "out", config={"normalised": False}, execution=ExecutionSettings(workers=2))
     run_job(spec, cluster=cluster)
     with weights_in(spec.out) as (found, _):
         kept = {name: whole(tensor) for name, tensor in found.items()}

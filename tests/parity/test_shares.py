@@ -11,7 +11,7 @@ from tests.soaked import soaked
 
 from elastune.core.journal.records import RunFinished
 from elastune.core.mesh import Mesh
-from elastune.core.run import Adapt, Means, Program, RunSpec
+from elastune.core.run import Adapt, ExecutionSettings, Program, RunSpec
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import JobFailed, run_job
 
@@ -19,13 +19,13 @@ PROGRAM = Path(__file__).parent / "programs" / "shares.py"
 ZERO = {"mechanism": "zero"}
 
 
-def spec(out: Path, means: dict[str, Any], max_steps: int | None = None, **config: Any) -> RunSpec:
-    return RunSpec(Program(PROGRAM), out, config=config, means=Means(**means), max_steps=max_steps)
+def spec(out: Path, execution: dict[str, Any], max_steps: int | None = None, **config: Any) -> RunSpec:
+    return RunSpec(Program(PROGRAM), out, config=config, execution=ExecutionSettings(**execution), max_steps=max_steps)
 
 
-def same(cluster: LocalCluster, out: Path, means: list[dict[str, Any]], **config: Any) -> RunFinished:
+def same(cluster: LocalCluster, out: Path, execution: list[dict[str, Any]], **config: Any) -> RunFinished:
     """The result of the first, after a check that all come to its bits."""
-    found = [run_job(spec(out / str(i), each, **config), cluster=cluster) for i, each in enumerate(means)]
+    found = [run_job(spec(out / str(i), each, **config), cluster=cluster) for i, each in enumerate(execution)]
     told = [(each.sha256, each.metrics, each.signals) for each in found]
     assert told == [told[0]] * len(told)
     return found[0]
@@ -106,9 +106,10 @@ def test_what_would_go_wrong_is_refused(
 def test_the_noise_scale_is_that_of_replicated_training(cluster: LocalCluster, tmp_path: Path) -> None:
     """Up to rounding of one sum; the same on every mesh."""
     watched = Adapt(monitors=("noise_scale",))
-    means = [{"workers": 2}, {**ZERO, "workers": 2}, {**ZERO, "workers": 3}, {"mechanism": "sharded", "workers": 3}]
+    execution = [{"workers": 2}, {**ZERO, "workers": 2}, {**ZERO, "workers": 3}, {"mechanism": "sharded", "workers": 3}]
     found = [
-        run_job(replace(spec(tmp_path / str(i), each), adapt=watched), cluster=cluster) for i, each in enumerate(means)
+        run_job(replace(spec(tmp_path / str(i), each), adapt=watched), cluster=cluster)
+        for i, each in enumerate(execution)
     ]
     assert found[1].signals == found[2].signals == found[3].signals
     assert found[0].signals.keys() == found[1].signals.keys() != set()

@@ -10,15 +10,17 @@ from tests.soaked import soaked
 
 from elastune.core.journal.records import RunFinished
 from elastune.core.mesh import Mesh
-from elastune.core.run import Means, Program, RunSpec
+from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import run_job
 
 PROGRAM = Path(__file__).parent / "programs" / "trunk.py"
 
 
-def trained(cluster: LocalCluster, out: Path, means: dict[str, Any], **config: Any) -> RunFinished:
-    spec = RunSpec(Program(PROGRAM), out, config=config, means=Means(**means), checkpoint_every_steps=0)
+def trained(cluster: LocalCluster, out: Path, execution: dict[str, Any], **config: Any) -> RunFinished:
+    spec = RunSpec(
+        Program(PROGRAM), out, config=config, execution=ExecutionSettings(**execution), checkpoint_every_steps=0
+    )
     return run_job(spec, cluster=cluster)
 
 

@@ -15,7 +15,7 @@ import pytest
 from tests.parity.programs.twin import plain, twins
 from tests.soaked import soaked
 
-from elastune.core.run import Means, Program, derive
+from elastune.core.run import ExecutionSettings, Program, derive
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.testing.elastic_runs import SLOTS, Runs
 from elastune.testing.sessions import lone_session
@@ -35,7 +35,7 @@ def _workers_importable(monkeypatch: pytest.MonkeyPatch) -> None:
 def alone(name: str, out: Path, **spec: Any) -> tuple[str, list[float], int]:
     """One worker's digest of weights, losses and steps."""
     losses: list[float] = []
-    session = lone_session(out, means=Means(num_slots=SLOTS), seed=SEED, **spec)
+    session = lone_session(out, execution=ExecutionSettings(num_slots=SLOTS), seed=SEED, **spec)
     twins()[name](session, losses)
     session.finish()
     assert session.trained is not None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.parity.programs.twin import twins
 
-from elastune.core.run import Means
+from elastune.core.run import ExecutionSettings
 from elastune.testing.sessions import lone_session
 from elastune.testing.worker_processes import Worker
 
@@ -14,8 +14,8 @@ from elastune.testing.worker_processes import Worker
 def train_all(worker: Worker, slots: int, seed: int) -> None:
     """Say the weights' digest and the losses of each."""
     for name, train in twins().items():
-        means, losses = Means(workers=worker.size, num_slots=slots), []
-        session = lone_session(Path("nowhere"), group=worker.form(name), means=means, seed=seed)
+        execution, losses = ExecutionSettings(workers=worker.size, num_slots=slots), []
+        session = lone_session(Path("nowhere"), group=worker.form(name), execution=execution, seed=seed)
         train(session, losses)
         session.finish()
         assert session.trained is not None

@@ -15,7 +15,7 @@ from optuna.trial import FixedTrial
 
 import elastune
 from elastune.core.errors import UserError
-from elastune.core.run import Means
+from elastune.core.run import ExecutionSettings
 from elastune.recipes import spaces as choices
 from elastune.recipes.settings import FAMILIES, SCHEDULERS
 from elastune.train.program.load import merge
@@ -40,7 +40,7 @@ def space(trial: Any) -> dict[str, Any]:
         **choices.suggest_scheduler(trial, epochs=EPOCHS, warmup=(0, 3), warmup_start=(0.01, 1.0)),
         **choices.suggest_network(trial, layers=(0, 3), width=(1, 8)),
         **choices.suggest_batch(trial, sizes=(4, 8), base_batch=4, lr_rules=("none", "linear", "sqrt")),
-        **elastune.suggest_means(
+        **elastune.suggest_execution(
             trial, workers=(1, 4), modes=("exact", "fast"), mechanisms=("replicated",), policies=("none", "gns:lr=sqrt")
         ),
     }
@@ -67,14 +67,14 @@ def trained(config: dict[str, Any]) -> list[float]:
 @given(st.integers(0, 2**32 - 1))
 def test_whatever_is_sampled_can_be_built_and_trained(seed: int) -> None:
     (sample,) = probe(space, 1, seed)
-    config, means, adapt = trial_settings(sample.values, CONFIG, Means(), capacity=4)
+    config, execution, adapt = trial_settings(sample.values, CONFIG, ExecutionSettings(), capacity=4)
     rates = trained(config)
     group = config["lr_factor_head"] * config["lr"]
     factor = {"none": 1, "linear": config["batch_size"] / 4, "sqrt": math.sqrt(config["batch_size"] / 4)}
     start = config["warmup_start"] if config["warmup"] else 1.0
     assert rates[0] == pytest.approx(group * factor[config["lr_rule"]] * start)
     assert all(0 <= rate < math.inf for rate in rates)
-    assert (means.workers, means.mode) == (sample.params["workers"], sample.params["mode"])
+    assert (execution.workers, execution.mode) == (sample.params["workers"], sample.params["mode"])
     assert adapt.policies == (() if sample.params["policy"] == "none" else ("gns:lr=sqrt",))
 
 
@@ -160,16 +160,16 @@ def test_what_is_fixed_is_not_asked() -> None:
 
 
 def test_means_that_are_left_out_stay_the_studys() -> None:
-    assert elastune.suggest_means(FixedTrial({})) == {}
-    found = elastune.suggest_means(FixedTrial({"workers": 3}), workers=(2, 4), mechanisms=["replicated"])
+    assert elastune.suggest_execution(FixedTrial({})) == {}
+    found = elastune.suggest_execution(FixedTrial({"workers": 3}), workers=(2, 4), mechanisms=["replicated"])
     assert found == {"workers": 3, "mechanism": "replicated"}
 
 
 def test_a_batch_may_be_that_of_each_worker():
     trial = FixedTrial({"workers": 3, "batch_per_worker": 16})
-    means = elastune.suggest_means(trial, workers=(1, 4))
+    execution = elastune.suggest_execution(trial, workers=(1, 4))
     found = choices.suggest_batch(
-        trial, per_worker=(8, 16), workers=means["workers"], base_batch=8, lr_rules=["linear"]
+        trial, per_worker=(8, 16), workers=execution["workers"], base_batch=8, lr_rules=["linear"]
     )
     assert found == {"batch_size": 48, "lr_rule": "linear", "base_batch": 8}
     assert choices.suggest_batch(FixedTrial({}), per_worker=[8], workers=2)["batch_size"] == 16
@@ -179,7 +179,7 @@ def test_a_batch_may_be_that_of_each_worker():
 OPTIMIZER = choices.suggest_optimizer
 NETWORK = choices.suggest_network
 BATCH = choices.suggest_batch
-MEANS = elastune.suggest_means
+MEANS = elastune.suggest_execution
 
 
 def scheduler(trial: Any, **options: Any) -> dict[str, Any]:
@@ -251,7 +251,7 @@ def test_a_changed_sample_can_be_built_too(seed: int, keep: float) -> None:
     """As evolution and population-based training change them: conditional parameters appear and vanish."""
     (sample,) = probe(space, 1, seed)
     changed = redraw(space, sample, keep, np.random.default_rng(seed))
-    config, *_ = trial_settings(changed.values, CONFIG, Means(), capacity=4)
+    config, *_ = trial_settings(changed.values, CONFIG, ExecutionSettings(), capacity=4)
     assert len(trained(config)) == EPOCHS
 
 
@@ -261,6 +261,6 @@ def test_samplers_that_learn_can_use_the_space(sampler: Any) -> None:
     study = optuna.create_study(sampler=sampler)
     for _ in range(60):
         trial = study.ask()
-        config, *_ = trial_settings(space(trial), CONFIG, Means(), capacity=4)
+        config, *_ = trial_settings(space(trial), CONFIG, ExecutionSettings(), capacity=4)
         study.tell(trial, trained(config)[-1])
     assert len({str(t.params) for t in study.trials}) > 40

@@ -13,7 +13,7 @@ from elastune.core.journal.records import (
     RunContext,
     RunFinished,
     RunStarted,
-    StagesCut,
+    StagesDivided,
     WorkerMemory,
 )
 from elastune.report.document import Note
@@ -69,13 +69,13 @@ def test_before_the_end_nothing_is_known() -> None:
 
 def test_what_tensor_leaves_whole_is_in_the_model() -> None:
     """Half of the model is divided into blocks, with two holders each; four workers have the other half."""
-    started = replace(STARTED, means={"workers": 4, "mechanism": "tensor", "mesh": "tensor=4", "virtual_tensor": 4})
+    started = replace(STARTED, execution={"workers": 4, "mechanism": "tensor", "mesh": "tensor=4", "virtual_tensor": 4})
     held = WorkerMemory(0, 3 * MIB, 3 * MIB, 6 * MIB, MIB)
     ended = replace(FINISHED, memory=[replace(held, rank=rank) for rank in range(4)])
     told = explained(started, LayersDivided(4, MIB // 2, MIB // 2, apart=True), ended)
     line, serial = told["Divided layers"]
     assert line.startswith("524,288 of 1,048,576 trained numbers are in layers of 4 virtual blocks;")
-    assert line.endswith("runs it on slots of its own (TrunkByData).")
+    assert line.endswith("runs it on slots of its own (DataParallelTrunk).")
     assert serial.startswith("tensor leaves 50% of parameters whole on each worker (the serial share)")
     assert "62% on tensor=4" in serial
     measured, modelled, replicated, *_ = told["Memory of a worker"]
@@ -85,7 +85,7 @@ def test_what_tensor_leaves_whole_is_in_the_model() -> None:
 
 
 def test_the_page_of_a_run_tells_what_tensor_leaves_whole() -> None:
-    started = replace(STARTED, means={"workers": 2, "mechanism": "tensor", "mesh": "tensor=2", "virtual_tensor": 4})
+    started = replace(STARTED, execution={"workers": 2, "mechanism": "tensor", "mesh": "tensor=2", "virtual_tensor": 4})
     records = started, LayersDivided(4, 3 * MIB, MIB, apart=False), FINISHED
     run = gather_run([Entry(float(i), record) for i, record in enumerate(records)])
     assert run is not None
@@ -99,7 +99,7 @@ def test_the_page_of_a_run_tells_what_tensor_leaves_whole() -> None:
 
 
 def test_every_cut_of_a_pipeline_is_told_once() -> None:
-    cut = StagesCut(["the input", "blocks.2"], [0.6, 0.4], "counted operations")
+    cut = StagesDivided(["the input", "blocks.2"], [0.6, 0.4], "counted operations")
     assert explained(STARTED, cut, cut)["Stages"] == (
         "2 stages, by counted operations, each from its first layer on: the input 60%, blocks.2 40%.",
     )

@@ -85,7 +85,7 @@ def test_json_gives_back_what_went_in() -> None:
     for row, trial in zip(data["trials"], found.trials, strict=True):
         for name in ("number", "state", "seed", "parent", "epochs", "seconds", "worker_seconds", "reason"):
             assert row[name] == getattr(trial, name)
-        for group in ("params", "config", "means", "values", "metrics"):
+        for group in ("params", "config", "execution", "values", "metrics"):
             assert row[group] == getattr(trial, group)
 
 

@@ -125,7 +125,7 @@ def test_time_and_its_price_count_once_by_the_settings_not_by_the_values(
     told = Telling({**SETTINGS, "objectives": THREE, **more})
     for number, count in enumerate(workers):
         told.start(number, lr=0.1).wait(1)
-        told.entries[-1].record.means["workers"] = count
+        told.entries[-1].record.execution["workers"] = count
         values = {"accuracy": 0.9 + number / 100, "seconds": 1.0 + number, "cost": 2.0 + 2 * number}
         told.tell(TrialFinished(number, "complete", values, values, seconds=1.0))
     study = of(told)
@@ -166,7 +166,7 @@ def measured(signals: dict[str, tuple[float, float | None]] | None = None, **set
     for number, accuracy in enumerate([0.25, 0.24]):
         told.start(number, lr=0.1).wait(1)
         told.entries[-1].record.config.update(settings)
-        told.entries[-1].record.means["policy"] = settings.get("policy", "none")
+        told.entries[-1].record.execution["policy"] = settings.get("policy", "none")
         run = RunFinished("sha", 1, 9, 90, 1.0, {}, signals=signals or {}, context=context)
         values = {"accuracy": accuracy, "seconds": 2.0 - number}
         told.tell(TrialFinished(number, "complete", values, values, seconds=1.0, run=run))

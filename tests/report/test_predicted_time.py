@@ -19,22 +19,22 @@ from elastune.core.journal.records import (
 )
 from elastune.core.mesh import Mesh
 from elastune.core.plan.step_time import CONSTANTS
-from elastune.core.run import Means
+from elastune.core.run import ExecutionSettings
 from elastune.report.overviews import gather_run
 from elastune.report.predicted_time import fitted_prediction, run_prediction, study_prediction
 
 SIZE = {"batch_size": 16, "layers": 4, "flops": 1e6, "kept_bytes": 0.0, "gradient_bytes": 1e3}
 COST = {**dict.fromkeys(CONSTANTS, 1e-12), "flop_s": 1e-9, "gradient_hop_s": 5e-3}
 MADE = PlanMade("train.py", {"workers_each": 4}, {"size": SIZE}, COST)
-TWO = Means(mode="fast", mesh=Mesh(data=2), micro_batch=8)
+TWO = ExecutionSettings(mode="fast", mesh=Mesh(data=2), micro_batch=8)
 
 
 def ended(step_s: float | None, workers: int = 1) -> RunFinished:
     return RunFinished("0" * 64, workers, 12, 192, 3.0, {}, step_s=step_s)
 
 
-def started(trial: int, means: Means, **config: Any) -> Entry:
-    told = {**means.to_json(), "policy": "none", "sync": "allreduce"}  # as studies write them
+def started(trial: int, execution: ExecutionSettings, **config: Any) -> Entry:
+    told = {**execution.to_json(), "policy": "none", "sync": "allreduce"}  # as studies write them
     return Entry(0.0, TrialStarted(trial, config, told, 0))
 
 
@@ -43,7 +43,7 @@ def finished(trial: int, step_s: float | None) -> Entry:
 
 
 def test_a_run_s_step_beside_its_prediction() -> None:
-    begun = RunStarted(program="train.py", config={}, seed=0, means=Means(mode="fast").to_json())
+    begun = RunStarted(program="train.py", config={}, seed=0, execution=ExecutionSettings(mode="fast").to_json())
     run = gather_run([Entry(0.0, begun), Entry(1.0, ended(0.02))])
     assert run is not None
     (line,) = run_prediction(MADE, run)
@@ -63,7 +63,7 @@ def test_trials_that_ran_alike_are_one_line() -> None:
             started(2, TWO),
             finished(2, 0.036),
         ),
-        *(started(3, Means(), batch_size=32), finished(3, 0.016), started(4, TWO), finished(4, None)),
+        *(started(3, ExecutionSettings(), batch_size=32), finished(3, 0.016), started(4, TWO), finished(4, None)),
     ]
     alike, other = study_prediction(MADE, {"path": "train.py"}, entries)
     assert "data=2, fast, batch 16: a step was measured at 24 ms (median of 3 trials)" in alike
@@ -76,9 +76,11 @@ def test_trials_that_ran_alike_are_one_line() -> None:
 def test_whole_trainings_stand_beside_their_predictions_where_the_plan_knows_what_they_take_beside_steps() -> None:
     """12 steps, and a second: 1.192 s on one worker, 1.216 s on two."""
     entries = []
-    for trial, (means, seconds) in enumerate([(TWO, 1.0), (TWO, 1.6), (TWO, 1.52), (Means(mode="fast"), 2.384)]):
+    for trial, (execution, seconds) in enumerate(
+        [(TWO, 1.0), (TWO, 1.6), (TWO, 1.52), (ExecutionSettings(mode="fast"), 2.384)]
+    ):
         took = replace(finished(trial, 0.02).record, seconds=seconds)  # type: ignore[type-var]
-        entries += [started(trial, means), Entry(1.0, took)]
+        entries += [started(trial, execution), Entry(1.0, took)]
     known = replace(MADE, found={**MADE.found, "search": {"beside_s": 1.0}})
     two, one, whole = study_prediction(known, "train.py", entries)
     assert (

@@ -12,15 +12,15 @@ from torch.utils.data import TensorDataset
 
 from elastune.core.errors import UserError
 from elastune.core.journal.records import Decided, Record
-from elastune.core.run import Means
+from elastune.core.run import ExecutionSettings
 from elastune.testing.sessions import lone_session
 from elastune.testing.worker_processes import Worker
 
 
 def train(worker: Worker, out: str, mode: str, seeds: list[int], counts: list[int]) -> None:
     """Train for an epoch with this rank's seed and number of samples; say how it ended."""
-    means = Means(workers=worker.size, mode=mode, num_slots=4)
-    session = lone_session(Path(out), group=worker.form("workers"), means=means, seed=seeds[worker.rank])
+    execution = ExecutionSettings(workers=worker.size, mode=mode, num_slots=4)
+    session = lone_session(Path(out), group=worker.form("workers"), execution=execution, seed=seeds[worker.rank])
     count = counts[worker.rank]
     generator = torch.Generator().manual_seed(1)
     data = TensorDataset(
@@ -44,8 +44,8 @@ def train(worker: Worker, out: str, mode: str, seeds: list[int], counts: list[in
 def ask(worker: Worker, out: str, wishes: list[dict[str, Any]]) -> None:
     """Train for two epochs, asking in the lines of step 3 for this rank's wish; say what is journaled."""
     records: list[Record] = []
-    means = Means(workers=worker.size, num_slots=4)
-    session = lone_session(Path(out), group=worker.form("workers"), means=means, send=records.append)
+    execution = ExecutionSettings(workers=worker.size, num_slots=4)
+    session = lone_session(Path(out), group=worker.form("workers"), execution=execution, send=records.append)
     data = TensorDataset(torch.ones(64, 2), torch.zeros(64, 1))
     model = nn.Linear(2, 1)
     model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from elastune.core.run import Means, Mode
+from elastune.core.run import ExecutionSettings, Mode
 from elastune.testing.sessions import lone_session
 from elastune.testing.worker_processes import Worker
 
@@ -21,8 +21,8 @@ def train_all(worker: Worker, cases: list[tuple[Mode, int, int]]) -> None:
 
 
 def train(worker: Worker, name: str, mode: Mode, samples: int, batch: int) -> None:
-    means = Means(workers=worker.size, mode=mode)
-    session = lone_session(Path("nowhere"), group=worker.form(name), means=means)
+    execution = ExecutionSettings(workers=worker.size, mode=mode)
+    session = lone_session(Path("nowhere"), group=worker.form(name), execution=execution)
     generator = torch.Generator().manual_seed(1)
     data = TensorDataset(torch.randn(samples, 5, generator=generator), torch.arange(samples) % 2)
     torch.manual_seed(0)

@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from elastune.core.errors import UserError
-from elastune.parallel.comm.channel import Letter
+from elastune.parallel.comm.channel import ChannelMessage
 from elastune.parallel.comm.group import Group, GroupBroken
-from elastune.train.collectives import Begun, CollectiveLost, NamedCollectives
+from elastune.train.collectives import CollectiveHandle, CollectiveLost, NamedCollectives
 
 
 class Net:
     """The workers' messages; those of a view end with it."""
 
     def __init__(self) -> None:
-        self.queues: dict[tuple[int, int], deque[tuple[int, Letter]]] = defaultdict(deque)
+        self.queues: dict[tuple[int, int], deque[tuple[int, ChannelMessage]]] = defaultdict(deque)
         self.view = 0
 
 
@@ -27,12 +27,12 @@ class Mail:
     def __init__(self, net: Net, members: Sequence[int], me: int) -> None:
         self.net, self.members, self.me, self.view = net, members, me, net.view
 
-    def send(self, to: int, message: Letter) -> None:
+    def send(self, to: int, message: ChannelMessage) -> None:
         if self.view != self.net.view:
             raise GroupBroken("over")
         self.net.queues[self.view, self.members[to]].append((self.members.index(self.me), message))
 
-    def next(self, *, wait: bool = True) -> tuple[int, Letter] | None:
+    def next(self, *, wait: bool = True) -> tuple[int, ChannelMessage] | None:
         if self.view != self.net.view:
             raise GroupBroken("over")
         queue = self.net.queues[self.view, self.me]
@@ -60,8 +60,8 @@ class One:
     def fail(self, error: GroupBroken) -> None:
         raise error
 
-    def begin(self, kind: Any, name: str, value: Any, root: int = 0) -> Begun[list[torch.Tensor]]:
-        return Begun(self.calls, self.calls.start(kind, name, torch.tensor(value), root), list)
+    def begin(self, kind: Any, name: str, value: Any, root: int = 0) -> CollectiveHandle[list[torch.Tensor]]:
+        return CollectiveHandle(self.calls, self.calls.start(kind, name, torch.tensor(value), root), list)
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def regroup(net: Net, workers: list[One], *, lost: bool = False) -> None:
         one.calls.regroup(lost=lost)
 
 
-def values(handle: Begun[list[torch.Tensor]]) -> tuple[list[Any], tuple[int, ...], bool]:
+def values(handle: CollectiveHandle[list[torch.Tensor]]) -> tuple[list[Any], tuple[int, ...], bool]:
     found = handle.wait()
     return [value.tolist() for value in found.value], found.workers, found.lost
 
@@ -114,7 +114,7 @@ def test_the_nth_call_belongs_with_the_nth(net: Net) -> None:
 
 def test_who_waits_takes_part_in_what_keeps_another_from_its_call(net: Net) -> None:
     a, b = crew(net, 2)
-    began: list[Begun[list[torch.Tensor]]] = []
+    began: list[CollectiveHandle[list[torch.Tensor]]] = []
     mine = a.begin("allreduce", "x", [1.0])
     a.passes = [lambda: None, lambda: began.append(b.begin("allreduce", "x", [2.0])), lambda: None]
     assert not mine.done

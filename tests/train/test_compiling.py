@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 from elastune.core.errors import UserError
 from elastune.core.journal.records import Compiled, Entry, Record, decode, encode
-from elastune.core.run import Means
+from elastune.core.run import ExecutionSettings
 from elastune.report.explain import _compiling
 from elastune.testing.sessions import lone_session
 from elastune.train import compiling
@@ -74,11 +74,13 @@ def train(
     out: Path,
     before: Callable[[Blocks], nn.Module] = lambda model: model,
     after: Callable[[Blocks], nn.Module] = lambda model: model,
-    **means: Any,
+    **execution: Any,
 ) -> tuple[str, list[Record]]:
     """The digest of what four slots train, and what was told."""
     told: list[Record] = []
-    session = lone_session(out, send=told.append, means=Means(num_slots=4, **means), checkpoint_every_steps=None)
+    session = lone_session(
+        out, send=told.append, execution=ExecutionSettings(num_slots=4, **execution), checkpoint_every_steps=None
+    )
     torch.manual_seed(0)
     model = before(Blocks())
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
@@ -178,14 +180,14 @@ def test_passes_that_do_not_count_are_listened_to() -> None:
 
 
 def test_a_worker_that_waited_for_a_compiler_leaves_the_step_out(tmp_path: Path) -> None:
-    from elastune.adapt.monitors.base import UNTOLD
+    from elastune.adapt.monitors.base import UNKNOWN_TIMES
 
     session = lone_session(tmp_path)
     adapter, times = session._adapter, session._progress.times
     for _ in range(5):
         times.begin_step()
         times.end_step(0.0, 0.0)
-    control = adapter.contribute(UNTOLD)
+    control = adapter.contribute(UNKNOWN_TIMES)
     assert list(control.times) == [-1.0] * 3
     from elastune.parallel.sync.base import STATISTICS, step_statistics
     from elastune.train.data.source import StepPlan

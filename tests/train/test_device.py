@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from elastune.core.run import Means, Place
+from elastune.core.run import ExecutionSettings, Place
 from elastune.train.worker import set_up_device, unordered_kernel
 
 
 def test_a_cpu_needs_nothing_but_its_threads() -> None:
-    assert set_up_device(Means(threads=1), Place(device="cpu")) == torch.device("cpu")
+    assert set_up_device(ExecutionSettings(threads=1), Place(device="cpu")) == torch.device("cpu")
     assert torch.get_num_threads() == 1
     assert not torch.are_deterministic_algorithms_enabled()
 

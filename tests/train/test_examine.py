@@ -10,7 +10,7 @@ import torch
 
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
-from elastune.core.run import Means, Program, RunSpec
+from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.train.preflight import examined_meanwhile
 from elastune.train.program.load import load_as_guest
 from elastune.train.rehearsal import refusal_of
@@ -70,59 +70,63 @@ def choosy(tmp_path: Path) -> Program:
     return Program(tmp_path / "choosy.py")
 
 
-TENSOR, PIPELINE = Means(mesh=Mesh(tensor=2)), Means(mesh=Mesh(pipeline=4), num_slots=4)
+TENSOR, PIPELINE = ExecutionSettings(mesh=Mesh(tensor=2)), ExecutionSettings(mesh=Mesh(pipeline=4), num_slots=4)
 
 
-def refusal(program: Program, means: Means, **config: str) -> str | None:
-    refused = refusal_of(load_as_guest(program), dict(config), means, program.path.parent)
+def refusal(program: Program, execution: ExecutionSettings, **config: str) -> str | None:
+    refused = refusal_of(load_as_guest(program), dict(config), execution, program.path.parent)
     return refused and str(refused)
 
 
 @pytest.mark.parametrize(
-    ("means", "config", "told"),
+    ("execution", "config", "told"),
     [
         (TENSOR, {"plan": "layers.*"}, "a plan names modules of the model"),
         (TENSOR, {"model": "heads"}, "has 3 heads"),
         (TENSOR, {"model": "gru"}, "none found in GRU"),
         (TENSOR, {"plan": "1"}, "is a ReLU"),
         (PIPELINE, {}, "at least one layer a stage"),
-        (Means(mechanism="zero"), {"optimizer": "Adafactor"}, "each element by itself"),
-        (Means(mechanism="zero"), {"trouble": "two"}, "lie whole on every worker"),
-        (Means(mechanism="sharded"), {"model": "frozen"}, "must have parameters to train"),
-        (Means(mechanism="fsdp2"), {"optimizer": "Adafactor"}, "each element by itself"),
+        (ExecutionSettings(mechanism="zero"), {"optimizer": "Adafactor"}, "each element by itself"),
+        (ExecutionSettings(mechanism="zero"), {"trouble": "two"}, "lie whole on every worker"),
+        (ExecutionSettings(mechanism="sharded"), {"model": "frozen"}, "must have parameters to train"),
+        (ExecutionSettings(mechanism="fsdp2"), {"optimizer": "Adafactor"}, "each element by itself"),
         (TENSOR, {"model": "heads", "trouble": "looks"}, "has 3 heads"),
     ],
 )
-def test_what_a_model_is_refused_for(choosy: Program, means: Means, config: dict[str, str], told: str) -> None:
-    found = refusal(choosy, means, **config)
+def test_what_a_model_is_refused_for(
+    choosy: Program, execution: ExecutionSettings, config: dict[str, str], told: str
+) -> None:
+    found = refusal(choosy, execution, **config)
     assert found is not None
     assert told in found
 
 
 @pytest.mark.parametrize(
-    ("means", "config"),
+    ("execution", "config"),
     [
         (TENSOR, {}),
         (TENSOR, {"plan": "0"}),
-        (Means(mesh=Mesh(pipeline=3), num_slots=4), {}),
-        (Means(mechanism="zero"), {"trouble": "looks"}),
+        (ExecutionSettings(mesh=Mesh(pipeline=3), num_slots=4), {}),
+        (ExecutionSettings(mechanism="zero"), {"trouble": "looks"}),
         # What fails by itself is told by the workers, at its own line.
         (TENSOR, {"trouble": "fails", "model": "heads"}),
         (TENSOR, {"trouble": "idle"}),
     ],
 )
-def test_what_is_taken_or_left_to_the_workers(choosy: Program, means: Means, config: dict[str, str]) -> None:
+def test_what_is_taken_or_left_to_the_workers(
+    choosy: Program, execution: ExecutionSettings, config: dict[str, str]
+) -> None:
     before = torch.random.get_rng_state()
-    assert refusal(choosy, means, **config) is None
+    assert refusal(choosy, execution, **config) is None
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
 def test_a_model_that_looks_at_its_values_while_it_is_traced_is_not_refused_for_lack_of_them(choosy: Program) -> None:
-    assert refusal(choosy, Means(mesh=Mesh(pipeline=2)), model="looking") is None
+    assert refusal(choosy, ExecutionSettings(mesh=Mesh(pipeline=2)), model="looking") is None
 
 
-def spec_of(program: Program, means: Means, **config: str) -> RunSpec:
-    return RunSpec(program, program.path.parent / "out", config=dict(config), means=means)
+def spec_of(program: Program, execution: ExecutionSettings, **config: str) -> RunSpec:
+    return RunSpec(program, program.path.parent / "out", config=dict(config), execution=execution)
 
 
 def test_a_process_of_its_own_tells_the_same(choosy: Program) -> None:
@@ -149,5 +153,5 @@ def test_an_error_of_the_callers_ends_the_process(choosy: Program) -> None:
 
 def test_where_nothing_is_divided_no_process_is_started(choosy: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("elastune.train.preflight.subprocess.Popen", None)
-    with examined_meanwhile(spec_of(choosy, Means(workers=4))):
+    with examined_meanwhile(spec_of(choosy, ExecutionSettings(workers=4))):
         pass

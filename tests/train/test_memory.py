@@ -12,7 +12,7 @@ from tests.soaked import soaked
 
 from elastune.core.journal.files import read
 from elastune.core.journal.records import RunFinished, TrialFinished, WorkerMemory
-from elastune.core.run import Means, Program, RunSpec
+from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.report.overviews import gather_run
 from elastune.report.tables import memory_line, memory_table
 from elastune.runtime.clusters.local import LocalCluster
@@ -55,15 +55,17 @@ def train(session):
 """
 
 
-def run_of(program: Program, out: Path, cluster: LocalCluster, means: Means, **config: Any) -> list[WorkerMemory]:
-    return run_job(RunSpec(program, out, config, means=means), cluster=cluster).memory
+def run_of(
+    program: Program, out: Path, cluster: LocalCluster, execution: ExecutionSettings, **config: Any
+) -> list[WorkerMemory]:
+    return run_job(RunSpec(program, out, config, execution=execution), cluster=cluster).memory
 
 
 def test_state_and_activations_of_each_worker_are_measured(program: Any, tmp_path: Path, cluster: LocalCluster) -> None:
     mine = program(PROGRAM)
     sizes = [8 * WIDE, WIDE, WIDE, WIDE, WIDE * WIDE, WIDE, WIDE, 1]
     whole = 4 * sum(sizes)
-    plain = run_of(mine, tmp_path / "plain", cluster, Means(workers=2))
+    plain = run_of(mine, tmp_path / "plain", cluster, ExecutionSettings(workers=2))
     assert [each.rank for each in plain] == [0, 1]
     for each in plain:
         assert each.parameters == whole + 2 * 4 * WIDE + 8, "buffers of BatchNorm are among them"
@@ -71,14 +73,14 @@ def test_state_and_activations_of_each_worker_are_measured(program: Any, tmp_pat
         assert each.optimizer == pytest.approx(2 * whole, rel=0.001)
         assert each.copies == 0
         assert each.peak > each.parameters + each.gradients + each.optimizer
-    held = run_of(mine, tmp_path / "held", cluster, Means(workers=2), extra_mib=64)
+    held = run_of(mine, tmp_path / "held", cluster, ExecutionSettings(workers=2), extra_mib=64)
     more = [each.activations - before.activations for each, before in zip(held, plain, strict=True)]  # type: ignore[operator]
     assert all(50 * MIB < each < 90 * MIB for each in more), "what a step needs beside its state"
-    divided = run_of(mine, tmp_path / "divided", cluster, Means(workers=2, mechanism="zero", copies=1))
+    divided = run_of(mine, tmp_path / "divided", cluster, ExecutionSettings(workers=2, mechanism="zero", copies=1))
     for each in divided:
         assert each.optimizer == pytest.approx(2 * whole / 2, rel=0.05)
         assert each.copies == 0
-    copied = run_of(mine, tmp_path / "copied", cluster, Means(workers=2, mechanism="zero", copies=2))
+    copied = run_of(mine, tmp_path / "copied", cluster, ExecutionSettings(workers=2, mechanism="zero", copies=2))
     for each in copied:
         assert each.optimizer == pytest.approx(2 * whole, rel=0.01)
         assert each.copies == pytest.approx(whole, rel=0.05)
@@ -105,8 +107,8 @@ def test_each_of_four_workers_has_its_share_of_the_state_and_of_its_copies(
     program: Any, tmp_path: Path, cluster: LocalCluster, mechanism: str, copies: int
 ) -> None:
     """``copies / 4`` of what is divided, on the fullest worker, too; what is not divided whole."""
-    means = Means(workers=4, mechanism=mechanism, copies=copies)
-    told = run_of(program(PROGRAM), tmp_path / "run", cluster, means, epochs=1)
+    execution = ExecutionSettings(workers=4, mechanism=mechanism, copies=copies)
+    told = run_of(program(PROGRAM), tmp_path / "run", cluster, execution, epochs=1)
     numbers, buffers = 8 * WIDE + 5 * WIDE + WIDE * WIDE + 1, 2 * 4 * WIDE + 8
     share, of_values = copies / 4, copies / 4 if mechanism == "sharded" else 1.0
     assert [each.rank for each in told] == [0, 1, 2, 3]
@@ -121,7 +123,7 @@ def test_a_trial_that_runs_out_of_memory_tells_what_it_wanted(
 ) -> None:
     mine, limited = program(PROGRAM), {"limit_gib": 6, "epochs": 1}
     with pytest.raises(JobFailed) as told:
-        run_of(mine, tmp_path / "run", cluster, Means(), **limited, wanted_gib=8)
+        run_of(mine, tmp_path / "run", cluster, ExecutionSettings(), **limited, wanted_gib=8)
     assert told.value.failure.reason == "out_of_memory"
     assert told.value.failure.wanted_bytes == 8 * 2**30
     asked = StudyRequest(mine, tmp_path / "study", sampler="grid", trials=2, config=limited)

@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 from elastune.core.errors import Diverged, UserError
 from elastune.core.journal.files import read
 from elastune.core.journal.records import PredictionsKept, Record
-from elastune.core.run import Means, Program, RunSpec
+from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.output import JOURNAL
 from elastune.runtime.job.run import run_job
@@ -31,9 +31,13 @@ def part(batches: list[list[int]], length: int) -> bytes:
 
 def test_workers_do_not_show_in_what_is_kept(cluster: LocalCluster, tmp_path: Path) -> None:
     kept = []
-    for means in (Means(workers=1), Means(workers=3), Means(workers=2, mechanism="sharded")):
-        out = tmp_path / f"{means.mechanism}-{means.workers}"
-        run_job(RunSpec(Program(ASSETS), out, means=means), cluster=cluster)
+    for execution in (
+        ExecutionSettings(workers=1),
+        ExecutionSettings(workers=3),
+        ExecutionSettings(workers=2, mechanism="sharded"),
+    ):
+        out = tmp_path / f"{execution.mechanism}-{execution.workers}"
+        run_job(RunSpec(Program(ASSETS), out, execution=execution), cluster=cluster)
         told = [e.record for e in read(out / JOURNAL) if isinstance(e.record, PredictionsKept)]
         assert [(r.name, r.step, r.samples) for r in told] == [
             ("validation", 5, 100),
@@ -48,7 +52,9 @@ def test_workers_do_not_show_in_what_is_kept(cluster: LocalCluster, tmp_path: Pa
 def test_a_worker_that_dies_in_an_evaluation_does_not_show_either(cluster: LocalCluster, tmp_path: Path) -> None:
     alone, hit, marker = tmp_path / "alone", tmp_path / "hit", tmp_path / "marker"
     run_job(RunSpec(Program(ASSETS), alone), cluster=cluster)
-    run_job(RunSpec(Program(ASSETS), hit, {"marker": str(marker)}, means=Means(workers=3)), cluster=cluster)
+    run_job(
+        RunSpec(Program(ASSETS), hit, {"marker": str(marker)}, execution=ExecutionSettings(workers=3)), cluster=cluster
+    )
     assert marker.exists()
     assert kept_in(hit) == kept_in(alone)
 

@@ -12,7 +12,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.utils.data import TensorDataset
 
 from elastune.core.errors import UserError
-from elastune.core.run import Means
+from elastune.core.run import ExecutionSettings
 from elastune.testing.sessions import lone_session
 from elastune.train.rng import epoch_order
 from elastune.train.tracked import untracked_scaler
@@ -35,7 +35,7 @@ def samples() -> TensorDataset:
 @pytest.mark.parametrize("unscales", [False, True])
 def test_it_is_the_plain_loop(tmp_path: Path, unscales: bool) -> None:
     ours, optimizer, scaler = built()
-    session = lone_session(tmp_path, means=Means(num_slots=4))
+    session = lone_session(tmp_path, execution=ExecutionSettings(num_slots=4))
     model, optimizer = session.prepare(ours, optimizer)
     scaler, scales, losses = session.track("scaler", scaler), [], []
     for _ in session.epochs(4):
@@ -71,7 +71,7 @@ def test_it_is_the_plain_loop(tmp_path: Path, unscales: bool) -> None:
 
 def test_one_that_the_session_does_not_know_is_refused_in_words(tmp_path: Path) -> None:
     model, optimizer, scaler = built()
-    session = lone_session(tmp_path, means=Means(num_slots=4))
+    session = lone_session(tmp_path, execution=ExecutionSettings(num_slots=4))
     with pytest.raises(UserError, match=r"session.track\(\"scaler\""):
         session.prepare(model, optimizer, scaler)
     model, optimizer = session.prepare(model, optimizer)
@@ -86,7 +86,7 @@ def test_one_that_the_session_does_not_know_is_refused_in_words(tmp_path: Path) 
 
 def test_words_for_a_second_backward_and_one_outside(tmp_path: Path) -> None:
     model, optimizer, _ = built()
-    session = lone_session(tmp_path, means=Means(num_slots=1))
+    session = lone_session(tmp_path, execution=ExecutionSettings(num_slots=1))
     model, optimizer = session.prepare(model, optimizer)
     inputs, targets = samples().tensors
     with pytest.raises(UserError, match="move it into the loop"):

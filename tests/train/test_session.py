@@ -20,7 +20,7 @@ from elastune.core.divergence import Divergence
 from elastune.core.errors import Diverged, UserError
 from elastune.core.journal.records import Reported
 from elastune.core.mesh import Mesh
-from elastune.core.run import Adapt, Means
+from elastune.core.run import Adapt, ExecutionSettings
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.parallel.comm.group import Group, GroupBroken
 from elastune.testing.sessions import lone_session
@@ -87,7 +87,7 @@ def weights(model: nn.Module) -> torch.Tensor:
 def test_any_optimizer_equals_the_plain_loop(tmp_path: Path, name: str, mode: Any, micro_batch: int | None) -> None:
     """Eight slots or micro-batches of three change nothing but rounding; each epoch ends with a partial batch."""
     ours, plain = network(), network()
-    session = lone_session(tmp_path, means=Means(mode=mode, num_slots=8, micro_batch=micro_batch))
+    session = lone_session(tmp_path, execution=ExecutionSettings(mode=mode, num_slots=8, micro_batch=micro_batch))
     loop(session, ours, OPTIMIZERS[name](ours.parameters(), lr=0.01))
     plain_loop(plain, OPTIMIZERS[name](plain.parameters(), lr=0.01), session)
     assert torch.allclose(weights(ours), weights(plain), rtol=1e-6, atol=1e-9)
@@ -107,7 +107,7 @@ SCHEDULES = {
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
 def test_schedulers_inside_the_loop_step_once_a_step(tmp_path: Path, name: str) -> None:
     ours, plain = network(), network()
-    session = lone_session(tmp_path, means=Means(num_slots=8))
+    session = lone_session(tmp_path, execution=ExecutionSettings(num_slots=8))
     sgd, plain_sgd = torch.optim.SGD(ours.parameters(), lr=0.1), torch.optim.SGD(plain.parameters(), lr=0.1)
     loop(session, ours, sgd, SCHEDULES[name](sgd))
     plain_loop(plain, plain_sgd, session, SCHEDULES[name](plain_sgd))
@@ -143,7 +143,7 @@ def test_plateau_steps_with_the_mean_metric(tmp_path: Path) -> None:
 def test_lbfgs_evaluates_its_closure_on_the_whole_batch(tmp_path: Path) -> None:
     model = network()
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5)
-    session = lone_session(tmp_path, means=Means(mode="fast"))
+    session = lone_session(tmp_path, execution=ExecutionSettings(mode="fast"))
     model, optimizer = session.prepare(model, optimizer)
     losses = []
     for _ in session.epochs(3):
@@ -196,7 +196,7 @@ def test_a_discarded_step_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.Mo
     """A user's lines that are not under ``ends_step`` run once more, and nobody hears of it."""
     sent: list[Any] = []
     monkeypatch.setattr("elastune.testing.sessions.WorkerGroup", Breaking)
-    session = lone_session(tmp_path, send=sent.append, means=Means(mode="fast"))
+    session = lone_session(tmp_path, send=sent.append, execution=ExecutionSettings(mode="fast"))
     model = network()
     model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     sync = session.trained.sync if session.trained is not None else None
@@ -221,7 +221,7 @@ def test_a_discarded_step_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_step_that_is_lost_between_its_slices_begins_again(tmp_path: Path) -> None:
     """As where the user evaluates between them, and a worker is lost meanwhile."""
-    session = lone_session(tmp_path, means=Means(num_slots=2))
+    session = lone_session(tmp_path, execution=ExecutionSettings(num_slots=2))
     model = network()
     model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     ended = []
@@ -303,7 +303,7 @@ def test_resuming_with_another_meaning_is_refused(tmp_path: Path) -> None:
         model,
         torch.optim.SGD(model.parameters(), lr=0.1),
     )
-    for change in ({"seed": 9}, {"config": {"lr": 2}}, {"means": Means(num_slots=8)}):
+    for change in ({"seed": 9}, {"config": {"lr": 2}}, {"execution": ExecutionSettings(num_slots=8)}):
         session = lone_session(tmp_path, resume=True, **{"config": {"lr": 1}, **change})
         model = network()
         with pytest.raises(UserError, match="it was begun with"):
@@ -322,9 +322,9 @@ class Augmented(Dataset[tuple[torch.Tensor, int]]):
 
 @pytest.mark.parametrize("loader_workers", [0, 2])
 def test_augmentation_depends_on_sample_and_epoch_alone(tmp_path: Path, loader_workers: int) -> None:
-    def seen(means: Means) -> Iterator[tuple[int, int, float]]:
+    def seen(execution: ExecutionSettings) -> Iterator[tuple[int, int, float]]:
         model = nn.Linear(2, 1)
-        session = lone_session(tmp_path, means=means)
+        session = lone_session(tmp_path, execution=execution)
         model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
         for epoch in session.epochs(2):
             for x, index in session.batches(Augmented(), batch_size=8, loader_workers=loader_workers):
@@ -332,8 +332,8 @@ def test_augmentation_depends_on_sample_and_epoch_alone(tmp_path: Path, loader_w
                 session.backward(model(x).mean())
                 optimizer.zero_grad()
 
-    one = list(seen(Means(mode="fast")))
-    assert sorted(one) == sorted(seen(Means(num_slots=8)))
+    one = list(seen(ExecutionSettings(mode="fast")))
+    assert sorted(one) == sorted(seen(ExecutionSettings(num_slots=8)))
     noise = {(epoch, index): value for epoch, index, value in one}
     assert len(noise) == 40
     assert len(set(noise.values())) == 40
@@ -414,15 +414,15 @@ def test_a_loss_that_explodes_is_divergence_found_by_the_mean_over_the_global_ba
                 optimizer.zero_grad()
         return session.step
 
-    means = Means(mode=mode, num_slots=slots)
+    execution = ExecutionSettings(mode=mode, num_slots=slots)
     spike = [1.0] * 15 + [1e6] * 4 + [1.0] * 15
     exploding = [1.0] * 15 + [1e6] * 15
-    assert lose(lone_session(tmp_path, means=means), spike) == len(spike)
+    assert lose(lone_session(tmp_path, execution=execution), spike) == len(spike)
     with pytest.raises(Diverged, match="at step 20, its median over 10 is"):
-        lose(lone_session(tmp_path, means=means), exploding)
-    off = lone_session(tmp_path, means=means, divergence=Divergence(None))
+        lose(lone_session(tmp_path, execution=execution), exploding)
+    off = lone_session(tmp_path, execution=execution, divergence=Divergence(None))
     assert lose(off, exploding) == len(exploding)
-    guarded = lone_session(tmp_path, means=means, adapt=Adapt(("divergence:tries=0",)))
+    guarded = lone_session(tmp_path, execution=execution, adapt=Adapt(("divergence:tries=0",)))
     assert lose(guarded, exploding[:20]) == 20, "a policy handles it"
 
 
@@ -482,7 +482,7 @@ def test_leftover_gradients_are_refused(tmp_path: Path) -> None:
 
 def test_bf16_runs_inside_and_returns_fp32(tmp_path: Path) -> None:
     model = nn.Linear(6, 3)
-    session = lone_session(tmp_path, means=Means(precision="bf16"))
+    session = lone_session(tmp_path, execution=ExecutionSettings(precision="bf16"))
     model, _ = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     x = torch.randn(4, 6)
     out = model(x)

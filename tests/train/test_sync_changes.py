@@ -16,7 +16,7 @@ from elastune.adapt.policies.base import Policy
 from elastune.adapt.policies.run import Run
 from elastune.core.errors import UserError
 from elastune.core.journal.records import SyncChanged
-from elastune.core.run import Adapt, Means
+from elastune.core.run import Adapt, ExecutionSettings
 from elastune.core.sync_plan import SETTINGS, SyncPlan, SyncSchedule
 from elastune.testing.sessions import lone_session
 from elastune.train.checkpoints.tree import fingerprint
@@ -25,8 +25,10 @@ from elastune.train.session import Session
 LOCAL = "local:learners=4,every=2"
 
 
-def session_of(out: Path, schedule: str = "", **means: Any) -> Session:
-    return lone_session(out, sync_schedule=SyncSchedule.parse(schedule), means=Means(num_slots=4, **means), seed=1)
+def session_of(out: Path, schedule: str = "", **execution: Any) -> Session:
+    return lone_session(
+        out, sync_schedule=SyncSchedule.parse(schedule), execution=ExecutionSettings(num_slots=4, **execution), seed=1
+    )
 
 
 def samples() -> TensorDataset:
@@ -72,18 +74,18 @@ def test_a_parameter_server_without_staleness_is_all_reduce_by_another_name(tmp_
     model = nn.Linear(6, 3)
     session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     assert session.trained is not None
-    in_use = session.trained.in_use
-    before = in_use.sync
+    active_sync = session.trained.active_sync
+    before = active_sync.sync
     for name in ("parameter_server", "allreduce"):
-        in_use.want(SyncPlan.parse(name), "a test")
-        assert str(in_use.switch(0)[0]) == name
-        assert in_use.sync is before
-        assert in_use.state_dict()["plan"] == str(before.plan) == name
-        in_use.want(SyncPlan.parse(name), "a test")
-        assert in_use.wanted is None, "it is in use"
-    in_use.want(SyncPlan.parse(LOCAL), "a test")
-    in_use.switch(0)
-    assert in_use.sync is not before
+        active_sync.want(SyncPlan.parse(name), "a test")
+        assert str(active_sync.switch(0)[0]) == name
+        assert active_sync.sync is before
+        assert active_sync.state_dict()["plan"] == str(before.plan) == name
+        active_sync.want(SyncPlan.parse(name), "a test")
+        assert active_sync.wanted is None, "it is in use"
+    active_sync.want(SyncPlan.parse(LOCAL), "a test")
+    active_sync.switch(0)
+    assert active_sync.sync is not before
 
 
 OTHERS = {
@@ -119,11 +121,13 @@ def test_any_setting_changes_while_training_goes_on(tmp_path: Path, strategy: st
 
     sent: list[Any] = []
     asks = {} if program else {"adapt": Adapt(policies=("Asks",)), "policies": {"Asks": Asks}}
-    session = lone_session(tmp_path, send=sent.append, means=Means(num_slots=4), sync=begin, seed=1, **asks)
+    session = lone_session(
+        tmp_path, send=sent.append, execution=ExecutionSettings(num_slots=4), sync=begin, seed=1, **asks
+    )
     model = nn.Linear(6, 3)
     model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
     assert session.trained is not None
-    in_use = session.trained.in_use
+    active_sync = session.trained.active_sync
     for _ in session.epochs(2):
         for x, y in session.batches(samples(), batch_size=4):
             session.backward(F.mse_loss(model(x), y))
@@ -134,20 +138,22 @@ def test_any_setting_changes_while_training_goes_on(tmp_path: Path, strategy: st
     assert session.step == 16
     changes = [record for record in sent if isinstance(record, SyncChanged)]
     assert [(each.step, each.sync, each.why) for each in changes] == [(8, str(plan), how)], "the round ends with a pass"
-    assert in_use.sync.plan == plan
-    kept = in_use.state_dict()["kept"]
+    assert active_sync.sync.plan == plan
+    kept = active_sync.state_dict()["kept"]
     assert kept["rounds"] == (3 if setting == "every" else 4)
-    in_use.want(begin, "a test")
-    in_use.switch(16)
-    assert equal(in_use.sync.state_dict(), kept)
+    active_sync.want(begin, "a test")
+    active_sync.switch(16)
+    assert equal(active_sync.sync.state_dict(), kept)
     assert strategy != "diloco" or any(bool(each.any()) for each in kept["momentum"])
-    in_use.want(SyncPlan("local", 4, 2) if strategy != "local" else SyncPlan("diloco", 4, 2), "another strategy")
-    in_use.switch(16)
-    assert in_use.sync.state_dict()["rounds"] == 0, "it begins with nothing of the one before"
+    active_sync.want(SyncPlan("local", 4, 2) if strategy != "local" else SyncPlan("diloco", 4, 2), "another strategy")
+    active_sync.switch(16)
+    assert active_sync.sync.state_dict()["rounds"] == 0, "it begins with nothing of the one before"
 
 
 def test_a_setting_that_cannot_be_is_refused_where_it_is_asked_for(tmp_path: Path) -> None:
-    session = lone_session(tmp_path, means=Means(num_slots=4, mode="fast"), sync=SyncPlan("gossip", 4, 6))
+    session = lone_session(
+        tmp_path, execution=ExecutionSettings(num_slots=4, mode="fast"), sync=SyncPlan("gossip", 4, 6)
+    )
     model = nn.Linear(6, 3)
     session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     for text, said in (

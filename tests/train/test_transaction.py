@@ -21,7 +21,7 @@ from elastune.train.data.fingerprint import PRIME
 from elastune.train.data.sample_log import SampleLog
 from elastune.train.data.source import StepPlan
 from elastune.train.progress import Progress, StepTimes
-from elastune.train.step import COUNTED, NO_MARKS, ControlVector, Phase, StepTransaction, check_samples
+from elastune.train.step import COUNTED, NO_MARKS, ControlVector, Phase, StepTransaction, check_committed_samples
 
 PLAN = StepPlan(
     offset=16,
@@ -265,7 +265,7 @@ def test_an_optimizer_that_evaluates_again_completes_one_step() -> None:
     world = World().to(Phase.REDUCED)
     with pytest.raises(UserError, match="belongs once"):
         world.step.reduce(LOSS, 0)
-    world.step.evaluates_again = True
+    world.step.reevaluates_loss = True
     assert world.step.reduce(LOSS, 0) is None
     assert world.workers.ended == [False], "once"
     world.step.commit()
@@ -291,7 +291,7 @@ def test_what_cannot_be_repeated_is_forgotten_at_a_boundary() -> None:
 )
 def test_the_gate_refuses_other_samples(found: ControlVector) -> None:
     with pytest.raises(RuntimeError, match="workers disagree about the data"):
-        check_samples(PLAN, found)
+        check_committed_samples(PLAN, found)
 
 
 def test_the_gate_counts_the_samples_of_the_longest_rounds() -> None:
@@ -300,14 +300,14 @@ def test_the_gate_counts_the_samples_of_the_longest_rounds() -> None:
     plan = replace(PLAN, size=sum(halves))
     vectors = [torch.tensor(ControlVector(samples=half % COUNTED, checksum=6.0).to_list()) for half in halves]
     found = ControlVector.of((vectors[0] + vectors[1]).tolist(), 0)
-    check_samples(plan, found)
+    check_committed_samples(plan, found)
     with pytest.raises(RuntimeError, match="modulo 4,096"):
-        check_samples(replace(plan, size=plan.size + 1), found)
+        check_committed_samples(replace(plan, size=plan.size + 1), found)
 
 
 def test_the_gate_lets_the_samples_of_all_workers_through() -> None:
-    check_samples(PLAN, CONTROL)
-    check_samples(PLAN, replace(CONTROL, checksum=12.0 + 3 * PRIME))
+    check_committed_samples(PLAN, CONTROL)
+    check_committed_samples(PLAN, replace(CONTROL, checksum=12.0 + 3 * PRIME))
 
 
 def test_a_wrong_sum_completes_no_step() -> None:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from elastune.core.errors import UserError
-from elastune.core.run import Means, Program, RunSpec
+from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import run_job
 from elastune.testing.sessions import lone_session
@@ -40,7 +40,7 @@ def test_it_is_what_plain_pytorch_does(tmp_path: Path, mode: Any, kind: str) -> 
     """Momentum and weight decay, too, leave alone what is frozen; clipping does not see it."""
     options = {"SGD": {"momentum": 0.9}, "AdamW": {}}[kind] | {"lr": 0.05, "weight_decay": 0.1}
     ours, plain, data = network(), network(), samples()
-    session = lone_session(tmp_path, means=Means(mode=mode, num_slots=4))
+    session = lone_session(tmp_path, execution=ExecutionSettings(mode=mode, num_slots=4))
     told = session.unfreeze(ours, SCHEDULE)
     assert told == {"0.weight": 1, "0.bias": None, "2.weight": 0, "2.bias": 0}
     model, optimizer = session.prepare(ours, getattr(torch.optim, kind)(ours.parameters(), **options))
@@ -68,7 +68,9 @@ def test_it_is_what_plain_pytorch_does(tmp_path: Path, mode: Any, kind: str) -> 
 
 def test_workers_do_not_show_in_it_nor_does_a_break(cluster: LocalCluster, tmp_path: Path) -> None:
     def digest(name: str, workers: int, **more: Any) -> str:
-        return run_job(RunSpec(PROGRAM, tmp_path / name, means=Means(workers=workers), **more), cluster=cluster).sha256
+        return run_job(
+            RunSpec(PROGRAM, tmp_path / name, execution=ExecutionSettings(workers=workers), **more), cluster=cluster
+        ).sha256
 
     whole = digest("one", 1)
     assert digest("two", 2) == whole
@@ -97,6 +99,6 @@ def test_a_schedule_that_cannot_be_meant_is_refused(schedule: Any, words: str) -
 
 
 def test_a_model_in_pieces_is_refused(tmp_path: Path) -> None:
-    session = lone_session(tmp_path, means=Means(mechanism="zero"))
+    session = lone_session(tmp_path, execution=ExecutionSettings(mechanism="zero"))
     with pytest.raises(UserError, match="whole tensors on every worker"):
         session.unfreeze(network(), SCHEDULE)

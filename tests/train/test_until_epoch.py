@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 from elastune.core.errors import UserError
 from elastune.core.journal.records import Record, Reported, RunFinished
-from elastune.core.run import Elastic, Means, Program, RunSpec
+from elastune.core.run import Elastic, ExecutionSettings, Program, RunSpec
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import run_job
 from elastune.testing.sessions import lone_session
@@ -54,8 +54,10 @@ def program(tmp_path: Path) -> Program:
 
 
 def spec(program: Program, out: Path, workers: int, **changes: Any) -> RunSpec:
-    means = Means(workers=workers, num_slots=4)
-    return RunSpec(program, out, seed=5, means=means, elastic=Elastic(high=3), checkpoint_every_steps=0, **changes)
+    execution = ExecutionSettings(workers=workers, num_slots=4)
+    return RunSpec(
+        program, out, seed=5, execution=execution, elastic=Elastic(high=3), checkpoint_every_steps=0, **changes
+    )
 
 
 def test_pauses_do_not_show_in_the_result(cluster: LocalCluster, tmp_path: Path, program: Program) -> None:
@@ -109,6 +111,6 @@ def test_a_pause_writes_a_checkpoint_however_often_others_are(tmp_path: Path, wh
 def test_a_wider_run_pauses_where_it_was_told_to(cluster: LocalCluster, tmp_path: Path, program: Program) -> None:
     """Two workers from the start, in fast mode: the pause is the same, if not its bits."""
     asked = spec(program, tmp_path / "out", 2, until_epoch=2)
-    asked = replace(asked, means=replace(asked.means, mode="fast"))
+    asked = replace(asked, execution=replace(asked.execution, mode="fast"))
     end = run_job(asked, cluster=cluster)
     assert (end.stopped, end.steps, end.workers) == ("until_epoch", 10, 2)

@@ -17,7 +17,7 @@ from elastune.core.journal.records import (
     StepsPlanned,
     encode,
 )
-from elastune.core.run import Elastic, Means, Place, Program, RunSpec
+from elastune.core.run import Elastic, ExecutionSettings, Place, Program, RunSpec
 from elastune.elastic.wire.transport import LINE_LIMIT_BYTES
 from elastune.train.worker import EXIT_FAILED, EXIT_USER_ERROR, _factory, work
 
@@ -40,7 +40,7 @@ def lived(folder: Path, text: str, stop: bool = False, **changes) -> tuple[int, 
     path = folder / "mine.py"
     path.write_text(text)
     sent: list[Record] = []
-    spec = RunSpec(Program(path), folder / "out", means=Means(num_slots=2), **changes)
+    spec = RunSpec(Program(path), folder / "out", execution=ExecutionSettings(num_slots=2), **changes)
     return work(spec, Place(), sent.append, lambda: stop), sent
 
 
@@ -151,6 +151,6 @@ def test_groups_are_formed_over_nccl_where_each_worker_has_a_gpu(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
-    means, elastic = Means(workers=2, device=device), Elastic(high=most)
-    spec = RunSpec(Program(Path("mine.py")), Path("out"), means=means, elastic=elastic)
+    execution, elastic = ExecutionSettings(workers=2, device=device), Elastic(high=most)
+    spec = RunSpec(Program(Path("mine.py")), Path("out"), execution=execution, elastic=elastic)
     assert _factory(spec, Place(device="cuda:0" if gpus else "cpu")).backend == backend

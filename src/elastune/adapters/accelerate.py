@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from elastune.adapters.epochs import Evaluation, Loader, Passes, Scheduler, first_batch, rebuilt
+from elastune.adapters.epochs import Evaluation, Loader, Scheduler, SessionEpochs, first_batch, rebuilt
 from elastune.core.errors import UserError
 from elastune.train.program.load import current_session
 from elastune.train.session import Session
@@ -23,16 +23,16 @@ from elastune.train.session import Session
 STATE = "elastune_state.pt"
 
 
-class Lacking(UserError, AttributeError):
+class UnsupportedFeature(UserError, AttributeError):
     """A part of Accelerate's API that elastune does not have; ``hasattr`` says that it is missing."""
 
 
-class Effects:
+class AcceleratorBase:
     """The part of ``Accelerator`` that does not train."""
 
     session: Session
     device: torch.device
-    passes: Passes
+    passes: SessionEpochs
     keeps: dict[str, Any]  # what a state has, by name
     num_processes = 1  # a script sees one process: its batch size is that of all workers together
     optimizer_step_was_skipped = False
@@ -143,7 +143,9 @@ class Effects:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        raise Lacking("elastune's Accelerator has a part of Accelerate's", f"no {name}", "see docs/programs.md")
+        raise UnsupportedFeature(
+            "elastune's Accelerator has a part of Accelerate's", f"no {name}", "see docs/programs.md"
+        )
 
 
 # [accelerate] An ``Accelerator`` for scripts written for Hugging Face Accelerate: change the import, keep the loop.
@@ -158,7 +160,7 @@ def set_seed(seed: int, **options: Any) -> None:
     """Do nothing: the run's own seed (``--seed``) seeds workers and trials."""
 
 
-class Accelerator(Effects):
+class Accelerator(AcceleratorBase):
     """The part of Accelerate's ``Accelerator`` that scripts call, on a session.
 
     docs/programs.md lists what means something else than in Accelerate.
@@ -187,7 +189,7 @@ class Accelerator(Effects):
         self.gradient_accumulation_steps = gradient_accumulation_steps
         self.session = current_session()
         self.device = self.session.device
-        self.passes = Passes(self.session)
+        self.passes = SessionEpochs(self.session)
         self._evaluation: Evaluation | None = None
         self.keeps: dict[str, Any] = {}  # what a state has, by name
 

@@ -62,7 +62,7 @@ def rebuilt(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
 # [passes] The passes of a program that does not know of sessions: which are still to be done, and which were done before.
 
 
-class Passes:
+class SessionEpochs:
     """The training passes of a program with a loop over epochs of its own; each is an epoch of ``session``.
 
     A program that starts again in mid-run (in a resumed run, or on a worker that joined) runs its loop from the start.
@@ -106,7 +106,7 @@ class Passes:
 class Scheduler:
     """A scheduler that does not step while the script repeats earlier passes."""
 
-    def __init__(self, passes: Passes, scheduler: Any) -> None:
+    def __init__(self, passes: SessionEpochs, scheduler: Any) -> None:
         self._passes = passes
         self._scheduler = scheduler
 

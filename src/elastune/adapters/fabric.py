@@ -14,7 +14,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from torch import nn
 from torch.utils.data import DataLoader
 
-from elastune.adapters.epochs import Loader, Passes, Scheduler, first_batch
+from elastune.adapters.epochs import Loader, Scheduler, SessionEpochs, first_batch
 from elastune.core.errors import UserError
 from elastune.train.program.load import current_session
 from elastune.train.session import Session
@@ -67,7 +67,7 @@ class RunLogger(Logger):
 
     name, version = "elastune", None
 
-    def __init__(self, session: Session, passes: Passes) -> None:
+    def __init__(self, session: Session, passes: SessionEpochs) -> None:
         self._session = session
         self._passes = passes
 
@@ -94,7 +94,7 @@ class FabricStrategy(SingleDeviceStrategy):
 
     def __init__(self) -> None:
         self.session = current_session()
-        self.passes = Passes(self.session)
+        self.passes = SessionEpochs(self.session)
         super().__init__(self.session.device)
         self._prepared: nn.Module | None = None
         self._steps = FabricSteps(self.session)

@@ -23,7 +23,7 @@ from elastune.train.session import Session
 # [lightning parts] What Lightning's ``Trainer`` has besides steps: its position, callbacks' states and logs, and what is refused.
 
 
-class TrainerPlace:
+class TrainerProgress:
     """The position of a trainer and the states of its callbacks, as a part of the run's state."""
 
     def __init__(self, trainer: Trainer) -> None:
@@ -41,7 +41,7 @@ class TrainerPlace:
                 each.load_state_dict(dict(state))
 
 
-class PassEnds(Callback):
+class EpochEndCallback(Callback):
     """Notes the end of a pass, and reports what was logged in it before a test after the training clears it."""
 
     def __init__(self, session: Session, end_pass: Callable[[], None]) -> None:
@@ -75,7 +75,7 @@ def most_epochs(trainer: Trainer) -> int:
     return 1_000_000 if most is None or most < 0 else int(most)
 
 
-class WholeSteps:
+class FullStepBatches:
     """Makes training batches as large as a step: what ``trainer`` would accumulate comes as one batch."""
 
     def __init__(self, trainer: Trainer) -> None:
@@ -158,7 +158,7 @@ class ElastuneStrategy(SingleDeviceStrategy):
 
     def setup(self, trainer: Trainer) -> None:
         """Do what ``session.prepare`` does, and go on to where the run is."""
-        self._trainer, self._whole = trainer, WholeSteps(trainer)  # optimizers may ask for the number of steps
+        self._trainer, self._whole = trainer, FullStepBatches(trainer)  # optimizers may ask for the number of steps
         super().setup(trainer)
         if trainer.state.fn != TrainerFn.FITTING:
             return
@@ -166,8 +166,8 @@ class ElastuneStrategy(SingleDeviceStrategy):
         schedulers = [each.scheduler for each in self.lr_scheduler_configs]
         _, *rest = self.session.prepare(self.lightning_module, *self.optimizers, *schedulers)
         self.optimizers = rest[: len(self.optimizers)]
-        self._ends = PassEnds(self.session, self.end_pass)
-        self.session.track("lightning", TrainerPlace(trainer))
+        self._ends = EpochEndCallback(self.session, self.end_pass)
+        self.session.track("lightning", TrainerProgress(trainer))
         if (scaler := getattr(self.precision_plugin, "scaler", None)) is not None:  # of 16-mixed
             self.session.track("lightning scaler", scaler)
         trainer.callbacks.append(self._ends)

@@ -127,7 +127,7 @@ class Faults:
             return verdict(entries, None, missing)
         if not happened:  # two undisturbed runs would be compared
             return verdict(entries, None, missing, verified=False)
-        alone = replace(spec.means.on(1), mesh=None, copies=None)
-        again = replace(spec, out=spec.out / "undisturbed", means=alone, elastic=Elastic(), resume=False)
+        alone = replace(spec.execution.on(1), mesh=None, copies=None)
+        again = replace(spec, out=spec.out / "undisturbed", execution=alone, elastic=Elastic(), resume=False)
         calm = run_job(replace(again, checkpoint_every_steps=0)).sha256
         return verdict(entries, calm, missing, verified=not injector.planned_missing)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from elastune.cli.output import OK, print_json
 from elastune.core.formatting import count, duration, number, plain, settings_text
 from elastune.core.plan.memory import copies_text
-from elastune.core.run import Means, Program, RunSpec
+from elastune.core.run import ExecutionSettings, Program, RunSpec
 
 if TYPE_CHECKING:
     from elastune.tune.frontier.checked_request import FrontierPlan
@@ -48,11 +48,11 @@ def of_run(spec: RunSpec, cluster: str) -> dict[str, Any]:
     return {
         "command": "run",
         **_of_all(spec.program, spec.out, cluster, spec.seed, config),
-        **_of_means(spec.means),
+        **_of_means(spec.execution),
         "most_workers": spec.most_workers,
         "sync": str(spec.sync),
         "policies": list(spec.adapt.policies),
-        "copies_note": copies_text(spec.means),
+        "copies_note": copies_text(spec.execution),
         **{name: value for name, value in bounds.items() if value is not None},
     }
 
@@ -63,7 +63,7 @@ def of_study(plan: Plan, cluster: str) -> dict[str, Any]:
     return {
         "command": "tune",
         **_of_all(request.program, request.out, cluster, request.seed, plan.config),
-        **_of_means(request.means),
+        **_of_means(request.execution),
         "study_workers": request.workers,
         "trial_workers": request.trial_workers,
         "trials": request.trials,
@@ -72,7 +72,7 @@ def of_study(plan: Plan, cluster: str) -> dict[str, Any]:
         "objectives": {each.name: each.direction for each in plan.pricing.objectives},
         "sampler": request.sampler,
         "stopping": request.stopping,
-        "copies_note": copies_text(request.means),
+        "copies_note": copies_text(request.execution),
     }
 
 
@@ -82,9 +82,9 @@ def of_frontier(plan: FrontierPlan, cluster: str) -> dict[str, Any]:
     return {
         "command": "frontier",
         **_of_all(request.program, request.out, cluster, request.seed, plan.config),
-        "mode": request.means.mode,
-        "device": request.means.device,
-        "asked": [{"workers": crew.workers, "mesh": str(crew.first_mesh)} for crew in plan.crews],
+        "mode": request.execution.mode,
+        "device": request.execution.device,
+        "asked": [{"workers": layout.workers, "mesh": str(layout.first_mesh)} for layout in plan.layouts],
         "budget_s": request.budget_s,
         "quality": plan.quality.name,
         "target": request.target,
@@ -107,15 +107,15 @@ def _of_all(program: Program, out: Path, cluster: str, seed: int, config: Mappin
     }
 
 
-def _of_means(means: Means) -> dict[str, Any]:
+def _of_means(execution: ExecutionSettings) -> dict[str, Any]:
     return {
-        "workers": means.workers,
-        "mesh": str(means.first_mesh),
-        "mechanism": means.mechanism,
-        "mode": means.mode,
-        "num_slots": means.num_slots,
-        "micro_batch": means.micro_batch,
-        "device": means.device,
+        "workers": execution.workers,
+        "mesh": str(execution.first_mesh),
+        "mechanism": execution.mechanism,
+        "mode": execution.mode,
+        "num_slots": execution.num_slots,
+        "micro_batch": execution.micro_batch,
+        "device": execution.device,
     }
 
 

@@ -1,6 +1,6 @@
 """Groups of options as dataclasses: Typer sees each field as an option, and the journal keeps the command line.
 
-``elastune resume`` gives the kept command line again (``again``).
+``elastune resume`` gives the kept command line again (``resumed_words``).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any, get_type_hints
 
 from typer.models import ArgumentInfo, OptionInfo
 
-from elastune.core.run import CommandGiven
+from elastune.core.run import CommandLine
 
 # [given] The command line as the journal keeps it, and as ``elastune resume`` gives it again.
 
-OF_ONE_CALL = {
+NOT_REPEATED = {
     "out",
     "resume",
     "json",
@@ -29,13 +29,13 @@ OF_ONE_CALL = {
 }  # they are not for whoever goes on
 
 
-def command_given(name: str, parameters: Sequence[Parameter], values: Mapping[str, Any]) -> CommandGiven:
+def command_given(name: str, parameters: Sequence[Parameter], values: Mapping[str, Any]) -> CommandLine:
     """Return the words of the command ``name`` that differ from its defaults, one word an option: "--workers=2"."""
     options: list[str] = []
     files: list[str] = []
     for parameter in parameters:
         value = values[parameter.name]
-        if parameter.name in OF_ONE_CALL or value is None or value == parameter.default:
+        if parameter.name in NOT_REPEATED or value is None or value == parameter.default:
             continue
         info = next(each for each in parameter.annotation.__metadata__ if isinstance(each, OptionInfo | ArgumentInfo))
         if isinstance(info, ArgumentInfo):
@@ -46,10 +46,10 @@ def command_given(name: str, parameters: Sequence[Parameter], values: Mapping[st
             options.append(option)
         else:
             options += [f"{option}={each}" for each in (value if isinstance(value, list | tuple) else [value])]
-    return CommandGiven((name, *options, "--", *files), str(Path.cwd()))
+    return CommandLine((name, *options, "--", *files), str(Path.cwd()))
 
 
-def again(given: CommandGiven, changes: Sequence[str], out: Path) -> list[str]:
+def resumed_words(given: CommandLine, changes: Sequence[str], out: Path) -> list[str]:
     """Return the words that go on in ``out`` with what was ``given``.
 
     Each option among ``changes`` replaces what was given of it; a ``--set`` replaces that of the same setting. With
@@ -93,10 +93,10 @@ def _key(word: str) -> str:
 def flatten(command: Callable[..., int]) -> Callable[..., int]:
     """``command`` with the fields of its dataclass parameters as keyword parameters in their place.
 
-    A parameter that is a ``CommandGiven`` is no option: the command gets its own words there.
+    A parameter that is a ``CommandLine`` is no option: the command gets its own words there.
     """
     hints = get_type_hints(command, include_extras=True)
-    wishes = [name for name, kind in hints.items() if kind is CommandGiven]
+    wishes = [name for name, kind in hints.items() if kind is CommandLine]
     groups = {name: kind for name, kind in hints.items() if name not in ("return", *wishes) and is_dataclass(kind)}
     flat: list[Parameter] = []
     for name, parameter in signature(command).parameters.items():

@@ -23,7 +23,7 @@ from elastune.core.run import (
     Adapt,
     Config,
     Elastic,
-    Means,
+    ExecutionSettings,
     Place,
     Program,
     RunSpec,
@@ -124,7 +124,7 @@ class ClusterOptions:
 
 
 @dataclass(frozen=True)
-class Beginning:
+class InitialWeightsOptions:
     """With what a training begins."""
 
     start_from: Annotated[
@@ -166,7 +166,7 @@ class Beginning:
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingOptions:
     """What is trained: the program's settings, epochs and seed, and when it has failed."""
 
     set_: options.Set = None
@@ -185,19 +185,19 @@ class Training:
 
 
 @dataclass(frozen=True)
-class WorkerExecution:
+class WorkerExecutionOptions:
     """How each worker of a training works."""
 
-    mode: options.Mode = Means.mode
+    mode: options.Mode = ExecutionSettings.mode
     micro_batch: options.MicroBatch = None
-    precision: options.Precision = Means.precision
-    threads: options.Threads = Means.threads
+    precision: options.Precision = ExecutionSettings.precision
+    threads: options.Threads = ExecutionSettings.threads
     device: options.Device = "auto"
     mechanism: options.Mechanism = None
     virtual_tensor: options.VirtualTensor = None
-    schedule: options.Schedule = Means.schedule
+    schedule: options.Schedule = ExecutionSettings.schedule
     zero_stage: options.ZeroStage = None
-    offload: options.Offload = Means.offload
+    offload: options.Offload = ExecutionSettings.offload
     compress: options.Compress = None
     collective_timeout: options.CollectiveTimeout = f"{Elastic.collective_timeout_s / 60:g}m"
 
@@ -206,13 +206,13 @@ class WorkerExecution:
         """How long a worker waits for another one that lives and does not come."""
         return parse.duration(self.collective_timeout, "--collective-timeout")
 
-    def of_one(self, *, here: bool = True) -> Means:
+    def of_one(self, *, here: bool = True) -> ExecutionSettings:
         """The system parameters of one worker. Only the device is checked: the job checks the others."""
         return self.on(None, here=here)
 
     def on(
         self, workers: int | None, mesh: Mesh | None = None, copies: int | None = None, *, here: bool = True
-    ) -> Means:
+    ) -> ExecutionSettings:
         """The system parameters of ``workers``, or of those of ``mesh``; what is None follows from the others.
 
         ``here``: whether they run on this machine; other hosts may have devices that it lacks.
@@ -233,11 +233,11 @@ class WorkerExecution:
             "zero_stage": self.zero_stage,
             "compress": self.compress,
         }
-        return Means.from_json(said)  # words of a user, as those of a journal; the job checks what they say
+        return ExecutionSettings.from_json(said)  # words of a user, as those of a journal; the job checks what they say
 
 
 @dataclass(frozen=True)
-class Execution(WorkerExecution):
+class ExecutionOptions(WorkerExecutionOptions):
     """How a training is executed."""
 
     slots: options.Slots = None
@@ -251,27 +251,27 @@ class Execution(WorkerExecution):
         """The mesh that was asked for."""
         return None if self.mesh is None else Mesh.parse(self.mesh)
 
-    def means(
+    def execution(
         self, workers: int | None, most_workers: int | None = None, learners: int = 1, *, here: bool = True
-    ) -> Means:
+    ) -> ExecutionSettings:
         """The system parameters asked for. ``most_workers``: how many there may be later. ``learners``: they have as
         many slots each. ``here``: as of ``on``."""
         asked = self.on(workers, self.chosen_mesh, self.copies, here=here)
-        means = replace(asked, topology=Topology.parse(self.topology), bucket_bytes=self.bucket_bytes)
-        least_slots = max(DEFAULT_SLOTS, MeshChoice.of(means).most_parts(max(means.workers, most_workers or 0)))
+        execution = replace(asked, topology=Topology.parse(self.topology), bucket_bytes=self.bucket_bytes)
+        least_slots = max(DEFAULT_SLOTS, MeshChoice.of(execution).most_parts(max(execution.workers, most_workers or 0)))
         least_slots = -(-least_slots // learners) * learners
-        return replace(means, num_slots=least_slots if self.slots is None else self.slots)
+        return replace(execution, num_slots=least_slots if self.slots is None else self.slots)
 
 
 @dataclass(frozen=True)
-class FastExecution(Execution):
+class FastExecutionOptions(ExecutionOptions):
     """The same, in ``fast`` mode unless told otherwise."""
 
-    mode: options.Mode = StudyRequest.means.mode
+    mode: options.Mode = StudyRequest.execution.mode
 
 
 @dataclass(frozen=True)
-class Course:
+class RunLengthOptions:
     """What a run begins with, how far it goes, and when it checkpoints."""
 
     max_steps: Annotated[int | None, typer.Option(help="End the run after this many steps.")] = None
@@ -300,7 +300,7 @@ class Course:
 
 
 @dataclass(frozen=True)
-class Agreeing:
+class SyncOptions:
     """How workers agree."""
 
     sync: options.Sync = SyncPlan.strategy
@@ -322,7 +322,7 @@ class Agreeing:
 
 
 @dataclass(frozen=True)
-class Adapting:
+class AdaptOptions:
     """What adapts a run, and what is measured of it."""
 
     policy: options.Policies = None
@@ -334,7 +334,7 @@ class Adapting:
 
 
 @dataclass(frozen=True)
-class Folders:
+class FolderOptions:
     """Where data lie and results go."""
 
     data: options.Data = None
@@ -354,7 +354,7 @@ class Folders:
 
 
 @dataclass(frozen=True)
-class Notices:
+class NoticeOptions:
     """How the news arrives that this machine will be taken away."""
 
     notice_file: options.NoticeFile = None
@@ -389,7 +389,7 @@ class FaultOptions:
 
 
 @dataclass(frozen=True)
-class Search:
+class SearchOptions:
     """What is searched for, how, and for how long."""
 
     objective: options.Objectives = None
@@ -416,7 +416,13 @@ class Search:
         return parse.trial_workers(self.trial_workers)
 
     def request(
-        self, program: Program, out: Path, workers: int, means: Means, training: Training, folders: Folders
+        self,
+        program: Program,
+        out: Path,
+        workers: int,
+        execution: ExecutionSettings,
+        training: TrainingOptions,
+        folders: FolderOptions,
     ) -> StudyRequest:
         """The study that these options ask for."""
         from elastune.tune.search.objective import parse_objectives
@@ -438,7 +444,7 @@ class Search:
             workers=workers,
             trial_workers=self.bounds,
             allocation=self.allocation,
-            means=means,
+            execution=execution,
             config=training.config,
             epochs=training.epochs,
             seed=training.seed,
@@ -451,7 +457,7 @@ class Search:
 
 
 @dataclass(frozen=True)
-class FrontierQuestion:
+class FrontierOptions:
     """What is asked of a frontier: about which workers, and what counts as good."""
 
     workers: Annotated[
@@ -526,9 +532,9 @@ class HostPrices:
     def of_study(self, request: Request, *, local: bool) -> Request:
         """``request`` with these prices, where there are any. Raises ``UserError``."""
         from elastune.core.clock import SystemClock
-        from elastune.tune.study.budget import priced
+        from elastune.tune.study.budget import with_prices
 
-        return priced(request, self.read(local=local), SystemClock())
+        return with_prices(request, self.read(local=local), SystemClock())
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,11 @@ from elastune.core.run import DEFAULT_SLOTS
 from elastune.tune.study.request import StudyRequest
 
 NAMED = "NAME[:OPTION=VALUE,...]"
-HELP = {knob.name: knob.metadata["told"] for knob in fields(StudyRequest) if "told" in knob.metadata}
+HELP = {
+    option_field.name: option_field.metadata["told"]
+    for option_field in fields(StudyRequest)
+    if "told" in option_field.metadata
+}
 """What each field of a study's request says of itself."""
 File = Annotated[Path, typer.Argument(help="The program: a Python file that defines train(session).")]
 Out = Annotated[

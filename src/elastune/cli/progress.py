@@ -20,33 +20,33 @@ from elastune.core.journal.files import read
 from elastune.core.journal.records import (
     Adopted,
     ChangesAccepted,
-    ChangesUnreached,
     CheckpointFailed,
+    ConnectionsRefused,
     Decided,
     Entry,
     FaultInjected,
     FrontierFound,
     LearnerLeftOut,
     Measured,
-    NotLetIn,
     NotMeasured,
     PhasesPlanned,
     PolicyFailed,
     Record,
     Regrouped,
     Reported,
-    RoundsCut,
+    RoundsShortened,
     RunFinished,
     RunStarted,
-    StagesCut,
+    StagesDivided,
     StartedFrom,
     StepsPlanned,
-    Straggling,
+    StragglerDetected,
     StudyFinished,
     StudyStarted,
     SyncChanged,
+    SyncChangesUnreached,
     TimesFitted,
-    TopologyLaid,
+    TopologyChanged,
     TrialAdopted,
     TrialFinished,
     TrialPaused,
@@ -119,7 +119,7 @@ class RunTracker:
             case Adopted():
                 on = count(len(record.workers), "worker")
                 return f"took over {on}, which had lost their controller, after {duration(record.seconds)}", True
-            case RunStarted(means={"mode": "exact", "num_slots": int(slots), "workers": int(workers)}):
+            case RunStarted(execution={"mode": "exact", "num_slots": int(slots), "workers": int(workers)}):
                 self._first += filter(None, [slot_cost_text(slots, workers)])
             case StepsPlanned() if self._first:
                 return self._first.pop(0), True
@@ -149,21 +149,21 @@ class RunTracker:
             case Regrouped():
                 on = count(len(record.members), "worker")
                 return f"on {on} from step {record.step} on, after {duration(record.pause_s)}", True
-            case Straggling():
+            case StragglerDetected():
                 return plain(record.line, 400), True
             case LearnerLeftOut():
                 return left_out_line(record), True
-            case SyncChanged() | TopologyLaid():
+            case SyncChanged() | TopologyChanged():
                 return since_line(record), True
-            case RoundsCut():
+            case RoundsShortened():
                 return cut_line(record), True
-            case ChangesUnreached():
+            case SyncChangesUnreached():
                 return unreached_line(record), True
-            case StagesCut():
+            case StagesDivided():
                 return stages_line(record), True
             case CheckpointFailed():
                 return f"no checkpoint after step {record.step}, older ones stay: {plain(record.why, 300)}", True
-            case NotLetIn():
+            case ConnectionsRefused():
                 return plain(refusal_line(record), 400), True
             case FaultInjected():
                 at = "" if record.worker is None else f" of worker {record.worker}"
@@ -277,7 +277,7 @@ def warm_line(record: WarmStarted) -> str:
     return f"warm start from {plain(record.source)}: {taken}; context {record.similarity:.2g} alike{other}: {use}"
 
 
-def told_before(out: Path, resume: bool) -> list[Entry]:
+def earlier_entries(out: Path, resume: bool) -> list[Entry]:
     """What the journal of a study that is to be resumed holds."""
     path = out / JOURNAL
     return read(path) if resume and path.exists() else []

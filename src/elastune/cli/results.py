@@ -20,10 +20,10 @@ from elastune.core.journal.files import read
 from elastune.core.journal.records import Entry, FrontierFound, PhasesPlanned, RunFailed, RunFinished
 from elastune.core.journal.spending import money
 from elastune.core.journal.trials import compared_all
-from elastune.core.plan.step_time import plan_told
+from elastune.core.plan.step_time import last_plan
 from elastune.report.adaptation import (
     Adaptation,
-    SyncStory,
+    SyncHistory,
     adaptation_json,
     adaptation_line,
     batch_line,
@@ -37,7 +37,7 @@ from elastune.report.adaptation import (
 )
 from elastune.report.frontier import answer_lines, frontier_table, settings_table, volumes_table
 from elastune.report.lines import accepted_lines
-from elastune.report.overviews import RunStory, StudyStory, front_trials, gather_run, gather_study, mechanism_text
+from elastune.report.overviews import RunOverview, StudyOverview, front_trials, gather_run, gather_study, mechanism_text
 from elastune.report.plan import plan_lines
 from elastune.report.study import assets_table, front_table, subset_table, tasks_table
 from elastune.report.tables import Table, memory_line
@@ -63,7 +63,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Wish:
+class PickOptions:
     """Which trial of a study to pick, by ``targets`` or ``weights`` (neither: ``Study.choices``), and how many to stand
     for the front (None: no such question)."""
 
@@ -78,12 +78,12 @@ class Wish:
         return bool(self.targets or self.weights or self.subset is not None)
 
 
-def result_of(out: Path, wish: Wish | None = None, *, across_changes: bool = False) -> Result:
+def result_of(out: Path, wish: PickOptions | None = None, *, across_changes: bool = False) -> Result:
     """What ``out/journal.jsonl`` holds. Raises ``UserError`` where there is nothing, or a line is no record.
 
     ``across_changes``: fronts are of trials from before accepted changes, too.
     """
-    wish = wish or Wish()
+    wish = wish or PickOptions()
     entries = read(out / JOURNAL)
     entries = compared_all(entries) if across_changes else entries
     study, run = gather_study(entries), gather_run(entries)
@@ -91,7 +91,7 @@ def result_of(out: Path, wish: Wish | None = None, *, across_changes: bool = Fal
         raise UserError("--target needs a run", out, "give the --out of elastune run, or --target to elastune tune")
     if study is not None and not study.is_frontier:
         return _study(study, entries, out, wish)
-    if (made := plan_told(entries)) is not None and study is None:
+    if (made := last_plan(entries)) is not None and study is None:
         return Result({"kind": "plan", **made.found, "out": str(out)}, lines=tuple(plan_lines(made)))
     if wish.any:
         raise UserError("--pick, --weights and --subset need a study", out, "give the --out of elastune tune")
@@ -112,9 +112,9 @@ def with_money(result: Result, out: Path, prices: Prices) -> Result:
     return replace(result, data={**result.data, "money": found.data}, lines=(*result.lines, found.line))
 
 
-def _with_time_to(target: Constraint, run: RunStory, result: Result) -> Result:
+def _with_time_to(target: Constraint, run: RunOverview, result: Result) -> Result:
     """``result`` of ``run``, with the time until it reached ``target``."""
-    settings = {**run.started.config, "workers": run.started.means.get("workers")}
+    settings = {**run.started.config, "workers": run.started.execution.get("workers")}
     found = time_to(target, run.reports, settings)
     line = f"target  {plain(target.text)} "
     if found is not None:
@@ -127,14 +127,14 @@ def _with_time_to(target: Constraint, run: RunStory, result: Result) -> Result:
     return replace(result, data={**result.data, "time_to_target": data}, lines=(*result.lines, line))
 
 
-def _run(run: RunStory, changes: Changes, adaptation: Adaptation, story: SyncStory, out: Path) -> Result:
-    means = run.started.means
+def _run(run: RunOverview, changes: Changes, adaptation: Adaptation, story: SyncHistory, out: Path) -> Result:
+    execution = run.started.execution
     asked = {
-        "mode": means.get("mode"),
-        "compress": means.get("compress"),
-        "mechanism": means.get("mechanism"),
-        **({"mesh": means["mesh"]} if "mesh" in means else {}),
-        "num_slots": means.get("num_slots"),
+        "mode": execution.get("mode"),
+        "compress": execution.get("compress"),
+        "mechanism": execution.get("mechanism"),
+        **({"mesh": execution["mesh"]} if "mesh" in execution else {}),
+        "num_slots": execution.get("num_slots"),
         "sync": run.started.sync,
         "sync_changes": [{"step": e.step, e.which: e.what, "why": e.why} for e in story.changes],
         "seed": run.started.seed,
@@ -155,7 +155,7 @@ def _run(run: RunStory, changes: Changes, adaptation: Adaptation, story: SyncSto
     end = run.finished
     if end is not None:
         data = _finished(end) | _changed(changes) | asked
-        lines = _run_lines(end, means, changes, adaptation, story, out)
+        lines = _run_lines(end, execution, changes, adaptation, story, out)
         return Result(data, tables, lines, stopped=end.stopped)
     if run.failed is not None:
         failed = {name: getattr(run.failed, name) for name in ("reason", "detail", "rank", "exit_code")}
@@ -188,11 +188,11 @@ def _changed(changes: Changes) -> dict[str, Any]:
 
 
 def _run_lines(
-    end: RunFinished, means: dict[str, Any], changes: Changes, adaptation: Adaptation, story: SyncStory, out: Path
+    end: RunFinished, execution: dict[str, Any], changes: Changes, adaptation: Adaptation, story: SyncHistory, out: Path
 ) -> tuple[str, ...]:
     metrics = ", ".join(f"{plain(name, 40)} {valued(name, value)}" for name, value in end.metrics.items())
     steps, on = count(end.steps, "step"), count(end.workers, "worker")
-    how = [plain(means.get("mode")), *([told] if (told := mechanism_text(means)) != "replicated" else [])]
+    how = [plain(execution.get("mode")), *([told] if (told := mechanism_text(execution)) != "replicated" else [])]
     return (
         f"{metrics or 'no metrics'} after {steps} in {duration(end.seconds)} on {on} ({', '.join(how)})",
         *(f"changed {line}" for line in changes.accepted),
@@ -200,21 +200,21 @@ def _run_lines(
         *(f"agreed  {line}" for line in (sync_line(story),) if line),
         *(f"adapted {line}" for line in (adaptation_line(adaptation),) if line),
         *(f"batch   {line}" for line in (batch_line(adaptation),) if line),
-        *([f"wire    {byte_count(round(end.sent_bytes))} sent in a step"] if means.get("compress") else []),
+        *([f"wire    {byte_count(round(end.sent_bytes))} sent in a step"] if execution.get("compress") else []),
         *(f"memory  {line}" for line in (memory_line(end.memory),) if line),
         f"state   sha256 {end.sha256}",
         f"journal {out / JOURNAL}",
     )
 
 
-def _study(story: StudyStory, entries: Sequence[Entry], out: Path, wish: Wish) -> Result:
+def _study(story: StudyOverview, entries: Sequence[Entry], out: Path, wish: PickOptions) -> Result:
     study = Study.of(out, entries)
     asset = _picked_asset(study, wish)
-    own = Wish() if asset is not None else wish  # of trials alone
+    own = PickOptions() if asset is not None else wish  # of trials alone
     if study.tasks and not wish.any:
         return _tasks(story, study, out)
     stated = bool(own.targets or own.weights)
-    why_not = "" if stated else study.no_choice()
+    why_not = "" if stated else study.no_choice_reason()
     choices: tuple[Picked, ...] = () if why_not else study.choices() if not stated else ()
     if stated:
         choices = (study.pick(weights=own.weights or None, **own.targets),)
@@ -252,7 +252,7 @@ def _study(story: StudyStory, entries: Sequence[Entry], out: Path, wish: Wish) -
     return Result(data, tuple(tables), lines, stopped=data["reason"])
 
 
-def _tasks(story: StudyStory, study: Study, out: Path) -> Result:
+def _tasks(story: StudyOverview, study: Study, out: Path) -> Result:
     """Of a study whose trials have different tasks: what each has reached. None of them is picked."""
     data = {
         "kind": "tune",
@@ -301,7 +301,7 @@ def _choice_lines(study: Study, choice: Picked, place: int) -> list[str]:
     ]
 
 
-def _picked_asset(study: Study, wish: Wish) -> PickedAsset | None:
+def _picked_asset(study: Study, wish: PickOptions) -> PickedAsset | None:
     """What to use, where a wish names its cost: how long it trained, or its parameters."""
     names = {o.name for o in study.objectives}
     if not any(name in {**wish.targets, **wish.weights} for name in COSTS if name not in names):
@@ -353,10 +353,10 @@ def _found_after(study: Study, trial: Trial) -> str:
 
 
 def _shown(t: Trial) -> dict[str, Any]:
-    return {"trial": t.number, "values": t.values, "metrics": t.metrics, "config": t.config, "means": t.means}
+    return {"trial": t.number, "values": t.values, "metrics": t.metrics, "config": t.config, "execution": t.execution}
 
 
-def _frontier(story: StudyStory, out: Path) -> Result:
+def _frontier(story: StudyOverview, out: Path) -> Result:
     ending = _ending(story, out)
     found = story.found
     if found is None:
@@ -390,7 +390,7 @@ def phase_lines(phases: PhasesPlanned | None) -> tuple[str, ...]:
     return (f"took    {duration(sum(phases.took.values()))} of a budget of {duration(phases.budget_s)}: {took}",)
 
 
-def _ending(story: StudyStory, out: Path) -> dict[str, Any]:
+def _ending(story: StudyOverview, out: Path) -> dict[str, Any]:
     end = story.finished
     return {
         "seconds": end.seconds if end else None,

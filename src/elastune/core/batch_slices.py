@@ -99,7 +99,7 @@ def apart(passes: Sequence[BatchSlice], workers: int, place: int) -> list[BatchS
     return found
 
 
-def round_shares(
+def slices_of_round(
     batches: Sequence[int],
     num_slots: int,
     learners: int,
@@ -141,7 +141,7 @@ def places_of_learner(
     batches: Sequence[int], num_slots: int, learners: int, learner: int, mode: Mode, least: int = 1
 ) -> list[range]:
     """Which samples of a round of global ``batches`` one learner has, counted from the round's first, in order."""
-    own = round_shares(batches, num_slots, learners, range(learner, learner + 1), mode, None, least)
+    own = slices_of_round(batches, num_slots, learners, range(learner, learner + 1), mode, None, least)
     found: list[range] = []
     for samples in (each.samples for each in own if each.weight):
         if found and found[-1].stop == samples.start:

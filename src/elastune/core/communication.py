@@ -178,7 +178,7 @@ class Route:
         """Who has the total first."""
         return next(rank for rank, parent in enumerate(self.up) if parent == rank)
 
-    def givers(self, rank: int) -> tuple[int, ...]:
+    def children(self, rank: int) -> tuple[int, ...]:
         """Who gives ``rank`` its sums."""
         return tuple(other for other, parent in enumerate(self.up) if parent == rank != other)
 
@@ -186,7 +186,7 @@ class Route:
         """Whose numbers are in what ``rank`` gives, itself included."""
         found, more = {rank}, [rank]
         while more:
-            more = [child for at in more for child in self.givers(at)]
+            more = [child for at in more for child in self.children(at)]
             found.update(more)
         return frozenset(found)
 
@@ -202,7 +202,7 @@ class Hop:
 
 
 @dataclass(frozen=True)
-class PortCall:
+class RelayStep:
     """What one worker waits for, and what it sends then. ``arrives``: None for what it can send at once."""
 
     arrives: Hop | None
@@ -286,11 +286,11 @@ def chunks_of(numel: int, item_bytes: int, routes: int, chunk_kib: int) -> int:
 
 
 @lru_cache(maxsize=256)
-def itinerary(routes: tuple[Route, ...], chunks: int, rank: int) -> tuple[PortCall, ...]:
+def relay_steps(routes: tuple[Route, ...], chunks: int, rank: int) -> tuple[RelayStep, ...]:
     """All that ``rank`` does for ``chunks`` chunks, in order; chunk c takes route c modulo their number."""
     ways = [_Way(route, rank) for route in routes[: min(chunks, len(routes))]]
-    at_once: list[PortCall] = []  # whatever its stamp: what needs nothing is under way before anything is waited for
-    later: list[tuple[int, int, bool, int, PortCall]] = []
+    at_once: list[RelayStep] = []  # whatever its stamp: what needs nothing is under way before anything is waited for
+    later: list[tuple[int, int, bool, int, RelayStep]] = []
     for chunk in range(chunks):
         start, way = chunk // len(routes), ways[chunk % len(routes)]
         for stamp, stop in way.stops(chunk):
@@ -307,27 +307,27 @@ class _Way:
     def __init__(self, route: Route, rank: int) -> None:
         self._route, self._rank = route, rank
         heights = _heights(route.up)
-        self._givers = sorted((heights[giver] + 1, giver) for giver in route.givers(rank))
+        self._givers = sorted((heights[giver] + 1, giver) for giver in route.children(rank))
         self._takers = [other for other, source in enumerate(route.down) if source == rank != other]
         depth, at = 0, rank
         while route.down[at] != at:
             depth, at = depth + 1, route.down[at]
         self._told_at = heights[route.root] + depth
 
-    def stops(self, chunk: int) -> list[tuple[int, PortCall]]:
+    def stops(self, chunk: int) -> list[tuple[int, RelayStep]]:
         """What there is to do, by the stamp of what arrives."""
         rank, route = self._rank, self._route
         is_root = route.root == rank
         down = tuple(Hop(chunk, False, rank, taker) for taker in self._takers)
         up = down if is_root else (Hop(chunk, True, rank, route.up[rank]),)
         if not self._givers:
-            found = [(0, PortCall(None, up))]
+            found = [(0, RelayStep(None, up))]
         else:
             *others, (last, giver) = self._givers
-            found = [(stamp, PortCall(Hop(chunk, True, other, rank), ())) for stamp, other in others]
-            found.append((last, PortCall(Hop(chunk, True, giver, rank), up)))
+            found = [(stamp, RelayStep(Hop(chunk, True, other, rank), ())) for stamp, other in others]
+            found.append((last, RelayStep(Hop(chunk, True, giver, rank), up)))
         if not is_root:
-            found.append((self._told_at, PortCall(Hop(chunk, False, route.down[rank], rank), down)))
+            found.append((self._told_at, RelayStep(Hop(chunk, False, route.down[rank], rank), down)))
         return found
 
 

@@ -19,7 +19,7 @@ MEASURED = ("seconds", "cost")  # by elastune, of every training: no program may
 SPOT, ON_DEMAND = "spot", "on-demand"
 KINDS = (SPOT, ON_DEMAND)
 """Kinds of hosts: those that may be taken away at any time, and those that stay."""
-UNTOLD = ""
+UNKNOWN = ""
 """The kind of hosts that do not tell theirs: this machine, and those of a launcher of workers."""
 ANY = "any"
 """In a table of prices: every kind that it does not name."""
@@ -78,7 +78,7 @@ class Prices:
     def assuming(self, kind: str) -> Prices:
         """The same, where hosts that do not tell their kind are of this ``kind``. Raises ``UserError`` for one without
         a price."""
-        return replace(self, steps={**self.steps, UNTOLD: self._of(kind)})
+        return replace(self, steps={**self.steps, UNKNOWN: self._of(kind)})
 
     @property
     def digest(self) -> str:

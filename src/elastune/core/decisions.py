@@ -126,7 +126,7 @@ class Decision:
 
 MOST_VOTERS = 256  # sums of this many digits, and of this many squared marks, are exact in single precision
 _DIGIT = 1 << 16
-_MARKS = (251, 241, 239)  # moduli of the checks; a mark's square must stay below 2^24 / MOST_VOTERS
+_CHECKSUM_MODULI = (251, 241, 239)  # moduli of the checks; a mark's square must stay below 2^24 / MOST_VOTERS
 _FLAGS = ("correct_momentum", "remember", "restore", "stop")
 _COUNTS = ("workers", "replace_rank", "batch_size", "micro_batch", "ramp_steps")  # whole numbers, nothing as 0
 _REALS = ("lr", "lr_factor")
@@ -137,13 +137,13 @@ assert {*_FLAGS, *_COUNTS, *_REALS, *_MESHES, *_TEXTS} == {f.name for f in field
 
 
 def vote(decision: Decision) -> list[float]:
-    """One worker's part of the sums, of ``VOTE`` numbers."""
+    """One worker's part of the sums, of ``VOTE_LENGTH`` numbers."""
     digits = _digits(decision)
-    marks = _marks(digits)
+    marks = _checksums(digits)
     return [float(x) for x in (*digits, *marks, *(mark * mark for mark in marks))]
 
 
-def voted(topology: Topology) -> str:
+def topology_for_vote(topology: Topology) -> str:
     """``topology`` as a decision has it. Raises ``UserError`` where a vote has no room for it."""
     if len(str(topology).encode()) > _TEXTS["topology"]:
         rule = f"a list of parents that workers vote on has at most {_TEXTS['topology']} characters"
@@ -153,7 +153,7 @@ def voted(topology: Topology) -> str:
 
 def outcome(sums: Sequence[float], voters: int) -> Decision | None:
     """What all ``voters`` decided, from the sums of their votes; None where they did not decide alike."""
-    ends = _LENGTH, _LENGTH + len(_MARKS)
+    ends = _LENGTH, _LENGTH + len(_CHECKSUM_MODULI)
     digits, marks, squares = sums[: ends[0]], sums[ends[0] : ends[1]], sums[ends[1] :]
     # By Cauchy and Schwarz: n times the sum of squares is the square of the sum only where all are equal.
     if any(voters * square != mark * mark for mark, square in zip(marks, squares, strict=True)):
@@ -205,13 +205,13 @@ def _decision(digits: list[int]) -> Decision:
     return Decision(**found)  # type: ignore[arg-type]
 
 
-def _marks(digits: Sequence[int]) -> list[int]:
+def _checksums(digits: Sequence[int]) -> list[int]:
     """Zeros for an empty decision, else numbers from 1 on that are hardly ever all equal for different ones."""
     if not any(digits):
-        return [0] * len(_MARKS)
+        return [0] * len(_CHECKSUM_MODULI)
     hashed = int.from_bytes(blake2b(struct.pack(f"<{len(digits)}H", *digits), digest_size=8).digest(), "big")
-    return [1 + hashed % (modulus - 1) for modulus in _MARKS]
+    return [1 + hashed % (modulus - 1) for modulus in _CHECKSUM_MODULI]
 
 
 _LENGTH = len(_digits(_NOTHING))
-VOTE = len(vote(_NOTHING))
+VOTE_LENGTH = len(vote(_NOTHING))

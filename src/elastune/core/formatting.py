@@ -166,16 +166,16 @@ def settings_text(settings: Mapping[str, Any], without: tuple[str, ...] = ()) ->
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """A nested mapping as ``{"machine.cores": "2"}``; lists as one comma-separated line."""
-    leaves: dict[str, str] = {}
+    param_blocks: dict[str, str] = {}
     for key, value in tree.items():
         name = f"{prefix}{plain(key, 60)}"
         if isinstance(value, Mapping):
-            leaves |= flat(value, f"{name}.")
+            param_blocks |= flat(value, f"{name}.")
         elif isinstance(value, list | tuple):
-            leaves[name] = plain(", ".join(map(str, value)), 400)
+            param_blocks[name] = plain(", ".join(map(str, value)), 400)
         else:
-            leaves[name] = plain("–" if value is None else value, 400)
-    return leaves
+            param_blocks[name] = plain("–" if value is None else value, 400)
+    return param_blocks
 
 
 def _trimmed(digits: str) -> str:

@@ -101,7 +101,7 @@ def _cut_out(box: Box, other: Box) -> list[Box]:
 
 
 @dataclass(frozen=True)
-class Stretch:
+class FlatRange:
     """Elements ``start`` to ``stop`` (exclusive) of the part ``box`` of a tensor, flattened in C order."""
 
     box: Box
@@ -128,15 +128,15 @@ class Stretch:
         return found
 
 
-def whole_stretch(shape: Sequence[int]) -> Stretch:
+def whole_range(shape: Sequence[int]) -> FlatRange:
     """All of a tensor."""
-    return Stretch(tuple((0, size) for size in shape), 0, prod(shape))
+    return FlatRange(tuple((0, size) for size in shape), 0, prod(shape))
 
 
-def fills(shape: Sequence[int], stretches: Iterable[Stretch]) -> bool:
+def fills(shape: Sequence[int], stretches: Iterable[FlatRange]) -> bool:
     """Whether each element of a tensor of ``shape`` is in exactly one of ``stretches``."""
     boxes = [box for stretch in stretches for box, _ in stretch.boxes]
-    goal = whole_stretch(shape)
+    goal = whole_range(shape)
     return sum(map(volume, boxes)) == goal.size and not without([goal.box], boxes)
 
 
@@ -177,7 +177,7 @@ at a leaf's end."""
 
 
 @dataclass(frozen=True)
-class Leaf:
+class ParamBlock:
     """One leaf.
 
     Attributes:
@@ -228,19 +228,19 @@ class Split:
         chunks: Runs of layers on each worker of an interleaved pipeline, where there are layers enough.
     """
 
-    leaves: tuple[Leaf, ...]
+    param_blocks: tuple[ParamBlock, ...]
     blocks: int = 1
     costs: tuple[float, ...] = ()
     chunks: int = 1
 
     def __post_init__(self) -> None:
-        if len({leaf.name for leaf in self.leaves}) < len(self.leaves):
+        if len({param_block.name for param_block in self.param_blocks}) < len(self.param_blocks):
             raise ValueError("two leaves of one name")
 
     @cached_property
     def trained(self) -> tuple[int, ...]:
         """Indices of the leaves that get gradients."""
-        return tuple(i for i, leaf in enumerate(self.leaves) if leaf.trained)
+        return tuple(i for i, param_block in enumerate(self.param_blocks) if param_block.trained)
 
     def stages(self, pipeline: int) -> tuple[range, ...]:
         """The runs of layers of ``pipeline`` workers, in order of layers; run i lies on worker ``i % pipeline``.
@@ -259,22 +259,27 @@ class Split:
         blocks = cut(self.blocks, mesh.tensor)[at["tensor"]]
         return tuple(
             i
-            for i, leaf in enumerate(self.leaves)
-            if leaf.layer in layers and (leaf.block is None or leaf.block in blocks)
+            for i, param_block in enumerate(self.param_blocks)
+            if param_block.layer in layers and (param_block.block is None or param_block.block in blocks)
         )
 
 
 def gathered_in(split: Split, blocks: Sequence[Sequence[int]]) -> Split:
     """``split`` with leaves that are brought together: those of each of ``blocks``, by their indices."""
-    block_of = {leaf: number for number, leaves in enumerate(blocks) for leaf in leaves}
-    return replace(split, leaves=tuple(replace(leaf, gathered=block_of[i]) for i, leaf in enumerate(split.leaves)))
+    block_of = {param_block: number for number, param_blocks in enumerate(blocks) for param_block in param_blocks}
+    return replace(
+        split,
+        param_blocks=tuple(
+            replace(param_block, gathered=block_of[i]) for i, param_block in enumerate(split.param_blocks)
+        ),
+    )
 
 
-def whole_leaves(parameters: Sequence[tuple[str, tuple[int, ...], str, bool]]) -> Split:
+def undivided_blocks(parameters: Sequence[tuple[str, tuple[int, ...], str, bool]]) -> Split:
     """A model that nothing divides: ``parameters`` are (name, shape, dtype, trained)."""
     return Split(
         tuple(
-            Leaf(name, name, tuple((0, size) for size in shape), dtype, trained=trained)
+            ParamBlock(name, name, tuple((0, size) for size in shape), dtype, trained=trained)
             for name, shape, dtype, trained in parameters
         )
     )
@@ -290,8 +295,8 @@ def unit_heads(rows: Sequence[range]) -> list[tuple[int, int, range]]:
     for worker, own in enumerate(rows):
         first = own.start // UNIT * UNIT
         if own and first < own.start:
-            adder = next(other for other, has in enumerate(rows) if first in has)
-            found.append((worker, adder, range(own.start, min(own.stop, first + UNIT))))
+            reducer = next(other for other, has in enumerate(rows) if first in has)
+            found.append((worker, reducer, range(own.start, min(own.stop, first + UNIT))))
     return found
 
 
@@ -341,9 +346,9 @@ ALONE = 1 << 20
 
 @dataclass(frozen=True)
 class Segment:
-    """Elements ``start`` to ``stop`` (exclusive) of the flat leaf ``leaf`` (its index in the split)."""
+    """Elements ``start`` to ``stop`` (exclusive) of the flat leaf ``param_block`` (its index in the split)."""
 
-    leaf: int
+    param_block: int
     start: int
     stop: int
 
@@ -362,7 +367,7 @@ class BucketPlan:
         parts: By batch rank: the segments that worker adds up. Parts follow each other in the vector.
     """
 
-    leaves: tuple[int, ...]
+    param_blocks: tuple[int, ...]
     parts: tuple[tuple[Segment, ...], ...]
 
     @property
@@ -377,34 +382,40 @@ def buckets(split: Split, computed: Sequence[int], workers: int) -> tuple[Bucket
     In about the order in which a backward pass brings gradients, the first one small so that sending starts early; of
     one dtype and, where leaves are gathered, of one block each.
     """
-    trained = [i for i in reversed(computed) if split.leaves[i].trained]
+    trained = [i for i in reversed(computed) if split.param_blocks[i].trained]
     groups: list[list[int]] = []
     room = 0
-    for i in sorted(trained, key=lambda i: _turn(split.leaves[i])):
-        leaf, last = split.leaves[i], split.leaves[groups[-1][-1]] if groups else None
-        if last is None or room <= 0 or last.dtype != leaf.dtype or _turn(last) != _turn(leaf) or _turn(leaf)[1]:
+    for i in sorted(trained, key=lambda i: _turn(split.param_blocks[i])):
+        param_block, last = split.param_blocks[i], split.param_blocks[groups[-1][-1]] if groups else None
+        if (
+            last is None
+            or room <= 0
+            or last.dtype != param_block.dtype
+            or _turn(last) != _turn(param_block)
+            or _turn(param_block)[1]
+        ):
             room = BUCKET_BYTES if groups else FIRST_BUCKET_BYTES
             groups.append([])
         groups[-1].append(i)
-        room -= 4 * leaf.size
+        room -= 4 * param_block.size
     return tuple(BucketPlan(tuple(group), _cut_at_units(split, group, workers)) for group in groups)
 
 
-def _turn(leaf: Leaf) -> tuple[int, bool]:
+def _turn(param_block: ParamBlock) -> tuple[int, bool]:
     """When it leaves, and whether alone: the last block comes first, and of each one its small leaves do."""
-    return (0, False) if leaf.gathered is None else (-leaf.gathered, leaf.size >= ALONE)
+    return (0, False) if param_block.gathered is None else (-param_block.gathered, param_block.size >= ALONE)
 
 
-def _cut_at_units(split: Split, leaves: Sequence[int], parts: int) -> tuple[tuple[Segment, ...], ...]:
+def _cut_at_units(split: Split, param_blocks: Sequence[int], parts: int) -> tuple[tuple[Segment, ...], ...]:
     """The leaves' elements in ``parts`` runs of about equal size that end where units do.
 
     A unit belongs to the part that it begins in.
     """
-    total = sum(split.leaves[i].size for i in leaves)
+    total = sum(split.param_blocks[i].size for i in param_blocks)
     found: list[list[Segment]] = [[] for _ in range(parts)]
     before = 0
-    for i in leaves:
-        size = split.leaves[i].size
+    for i in param_blocks:
+        size = split.param_blocks[i].size
         start = 0
         while start < size:
             part = (before + start) * parts // total
@@ -416,7 +427,7 @@ def _cut_at_units(split: Split, leaves: Sequence[int], parts: int) -> tuple[tupl
     return tuple(tuple(part) for part in found)
 
 
-def holders(mesh: Mesh, copies: int, hosts: Sequence[object] = ()) -> tuple[tuple[int, ...], ...]:
+def owners(mesh: Mesh, copies: int, hosts: Sequence[object] = ()) -> tuple[tuple[int, ...], ...]:
     """By worker of ``mesh``: those that hold what it adds up.
 
     All that differ from it in the data axis alone do. Where these are fewer than ``copies``, or together on fewer hosts
@@ -451,42 +462,42 @@ def _enough(ranks: Collection[int], places: Sequence[object], copies: int) -> bo
     return len(ranks) >= min(copies, len(places)) and len(hosts) >= min(copies, len(set(places)))
 
 
-def holders_inside(mesh: Mesh, rank: int, copies: int, hosts: Sequence[object] = ()) -> list[tuple[int, ...]]:
-    """``holders`` within the batch group of ``rank``: by batch rank, in batch ranks."""
-    group, of = mesh.batch_group(rank), holders(mesh, copies, hosts)
-    return [tuple(group.index(other) for other in of[adder] if other in group) for adder in group]
+def owners_in_group(mesh: Mesh, rank: int, copies: int, hosts: Sequence[object] = ()) -> list[tuple[int, ...]]:
+    """``owners`` within the batch group of ``rank``: by batch rank, in batch ranks."""
+    group, of = mesh.batch_group(rank), owners(mesh, copies, hosts)
+    return [tuple(group.index(other) for other in of[reducer] if other in group) for reducer in group]
 
 
 @dataclass(frozen=True)
-class Ward:
-    """``holder`` holds the state of ``segment`` for others: it does not come by the sum with its batch group, so worker
+class RemoteOwner:
+    """``owner`` holds the state of ``segment`` for others: it does not come by the sum with its batch group, so worker
     ``source`` of those that do sends it.
     """
 
     segment: Segment
     source: int
-    holder: int
+    owner: int
 
 
-def wards(split: Split, mesh: Mesh, copies: int, hosts: Sequence[object] = ()) -> tuple[Ward, ...]:
-    """What is held outside of the batch groups that compute with it, since inside there are too few ``holders``.
+def remote_owners(split: Split, mesh: Mesh, copies: int, hosts: Sequence[object] = ()) -> tuple[RemoteOwner, ...]:
+    """What is held outside of the batch groups that compute with it, since inside there are too few ``owners``.
 
     Where every worker along the tensor axis computes with a leaf, each has its state: that counts. In order of leaves.
     """
     inner, places = mesh.tensor * mesh.pipeline, list(hosts) or list(range(mesh.workers))
-    of = holders(mesh, copies, hosts)
+    of = owners(mesh, copies, hosts)
     inside = [[other for other in own if other % inner == rank % inner] for rank, own in enumerate(of)]
     if all(_enough(each, places, copies) for each in inside):
         return ()
-    found: list[Ward] = []
-    for leaf, shares in _shares(split, mesh).items():
+    found: list[RemoteOwner] = []
+    for param_block, shares in _shares(split, mesh).items():
         edges = sorted({edge for segment, _ in shares for edge in (segment.start, segment.stop)})
         for start, stop in pairwise(edges):
             firsts = [first for segment, first in shares if segment.start <= start < segment.stop]
             there = {rank for first in firsts for rank in inside[first]}
             if not _enough(there, places, copies):
                 outside = (rank for rank in of[firsts[0]] if rank not in there)
-                found += [Ward(Segment(leaf, start, stop), firsts[0], rank) for rank in outside]
+                found += [RemoteOwner(Segment(param_block, start, stop), firsts[0], rank) for rank in outside]
     return tuple(found)
 
 
@@ -495,22 +506,22 @@ def _shares(split: Split, mesh: Mesh) -> dict[int, list[tuple[Segment, int]]]:
     found: dict[int, list[tuple[Segment, int]]] = {}
     for place, (computed, plans) in enumerate(_plans(split, mesh)):
         for shard in range(mesh.shard):
-            adders = range(shard, mesh.batch, mesh.shard)
-            own = joined([segment for plan in plans for adder in adders for segment in plan.parts[adder]])
+            reducers = range(shard, mesh.batch, mesh.shard)
+            own = joined([segment for plan in plans for reducer in reducers for segment in plan.parts[reducer]])
             for segment in (*own, *_untrained(split, computed)):
-                found.setdefault(segment.leaf, []).append((segment, shard * mesh.tensor * mesh.pipeline + place))
+                found.setdefault(segment.param_block, []).append((segment, shard * mesh.tensor * mesh.pipeline + place))
     return dict(sorted(found.items()))
 
 
 def _plans(split: Split, mesh: Mesh) -> list[tuple[tuple[int, ...], tuple[BucketPlan, ...]]]:
     """What each batch group computes with, and its buckets."""
     computed = [split.computed(mesh, place) for place in range(mesh.tensor * mesh.pipeline)]
-    return [(leaves, buckets(split, leaves, mesh.batch)) for leaves in computed]
+    return [(param_blocks, buckets(split, param_blocks, mesh.batch)) for param_blocks in computed]
 
 
 def _untrained(split: Split, computed: Sequence[int]) -> list[Segment]:
     """Leaves that get no gradients: all that compute with one hold it."""
-    return [Segment(i, 0, split.leaves[i].size) for i in computed if not split.leaves[i].trained]
+    return [Segment(i, 0, split.param_blocks[i].size) for i in computed if not split.param_blocks[i].trained]
 
 
 def held(split: Split, mesh: Mesh, copies: int, hosts: Sequence[object] = ()) -> tuple[tuple[Segment, ...], ...]:
@@ -520,14 +531,14 @@ def held(split: Split, mesh: Mesh, copies: int, hosts: Sequence[object] = ()) ->
     """
     found: dict[int, tuple[Segment, ...]] = {}
     for place, (computed, plans) in enumerate(_plans(split, mesh)):
-        inside = holders_inside(mesh, place, copies, hosts)
+        inside = owners_in_group(mesh, place, copies, hosts)
         for own, rank in enumerate(mesh.batch_group(place)):
-            adders = [adder for adder in range(mesh.batch) if own in inside[adder] and adder != own]
+            reducers = [reducer for reducer in range(mesh.batch) if own in inside[reducer] and reducer != own]
             added = [segment for plan in plans for segment in plan.parts[own]]
-            copied = [segment for plan in plans for adder in adders for segment in plan.parts[adder]]
+            copied = [segment for plan in plans for reducer in reducers for segment in plan.parts[reducer]]
             found[rank] = (*joined(added), *joined([*copied, *_untrained(split, computed)]))
-    for ward in wards(split, mesh, copies, hosts):
-        found[ward.holder] += (ward.segment,)
+    for remote_owner in remote_owners(split, mesh, copies, hosts):
+        found[remote_owner.owner] += (remote_owner.segment,)
     return tuple(_sorted(found[rank]) for rank in range(mesh.workers))
 
 
@@ -538,27 +549,29 @@ def state_layout(split: Split, mesh: Mesh, copies: int, hosts: Sequence[object] 
 
 def pieces(split: Split, segments: Sequence[Segment]) -> list[Piece]:
     """``segments`` as pieces of one-dimensional tensors that bear the leaves' names."""
-    return [Piece(split.leaves[segment.leaf].name, ((segment.start, segment.stop),)) for segment in segments]
+    return [
+        Piece(split.param_blocks[segment.param_block].name, ((segment.start, segment.stop),)) for segment in segments
+    ]
 
 
-def by_leaf(parts: Iterable[tuple[Segment, T]]) -> dict[int, list[tuple[Segment, T]]]:
+def by_param_block(parts: Iterable[tuple[Segment, T]]) -> dict[int, list[tuple[Segment, T]]]:
     """Segments, each with something of it, by their leaves."""
     found: dict[int, list[tuple[Segment, T]]] = {}
     for segment, of_it in parts:
-        found.setdefault(segment.leaf, []).append((segment, of_it))
+        found.setdefault(segment.param_block, []).append((segment, of_it))
     return found
 
 
 def _sorted(segments: Iterable[Segment]) -> tuple[Segment, ...]:
-    return tuple(sorted(segments, key=lambda segment: (segment.leaf, segment.start)))
+    return tuple(sorted(segments, key=lambda segment: (segment.param_block, segment.start)))
 
 
 def joined(segments: Sequence[Segment]) -> tuple[Segment, ...]:
     """In order, neighbours as one."""
     found: list[Segment] = []
     for segment in _sorted(segments):
-        if found and found[-1].leaf == segment.leaf and found[-1].stop == segment.start:
-            found[-1] = Segment(segment.leaf, found[-1].start, segment.stop)
+        if found and found[-1].param_block == segment.param_block and found[-1].stop == segment.start:
+            found[-1] = Segment(segment.param_block, found[-1].start, segment.stop)
         else:
             found.append(segment)
     return tuple(found)
@@ -578,11 +591,11 @@ def written(split: Split, mesh: Mesh, rank: int) -> tuple[Segment, ...]:
         segment
         for bucket in buckets(split, computed, mesh.batch)
         for segment in bucket.parts[own]
-        if segment.leaf not in earlier
+        if segment.param_block not in earlier
     ]
     found += [
-        Segment(i, 0, split.leaves[i].size)
+        Segment(i, 0, split.param_blocks[i].size)
         for i in computed
-        if not split.leaves[i].trained and i not in earlier and i % mesh.batch == own
+        if not split.param_blocks[i].trained and i not in earlier and i % mesh.batch == own
     ]
     return joined(found)

@@ -247,7 +247,7 @@ class MechanismName:
         return cls(states[0] if states else "replicated", "tensor" in words, "pipeline" in words)
 
     @classmethod
-    def least_for(cls, mesh: Mesh | None, virtual_tensor: int | None = None) -> MechanismName:
+    def minimal_for(cls, mesh: Mesh | None, virtual_tensor: int | None = None) -> MechanismName:
         """Return the least mechanism that can serve ``mesh``, with ``virtual_tensor`` blocks of divided layers."""
         mesh = mesh or Mesh()
         tensor = mesh.tensor > 1 or (virtual_tensor or 1) > 1

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
-from elastune.core.run import Means
+from elastune.core.run import ExecutionSettings
 
 UNBOUNDED = 1 << 30
 _ONE_HOST: Mapping[int, str] = MappingProxyType({})
@@ -41,21 +41,21 @@ class MeshChoice:
     pipeline: int = 1
     slots: int = UNBOUNDED
     fixed: bool = False
-    owes: bool = False
+    keeps_residual: bool = False
 
     @classmethod
-    def of(cls, means: Means) -> MeshChoice:
-        """What ``means`` begin with, and what their mechanism allows. How many layers a pipeline could divide is known
+    def of(cls, execution: ExecutionSettings) -> MeshChoice:
+        """What ``execution`` begin with, and what their mechanism allows. How many layers a pipeline could divide is known
         to workers alone (``LayersFound``): until they tell, it has no more stages than it is to begin with.
         """
-        wanted, axes, compression = means.first_mesh, means.parts.dividing, means.compression
+        wanted, axes, compression = execution.first_mesh, execution.parts.dividing, execution.compression
         return cls(
             wanted,
             shard=UNBOUNDED if "shard" in axes else 1,
-            tensor=means.virtual_tensor if "tensor" in axes else 1,
+            tensor=execution.virtual_tensor if "tensor" in axes else 1,
             pipeline=wanted.pipeline if "pipeline" in axes else 1,
-            slots=means.num_slots,
-            owes=compression is not None and compression.keeps_residual,
+            slots=execution.num_slots,
+            keeps_residual=compression is not None and compression.keeps_residual,
         )
 
     def widened(self, layers: int) -> MeshChoice:
@@ -68,9 +68,9 @@ class MeshChoice:
         return max(self.shard, self.tensor, self.pipeline) > 1
 
     @property
-    def leavers_give(self) -> bool:
+    def leavers_send_state(self) -> bool:
         """Whether a worker that leaves has something for those that stay."""
-        return self.divides or self.owes
+        return self.divides or self.keeps_residual
 
     def for_workers(self, workers: int) -> Mesh:
         """The mesh of ``workers`` workers, or of as many of them as it has places for.
@@ -135,7 +135,7 @@ class MeshChoice:
         return -min(mesh.replica, self.wanted.replica), workers - mesh.workers, round(distance, 9), str(mesh)
 
 
-def seated(
+def assign_ranks(
     staying: tuple[int, ...],
     joiners: tuple[int, ...],
     before: Mesh | None,
@@ -200,7 +200,7 @@ def _taken(places: list[int | None]) -> int:
     return worker
 
 
-def dispensable(
+def fitting_workers(
     members: tuple[int, ...], before: Mesh | None, ranks: Mapping[int, int], places: int
 ) -> tuple[int, ...]:
     """``members`` less those that there are no ``places`` for: of the parts that most of them carry, the last go."""

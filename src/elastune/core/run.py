@@ -1,6 +1,6 @@
 """What a run is: the program, its hyperparameters and seed, and the settings by which it is executed.
 
-``RunSpec`` holds everything that decides a run, and ``Means`` holds the execution settings: in ``exact`` mode they
+``RunSpec`` holds everything that decides a run, and ``ExecutionSettings`` holds the execution settings: in ``exact`` mode they
 never change the result. The file also says which settings may change when a run is resumed, which sync strategies
 a run can have, how the weights of another model are taken over, and how independent seeds come from one seed.
 """
@@ -110,13 +110,13 @@ class Program:
     data: Path | None = None
 
     @property
-    def told_data(self) -> str | None:
+    def data_text(self) -> str | None:
         """``data`` as a journal keeps it."""
         return None if self.data is None else str(self.data)
 
 
 @dataclass(frozen=True)
-class Means:
+class ExecutionSettings:
     """System parameters (parallelism and execution): how a result is computed, at what speed and cost.
 
     In ``exact`` mode only ``num_slots``, ``virtual_tensor``, ``precision`` and ``threads`` change the result.
@@ -148,7 +148,7 @@ class Means:
             the first one 1 MiB.
 
     Example:
-        >>> elastune.run(train, {"lr": 0.1}, means=elastune.Means(workers=4, mode="fast", micro_batch=64))
+        >>> elastune.run(train, {"lr": 0.1}, means=elastune.ExecutionSettings(workers=4, mode="fast", micro_batch=64))
     """
 
     workers: int = None  # type: ignore[assignment]  # a number once it is made
@@ -187,7 +187,7 @@ class Means:
             raise UserError("a compression must be a text", repr(told.compress)[:100], 'such as "powersgd:rank=4"')
         compression = None if told.compress is None else Compression.parse(told.compress)
         blocks = told.virtual_tensor
-        least = MechanismName.least_for(self.mesh, blocks)
+        least = MechanismName.minimal_for(self.mesh, blocks)
         name = least if told.mechanism is None else MechanismName.parse(self.mechanism)
         workers = told.workers
         if workers is None:
@@ -220,7 +220,7 @@ class Means:
         """
         return self.parts.mesh(self.workers) if self.mesh is None else self.mesh
 
-    def on(self, workers: int) -> Means:
+    def on(self, workers: int) -> ExecutionSettings:
         """Return the same means with as many whole replicas as ``workers`` can hold.
 
         If they cannot hold one, all workers are along the mechanism's axis.
@@ -237,7 +237,7 @@ class Means:
             "mesh": self.mesh is None,
             "copies": self.copies is None,
             "virtual_tensor": self.virtual_tensor == 1 and not parts.tensor,
-            "schedule": self.schedule == Means.schedule and not parts.pipeline,
+            "schedule": self.schedule == ExecutionSettings.schedule and not parts.pipeline,
             "offload": not self.offload,
             "zero_stage": self.zero_stage is None,
             "compress": self.compress is None,
@@ -247,7 +247,7 @@ class Means:
         return {name: value for name, value in plain.items() if not silent.get(name, False)}
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> Means:
+    def from_json(cls, told: Mapping[str, Any]) -> ExecutionSettings:
         """Return the means that ``to_json`` gave, from a journal or another process.
 
         Raises:
@@ -305,7 +305,7 @@ class Adapt:
 class RunSpec:
     """Everything that decides a run.
 
-    ``config``, ``seed``, ``sync`` and ``sync_schedule`` are its meaning, ``means`` its means.
+    ``config``, ``seed``, ``sync`` and ``sync_schedule`` are its meaning, ``execution`` its means.
 
     Attributes:
         out: The folder of the run's journal, checkpoints and logs.
@@ -333,7 +333,7 @@ class RunSpec:
     out: Path
     config: Config = field(default_factory=dict)
     seed: int = 0
-    means: Means = field(default_factory=Means)
+    execution: ExecutionSettings = field(default_factory=ExecutionSettings)
     sync: SyncPlan = field(default_factory=SyncPlan)
     sync_schedule: SyncSchedule = field(default_factory=SyncSchedule)
     epochs: int | None = None
@@ -357,7 +357,7 @@ class RunSpec:
     @property
     def most_workers(self) -> int:
         """The most workers that the run may have at once."""
-        return max(self.means.workers, self.elastic.high or 0)
+        return max(self.execution.workers, self.elastic.high or 0)
 
 
 @dataclass(frozen=True)
@@ -411,14 +411,16 @@ def check_strategy(plan: SyncPlan, spec: RunSpec) -> None:
         UserError: For learners that do not go with slots, workers, mechanism, mode or compression, and for a round that
             is longer than the run.
     """
-    means, max_steps = spec.means, spec.max_steps
-    plan.check(means.num_slots, spec.most_workers, means.mechanism, means.mode)
+    execution, max_steps = spec.execution, spec.max_steps
+    plan.check(execution.num_slots, spec.most_workers, execution.mechanism, execution.mode)
     if max_steps is not None and plan.in_rounds and plan.every > max_steps:
         rule = "a round must not be longer than the run"
         raise UserError(rule, f"{plan}, {max_steps} steps", "use fewer steps a round (every), or more --max-steps")
-    if plan.in_rounds and means.compress is not None:
+    if plan.in_rounds and execution.compress is not None:
         fix = "use --sync allreduce, or leave --compress out"
-        raise UserError("learners exchange parameters, not gradients", f"--compress {means.compress} with {plan}", fix)
+        raise UserError(
+            "learners exchange parameters, not gradients", f"--compress {execution.compress} with {plan}", fix
+        )
 
 
 def check_schedule(spec: RunSpec) -> None:
@@ -429,7 +431,7 @@ def check_schedule(spec: RunSpec) -> None:
         raise UserError(rule, told, "use an earlier step, or more --max-steps, or leave it out")
 
 
-def refuse_turns(plan: SyncPlan) -> None:
+def refuse_repeated_batches(plan: SyncPlan) -> None:
     """Raise ``UserError`` where a program takes several steps with each batch, and learners would not."""
     if plan.in_rounds:
         raise UserError("turns need workers that agree in each step", plan, "use --sync allreduce")
@@ -477,7 +479,7 @@ def _more(old: object, new: object) -> bool:
 
 
 @dataclass(frozen=True)
-class CommandGiven:
+class CommandLine:
     """A command line as a journal keeps it, for ``elastune resume``.
 
     Options that are for one call alone (--out, --resume, --json, faults) are left out.

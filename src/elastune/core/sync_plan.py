@@ -243,7 +243,7 @@ class SyncPlan:
         return self.cycles * self.fragments > 1
 
     @property
-    def spares(self) -> bool:
+    def has_quorum(self) -> bool:
         """Whether a round can end without some of its learners."""
         return 0 < self.quorum < self.learners
 
@@ -472,7 +472,7 @@ def fragments_of(sizes_bytes: Sequence[int], count: int) -> list[list[int]]:
     return [sorted(places) for places in found]
 
 
-def sendings(every: int, fragments: int, cycles: int) -> dict[int, int]:
+def send_schedule(every: int, fragments: int, cycles: int) -> dict[int, int]:
     """Which fragment leaves after how many steps of a round of ``every``, each of them ``cycles`` times.
 
     Evenly staggered, in turn; the last one is not among them: at the round's end all are exchanged.

@@ -20,14 +20,14 @@ from elastune.elastic.wire.messages import Beat
 MOST_NAMED = 8  # different things, of as many ranks as there are
 
 
-def ranks_differ(step: int, doing: Mapping[int, str]) -> UserError:
+def rank_differences(step: int, doing: Mapping[int, str]) -> UserError:
     """What to raise where ranks, after ``step`` completed steps, are ``doing`` what does not go together."""
     rule = "all ranks must make the same session calls in the same order"
     fix = "let no rank skip or add one; decide by what session.mean gives, which is equal on all"
-    return UserError(rule, f"after step {step}, {told_by_rank(doing)}", fix)
+    return UserError(rule, f"after step {step}, {lines_by_rank(doing)}", fix)
 
 
-def told_by_rank(told: Mapping[int, str]) -> str:
+def lines_by_rank(told: Mapping[int, str]) -> str:
     """ "rank 0 in this; ranks 1, 2 in that": ranks of which the same is told are named together."""
     ranks: dict[str, list[int]] = {}
     for rank, text in sorted(told.items()):
@@ -50,7 +50,7 @@ LOG_LIMIT = 200  # characters
 
 
 @dataclass(frozen=True)
-class Sight:
+class HeartbeatSample:
     """What was last heard of one member: its ``beat``, ``age_s`` seconds ago."""
 
     worker: int
@@ -98,7 +98,9 @@ class Pace:
         return max(LEAST_PATIENCE_S, PATIENCE_STEPS * statistics.median(self._step_s or [0.0]))
 
 
-def straggler(sights: Sequence[Sight], patience_s: float, last_line: Callable[[int], str]) -> Straggler | None:
+def straggler(
+    sights: Sequence[HeartbeatSample], patience_s: float, last_line: Callable[[int], str]
+) -> Straggler | None:
     """The member that keeps others waiting for longer than ``patience_s``, the furthest behind if there are several.
 
     Where all wait in the same collective nobody is to blame: it hangs, and the sentence names them all.
@@ -146,7 +148,7 @@ Reason = Literal["user_error", "timeout"]
 
 
 @dataclass(frozen=True)
-class Standstill:
+class Stall:
     """Why a run cannot go on: ``worker`` is one that does what most do not, or that is waited for."""
 
     worker: int
@@ -154,7 +156,7 @@ class Standstill:
     detail: str
 
 
-def standstill(sights: Sequence[Sight], limit_s: float) -> Standstill | None:
+def find_stall(sights: Sequence[HeartbeatSample], limit_s: float) -> Stall | None:
     """Why the members that are seen in ``sights`` will never come together; None where they may.
 
     ``limit_s``: how long an operation may wait for a member that does something else.
@@ -163,8 +165,8 @@ def standstill(sights: Sequence[Sight], limit_s: float) -> Standstill | None:
     return _in_different_operations(sights) or _too_long(sights, waiting, limit_s)
 
 
-def _in_different_operations(sights: Sequence[Sight]) -> Standstill | None:
-    here: dict[tuple[int, int], list[Sight]] = {}
+def _in_different_operations(sights: Sequence[HeartbeatSample]) -> Stall | None:
+    here: dict[tuple[int, int], list[HeartbeatSample]] = {}
     for sight in sights:
         if sight.beat.doing in COLLECTIVES or sight.beat.doing == "done":
             here.setdefault((sight.beat.view, sight.beat.operation), []).append(sight)
@@ -172,34 +174,34 @@ def _in_different_operations(sights: Sequence[Sight]) -> Standstill | None:
         kinds = [(sight.beat.doing, sight.beat.what) for sight in met]
         if len(set(kinds)) > 1:
             odd = min(met, key=lambda sight: (kinds.count((sight.beat.doing, sight.beat.what)), -sight.rank))
-            told = ranks_differ(max(sight.beat.step for sight in met), {s.rank: _doing(s) for s in met})
-            return Standstill(odd.worker, "user_error", str(told))
+            told = rank_differences(max(sight.beat.step for sight in met), {s.rank: _doing(s) for s in met})
+            return Stall(odd.worker, "user_error", str(told))
     return None
 
 
-def _too_long(sights: Sequence[Sight], waiting: Sequence[Sight], limit_s: float) -> Standstill | None:
+def _too_long(sights: Sequence[HeartbeatSample], waiting: Sequence[HeartbeatSample], limit_s: float) -> Stall | None:
     longest = max(waiting, key=lambda sight: sight.since_s, default=None)
     if longest is None or longest.since_s <= limit_s:
         return None
     place = longest.beat.view, longest.beat.operation
     late = [s for s in sights if s not in waiting or (s.beat.view, s.beat.operation) < place]
     named = late or sights
-    told = told_by_rank({sight.rank: f"{_doing(sight)} for {sight.since_s:.0f} s" for sight in named})
+    told = lines_by_rank({sight.rank: f"{_doing(sight)} for {sight.since_s:.0f} s" for sight in named})
     detail = (
         f"rank {longest.rank} has waited for {longest.since_s:.0f} s in {longest.beat.what}{_line(longest)} after step "
         f"{longest.beat.step}, and --collective-timeout is {limit_s:g} s; "
         + ("missing: " if late else "all are there, but nothing comes through: ")
         + told
     )
-    return Standstill(named[0].worker, "timeout", detail)
+    return Stall(named[0].worker, "timeout", detail)
 
 
-def _doing(sight: Sight) -> str:
+def _doing(sight: HeartbeatSample) -> str:
     beat = sight.beat
     if beat.doing == "done":
         return f"has ended its training function{_line(sight)}"
     return f"in {beat.what or beat.doing}{_line(sight)}"
 
 
-def _line(sight: Sight) -> str:
+def _line(sight: HeartbeatSample) -> str:
     return f" ({sight.beat.line})" if sight.beat.line else ""

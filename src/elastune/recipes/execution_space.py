@@ -9,13 +9,13 @@ from elastune.core.communication import Compression, Topology
 from elastune.core.errors import UserError
 from elastune.core.mesh import AXES, STAGED, MechanismName, Mesh
 from elastune.core.options import split
-from elastune.core.run import Means, Mode, Schedule
+from elastune.core.run import ExecutionSettings, Mode, Schedule
 from elastune.parallel.mechanisms.registry import DIVIDES, MECHANISMS, STATES
 from elastune.recipes.settings import choice
 from elastune.recipes.spaces import WholeBounds, choose_from, draw_int
 
 
-def suggest_means(
+def suggest_execution(
     trial: Any,
     *,
     workers: WholeBounds | None = None,
@@ -63,8 +63,8 @@ def suggest_means(
             ``workers`` together with ``meshes``, and a mechanism that none of the meshes fits.
 
     Example:
-        >>> elastune.suggest_means(trial, workers=(1, 4), policies=("none", "gns:max_batch=1024"))
-        >>> elastune.suggest_means(trial, mechanisms=("zero", "sharded", "tensor"), meshes=("shard=4", "tensor=4"))
+        >>> elastune.suggest_execution(trial, workers=(1, 4), policies=("none", "gns:max_batch=1024"))
+        >>> elastune.suggest_execution(trial, mechanisms=("zero", "sharded", "tensor"), meshes=("shard=4", "tensor=4"))
     """
     if workers is not None and meshes:
         raise UserError("a mesh says how many workers there are", f"workers={workers}", "give workers or meshes")
@@ -72,7 +72,7 @@ def suggest_means(
     if modes:
         found["mode"] = choose_from(trial, "mode", modes, get_args(Mode))
     found |= _suggest_division(trial, mechanisms, meshes)
-    name = Means.from_json({key: found.get(key) for key in ("mechanism", "mesh")}).parts
+    name = ExecutionSettings.from_json({key: found.get(key) for key in ("mechanism", "mesh")}).parts
     for policy in policies:
         split(policy, "a policy", "gns:max_batch=2048,lr=sqrt")
     for compression in compressions:

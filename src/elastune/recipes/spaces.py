@@ -232,7 +232,7 @@ def suggest_batch(
         per_worker: Batch sizes of one worker, in samples, instead of ``sizes``; the parameter is then called
             "batch_per_worker". The global batch is ``workers`` times the chosen size, and stays so when the trial's
             workers change.
-        workers: The number of workers that the trial begins with, from ``suggest_means``; ``per_worker`` needs it.
+        workers: The number of workers that the trial begins with, from ``suggest_execution``; ``per_worker`` needs it.
         base_batch: The batch size that the learning rate is for; every rule but "none" needs it.
         lr_rules: Any of "none", "linear", "sqrt".
 
@@ -245,7 +245,7 @@ def suggest_batch(
 
     Example:
         >>> elastune.suggest_batch(trial, sizes=(64, 256, 1024), base_batch=64, lr_rules=("linear", "sqrt"))
-        >>> means = elastune.suggest_means(trial, workers=(1, 8))
+        >>> means = elastune.suggest_execution(trial, workers=(1, 8))
         >>> {**means, **elastune.suggest_batch(trial, per_worker=(16, 32), workers=means["workers"])}
     """
     for size in (*(sizes or ()), *per_worker):
@@ -256,7 +256,7 @@ def suggest_batch(
             raise UserError("a batch is chosen as a whole or for each worker", sizes, "give sizes or per_worker")
         if workers is None:
             rule = "a batch for each worker needs to know how many there are"
-            raise UserError(rule, "no workers", "workers=suggest_means(trial, workers=...)['workers']")
+            raise UserError(rule, "no workers", "workers=suggest_execution(trial, workers=...)['workers']")
         found["batch_size"] = choose_from(trial, "batch_per_worker", per_worker) * int(number("workers", workers))
     elif workers is not None:
         raise UserError(

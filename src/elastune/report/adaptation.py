@@ -27,7 +27,7 @@ from elastune.core.journal.records import (
     RunFinished,
     RunStarted,
     SyncChanged,
-    TopologyLaid,
+    TopologyChanged,
 )
 from elastune.core.plan.batch_size import batch_against_noise
 from elastune.core.sync_plan import SyncPlan
@@ -39,14 +39,14 @@ from elastune.report.lines import (
     NOISE_SCALE,
     OUTCOMES,
     SENT_BYTES,
-    Told,
+    SignalValue,
     cause_text,
     change_text,
     decided_line,
     measured_text,
     signal_text,
 )
-from elastune.report.overviews import RunStory
+from elastune.report.overviews import RunOverview
 from elastune.report.tables import Table
 from elastune.tune.study.trials import Trial
 
@@ -63,7 +63,7 @@ class Adaptation:
     decided: tuple[Decided, ...] = ()
     failed: tuple[PolicyFailed, ...] = ()
     unmeasured: tuple[NotMeasured, ...] = ()
-    last_signals: Mapping[str, Told] | None = None
+    last_signals: Mapping[str, SignalValue] | None = None
 
     @property
     def any(self) -> bool:
@@ -75,7 +75,7 @@ class Adaptation:
         """How many decisions were applied, disagreed on, refused."""
         return Counter(each.outcome for each in self.decided)
 
-    def signal(self, name: str) -> Told | None:
+    def signal(self, name: str) -> SignalValue | None:
         """The last that was said of signal ``name``."""
         told = [self.last_signals or {}, *(m.signals for m in reversed(self.measured))]
         return next((signals[name] for signals in told if name in signals), None)
@@ -87,7 +87,7 @@ def gather_adaptation(entries: Iterable[Entry]) -> Adaptation:
     monitors: list[str] = []
     told: list[Measured | Decided | PolicyFailed] = []
     unmeasured: list[NotMeasured] = []
-    last_signals: Mapping[str, Told] | None = None
+    last_signals: Mapping[str, SignalValue] | None = None
     for record in (entry.record for entry in entries):
         match record:
             case RunStarted(adapt=adapt, resumed_step=step):
@@ -215,7 +215,7 @@ UNROUTED = ("native", "auto")  # auto: as long as no links have called for route
 
 
 @dataclass(frozen=True)
-class Since:
+class SyncPeriod:
     """From ``step`` steps and ``seconds`` of training on, ``what`` is the run's strategy or topology."""
 
     which: Literal["strategy", "topology"]
@@ -223,18 +223,18 @@ class Since:
     step: int
     seconds: float
     why: str
-    record: SyncChanged | TopologyLaid | None = None
+    record: SyncChanged | TopologyChanged | None = None
 
 
 @dataclass(frozen=True)
-class SyncStory:
+class SyncHistory:
     """Strategies and topologies in order; none of a topology's where the sums of all went as the run decides itself.
 
     ``seconds``: of training, as told last.
     """
 
-    strategies: tuple[Since, ...] = ()
-    topologies: tuple[Since, ...] = ()
+    strategies: tuple[SyncPeriod, ...] = ()
+    topologies: tuple[SyncPeriod, ...] = ()
     seconds: float = 0.0
 
     @property
@@ -243,20 +243,20 @@ class SyncStory:
         return any(each.what != PLAIN[each.which] for each in self.all)
 
     @property
-    def all(self) -> tuple[Since, ...]:
+    def all(self) -> tuple[SyncPeriod, ...]:
         """Both, in order of steps."""
         return tuple(sorted((*self.strategies, *self.topologies), key=lambda each: each.step))
 
     @property
-    def changes(self) -> tuple[Since, ...]:
+    def changes(self) -> tuple[SyncPeriod, ...]:
         """What took another's place while the run went on."""
         return tuple(each for each in self.all if each.record is not None and each.step > 0)
 
 
-def gather_sync(entries: Iterable[Entry]) -> SyncStory:
+def gather_sync(entries: Iterable[Entry]) -> SyncHistory:
     """What the journal of a run tells. What lay beyond the step that a run went on from is taken back."""
-    strategies: list[Since] = []
-    topologies: list[Since] = []
+    strategies: list[SyncPeriod] = []
+    topologies: list[SyncPeriod] = []
     clock: list[tuple[int, float]] = []  # steps and seconds, as told
 
     def go_back(step: int) -> None:
@@ -266,21 +266,21 @@ def gather_sync(entries: Iterable[Entry]) -> SyncStory:
 
     for record in (entry.record for entry in entries):
         match record:
-            case RunStarted(resumed_step=step, sync=sync, means=means):
+            case RunStarted(resumed_step=step, sync=sync, execution=execution):
                 go_back(-1 if step is None else step)
                 begun, seconds = step or 0, max((told for _, told in clock), default=0.0)
                 if not strategies:  # else it goes on with what the checkpoint has
                     strategies.append(_first("strategy", sync, begun, seconds))
-                asked = str(means.get("topology", PLAIN["topology"]))
+                asked = str(execution.get("topology", PLAIN["topology"]))
                 _add(topologies, _first("topology", asked, begun, seconds))
             case Restarted(step=step):
                 go_back(step)
             case SyncChanged(step=step, sync=sync, why=why, seconds=seconds):
-                _add(strategies, Since("strategy", sync, step, seconds, why, record))
-            case TopologyLaid(step=step, topology=topology, cause=why, seconds=seconds):
+                _add(strategies, SyncPeriod("strategy", sync, step, seconds, why, record))
+            case TopologyChanged(step=step, topology=topology, cause=why, seconds=seconds):
                 if why == BY_CHECKPOINT and topologies and topologies[-1].record is None:
                     topologies.pop()  # what that resumed run would have begun with, but for its checkpoint
-                _add(topologies, Since("topology", topology, step, seconds, why, record))
+                _add(topologies, SyncPeriod("topology", topology, step, seconds, why, record))
             case Measured(step=step, seconds=seconds) | Reported(step=step, seconds=seconds):
                 clock.append((step, seconds))
             case RunFinished(steps=step, seconds=seconds):
@@ -289,21 +289,21 @@ def gather_sync(entries: Iterable[Entry]) -> SyncStory:
                 pass
     told = [*(seconds for _, seconds in clock), *(each.seconds for each in (*strategies, *topologies))]
     laid = topologies if any(each.what not in UNROUTED for each in topologies) else []
-    return SyncStory(tuple(strategies), tuple(laid), max(told, default=0.0))
+    return SyncHistory(tuple(strategies), tuple(laid), max(told, default=0.0))
 
 
-def _first(which: Literal["strategy", "topology"], what: str, step: int, seconds: float) -> Since:
+def _first(which: Literal["strategy", "topology"], what: str, step: int, seconds: float) -> SyncPeriod:
     """What a run begins with, by its options or by what is so without any."""
-    return Since(which, what, step, seconds, DEFAULT if what == PLAIN[which] else AT_FIRST)
+    return SyncPeriod(which, what, step, seconds, DEFAULT if what == PLAIN[which] else AT_FIRST)
 
 
-def _add(told: list[Since], each: Since) -> None:
+def _add(told: list[SyncPeriod], each: SyncPeriod) -> None:
     """What is in use already does not begin again."""
     if not told or told[-1].what != each.what:
         told.append(each)
 
 
-def sync_line(story: SyncStory) -> str:
+def sync_line(story: SyncHistory) -> str:
     """``local:learners=8,every=16 -> allreduce (2 changes), sums by tree``; empty where there is nothing to tell."""
     if not story.any:
         return ""
@@ -314,7 +314,7 @@ def sync_line(story: SyncStory) -> str:
     return f"{told}, sums by {', then '.join(laid[:3])}{', ...' if laid[3:] else ''}" if laid else told
 
 
-def sync_table(story: SyncStory) -> Table:
+def sync_table(story: SyncHistory) -> Table:
     """One line a strategy and a topology, with how long it was in use; no rows where there is nothing to tell."""
     both = [*spans(story.strategies, story.seconds), *spans(story.topologies, story.seconds)] if story.any else []
     rows = tuple(
@@ -324,7 +324,7 @@ def sync_table(story: SyncStory) -> Table:
     return Table("How workers agreed", ("from step", "which", "what", "for", "why"), rows, frozenset({0, 3}))
 
 
-def spans(told: Sequence[Since], seconds: float) -> list[tuple[Since, float, float]]:
+def spans(told: Sequence[SyncPeriod], seconds: float) -> list[tuple[SyncPeriod, float, float]]:
     """Each with the seconds from which and until which it was in use; ``seconds``: the run's."""
     ends = [each.seconds for each in told] + [seconds]
     return [(each, each.seconds, max(each.seconds, end)) for each, end in zip(told, ends[1:], strict=True)]
@@ -336,7 +336,7 @@ THICK = 0.7
 MOST_BAND_LETTERS = 70
 
 
-def bands(story: SyncStory) -> Panel:
+def bands(story: SyncHistory) -> Panel:
     """A row of bands for strategies and one for topologies, a colour each; none where there is nothing to tell."""
     rows = [told for told in (story.topologies, story.strategies) if told] if story.any else []
     found: dict[tuple[str, str], Bars] = {}
@@ -386,11 +386,11 @@ def _known(measured: Measured, signal: str) -> bool:
     return math.isfinite(measured.signals.get(signal, (math.nan, None))[0])
 
 
-def _name(each: Since) -> str:
+def _name(each: SyncPeriod) -> str:
     return plain(each.what if each.which == "strategy" else f"sums by {each.what}", MOST_BAND_LETTERS)
 
 
-def _band_label(each: Since, begin: float, end: float) -> str:
+def _band_label(each: SyncPeriod, begin: float, end: float) -> str:
     what = plain(each.what, 120).replace("; ", ", ")
     why = plain(each.why, 200).replace("; ", ", ")
     return f"{each.which} {what}; from step {each.step}, {number(begin, 4)} s, for {duration(end - begin)}; {why}"
@@ -404,10 +404,10 @@ MOST_LETTERS = 18
 MOST_COUNTS = 8  # that an axis can name each of
 
 
-def over_time(run: RunStory, adaptation: Adaptation, story: SyncStory | None = None) -> Figure | None:
+def over_time(run: RunOverview, adaptation: Adaptation, story: SyncHistory | None = None) -> Figure | None:
     """All that was measured over the seconds of training, decisions as vertical lines, strategies and topologies as
     bands; None where nothing was measured and nothing asked for."""
-    measured, story = adaptation.measured, story or SyncStory()
+    measured, story = adaptation.measured, story or SyncHistory()
     if not measured and not story.any:
         return None
     panels = [
@@ -455,7 +455,7 @@ def _counts(measured: Sequence[Measured]) -> tuple[float, ...]:
     return tuple(counts) if len(counts) <= MOST_COUNTS else ()
 
 
-def _losses(run: RunStory, measured: Sequence[Measured]) -> tuple[Series, ...]:
+def _losses(run: RunOverview, measured: Sequence[Measured]) -> tuple[Series, ...]:
     """The measured training loss; where no monitor told it, what the program reported as its loss."""
     told = [(m, value) for m in measured if (value := _signal(m, LOSS)[0]) is not None]
     if told:

@@ -26,16 +26,16 @@ from elastune.core.journal.records import (
     LayersDivided,
     Regrouped,
     RunStarted,
-    StagesCut,
+    StagesDivided,
     WorkerMemory,
 )
 from elastune.core.mesh import MechanismName, Mesh
 from elastune.core.plan.memory import StateBytes, state_of_worker
-from elastune.core.run import Means
+from elastune.core.run import ExecutionSettings
 from elastune.report.adaptation import batch_line, gather_adaptation, gather_sync, trial_batch_line
 from elastune.report.frontier import answer_lines
 from elastune.report.lines import accepted_lines, stages_line
-from elastune.report.overviews import RunStory, StudyStory, told_settings
+from elastune.report.overviews import RunOverview, StudyOverview, config_and_sync
 from elastune.report.tables import divided_lines
 from elastune.train.program.space import from_json
 from elastune.tune.search.front import nondominated
@@ -139,7 +139,7 @@ def _choices(study: Study) -> tuple[str, ...]:
     """The trials to choose from, the pick first, each with the command that trains it."""
     if not study.complete:
         return ()
-    if why := study.no_choice():
+    if why := study.no_choice_reason():
         return (f"None: {why}.",)
     lines = []
     for place, choice in enumerate(study.choices()):
@@ -179,13 +179,13 @@ def _steps(study: Study, front: Sequence[Trial]) -> list[str]:
 
 def _sureness(study: Study) -> tuple[str, ...]:
     """Whether the pick's lead is more than what another seed would change: known only where seeds repeat."""
-    if not study.complete or study.no_choice():
+    if not study.complete or study.no_choice_reason():
         return ()
     first, picked = study.objectives[0], study.choices()[0].trial
     by_seed: dict[str, dict[int, float]] = defaultdict(dict)
     for trial in study.complete:
-        told = told_settings(trial.config, trial.means)
-        alike = repr((sorted(told.items(), key=repr), trial.means.get("workers"), trial.epochs))
+        told = config_and_sync(trial.config, trial.execution)
+        alike = repr((sorted(told.items(), key=repr), trial.execution.get("workers"), trial.epochs))
         by_seed[alike][trial.seed] = trial.values[first.name]
     groups = [list(values.values()) for values in by_seed.values() if len(values) > 1]
     if not groups:
@@ -351,7 +351,7 @@ PHASES = {
 }
 
 
-def explain_frontier(story: StudyStory) -> Explanation:
+def explain_frontier(story: StudyOverview) -> Explanation:
     """Put a frontier into words, finished or not."""
     parts = (
         Part("The answer", _answer(story)),
@@ -363,7 +363,7 @@ def explain_frontier(story: StudyStory) -> Explanation:
     return Explanation(tuple(part for part in parts if part.lines))
 
 
-def _answer(story: StudyStory) -> tuple[str, ...]:
+def _answer(story: StudyOverview) -> tuple[str, ...]:
     found = story.found
     if found is None:
         return (f"There is no answer yet: {count(len(story.ended), 'training')} ended so far.",)
@@ -408,7 +408,7 @@ def _volumes(found: FrontierFound) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _how(story: StudyStory) -> tuple[str, ...]:
+def _how(story: StudyOverview) -> tuple[str, ...]:
     phases = Counter(trial.phase for trial in story.trials)
     told = [f"{phases[phase]} {words}" for phase, words in PHASES.items() if phases[phase]]
     lines = [f"Trainings: {', '.join(told)}."] if told else []
@@ -417,7 +417,7 @@ def _how(story: StudyStory) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _failed_trainings(story: StudyStory) -> tuple[str, ...]:
+def _failed_trainings(story: StudyOverview) -> tuple[str, ...]:
     ends = [trial.finished for trial in story.ended if trial.finished is not None]
     failed = [end for end in ends if end.state != "complete"]
     if not failed:
@@ -440,13 +440,16 @@ MOST_COPIES = 3
 """Further holders of each part, beyond those along ``data``, that are thought of."""
 
 
-def explain_run(run: RunStory, entries: Sequence[Entry]) -> Explanation:
+def explain_run(run: RunOverview, entries: Sequence[Entry]) -> Explanation:
     """Put a run into words, finished or not."""
     parts = (
         Part("Accepted changes", tuple(f"{line[:1].upper()}{line[1:]}." for line in accepted_lines(entries))),
         Part("Batch and noise scale", _batch(entries)),
         Part("How workers agreed", _agreed(entries)),
-        Part("Divided layers", divided_lines(run.divided, _last_mesh(Means.from_json(run.started.means), entries))),
+        Part(
+            "Divided layers",
+            divided_lines(run.divided, _last_mesh(ExecutionSettings.from_json(run.started.execution), entries)),
+        ),
         Part("Stages", _stages(entries)),
         Part("Compiling", _compiling(entries)),
         Part("Memory of a worker", _memory(run, entries)),
@@ -472,7 +475,7 @@ def _agreed(entries: Sequence[Entry]) -> tuple[str, ...]:
 
 def _stages(entries: Sequence[Entry]) -> tuple[str, ...]:
     """Every cut that the run had, in order."""
-    cuts = [stages_line(entry.record) for entry in entries if isinstance(entry.record, StagesCut)]
+    cuts = [stages_line(entry.record) for entry in entries if isinstance(entry.record, StagesDivided)]
     return tuple(f"{line}." for line in dict.fromkeys(cuts))
 
 
@@ -489,12 +492,12 @@ def _compiling(entries: Sequence[Entry]) -> tuple[str, ...]:
     )
 
 
-def _memory(run: RunStory, entries: Sequence[Entry]) -> tuple[str, ...]:
-    end, means = run.finished, Means.from_json(run.started.means)
+def _memory(run: RunOverview, entries: Sequence[Entry]) -> tuple[str, ...]:
+    end, execution = run.finished, ExecutionSettings.from_json(run.started.execution)
     told = end.memory if end is not None else []
     if end is None or not told:
         return ("Not known before a run has ended well after three steps: then it is measured, and modelled by that.",)
-    name, mesh = means.parts, _last_mesh(means, entries)
+    name, mesh = execution.parts, _last_mesh(execution, entries)
     undivided = _undivided(run.divided) if name.tensor else 0.0
     once = float(sum(each.optimizer - each.copies for each in told))
     if not name.dividing:
@@ -506,7 +509,7 @@ def _memory(run: RunStory, entries: Sequence[Entry]) -> tuple[str, ...]:
     if name.foreign or not parameters:
         return tuple(lines)
     whole = StateBytes(parameters, parameters, once)
-    copies = means.copies or 1
+    copies = execution.copies or 1
     if once and name.dividing:  # by as many as come nearest to what was measured
 
         def missed(copies: int) -> float:
@@ -528,13 +531,13 @@ def _undivided(found: LayersDivided | None) -> float:
     return 0.0 if found is None else found.whole / max(1, found.whole + found.divided)
 
 
-def _last_mesh(means: Means, entries: Sequence[Entry]) -> Mesh:
-    """How workers stood at the end. ``means``: of the last start; what stood before it says nothing."""
-    found = means.first_mesh
+def _last_mesh(execution: ExecutionSettings, entries: Sequence[Entry]) -> Mesh:
+    """How workers stood at the end. ``execution``: of the last start; what stood before it says nothing."""
+    found = execution.first_mesh
     for entry in entries:
         match entry.record:
             case RunStarted():
-                found = means.first_mesh
+                found = execution.first_mesh
             case Regrouped(mesh=mesh, members=members):
                 found = Mesh.parse(mesh) if mesh else Mesh(data=len(members))
     return found

@@ -20,7 +20,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from elastune.core.formatting import printable
 from elastune.core.journal.files import read
-from elastune.core.journal.trials import TrialLife, fold
+from elastune.core.journal.trials import TrialSummary, fold
 from elastune.runtime.job.output import JOURNAL
 from elastune.train.program.space import from_json
 from elastune.tune.search.history import new_study, quiet
@@ -124,13 +124,13 @@ class _Lines(BaseJournalBackend):
         self.logs.extend(json.loads(json.dumps(logs)))
 
 
-def _trial(life: TrialLife, objectives: Sequence[str]) -> FrozenTrial:
+def _trial(life: TrialSummary, objectives: Sequence[str]) -> FrozenTrial:
     started, ended = life.started, life.finished
     notes: dict[str, Any] = {
         "trial": life.number,
         "phase": started.phase,
         "config": started.config,
-        "means": started.means,
+        "execution": started.execution,
     }
     state, values = {"running": TrialState.RUNNING, "paused": TrialState.PRUNED}.get(life.state, TrialState.FAIL), None
     if ended is not None:

@@ -188,7 +188,7 @@ def frontier_table(found: FrontierFound) -> Table:
     wide = divided or moved
     header = (
         "rule",
-        *(("workers", "means" if moved else "mesh, mechanism") if wide else ("workers",)),
+        *(("workers", "execution" if moved else "mesh, mechanism") if wide else ("workers",)),
         f"{plain(found.quality, 60)} (95 % interval)",
         "by",
         "reaches target" if found.target is not None else "holds",
@@ -196,11 +196,11 @@ def frontier_table(found: FrontierFound) -> Table:
         "time to target (95 % interval)",
         "worker time" if free else f"cost (${number(found.price_per_worker_hour)} a worker-hour{begun})",
     )
-    means = [
+    execution = [
         (plain(row.apart, 200) or "as asked for",) if moved else (_stands(row),) if divided else ()
         for row in found.rows
     ]
-    rows = tuple(_cells(row, found, i == found.pick, means[i]) for i, row in enumerate(found.rows))
+    rows = tuple(_cells(row, found, i == found.pick, execution[i]) for i, row in enumerate(found.rows))
     numeric = frozenset({1, 6, 8} if wide else {1, 5, 7})
     return Table("The frontier", header, rows, numeric, _note(found), _strong(found))
 
@@ -210,7 +210,7 @@ def settings_table(found: FrontierFound) -> Table:
     scaled = any(row.scaling_efficiency is not None for row in found.rows)
     rate = "samples/s (scaling efficiency)" if scaled else "samples/s"
     header = ("rule", "workers", "batch size", "lr (rule)", "seeds", "worse by (bound)", rate, "noise scale")
-    means = {f"{plain(row.mechanism, 40)}, {plain(row.mode, 20)}" for row in found.rows}
+    execution = {f"{plain(row.mechanism, 40)}, {plain(row.mode, 20)}" for row in found.rows}
     rows = tuple(
         (
             row.role,
@@ -225,7 +225,7 @@ def settings_table(found: FrontierFound) -> Table:
         )
         for row in found.rows
     )
-    note = f"All: {means.pop()}. " if len(means) == 1 else ""
+    note = f"All: {execution.pop()}. " if len(execution) == 1 else ""
     note += "Worse by: than the smallest worker count with the program's own settings, seed by seed; in brackets the "
     note += "one-sided 95 % bound. "
     if scaled:
@@ -280,14 +280,14 @@ def _stands(row: FrontierRow) -> str:
     return f"{plain(row.mesh, 60)}, {plain(row.mechanism, 40)}"
 
 
-def _cells(row: FrontierRow, found: FrontierFound, picked: bool, means: tuple[str, ...]) -> tuple[str, ...]:
+def _cells(row: FrontierRow, found: FrontierFound, picked: bool, execution: tuple[str, ...]) -> tuple[str, ...]:
     data = "" if row.held_out else " (validation)"
     factor = number(row.seconds_factor, 3) if row.seconds_factor is not None else "?"
     price = found.price_per_worker_hour
     return (
         f"{row.role}, pick" if picked else f"{row.role}, front" if row.on_front else row.role,
         whole(row.workers),
-        *means,
+        *execution,
         f"{estimate(row.quality, row.ci)}{data}",
         row.quality_label,
         _verdict(row, found),

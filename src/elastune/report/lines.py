@@ -13,26 +13,26 @@ from typing import Any
 from elastune.core.formatting import count, duration, number, plain
 from elastune.core.journal.records import (
     ChangesAccepted,
-    ChangesUnreached,
     Decided,
     Entry,
     LearnerLeftOut,
     Measured,
     NotMeasured,
     PolicyFailed,
-    RoundsCut,
+    RoundsShortened,
     RunStarted,
-    StagesCut,
+    StagesDivided,
     StartedFrom,
     SyncChanged,
-    TopologyLaid,
+    SyncChangesUnreached,
+    TopologyChanged,
 )
 from elastune.tune.search.objective import clock
 
 # [decision text] In words for one line: what was measured, decided, cut and agreed on, and what a run began with.
 
 NOISE_SCALE, LOSS, LEARNERS_DISTANCE, SENT_BYTES = "noise_scale", "loss", "learners_distance", "sent_bytes"
-Told = tuple[float, float | None]  # a signal's value and its standard error, where one is known
+SignalValue = tuple[float, float | None]  # a signal's value and its standard error, where one is known
 MAIN_SIGNALS = (NOISE_SCALE, LOSS, "throughput", "step_s")
 """What most policies look at, the foremost first."""
 MOST_SIGNALS = 2  # in one line
@@ -104,7 +104,7 @@ def measured_text(measured: Measured) -> str:
     return ", ".join(parts)
 
 
-def signal_text(name: str, told: Told) -> str:
+def signal_text(name: str, told: SignalValue) -> str:
     """``noise scale 412 ± 30``: three digits of the value, two of its error."""
     value, error = told
     timed = clock(name) is not None
@@ -126,17 +126,17 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def cut_line(told: RoundsCut) -> str:
+def cut_line(told: RoundsShortened) -> str:
     """``rounds of local:learners=8,every=64 end after 47 steps, as each pass over the data does``."""
     return f"rounds of {plain(told.sync, 120)} end after {count(told.steps, 'step')}, as each pass over the data does"
 
 
-def unreached_line(told: ChangesUnreached) -> str:
+def unreached_line(told: SyncChangesUnreached) -> str:
     """``the schedule's 9000=allreduce never comes: the run has 4690 steps``."""
     return f"the schedule's {plain(told.changes, 200)} never comes: the run has {count(told.steps, 'step')}"
 
 
-def stages_line(cut: StagesCut) -> str:
+def stages_line(cut: StagesDivided) -> str:
     """Where a pipeline is cut, and how much of the cost each stage has."""
     stages = ", ".join(f"{plain(name, 60)} {share:.0%}" for name, share in zip(cut.names, cut.shares, strict=True))
     return f"{count(len(cut.names), 'stage')}, by {cut.weighed}, each from its first layer on: {stages}"
@@ -151,9 +151,9 @@ def begun_line(told: StartedFrom) -> str:
     return plain(f"begins with {count(told.taken, 'tensor')} of {told.source}{fresh}{unused}", 600)
 
 
-def since_line(each: SyncChanged | TopologyLaid) -> str:
+def since_line(each: SyncChanged | TopologyChanged) -> str:
     """``step 1000: local:learners=8,every=16 from here on (schedule)``."""
-    if isinstance(each, TopologyLaid):
+    if isinstance(each, TopologyChanged):
         return f"step {each.step}: sums by {plain(each.topology, 80)} from here on ({plain(each.cause, 300)})"
     return f"step {each.step}: {plain(each.sync, 120)} from here on ({plain(each.why, 100)})"
 

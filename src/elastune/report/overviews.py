@@ -29,14 +29,14 @@ from elastune.core.journal.records import (
     TrialFinished,
     TrialStarted,
 )
-from elastune.core.journal.trials import TrialLife, fold
+from elastune.core.journal.trials import TrialSummary, fold
 from elastune.tune.search.front import nondominated
 from elastune.tune.search.objective import Floats
 from elastune.tune.study.trials import Trial, outcomes
 
 
 @dataclass(frozen=True)
-class RunStory:
+class RunOverview:
     """One run: how it (last) started, its reports in order, and its end if it has one. ``divided``: what the tensor
     axis divides of its model, where there is such an axis."""
 
@@ -51,10 +51,10 @@ NEARLY = 0.05  # so far from a whole number a trial's workers have changed
 
 
 @dataclass(frozen=True)
-class TrialStory:
+class TrialOverview:
     """One trial: how it went, and (``outcome``) what became of it, if it is over or paused."""
 
-    life: TrialLife
+    life: TrialSummary
     outcome: Trial | None = None
 
     @property
@@ -80,17 +80,17 @@ class TrialStory:
     @property
     def settings(self) -> dict[str, Any]:
         """Its configuration, how its workers agreed where the study chose that, and the policy that adapted it."""
-        return told_settings(self.started.config, self.started.means)
+        return config_and_sync(self.started.config, self.started.execution)
 
     @property
     def workers(self) -> str:
         """Those that it began with or, where they have changed, how many it had on average; "1 for 4" emulates four."""
         own, told = self._own_workers, self.started.tags.get("for_workers")
-        return own if told in (None, self.started.means.get("workers")) else f"{own} for {told}"
+        return own if told in (None, self.started.execution.get("workers")) else f"{own} for {told}"
 
     @property
     def _own_workers(self) -> str:
-        begun, told = self.started.means.get("workers", ""), self.outcome
+        begun, told = self.started.execution.get("workers", ""), self.outcome
         if isinstance(begun, int) and told is not None and told.seconds > 0 and told.worker_seconds > 0:
             average = told.worker_seconds / told.seconds
             return str(begun) if abs(average - begun) < NEARLY * begun else f"{average:.1f}"
@@ -99,7 +99,7 @@ class TrialStory:
     @property
     def mechanism(self) -> str:
         """How a replica of its model lay on workers, and on which mesh."""
-        return mechanism_text(self.started.means)
+        return mechanism_text(self.started.execution)
 
     @property
     def complete(self) -> bool:
@@ -117,29 +117,31 @@ class TrialStory:
         return self.finished.values.get(name, self.finished.metrics.get(name))
 
 
-def told_settings(config: Mapping[str, Any], means: Mapping[str, Any]) -> dict[str, Any]:
-    """``config`` and, where ``means`` tell of them, how workers agreed and the policy."""
+def config_and_sync(config: Mapping[str, Any], execution: Mapping[str, Any]) -> dict[str, Any]:
+    """``config`` and, where ``execution`` tell of them, how workers agreed and the policy."""
     unsaid = {"sync_schedule": "", "policy": "none"}
-    told = {name: means[name] for name in ("sync", *unsaid) if name in means and means[name] != unsaid.get(name)}
+    told = {
+        name: execution[name] for name in ("sync", *unsaid) if name in execution and execution[name] != unsaid.get(name)
+    }
     return {**config, **told}
 
 
-def mechanism_text(means: Mapping[str, Any]) -> str:
-    """The mechanism that ``means`` name, with what they choose of it: "tensor+zero, data=2,tensor=2"."""
-    stage = means.get("zero_stage")
-    told = [means.get("mechanism", "–"), f"stage {stage}" if stage is not None else "", means.get("mesh") or ""]
-    told += [means["schedule"]] if "schedule" in means else []
-    told += ["offload"] if means.get("offload") else []
-    told += [means["compress"]] if means.get("compress") else []
+def mechanism_text(execution: Mapping[str, Any]) -> str:
+    """The mechanism that ``execution`` name, with what they choose of it: "tensor+zero, data=2,tensor=2"."""
+    stage = execution.get("zero_stage")
+    told = [execution.get("mechanism", "–"), f"stage {stage}" if stage is not None else "", execution.get("mesh") or ""]
+    told += [execution["schedule"]] if "schedule" in execution else []
+    told += ["offload"] if execution.get("offload") else []
+    told += [execution["compress"]] if execution.get("compress") else []
     return plain(", ".join(str(word) for word in told if word), 80)
 
 
 @dataclass(frozen=True)
-class StudyStory:
+class StudyOverview:
     """One study or frontier: its request, its trials in the order they started, and what it found."""
 
     started: StudyStarted
-    trials: tuple[TrialStory, ...] = ()
+    trials: tuple[TrialOverview, ...] = ()
     times: TimesFitted | None = None
     phases: PhasesPlanned | None = None
     found: FrontierFound | None = None
@@ -173,22 +175,22 @@ class StudyStory:
         return {self.found.quality: self.found.direction} if self.found else {}
 
     @property
-    def ended(self) -> tuple[TrialStory, ...]:
+    def ended(self) -> tuple[TrialOverview, ...]:
         """Trials that ended, in the order they did."""
         by_number = {story.trial: story for story in self.trials}
         return tuple(by_number[trial] for trial in self.order)
 
 
-def gather_run(entries: Iterable[Entry]) -> RunStory | None:
+def gather_run(entries: Iterable[Entry]) -> RunOverview | None:
     """The run in ``entries``, or None. A resumed run takes back what it reported beyond the step it resumed from."""
-    story: RunStory | None = None
+    story: RunOverview | None = None
     reports: list[Reported] = []
     for entry in entries:
         match entry.record:
             case RunStarted() as started:
                 kept = started.resumed_step if started.resumed_step is not None else -1
                 reports = [report for report in reports if report.step <= kept]
-                story = RunStory(started)
+                story = RunOverview(started)
             case Reported() as report:
                 reports.append(report)
             case RunFinished() as finished if story:
@@ -202,13 +204,13 @@ def gather_run(entries: Iterable[Entry]) -> RunStory | None:
     return replace(story, reports=tuple(reports)) if story else None
 
 
-def gather_study(entries: Sequence[Entry]) -> StudyStory | None:
+def gather_study(entries: Sequence[Entry]) -> StudyOverview | None:
     """The study in ``entries``, or None. Where it was resumed, its newest request counts and it goes on."""
-    story: StudyStory | None = None
+    story: StudyOverview | None = None
     for entry in entries:
         match entry.record:
             case StudyStarted() as request:
-                story = replace(story, started=request, finished=None) if story else StudyStory(request)
+                story = replace(story, started=request, finished=None) if story else StudyOverview(request)
             case TimesFitted() as times if story:
                 story = replace(story, times=times)
             case PhasesPlanned() as phases if story:
@@ -223,14 +225,16 @@ def gather_study(entries: Sequence[Entry]) -> StudyStory | None:
         return None
     table = fold(entries)
     ended = {trial.number: trial for trial in outcomes(table, list(story.objectives), story.price)}
-    stories = (TrialStory(life, ended.get(number)) for number, life in table.trials.items())
+    stories = (TrialOverview(life, ended.get(number)) for number, life in table.trials.items())
     accepted = tuple(entry for entry in entries if isinstance(entry.record, ChangesAccepted))
     return replace(story, trials=tuple(stories), order=tuple(table.ended), since=table.since, accepted=accepted)
 
 
-def oriented_values(trials: Iterable[TrialStory], objectives: Mapping[str, str]) -> tuple[list[TrialStory], Floats]:
+def oriented_values(
+    trials: Iterable[TrialOverview], objectives: Mapping[str, str]
+) -> tuple[list[TrialOverview], Floats]:
     """The trials with a finite value of every objective, and these values where smaller is better, shape (n, k)."""
-    valued: list[TrialStory] = []
+    valued: list[TrialOverview] = []
     rows: list[list[float]] = []
     for trial in trials:
         row = [
@@ -244,7 +248,7 @@ def oriented_values(trials: Iterable[TrialStory], objectives: Mapping[str, str])
     return valued, np.array(rows, dtype=float).reshape(len(rows), len(objectives))
 
 
-def front_trials(study: StudyStory) -> tuple[int, ...]:
+def front_trials(study: StudyOverview) -> tuple[int, ...]:
     """Numbers of the complete trials that no other one dominates, as ``Study.front``; empty without objectives.
 
     Those whose settings were given, too ("member"): whoever picks has them. Of a frontier those of the search alone.

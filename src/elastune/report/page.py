@@ -12,7 +12,7 @@ from elastune.core.formatting import count, duration, flat, plain
 from elastune.core.journal.files import read
 from elastune.core.journal.records import Entry, FrontierFound, PlanMade, RunStarted, StudyStarted
 from elastune.core.journal.trials import compared_all
-from elastune.core.plan.step_time import plan_told
+from elastune.core.plan.step_time import last_plan
 from elastune.report import adaptation as adapting
 from elastune.report import adaptation as adapting_figure
 from elastune.report import frontier as frontier_answer
@@ -22,11 +22,11 @@ from elastune.report import study as search_figures
 from elastune.report import study as study_figures
 from elastune.report import study as study_tables
 from elastune.report import tables
-from elastune.report.adaptation import Adaptation, SyncStory, gather_sync, sync_table
+from elastune.report.adaptation import Adaptation, SyncHistory, gather_sync, sync_table
 from elastune.report.document import Note, Page, Section, write
 from elastune.report.explain import Part, explain
 from elastune.report.lines import accepted_lines
-from elastune.report.overviews import RunStory, StudyStory, TrialStory, front_trials, gather_run, gather_study
+from elastune.report.overviews import RunOverview, StudyOverview, TrialOverview, front_trials, gather_run, gather_study
 from elastune.report.plan import plan_page
 from elastune.report.sample_ledger import Ledger, ledger
 from elastune.report.sample_ledger import lines as ledger_lines
@@ -36,8 +36,8 @@ from elastune.report.worker_changes import (
     changes_line,
     changes_table,
     gather_changes,
-    gone_table,
     left_out_table,
+    lost_workers_table,
 )
 from elastune.tune.search.objective import valued
 from elastune.tune.study.results import Picked, Study
@@ -90,24 +90,24 @@ def write_frontier_report(entries: Sequence[Entry], out_dir: Path) -> Path:
 
 def write_plan_report(entries: Sequence[Entry], out_dir: Path) -> Path:
     """The report of the cluster's plan in ``entries``."""
-    made = plan_told(entries)
+    made = last_plan(entries)
     if made is None:
         raise _nothing("plan", out_dir)
     return write(plan_page(made), out_dir)
 
 
 def run_page(
-    run: RunStory,
+    run: RunOverview,
     changes: Changes | None = None,
     seen: Ledger | None = None,
     adaptation: Adaptation | None = None,
-    story: SyncStory | None = None,
+    story: SyncHistory | None = None,
 ) -> Page:
     """The page of one run; ``changes`` of its workers, its samples as ``seen``, its ``adaptation``, and the ``story``
     of how its workers agreed, where the journal tells of them."""
-    changes, adaptation, story = changes or Changes(), adaptation or Adaptation(), story or SyncStory()
+    changes, adaptation, story = changes or Changes(), adaptation or Adaptation(), story or SyncHistory()
     name = Path(plain(run.started.program)).name
-    workers = run.started.means.get("workers", 1)
+    workers = run.started.execution.get("workers", 1)
     asked_to_adapt = {"policy": list(adaptation.policies), "monitor": list(adaptation.monitors)}
     on = count(workers, "worker") if isinstance(workers, int) else "its workers"
     end = run.finished
@@ -154,7 +154,7 @@ def run_page(
         command=run_command(
             started.program,
             started.config,
-            {**started.means, **asked_to_adapt},
+            {**started.execution, **asked_to_adapt},
             started.seed,
             started.epochs,
             data=started.data,
@@ -181,7 +181,7 @@ def _changes_sections(changes: Changes, seen: Ledger | None) -> list[Section]:
     notes += [Note(plain(line, 400)) for line in changes.stragglers[:MOST_STRAGGLERS]]
     if notes:
         sections.append(Section("Changes of workers", tuple(notes)))
-    for table in (changes_table(changes), gone_table(changes), left_out_table(changes)):
+    for table in (changes_table(changes), lost_workers_table(changes), left_out_table(changes)):
         if table.rows:
             sections.append(Section(table.title, (table,), folded=True))
     if seen is not None and seen.epochs:
@@ -197,12 +197,12 @@ def _accepted_sections(lines: Sequence[str]) -> list[Section]:
     )
 
 
-def study_page(study: StudyStory, found: Study | None = None) -> Page:
+def study_page(study: StudyOverview, found: Study | None = None) -> Page:
     """The page of a study; with ``found``, the same study as its users get it, also what it comes to."""
     best = front_trials(study)
     if found is not None and found.tasks:
         return _tasks_page(study, found)
-    choices = () if found is None or found.no_choice() else found.choices()
+    choices = () if found is None or found.no_choice_reason() else found.choices()
     pick = choices[0].trial.number if choices else None
     figures = [study_figures.study_front(study, best, pick), study_figures.history(study)]
     front = study_tables.front_table(study, best, choices)
@@ -238,7 +238,7 @@ def study_page(study: StudyStory, found: Study | None = None) -> Page:
     )
 
 
-def _tasks_page(study: StudyStory, found: Study) -> Page:
+def _tasks_page(study: StudyOverview, found: Study) -> Page:
     """The page of a study whose trials have different tasks: none of them is picked."""
     table = study_tables.tasks_table(found)
     done = {task_of(trial.config) for trial in found.complete}
@@ -253,7 +253,7 @@ def _tasks_page(study: StudyStory, found: Study) -> Page:
     )
 
 
-def frontier_page(study: StudyStory) -> Page:
+def frontier_page(study: StudyOverview) -> Page:
     """The page of a frontier; without its answer yet, what there is."""
     found = study.found
     if found is None:
@@ -285,7 +285,7 @@ def frontier_page(study: StudyStory) -> Page:
     )
 
 
-def _study_sections(study: StudyStory, found: FrontierFound | None = None) -> list[Section]:
+def _study_sections(study: StudyOverview, found: FrontierFound | None = None) -> list[Section]:
     sections = [Section("How it was measured", _how(study.started.context, study, found))]
     sections = [*_accepted_sections(accepted_lines(study.accepted)), *sections]
     failures = study_tables.failures_table(study)
@@ -296,7 +296,7 @@ def _study_sections(study: StudyStory, found: FrontierFound | None = None) -> li
 
 
 def _how(
-    context: Mapping[str, Any], study: StudyStory | None = None, found: FrontierFound | None = None
+    context: Mapping[str, Any], study: StudyOverview | None = None, found: FrontierFound | None = None
 ) -> tuple[Table | Note, ...]:
     """Words on the method, the request, the step-time model and the machine."""
     parts: list[Table | Note] = []
@@ -348,7 +348,7 @@ def _told(part: Part) -> list[str]:
     return [f"{part.title}: {lines[0]}", *lines[1:]]
 
 
-def _study_answer(study: StudyStory, top: TrialStory | None, on_front: int) -> str:
+def _study_answer(study: StudyOverview, top: TrialOverview | None, on_front: int) -> str:
     told = f"{count(len(study.ended), 'trial')} ended"
     if top is None:
         return f"No trial has a result; {told}."
@@ -358,11 +358,11 @@ def _study_answer(study: StudyStory, top: TrialStory | None, on_front: int) -> s
     return f"Best {name}: trial {top.trial} with {reached}; {told}.{front}"
 
 
-def _choice_answer(study: StudyStory, found: Study, choices: Sequence[Picked], on_front: int) -> str:
+def _choice_answer(study: StudyOverview, found: Study, choices: Sequence[Picked], on_front: int) -> str:
     """The headline: the pick, whose command stands below it."""
     told = f"{count(len(study.ended), 'trial')} ended"
     if not choices:
-        why = found.no_choice()
+        why = found.no_choice_reason()
         return f"No trial has a result; {told}." if not found.complete else f"No pick: {plain(why, 300)}; {told}."
     values = choices[0].trial.values
     reached = ", ".join(f"{plain(key, 40)} {valued(key, values[key], study.price)}" for key in study.objectives)
@@ -370,13 +370,13 @@ def _choice_answer(study: StudyStory, found: Study, choices: Sequence[Picked], o
     return f"Trial {choices[0].trial.number}, {choices[0].reason}: {reached}; {told}.{front}"
 
 
-def _study_state(study: StudyStory) -> str:
+def _study_state(study: StudyOverview) -> str:
     if study.finished is None:
         return f"unfinished: {count(len(study.ended), 'trial')} ended so far"
     return f"finished after {duration(study.finished.seconds)}: {plain(study.finished.reason)}"
 
 
-def _top(study: StudyStory, best: Sequence[int]) -> TrialStory | None:
+def _top(study: StudyOverview, best: Sequence[int]) -> TrialOverview | None:
     """Of the front, the trial that is best in the first objective."""
     on_front = [trial for trial in study.trials if trial.trial in set(best)]
     if not on_front:
@@ -386,7 +386,7 @@ def _top(study: StudyStory, best: Sequence[int]) -> TrialStory | None:
     return max(on_front, key=lambda trial: sign * (trial.value(name) or 0.0))
 
 
-def _trial_command(study: StudyStory, trial: TrialStory | None) -> str:
+def _trial_command(study: StudyOverview, trial: TrialOverview | None) -> str:
     if trial is None:
         return ""
     epochs = study.settings.get("epochs")
@@ -394,7 +394,7 @@ def _trial_command(study: StudyStory, trial: TrialStory | None) -> str:
     return run_command(
         study.settings.get("program", "PROGRAM"),
         started.config,
-        started.means,
+        started.execution,
         started.seed,
         epochs if isinstance(epochs, int) else None,
         study.settings.get("defaults"),
@@ -403,7 +403,7 @@ def _trial_command(study: StudyStory, trial: TrialStory | None) -> str:
     )
 
 
-def _first(study: StudyStory) -> str:
+def _first(study: StudyOverview) -> str:
     return plain(next(iter(study.objectives), "the first objective"), 40)
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from elastune.core.formatting import byte_count, cost, count, duration, flat, number, plain
 from elastune.core.journal.records import PlanMade
-from elastune.core.plan.memory import serial_text
+from elastune.core.plan.memory import serial_share_text
 from elastune.report.document import Note, Page, Section
 from elastune.report.tables import Table
 
-Found = Mapping[str, Any]
+PlanJson = Mapping[str, Any]
 NAMES = {"width": "trainings at once"}
 FLOAT_BYTES = 4
 
@@ -63,7 +63,7 @@ def plan_page(made: PlanMade) -> Page:
     return Page("plan", answer, state, True, (), tuple(sections), command, of)
 
 
-def plans_table(plans: Sequence[Found], price: float) -> Table:
+def plans_table(plans: Sequence[PlanJson], price: float) -> Table:
     """One row a plan."""
     header: tuple[str, ...] = (
         "at once",
@@ -99,7 +99,7 @@ def plans_table(plans: Sequence[Found], price: float) -> Table:
     return Table("Plans", header, rows, frozenset({0, 2, 3, 4, 5, 7, 8, 9}), note=note, strong=frozenset({0}))
 
 
-def measured_table(rows: Sequence[Found]) -> Table:
+def measured_table(rows: Sequence[PlanJson]) -> Table:
     """Predicted beside measured, one row a plan that was run."""
     header: tuple[str, ...] = (
         "mesh",
@@ -166,12 +166,12 @@ def _basis(made: PlanMade) -> list[str]:
     if not found["probed"]:
         beside = "what a process takes beside is not known"
     copies = int(asked.get("copies", 1))
-    holders = f"counted with {count(copies, 'holder')} of each part of what is divided (--copies {copies} in commands)"
+    owners = f"counted with {count(copies, 'holder')} of each part of what is divided (--copies {copies} in commands)"
     if copies == 1:
-        holders += ": a lost worker then takes its part along. Runs have two where nothing else is said"
+        owners += ": a lost worker then takes its part along. Runs have two where nothing else is said"
     return [
         *lines,
-        f"memory (modelled): {found['memory']}; {beside}; {holders}",
+        f"memory (modelled): {found['memory']}; {beside}; {owners}",
         f"{serial_of(made)} (rehearsed)",
     ]
 
@@ -180,10 +180,10 @@ def serial_of(made: PlanMade) -> str:
     """What ``tensor`` leaves whole of the program's model, in one sentence."""
     size = made.found["size"]
     whole = size.get("whole_flops", 0.0) / size["flops"] if size["flops"] else None
-    return serial_text(1 - size["divided"], whole)
+    return serial_share_text(1 - size["divided"], whole)
 
 
-def _searched(search: Found, where: str) -> str:
+def _searched(search: PlanJson, where: str) -> str:
     within = search["crowding_within"]
     crowding = f"{search['crowding']:.1%} more trainings for each further one at once"
     if within:
@@ -203,17 +203,17 @@ def _searched(search: Found, where: str) -> str:
     return f"search (modelled): {crowding}; lengths vary by {search['variation']:.0%}, {rounds}{kept}{start}"
 
 
-def _span(of: Found) -> str:
+def _span(of: PlanJson) -> str:
     low, high = of["interval_s"]
     return f"{duration(of['seconds'])} ({duration(low)} to {duration(high)}, modelled, 80 %)"
 
 
-def _largest(of: Found) -> str:
+def _largest(of: PlanJson) -> str:
     most = of["most_parameters"]
     return "" if most is None else f"{number(most / FLOAT_BYTES / 1e6, 3)} M parameters"
 
 
-def _line(place: int, of: Found, price: float) -> str:
+def _line(place: int, of: PlanJson, price: float) -> str:
     state = ", sharded" if of["sharded"] else ""
     noise = "" if of["noise_ratio"] is None else f", {number(of['noise_ratio'], 2)} x the noise scale"
     part, share = of["limits"]
@@ -228,7 +228,7 @@ def _line(place: int, of: Found, price: float) -> str:
     )
 
 
-def _copied(of: Found) -> str:
+def _copied(of: PlanJson) -> str:
     """What it would hold with two holders of each part, where that is more."""
     copied = of.get("copied_bytes")
     if copied is None or copied < 1.005 * of["memory_bytes"]:
@@ -257,7 +257,7 @@ def _brings(made: PlanMade) -> list[str]:
     ]
 
 
-def _next(found: Found) -> list[str]:
+def _next(found: PlanJson) -> list[str]:
     """Where twice the workers would go, and why, the most first."""
     gains, reasons = found["gains"], found["reasons"]
     lines = []
@@ -271,7 +271,7 @@ def _next(found: Found) -> list[str]:
     return lines
 
 
-def measured_line(of: Found) -> str:
+def measured_line(of: PlanJson) -> str:
     """One plan that was run, predicted beside measured."""
     low, high = of["step_interval_s"]
     said = (

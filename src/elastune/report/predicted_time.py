@@ -14,14 +14,14 @@ from elastune.core.formatting import count, duration, number
 from elastune.core.journal.records import Entry, PlanMade, TimesFitted, TrialFinished, TrialStarted
 from elastune.core.mesh import Mesh
 from elastune.core.plan.step_time import check_program, predicted_step
-from elastune.core.run import Means
-from elastune.report.overviews import RunStory
-from elastune.tune.study.trial_results import means_in
+from elastune.core.run import ExecutionSettings
+from elastune.report.overviews import RunOverview
+from elastune.tune.study.trial_results import execution_settings_of
 
 BATCH = "batch_size"
 
 
-def run_prediction(made: PlanMade, run: RunStory) -> tuple[str, ...]:
+def run_prediction(made: PlanMade, run: RunOverview) -> tuple[str, ...]:
     """One sentence of a run: its median step, predicted and measured.
 
     Raises:
@@ -31,7 +31,7 @@ def run_prediction(made: PlanMade, run: RunStory) -> tuple[str, ...]:
     end = run.finished
     if end is None or end.step_s is None:
         return ("The run has no step time yet.",)
-    return (_told(made, Means.from_json(run.started.means), run.started.config, [end.step_s]),)
+    return (_told(made, ExecutionSettings.from_json(run.started.execution), run.started.config, [end.step_s]),)
 
 
 def study_prediction(made: PlanMade, program: object, entries: Sequence[Entry]) -> tuple[str, ...]:
@@ -50,15 +50,15 @@ def study_prediction(made: PlanMade, program: object, entries: Sequence[Entry]) 
                 started[begun.trial] = begun
             case TrialFinished(trial=trial, run=run) if run is not None and run.step_s is not None:
                 begun = started[trial]
-                key = repr(sorted(begun.means.items())), begun.config.get(BATCH)
+                key = repr(sorted(begun.execution.items())), begun.config.get(BATCH)
                 alike[key].append(entry.record)
                 first.setdefault(key, begun)
     told, whole = list[str](), list[tuple[float, float]]()
     for key, ended in alike.items():
-        means, config = means_in(first[key].means), first[key].config
+        execution, config = execution_settings_of(first[key].execution), first[key].config
         steps = [one.run.step_s for one in ended if one.run is not None and one.run.step_s is not None]
-        words, took = _trainings(made, means, config, ended)
-        told.append(_told(made, means, config, steps) + words)
+        words, took = _trainings(made, execution, config, ended)
+        told.append(_told(made, execution, config, steps) + words)
         whole += took
     if len(told) > 1 and whole:
         predicted, measured = (sum(each) for each in zip(*whole, strict=True))
@@ -75,13 +75,13 @@ def fitted_prediction(times: TimesFitted | None) -> tuple[str, ...]:
 
 
 def _trainings(
-    made: PlanMade, means: Means, config: Mapping[str, Any], ended: Sequence[TrialFinished]
+    made: PlanMade, execution: ExecutionSettings, config: Mapping[str, Any], ended: Sequence[TrialFinished]
 ) -> tuple[str, list[tuple[float, float]]]:
     """A sentence of whole trainings that ran alike, and each one's seconds, predicted and measured.
 
     A plan of before it told what a training takes beside its steps says nothing of that.
     """
-    step_s = predicted_step(made, means, _batch(made, config))
+    step_s = predicted_step(made, execution, _batch(made, config))
     beside_s = made.found.get("search", {}).get("beside_s")
     if step_s is None or beside_s is None:
         return "", []
@@ -102,15 +102,15 @@ def _batch(made: PlanMade, config: Mapping[str, Any]) -> int:
     return chosen if isinstance(chosen, int) else int(made.found["size"]["batch_size"])
 
 
-def _told(made: PlanMade, means: Means, config: Mapping[str, Any], steps: Sequence[float]) -> str:
+def _told(made: PlanMade, execution: ExecutionSettings, config: Mapping[str, Any], steps: Sequence[float]) -> str:
     batch = _batch(made, config)
-    predicted, measured = predicted_step(made, means, batch), median(steps)
-    on = f"{means.mechanism}, {means.first_mesh if means.mesh else Mesh(data=means.workers)}, {means.mode}"
+    predicted, measured = predicted_step(made, execution, batch), median(steps)
+    on = f"{execution.mechanism}, {execution.first_mesh if execution.mesh else Mesh(data=execution.workers)}, {execution.mode}"
     of = f"{on}, batch {batch}: a step was measured at {duration(measured)}"
     of += "" if len(steps) == 1 else f" (median of {count(len(steps), 'trial')})"
     if predicted is None:
         return f"{of}; the plan's model does not speak of this mechanism."
-    slots = "" if means.mode == "fast" else "; the plan speaks of fast mode, and slots take longer"
+    slots = "" if execution.mode == "fast" else "; the plan speaks of fast mode, and slots take longer"
     return (
         f"{of}, the plan's model says {duration(predicted)} (modelled): error {predicted / measured - 1:+.1%}{slots}."
     )

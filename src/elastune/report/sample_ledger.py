@@ -21,7 +21,7 @@ Places = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class EpochSeen:
+class EpochCoverage:
     """One epoch (counted from 0) that should use ``length`` samples. ``ended``: training has gone past it.
 
     ``missed``: places that no step used, of those up to where training has come; ``repeated``: places that several did.
@@ -41,7 +41,7 @@ class EpochSeen:
 class Ledger:
     """The epochs that steps were taken of; ``steps`` is how many. ``disputes``: claims that contradict each other."""
 
-    epochs: tuple[EpochSeen, ...] = ()
+    epochs: tuple[EpochCoverage, ...] = ()
     steps: int = 0
     disputes: tuple[str, ...] = ()
     accepted: tuple[str, ...] = ()
@@ -104,7 +104,7 @@ def lines(found: Ledger, *, all_epochs: bool = True) -> tuple[str, ...]:
     return (*told, *accepted, *found.disputes, f"ledger: {samples:,} samples in {found.steps:,} steps, {verdict}")
 
 
-def _line(seen: EpochSeen) -> str:
+def _line(seen: EpochCoverage) -> str:
     so_far = "" if seen.ended or seen.once + seen.left_out == seen.length else " so far"
     text = f"epoch {seen.epoch + 1}: {seen.once:,}/{seen.length:,} seen once{so_far}"
     for what, places in (("missed", seen.missed), ("seen several times", seen.repeated)):
@@ -208,7 +208,7 @@ def _pieces(claims: Sequence[StepsCompleted]) -> tuple[dict[tuple[int, int], Pla
     return pieces, list(disputes)
 
 
-def _without(seen: EpochSeen, told: Sequence[LearnerLeftOut]) -> tuple[EpochSeen, list[str]]:
+def _without(seen: EpochCoverage, told: Sequence[LearnerLeftOut]) -> tuple[EpochCoverage, list[str]]:
     """``seen``, less what was ``told`` to be left out; and where that cannot be, in words."""
     pieces = sorted((start, stop, each.learner) for each in told for start, stop in each.places)
     disputes = [
@@ -226,7 +226,7 @@ def _without(seen: EpochSeen, told: Sequence[LearnerLeftOut]) -> tuple[EpochSeen
     return replace(seen, once=seen.once - left, left_out=left), disputes
 
 
-def _count(epoch: int, length: int, pieces: Sequence[Places], ended: bool) -> EpochSeen:
+def _count(epoch: int, length: int, pieces: Sequence[Places], ended: bool) -> EpochCoverage:
     """How often each place up to ``length`` (of an unfinished epoch: up to the last one used) is in ``pieces``."""
     changes: dict[int, int] = defaultdict(int)
     for start, stop in pieces:
@@ -246,7 +246,7 @@ def _count(epoch: int, length: int, pieces: Sequence[Places], ended: bool) -> Ep
             _extend(missed, start, stop)
         elif depth > 1:
             _extend(repeated, start, stop)
-    return EpochSeen(epoch, length, once, tuple(missed), tuple(repeated), ended)
+    return EpochCoverage(epoch, length, once, tuple(missed), tuple(repeated), ended)
 
 
 def _extend(ranges: list[Places], start: int, stop: int) -> None:

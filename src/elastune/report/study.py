@@ -14,7 +14,14 @@ from elastune.core.journal.records import Reported
 from elastune.core.journal.trials import AllocationSpan
 from elastune.report import figures as palette
 from elastune.report.figures import Axis, Bars, Figure, Level, Marker, Panel, Series
-from elastune.report.overviews import RunStory, StudyStory, TrialStory, mechanism_text, oriented_values, told_settings
+from elastune.report.overviews import (
+    RunOverview,
+    StudyOverview,
+    TrialOverview,
+    config_and_sync,
+    mechanism_text,
+    oriented_values,
+)
 from elastune.report.tables import Table
 from elastune.report.worker_changes import Changes, worker_steps
 from elastune.tune.search.front import default_reference, hypervolume, nondominated
@@ -26,7 +33,7 @@ from elastune.tune.study.trials import Trial, task_of
 # [study tables] Tables of a study: its trials, its front, what decided it.
 
 
-def trials_table(study: StudyStory) -> Table:
+def trials_table(study: StudyOverview) -> Table:
     """Every trial in the order they started; of paused ones what their last report told."""
     names = list(study.objectives)
     header = ("trial", "phase", "state", *(plain(name, 30) for name in names), "wall time", "workers", "mechanism")
@@ -35,7 +42,7 @@ def trials_table(study: StudyStory) -> Table:
     return Table(f"Trials ({len(rows)})", header, rows, frozenset({0, *range(3, 5 + len(names)), 6 + len(names)}))
 
 
-def front_table(study: StudyStory, best: Sequence[int], choices: Sequence[Picked] = ()) -> Table:
+def front_table(study: StudyOverview, best: Sequence[int], choices: Sequence[Picked] = ()) -> Table:
     """The non-dominated trials ``best`` and the ``choices``, best first objective first. It names the pick."""
     names = list(study.objectives)
     taken = {choice.trial.number: choice for choice in choices}
@@ -101,7 +108,7 @@ def tasks_table(study: Study) -> Table:
     return Table("The parts of the tree of classes", header, rows, frozenset({1, *range(3, 3 + len(names))}))
 
 
-def failures_table(study: StudyStory) -> Table:
+def failures_table(study: StudyOverview) -> Table:
     """Trials that were rejected, crashed, diverged or broke a constraint, each with its reason."""
     rows = tuple(
         (
@@ -127,9 +134,9 @@ def subset_table(study: Study, chosen: Sequence[tuple[Trial, str]]) -> Table:
         (
             str(trial.number),
             *(valued(name, trial.values.get(name), study.price_per_worker_hour) for name in names),
-            value_text(trial.means.get("workers", "–")),
-            mechanism_text(trial.means),
-            settings_text(told_settings(trial.config, trial.means)),
+            value_text(trial.execution.get("workers", "–")),
+            mechanism_text(trial.execution),
+            settings_text(config_and_sync(trial.config, trial.execution)),
             reason,
         )
         for trial, reason in chosen
@@ -184,7 +191,7 @@ def importance_table(found: Importance) -> Table:
     return Table(f"What decides {plain(found.objective, 40)}", header, rows, frozenset({1, 2}), note=note)
 
 
-def _trial_cells(trial: TrialStory, names: Sequence[str], price: float) -> tuple[str, ...]:
+def _trial_cells(trial: TrialOverview, names: Sequence[str], price: float) -> tuple[str, ...]:
     end, rest = trial.finished, trial.paused
     state = f"paused after epoch {rest.epochs}" if rest else end.state if end else "unfinished"
     values = (rest.values.get(name) if rest else trial.value(name) for name in names)
@@ -202,11 +209,11 @@ def _trial_cells(trial: TrialStory, names: Sequence[str], price: float) -> tuple
     )
 
 
-def _settings_of(trial: TrialStory) -> str:
+def _settings_of(trial: TrialOverview) -> str:
     return settings_text(trial.settings) if trial.started else "–"
 
 
-def _reason(trial: TrialStory) -> str:
+def _reason(trial: TrialOverview) -> str:
     """The reason told, else the constraints that were broken."""
     if trial.finished is None:
         return plain(trial.paused.reason, 300) if trial.paused else ""
@@ -227,7 +234,7 @@ PHASES: dict[str, tuple[str, str, Marker]] = {
 MAX_CURVES = 6
 
 
-def history(study: StudyStory) -> Figure | None:
+def history(study: StudyOverview) -> Figure | None:
     """The first objective of every trial in the order they ended, and the best of the search so far."""
     if not study.objectives:
         return None
@@ -264,7 +271,7 @@ def history(study: StudyStory) -> Figure | None:
     return Figure("history", f"History: {plain(name, 40)} over the trials", tuple(panels), caption)
 
 
-def study_front(study: StudyStory, best: Sequence[int], pick: int | None = None) -> Figure | None:
+def study_front(study: StudyOverview, best: Sequence[int], pick: int | None = None) -> Figure | None:
     """First objective against time (or the second objective).
 
     ``best``: trial numbers of the non-dominated ones; ``pick``: which one to take.
@@ -286,7 +293,7 @@ def study_front(study: StudyStory, best: Sequence[int], pick: int | None = None)
     chosen = sorted((t for t in drawn if t.trial in set(best)), key=lambda t: t.value(across) or 0.0)
     others = [trial for trial in drawn if trial not in chosen]
 
-    def points(name: str, trials: Sequence[TrialStory], color: str, front: bool) -> Series:
+    def points(name: str, trials: Sequence[TrialOverview], color: str, front: bool) -> Series:
         return Series(
             name,
             tuple(trial.value(across) or 0.0 for trial in trials),
@@ -318,7 +325,7 @@ def study_front(study: StudyStory, best: Sequence[int], pick: int | None = None)
     return Figure("front", f"The front: {plain(vertical, 40)} against {plain(across, 40)}", (panel,), words)
 
 
-def curves(run: RunStory) -> Figure | None:
+def curves(run: RunOverview) -> Figure | None:
     """Every reported metric over the steps, up to ``MAX_CURVES`` of them."""
     names = list(dict.fromkeys(name for report in run.reports for name in report.metrics))
     if not names:
@@ -332,9 +339,9 @@ def curves(run: RunStory) -> Figure | None:
     return Figure("curves", "Learning curves", panels, caption)
 
 
-def workers(run: RunStory, changes: Changes) -> Figure | None:
+def workers(run: RunOverview, changes: Changes) -> Figure | None:
     """How many workers there were over the steps, if that changed."""
-    begun = run.started.means.get("workers")
+    begun = run.started.execution.get("workers")
     if not changes.regroupings or not isinstance(begun, int):
         return None
     last = run.finished.steps if run.finished else run.reports[-1].step if run.reports else 0
@@ -343,7 +350,7 @@ def workers(run: RunStory, changes: Changes) -> Figure | None:
     return Figure("workers", "Workers over the steps", (Panel("", Axis("steps"), Axis("workers"), (series,)),))
 
 
-def describe_trial(trial: TrialStory, study: StudyStory) -> str:
+def describe_trial(trial: TrialOverview, study: StudyOverview) -> str:
     """One trial in one line, for hovering."""
     parts = [f"trial {trial.trial}"]
     parts += [
@@ -376,7 +383,7 @@ def _curve(name: str, reports: Sequence[Reported], place: int) -> Panel:
     return Panel("", Axis("steps"), Axis(plain(name, 40)), (series,))
 
 
-def _best_so_far(trials: Sequence[TrialStory], name: str, direction: str, places: dict[int, float]) -> Series | None:
+def _best_so_far(trials: Sequence[TrialOverview], name: str, direction: str, places: dict[int, float]) -> Series | None:
     valued = [(places[trial.trial], value) for trial in trials if (value := _finite(trial.value(name))) is not None]
     if not valued:
         return None
@@ -392,7 +399,7 @@ def _best_so_far(trials: Sequence[TrialStory], name: str, direction: str, places
     )
 
 
-def _hypervolume_panel(ended: Sequence[TrialStory], study: StudyStory, places: dict[int, float]) -> Panel | None:
+def _hypervolume_panel(ended: Sequence[TrialOverview], study: StudyOverview, places: dict[int, float]) -> Panel | None:
     """What the front so far covers, as a share of what the last one does; the reference lies just outside the last."""
     trials, points = oriented_values((trial for trial in ended if trial.phase == "search"), study.objectives)
     if not trials:
@@ -420,7 +427,7 @@ def front_growth(points: Floats) -> list[float]:
     return shares
 
 
-def _objective_axis(name: str, study: StudyStory, log: bool) -> Axis:
+def _objective_axis(name: str, study: StudyOverview, log: bool) -> Axis:
     unit = {"seconds": "s", "cost": "worker-hours × price"}.get(name)
     words = "training time" if name == "seconds" else plain(name, 40)
     better = "higher" if study.objectives[name] == "max" else "lower"

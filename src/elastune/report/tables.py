@@ -26,8 +26,8 @@ from elastune.core.formatting import (
 )
 from elastune.core.journal.records import LayersDivided, TimesFitted, WorkerMemory
 from elastune.core.mesh import Mesh
-from elastune.core.plan.memory import ideal_share, serial_text
-from elastune.report.overviews import RunStory, mechanism_text
+from elastune.core.plan.memory import ideal_share, serial_share_text
+from elastune.report.overviews import RunOverview, mechanism_text
 from elastune.tune.search.objective import valued
 
 # [tables] Tables as plain data, units in their headers, and the two ways they are shown: on a terminal and in a page.
@@ -86,16 +86,16 @@ def times_table(times: TimesFitted) -> Table:
     return Table("Step-time model", ("what", "value"), tuple(rows))
 
 
-def run_table(run: RunStory) -> Table:
+def run_table(run: RunOverview) -> Table:
     """What a run was, and what came of it."""
-    means = run.started.means
+    execution = run.started.execution
     rows = [
         ("program", plain(run.started.program)),
         ("settings", settings_text(run.started.config) or "–"),
         ("seed", str(run.started.seed)),
-        ("workers", plain(means.get("workers", "–"))),
-        ("mode, mechanism", f"{plain(means.get('mode', '–'))}, {mechanism_text(means)}"),
-        ("slots", plain(means.get("num_slots", "–"))),
+        ("workers", plain(execution.get("workers", "–"))),
+        ("mode, mechanism", f"{plain(execution.get('mode', '–'))}, {mechanism_text(execution)}"),
+        ("slots", plain(execution.get("num_slots", "–"))),
     ]
     end = run.finished
     if end:
@@ -119,7 +119,7 @@ def run_table(run: RunStory) -> Table:
     return Table("The run", ("what", "value"), tuple(rows))
 
 
-def worker_steps_table(run: RunStory) -> Table:
+def worker_steps_table(run: RunOverview) -> Table:
     """Who is slow: the steps of each worker at the run's end."""
     steps = run.finished.worker_steps if run.finished else []
     rows = tuple((str(w.rank), duration(w.step_s), duration(w.busy_s), f"{100 * w.share:.0f} %") for w in steps)
@@ -127,7 +127,7 @@ def worker_steps_table(run: RunStory) -> Table:
     return Table("Steps by worker", header, rows, frozenset(range(4)))
 
 
-def reports_table(run: RunStory) -> Table:
+def reports_table(run: RunOverview) -> Table:
     """Everything that the run reported."""
     names = list(dict.fromkeys(name for report in run.reports for name in report.metrics))
     header = ("epoch", "step", "samples", "training time", *(plain(name, 30) for name in names))
@@ -205,13 +205,13 @@ def _width(table: Table, column: int) -> int:
 KINDS = ("parameters", "gradients", "optimizer", "copies", "activations", "peak")
 
 
-def memory_table(run: RunStory) -> Table:
+def memory_table(run: RunOverview) -> Table:
     """Bytes of each worker, measured in one step."""
     told = run.finished.memory if run.finished else []
     rows = tuple((str(each.rank), *(byte_count(getattr(each, kind)) for kind in KINDS)) for each in told)
     header = ("rank", "parameters", "gradients", "optimizer state", "of it copies", "step's activations", "whole peak")
     note = "Activations: the most that a step needed beside the others. Peak: of the whole process, or of torch's "
-    divided = run.started.means.get("mechanism", "replicated") != "replicated"
+    divided = run.started.execution.get("mechanism", "replicated") != "replicated"
     note += f"allocator on a GPU. All measured. {_balance(told) if divided else ''}"
     return Table("Memory by worker", header, rows, frozenset(range(7)), note=note.strip() if rows else "")
 
@@ -223,12 +223,12 @@ def divided_lines(divided: LayersDivided | None, mesh: Mesh | None = None) -> tu
     """
     if divided is None:
         return ()
-    each = "runs it on slots of its own (TrunkByData)" if divided.apart else "runs it on the same samples"
+    each = "runs it on slots of its own (DataParallelTrunk)" if divided.apart else "runs it on the same samples"
     whole = divided.whole / max(1, divided.whole + divided.divided)
     return (
         f"{divided.divided:,} of {divided.divided + divided.whole:,} trained numbers are in layers of "
         f"{count(divided.blocks, 'virtual block')}; the others lie whole on each worker along tensor, which {each}.",
-        f"{serial_text(whole, None, mesh)}.",
+        f"{serial_share_text(whole, None, mesh)}.",
     )
 
 

@@ -27,7 +27,7 @@ from elastune.core.journal.records import (
     Restarted,
     RunStarted,
     SyncChanged,
-    TopologyLaid,
+    TopologyChanged,
 )
 from elastune.report.adaptation import gather_adaptation, gather_sync
 from elastune.report.lines import decided_line, failed_line, since_line
@@ -65,7 +65,7 @@ class EventFiles:
                 self._text(f"decisions/{record.policy}", decided_line(record), record.step, at)
             case SyncChanged():
                 self._text("sync/strategy", since_line(record), record.step, at)
-            case TopologyLaid():
+            case TopologyChanged():
                 self._text("sync/topology", since_line(record), record.step, at)
             case PolicyFailed():
                 self._text(f"failures/{record.policy}", failed_line(record), record.step, at)

@@ -15,7 +15,7 @@ from elastune.core.journal.records import (
     Record,
     Regrouped,
     StateLost,
-    Straggling,
+    StragglerDetected,
     WorkerGone,
 )
 from elastune.report.lines import accepted_lines
@@ -72,7 +72,7 @@ def gather_changes(entries: Iterable[Entry]) -> Changes:
         regroupings=tuple(record for record in records if isinstance(record, Regrouped)),
         gone=tuple(record for record in records if isinstance(record, WorkerGone)),
         faults=tuple(faults.items()),
-        stragglers=tuple(record.line for record in records if isinstance(record, Straggling)),
+        stragglers=tuple(record.line for record in records if isinstance(record, StragglerDetected)),
         lost=tuple(record for record in records if isinstance(record, StateLost)),
         left_out=left_out(entries),
     )
@@ -85,11 +85,11 @@ def changes_line(changes: Changes) -> str:
     left out)``; and where state was lost: ``; state lost after step 8 (body.weight, ...), ...``.
     """
     if not changes.regroupings:
-        return lost_line(changes)
+        return lost_state_line(changes)
     pauses = f"pauses {duration(changes.median_pause_s)} median, {duration(changes.longest_pause_s)} at most"
     changed = count(len(changes.regroupings), "change")
     told = f"{changed} of workers, {pauses}, {count(changes.discarded, 'step')} done again"
-    return "; ".join(filter(None, [told, short_line(changes), lost_line(changes)]))
+    return "; ".join(filter(None, [told, short_line(changes), lost_state_line(changes)]))
 
 
 def short_line(changes: Changes) -> str:
@@ -100,7 +100,7 @@ def short_line(changes: Changes) -> str:
     return f"{count(changes.short_rounds, 'round')} without a learner that was lost or late ({samples} left out)"
 
 
-def lost_line(changes: Changes) -> str:
+def lost_state_line(changes: Changes) -> str:
     """When all holders of some state had gone, and of which tensors; empty where that never was."""
     if not changes.lost:
         return ""
@@ -129,7 +129,7 @@ def changes_table(changes: Changes) -> Table:
     return Table(f"Changes of workers ({len(rows)})", header, rows, frozenset({0, 1, 2, 5, 6}))
 
 
-def gone_table(changes: Changes) -> Table:
+def lost_workers_table(changes: Changes) -> Table:
     """One line a worker that went while the run went on."""
     rows = tuple((str(gone.worker), gone.how, plain(gone.why, 200)) for gone in changes.gone)
     return Table(f"Workers that went ({len(rows)})", ("worker", "how", "why"), rows, frozenset({0}))

@@ -17,7 +17,6 @@ from typing import Any
 from elastune.core.errors import UserError
 from elastune.core.journal.records import (
     Adopted,
-    ChangesUnreached,
     Checkpointed,
     Decided,
     LearnerLeftOut,
@@ -28,11 +27,12 @@ from elastune.core.journal.records import (
     Regrouped,
     Reported,
     Restarted,
-    RoundsCut,
+    RoundsShortened,
     RunFailed,
     RunFinished,
     StepsPlanned,
     SyncChanged,
+    SyncChangesUnreached,
     WorkerGone,
 )
 from elastune.core.journal.records import encode as encode_record
@@ -40,16 +40,16 @@ from elastune.core.mesh import Mesh
 from elastune.core.run import Place, RunSpec
 from elastune.elastic.coordinator.adoption import AdoptingCoordinator, awaited, known
 from elastune.elastic.coordinator.controller_interface import (
-    Buried,
-    CrewBounds,
-    Entrance,
     ForController,
-    Lookups,
+    ListenOptions,
     RecordSent,
     Timeouts,
+    WorkerBounds,
+    WorkerDrained,
+    WorkerLookups,
 )
 from elastune.elastic.coordinator.coordinator import Coordinator
-from elastune.elastic.coordinator.liveness import Vitals
+from elastune.elastic.coordinator.liveness import ProcessStatus
 from elastune.elastic.coordinator.machine import Membership, Start
 from elastune.elastic.wire.contact import Contact, remove_contact, write_contact
 from elastune.elastic.wire.messages import Progressed, ReshapeAsked, ResizeAsked, Welcome, WorkerSpec, encode
@@ -65,7 +65,7 @@ from elastune.runtime.launcher import (
     ProcessNoticed,
     ProcessStarted,
 )
-from elastune.runtime.outcome import NOT_STARTED, WITHOUT_CONTROLLER, Judged, Kill, Moment, RunFacts
+from elastune.runtime.outcome import NOT_STARTED, WITHOUT_CONTROLLER, EventContext, Kill, RunFacts, Transition
 from elastune.train.program.source import EDITED, differences
 
 # [announce] How other commands find a run that is going on, and the next controller its workers.
@@ -108,7 +108,7 @@ class DriverQueue:
         """Put ``records`` that no worker has sent before all others, the last one first."""
         self._events.extendleft(Message(NOBODY, record) for record in records)
 
-    def took(self, worker: int, nth: int) -> None:
+    def record_taken(self, worker: int, nth: int) -> None:
         """``worker``'s ``nth`` record is here, or needs not be."""
         self._taken[worker] = nth
 
@@ -142,7 +142,7 @@ class DriverQueue:
 # [said] Which records of a run are news: all members tell what concerns the run, and some tell it again after an adoption.
 
 
-class Said:
+class RecordFilter:
     """What was said. ``kept``: records of this run that are in the journal, from a controller before this one.
     ``planned_steps``: of the whole run, as said last; None where nobody knows."""
 
@@ -170,9 +170,9 @@ class Said:
                 return _first(self._decided, (step, policy, hook))
             case SyncChanged(step=step, sync=sync):
                 return _first(self._decided, (step, "", sync))
-            case RoundsCut(sync=sync, steps=steps):
+            case RoundsShortened(sync=sync, steps=steps):
                 return _first(self._decided, (0, f"a pass of {steps}", sync))
-            case ChangesUnreached(changes=changes, steps=steps):
+            case SyncChangesUnreached(changes=changes, steps=steps):
                 return _first(self._decided, (0, f"after {steps} steps", changes))
             case LearnerLeftOut(last_step=step, learner=learner, version=version):
                 return _first(self._decided, (step, f"without learner {learner}", str(version)))
@@ -269,7 +269,7 @@ class RunProcesses:
         """The last line that ``worker`` printed, where that is known."""
         return self._launcher.last_line(self._known[worker]) if worker in self._known else ""
 
-    def vitals(self, worker: int) -> Vitals | None:
+    def vitals(self, worker: int) -> ProcessStatus | None:
         """What the system says of ``worker``'s process, where that is known."""
         return self._launcher.vitals(self._known[worker]) if worker in self._known else None
 
@@ -299,30 +299,32 @@ class ElasticRun(ElasticHandle):
     ) -> None:
         self.spec = spec = task.spec
         encode(Welcome(False, 0.0, spec=task))  # here: the coordinator's thread has nobody to raise it to
-        workers, elastic = spec.means.workers, spec.elastic
+        workers, elastic = spec.execution.workers, spec.elastic
         self.low, self.high = min(elastic.low, workers), spec.most_workers
         self._task = task
         self._pump = pump
         self._launcher = launcher
-        self._processes = RunProcesses(launcher, Needs(spec.means.device, spec.out / "logs", spec.spread))
+        self._processes = RunProcesses(launcher, Needs(spec.execution.device, spec.out / "logs", spec.spread))
         self._facts = RunFacts(workers)
         self._queue = DriverQueue()
-        self.said = Said()
+        self.record_filter = RecordFilter()
         self._free = -1  # as the coordinator was told last
         self._edited_until: float | None = None  # the program was, and is looked at again then
         self._announced = self.closed = False
         self.coordinator = self._coordinate(
-            CrewBounds(self.low, self.high, elastic.most_losses, meshes_of(spec.means)),
+            WorkerBounds(self.low, self.high, elastic.most_losses, meshes_of(spec.execution)),
             Timeouts(elastic.heartbeat_s, silence_s, elastic.grace_s, elastic.collective_timeout_s),
-            Entrance(host, token=launcher.new_token(), tls=launcher.tls),
-            Lookups(self._spec_of, self._processes.last_line, self._processes.vitals),
+            ListenOptions(host, token=launcher.new_token(), tls=launcher.tls),
+            WorkerLookups(self._spec_of, self._processes.last_line, self._processes.vitals),
         )
 
-    def _coordinate(self, bounds: CrewBounds, timeouts: Timeouts, entrance: Entrance, lookups: Lookups) -> Coordinator:
-        return Coordinator(range(self.spec.means.workers), bounds, timeouts, entrance, lookups)
+    def _coordinate(
+        self, bounds: WorkerBounds, timeouts: Timeouts, entrance: ListenOptions, lookups: WorkerLookups
+    ) -> Coordinator:
+        return Coordinator(range(self.spec.execution.workers), bounds, timeouts, entrance, lookups)
 
     def _spec_of(self, worker: int) -> WorkerSpec:
-        return replace(self._task, place=Place(worker, self.spec.means.workers, worker))
+        return replace(self._task, place=Place(worker, self.spec.execution.workers, worker))
 
     # -- for the driver -----------------------------------------------------------------------------------------------
 
@@ -330,7 +332,7 @@ class ElasticRun(ElasticHandle):
         if self._queue.given and self.spec.elastic.grace_s:  # who polls has kept what it was given before
             self.coordinator.kept(self._queue.given)
         self._pump(0.0)
-        self.heed()
+        self.process_events()
         return self._queue.hand_out()
 
     @property
@@ -384,7 +386,7 @@ class ElasticRun(ElasticHandle):
 
     def begin(self) -> None:
         """Start the first workers, and let other commands find the run. Raises ``OSError`` and ``UserError``."""
-        first = range(self.spec.means.workers)
+        first = range(self.spec.execution.workers)
         self._facts = self._facts.put_all(first, phase="running")
         self._start(first)
         self._announce()
@@ -435,7 +437,7 @@ class ElasticRun(ElasticHandle):
             self._edited_until = time.monotonic() + LOOK_AGAIN_S if edited else None
         return self._edited_until is not None
 
-    def heed(self) -> None:
+    def process_events(self) -> None:
         """Hear what the coordinator has, and do what follows."""
         if self.closed:
             return
@@ -449,7 +451,7 @@ class ElasticRun(ElasticHandle):
         for end in self._processes.late(self.coordinator.membership):
             self._processes.end([end.bootstrap.worker], end.why)
             self._process_ended(end)
-        self._do(judgement.wait_no_longer(self._facts, time.monotonic()))
+        self._do(judgement.expire_explanations(self._facts, time.monotonic()))
         self._close_if_over()
 
     def close(self) -> None:
@@ -472,8 +474,8 @@ class ElasticRun(ElasticHandle):
         if isinstance(sent.record, RunFinished | RunFailed):
             self._judge(sent)
             return
-        self._queue.took(sent.worker, sent.nth)  # what the end was is told again until all is over
-        if self.said.is_new(sent.record):
+        self._queue.record_taken(sent.worker, sent.nth)  # what the end was is told again until all is over
+        if self.record_filter.is_new(sent.record):
             self._queue.put(Message(sent.worker, sent.record))
 
     def _judge(self, news: ForController) -> None:
@@ -481,11 +483,11 @@ class ElasticRun(ElasticHandle):
             self._edited_until = time.monotonic() + LOOK_AGAIN_S
             self.coordinator.capacity(0)  # before it asks for another one, which would load the same
             self._free = 0
-        why_left = self.coordinator.why_left(news.worker) if isinstance(news, Buried) else ""
-        moment = Moment(time.monotonic(), self.coordinator.members, why_left)
+        why_left = self.coordinator.why_left(news.worker) if isinstance(news, WorkerDrained) else ""
+        moment = EventContext(time.monotonic(), self.coordinator.members, why_left)
         self._do(judgement.step(self._facts, news, moment))
 
-    def _do(self, judged: Judged) -> None:
+    def _do(self, judged: Transition) -> None:
         self._facts, acts = judged
         for act in acts:
             match act:
@@ -518,7 +520,7 @@ class ElasticRun(ElasticHandle):
 
 # [adopted run] A run that has outlived its controller, as the next one holds it.
 
-AWAY = "it did not come back to the next controller"
+DISCONNECTED = "it did not come back to the next controller"
 
 
 class AdoptedRun(ElasticRun):
@@ -537,10 +539,10 @@ class AdoptedRun(ElasticRun):
         self._again: dict[int, int] | None = None  # by worker: so many of its records were told before it came back
         self._refused = False
         super().__init__(task, launcher, **options)
-        self.said = Said(self._kept)
+        self.record_filter = RecordFilter(self._kept)
 
     def _coordinate(
-        self, bounds: CrewBounds, timeouts: Timeouts, entrance: Entrance, lookups: Lookups
+        self, bounds: WorkerBounds, timeouts: Timeouts, entrance: ListenOptions, lookups: WorkerLookups
     ) -> AdoptingCoordinator:
         port = int(self._contact.address.rpartition(":")[2])
         entrance = replace(entrance, port=port, token=self._contact.token)
@@ -574,7 +576,7 @@ class AdoptedRun(ElasticRun):
     def all_ended(self) -> bool:
         """Whether their launcher has told the ends of all that the journal last knew to train together."""
         views = [record.members for record in self._kept if isinstance(record, Regrouped)]
-        members = set(views[-1] if views else range(self.spec.means.workers))
+        members = set(views[-1] if views else range(self.spec.execution.workers))
         return not self._living and members <= self._ended
 
     def take_over(self, seconds: float) -> bool:
@@ -592,7 +594,7 @@ class AdoptedRun(ElasticRun):
             return False
         self._free = -1  # what was told of it before was nobody's to hear
         self._again = {worker: returned.records for worker, returned in back.items()}
-        self._do(judgement.take_over(self._facts, back, sorted(living - set(back)), AWAY))
+        self._do(judgement.take_over(self._facts, back, sorted(living - set(back)), DISCONNECTED))
         told = {record.worker for record in self._kept if isinstance(record, WorkerGone)}
         told |= {*self._processes.known, *self._ended}
         gone: list[Record] = [WorkerGone(worker, "lost", WITHOUT_CONTROLLER) for worker in sorted(lost - told)]
@@ -606,7 +608,7 @@ class AdoptedRun(ElasticRun):
         if isinstance(event, ProcessStarted) and event.bootstrap.worker not in self._processes.known:
             self._processes.meet(event.bootstrap)
             if self._again is not None or self._refused:  # too late
-                self._launcher.end([event.bootstrap], AWAY)
+                self._launcher.end([event.bootstrap], DISCONNECTED)
         super().hear(event)
 
     @property
@@ -629,8 +631,8 @@ class AdoptedRun(ElasticRun):
 
     def _take(self, sent: RecordSent) -> None:
         again = sent.nth if self._again is None else self._again.get(sent.worker, 0)
-        if sent.nth <= again and self.said.is_kept(sent.record):
-            self._queue.took(sent.worker, sent.nth)
+        if sent.nth <= again and self.record_filter.is_kept(sent.record):
+            self._queue.record_taken(sent.worker, sent.nth)
         else:
             super()._take(sent)
 

@@ -20,7 +20,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from elastune.core.errors import UserError
-from elastune.elastic.coordinator.liveness import Vitals
+from elastune.elastic.coordinator.liveness import ProcessStatus
 
 VARIABLE = "ELASTUNE_BOOTSTRAP"
 _RULES = ConfigDict(extra="forbid")
@@ -32,7 +32,7 @@ class Bootstrap:
 
     ``token`` lets it in, so it belongs in no command line and no log. ``device``: what it may use where it runs.
     ``spool``: the folder there by which it passes files on; "": it sees its run's own folder. ``moves``: the file there
-    that says on which host the next controller listens (``Elsewhere``); "": on the same one.
+    that says on which host the next controller listens (``ControllerLocator``); "": on the same one.
     """
 
     worker: int
@@ -166,7 +166,7 @@ class Launcher(ABC):
         """What the machine is called that ``worker`` was started on, where that is known."""
         return ""
 
-    def vitals(self, worker: Bootstrap) -> Vitals | None:
+    def vitals(self, worker: Bootstrap) -> ProcessStatus | None:
         """What the system says of ``worker``'s process, where that is known. Any thread may ask."""
         return None
 

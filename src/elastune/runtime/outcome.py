@@ -1,7 +1,7 @@
 """What became of a worker and of its run: a pure state machine. Events go in, new facts and actions come out.
 
 A worker may end because its program ended, because its machine failed, or because the run asked it to. Who is told,
-and whether the run goes on, is decided once all messages of that worker have been read (``Buried``). ``RunFacts``
+and whether the run goes on, is decided once all messages of that worker have been read (``WorkerDrained``). ``RunFacts``
 is the state, ``Kill``, ``Start`` and events for the driver are the actions.
 """
 
@@ -12,9 +12,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from elastune.core.journal.records import RunFailed, RunFinished, WorkerGone
-from elastune.elastic.coordinator.controller_interface import Buried, ForController, Parted, RecordSent
+from elastune.elastic.coordinator.controller_interface import (
+    ForController,
+    RecordSent,
+    WorkerDisconnected,
+    WorkerDrained,
+)
 from elastune.elastic.coordinator.machine import End, GiveUp, Start, StopRun
-from elastune.elastic.stragglers import Standstill
+from elastune.elastic.stragglers import Stall
 from elastune.elastic.worker.client import DISCONNECTED_CODE, ORPHANED_CODE
 from elastune.runtime.clusters.base import NOBODY, Event, Exited, Message, how_it_ended
 from elastune.runtime.launcher import ProcessEnded
@@ -52,7 +57,7 @@ class WorkerFacts:
     parted: bool = False
     code: int | None = None
     explains_until: float | None = None
-    doomed: str | None = None
+    ended_because: str | None = None
     lost: bool = False
     fatal: str | None = None
     end: ProcessEnded | None = None
@@ -95,7 +100,7 @@ class RunFacts:
     noticed: bool = False
     last_lost: int = NOBODY
     last_end: Exited = NO_END
-    withheld: tuple[tuple[int, RunFinished], ...] = ()
+    deferred_results: tuple[tuple[int, RunFinished], ...] = ()
 
     def of(self, number: int) -> WorkerFacts:
         """What is known of worker ``number``."""
@@ -124,13 +129,13 @@ class RunFacts:
         """Those that have parted without a word and may still end in a way that tells why."""
         return [worker for worker in self.workers.values() if worker.explains_until is not None]
 
-    def came_later(self, number: int) -> bool:
+    def is_replacement(self, number: int) -> bool:
         """Whether worker ``number`` was started after the run's first ones."""
         return number >= self.first
 
     def never_joined(self, number: int) -> bool:
         """Whether worker ``number`` came later than the first ones and has never trained with the others."""
-        return self.came_later(number) and not self.of(number).trained
+        return self.is_replacement(number) and not self.of(number).trained
 
 
 # [ends] What the end of a worker's process says of the program that ran in it.
@@ -138,7 +143,7 @@ class RunFacts:
 NOT_STARTED = 71  # EX_OSERR of sysexits.h
 
 
-def ended_itself(end: ProcessEnded) -> str:
+def ended_by_program(end: ProcessEnded) -> str:
     """What the program did to end its worker's process without a word; "" where it was something else that ended it."""
     if end.why or end.code is None or end.code < 0 or end.code in (ORPHANED_CODE, NOT_STARTED):
         return ""
@@ -150,7 +155,7 @@ def ended_itself(end: ProcessEnded) -> str:
 # [judgement] What became of a worker and of its run: a pure machine. News comes in, the facts and what is to be done come out.
 #
 # That a worker ends may be its program's will, its machine's fault, or what the run asked of it. Who is to hear of that,
-# and whether the run goes on, follows from all that is known once everything it ever said has been heard (``Buried``).
+# and whether the run goes on, follows from all that is known once everything it ever said has been heard (``WorkerDrained``).
 
 EXPLAIN_S = 2.0  # how long the end of a process is awaited whose connection has closed without a word
 WITHOUT_CONTROLLER = "it ended while there was no controller"
@@ -170,7 +175,7 @@ class Kill:
 
 
 @dataclass(frozen=True)
-class Moment:
+class EventContext:
     """What else there is to know when news is heard.
 
     Attributes:
@@ -184,12 +189,12 @@ class Moment:
     why_left: str = ""
 
 
-Act = Event | Kill | Start
+Action = Event | Kill | Start
 """To be told to the driver, or done."""
-Judged = tuple[RunFacts, tuple[Act, ...]]
+Transition = tuple[RunFacts, tuple[Action, ...]]
 
 
-def step(facts: RunFacts, news: ForController, moment: Moment) -> Judged:
+def step(facts: RunFacts, news: ForController, moment: EventContext) -> Transition:
     """Hear ``news`` of a run.
 
     Args:
@@ -206,24 +211,24 @@ def step(facts: RunFacts, news: ForController, moment: Moment) -> Judged:
             return _failed(facts, worker, record, moment.members)
         case RecordSent(worker, RunFinished() as record):
             return _finished(facts, worker, record)
-        case Parted():
+        case WorkerDisconnected():
             return _parted(facts, news, moment.now), ()
         case Start(workers) if not (facts.over or facts.finished):
             return facts.put_all(workers, phase="running"), (news,)
         case End():
             return _to_end(facts, news)
-        case Standstill(worker, reason, detail) if not facts.over:
+        case Stall(worker, reason, detail) if not facts.over:
             return _failed(facts, worker, RunFailed(reason, detail, worker), moment.members)
         case GiveUp(why) if not facts.over:
             return _given_up(facts, why)
         case StopRun():
             return replace(facts, noticed=True), ()
-        case Buried(worker):
+        case WorkerDrained(worker):
             return _buried(facts, facts.of(worker), moment.why_left)
     return facts, ()
 
 
-def take_over(facts: RunFacts, back: Collection[int], away: Sequence[int], why: str) -> Judged:
+def take_over(facts: RunFacts, back: Collection[int], away: Sequence[int], why: str) -> Transition:
     """Go on with a run whose controller has died.
 
     Args:
@@ -235,12 +240,12 @@ def take_over(facts: RunFacts, back: Collection[int], away: Sequence[int], why: 
     Returns:
         What is known now, and what is to be done.
     """
-    facts = facts.put_all(back, phase="running").put_all(away, phase="running", doomed=why, lost=True)
+    facts = facts.put_all(back, phase="running").put_all(away, phase="running", ended_because=why, lost=True)
     facts = replace(facts, last_lost=away[-1]) if away else facts
     return facts, tuple(Kill((worker,), why) for worker in away)
 
 
-def wait_no_longer(facts: RunFacts, now: float) -> Judged:
+def expire_explanations(facts: RunFacts, now: float) -> Transition:
     """End those whose time to explain their end is up; once there is nobody left of them the run may have finished.
 
     Args:
@@ -250,36 +255,36 @@ def wait_no_longer(facts: RunFacts, now: float) -> Judged:
     Returns:
         What is known then, and what is to be done.
     """
-    acts: list[Act] = []
+    acts: list[Action] = []
     for worker in facts.unexplained:
         if worker.explains_until is not None and worker.explains_until <= now:
             facts = facts.put(worker.number, explains_until=None)
-            acts.append(Kill((worker.number,), worker.doomed or ""))
-    if facts.withheld and not facts.unexplained:
-        withheld, facts = facts.withheld, replace(facts, withheld=())
-        for number, record in withheld:
+            acts.append(Kill((worker.number,), worker.ended_because or ""))
+    if facts.deferred_results and not facts.unexplained:
+        deferred_results, facts = facts.deferred_results, replace(facts, deferred_results=())
+        for number, record in deferred_results:
             facts, told = _finished(facts, number, record)
             acts += told
     return facts, tuple(acts)
 
 
 # -- what workers say of the run's end --------------------------------------------------------------------------------
-def _failed(facts: RunFacts, number: int, record: RunFailed, members: Collection[int]) -> Judged:
-    if facts.of(number).doomed is not None:  # whatever it did on its way out
+def _failed(facts: RunFacts, number: int, record: RunFailed, members: Collection[int]) -> Transition:
+    if facts.of(number).ended_because is not None:  # whatever it did on its way out
         return facts, ()
-    if facts.came_later(number) and members and number not in members:
+    if facts.is_replacement(number) and members and number not in members:
         # Its machine, not the program, may be to blame: others train.
-        facts = facts.put(number, doomed=f"it failed before it could join: {record.detail}", lost=True)
+        facts = facts.put(number, ended_because=f"it failed before it could join: {record.detail}", lost=True)
         return replace(facts, last_lost=number), ()
     # The program's own failure is no reason to start replacements.
     return replace(facts, over=True, failed=True), (Message(number, record),)
 
 
-def _finished(facts: RunFacts, number: int, record: RunFinished) -> Judged:
+def _finished(facts: RunFacts, number: int, record: RunFinished) -> Transition:
     if facts.failed:  # of survivors that were about to be ended
         return facts, ()
     if facts.unexplained:  # perhaps the program has ended one of its workers
-        return replace(facts, withheld=(*facts.withheld, (number, record))), ()
+        return replace(facts, deferred_results=(*facts.deferred_results, (number, record))), ()
     if facts.finished:
         return facts, ()
     if facts.noticed and record.stopped == "requested":
@@ -288,31 +293,31 @@ def _finished(facts: RunFacts, number: int, record: RunFinished) -> Judged:
 
 
 # -- what the coordinator does with workers ---------------------------------------------------------------------------
-def _parted(facts: RunFacts, news: Parted, now: float) -> RunFacts:
-    doomed = facts.of(news.worker).doomed is not None
-    explains = news.code is None and not doomed and not facts.never_joined(news.worker)
+def _parted(facts: RunFacts, news: WorkerDisconnected, now: float) -> RunFacts:
+    ended_because = facts.of(news.worker).ended_because is not None
+    explains = news.code is None and not ended_because and not facts.never_joined(news.worker)
     until = now + EXPLAIN_S if explains else None
     facts = facts.put(news.worker, parted=True, code=news.code, explains_until=until)
-    if news.code is None or doomed:
+    if news.code is None or ended_because:
         return facts
     last = all(facts.workers[other].parted for other in facts.running)
     # Before the loss that this is to the coordinator makes it ask for another worker.
     return replace(facts, over=facts.over or news.code != 0 or last)
 
 
-def _to_end(facts: RunFacts, news: End) -> Judged:
+def _to_end(facts: RunFacts, news: End) -> Transition:
     worker = facts.of(news.worker)
     by_itself = worker.end is not None and news.why == worker.how
-    doomed = worker.doomed if worker.parted or by_itself else news.why
-    facts = facts.put(news.worker, doomed=doomed, lost=worker.lost or news.lost)
+    ended_because = worker.ended_because if worker.parted or by_itself else news.why
+    facts = facts.put(news.worker, ended_because=ended_because, lost=worker.lost or news.lost)
     if news.lost:
         facts = replace(facts, last_lost=news.worker)
     # Who has said its last words ends by itself, and how one ends that has said nothing tells why.
     ends_by_itself = worker.code is not None or worker.explains_until is not None
-    return facts, () if ends_by_itself else (Kill((news.worker,), doomed or ""),)
+    return facts, () if ends_by_itself else (Kill((news.worker,), ended_because or ""),)
 
 
-def _given_up(facts: RunFacts, why: str) -> Judged:
+def _given_up(facts: RunFacts, why: str) -> Transition:
     """End the run. What the worker printed whose loss was one too many is known once its process has ended."""
     facts, last = replace(facts, over=True), facts.last_end
     kill = Kill(tuple(facts.running))
@@ -327,7 +332,7 @@ def _one_too_many(why: str, last: Exited) -> Message:
 
 
 # -- the end of a worker, now that all it ever said is known ----------------------------------------------------------
-def _buried(facts: RunFacts, worker: WorkerFacts, why_left: str) -> Judged:
+def _buried(facts: RunFacts, worker: WorkerFacts, why_left: str) -> Transition:
     assert worker.end is not None
     facts = facts.put(worker.number, explains_until=None)
     if worker.phase == "apart":
@@ -336,12 +341,12 @@ def _buried(facts: RunFacts, worker: WorkerFacts, why_left: str) -> Judged:
     facts = replace(facts.put(worker.number, phase="gone"), last_end=end)
     if fatal is not None:
         return facts, (_one_too_many(fatal if worker.how in fatal else f"{fatal}; {worker.how}", end), end)
-    if worker.doomed is None and not facts.finished and (own_will := _own_will(facts, worker)):
+    if worker.ended_because is None and not facts.finished and (own_will := _own_will(facts, worker)):
         record = RunFailed("exception", own_will, worker.number, worker.end.code, worker.end.log)
         return replace(facts, over=True, failed=True), (Message(worker.number, record), end)  # it would do so again
     left_early = worker.code == 0 and bool(facts.running)  # well and before the others: that is how a worker leaves
-    by_itself = worker.doomed is None and worker.code is not None and not left_early
-    concerns_run = facts.over or by_itself or (facts.finished and worker.doomed is None)
+    by_itself = worker.ended_because is None and worker.code is not None and not left_early
+    concerns_run = facts.over or by_itself or (facts.finished and worker.ended_because is None)
     over = facts.over or by_itself or (facts.finished and not facts.running)
     told = end if concerns_run else Message(worker.number, _gone(worker, why_left))
     return replace(facts, over=over), (told,)
@@ -350,14 +355,14 @@ def _buried(facts: RunFacts, worker: WorkerFacts, why_left: str) -> Judged:
 def _own_will(facts: RunFacts, worker: WorkerFacts) -> str:
     """What the program did to end ``worker``'s process without a word; "" where it was something else that did."""
     assert worker.end is not None
-    return ended_itself(worker.end) if worker.code is None and not facts.never_joined(worker.number) else ""
+    return ended_by_program(worker.end) if worker.code is None and not facts.never_joined(worker.number) else ""
 
 
 def _gone(worker: WorkerFacts, why_left: str) -> WorkerGone:
     """How a worker's end is told that the run survives."""
     end = worker.exited
-    if worker.doomed is not None:
-        why = f"{worker.doomed} (exit code {end.code})"
+    if worker.ended_because is not None:
+        why = f"{worker.ended_because} (exit code {end.code})"
         return WorkerGone(worker.number, "lost" if worker.lost else "left", why, end.code, end.log)
     if worker.code == 0:
         return WorkerGone(worker.number, "left", why_left or "it left the run", worker.code)

@@ -45,7 +45,7 @@ def devices() -> tuple[str, ...]:
     return tuple(f"cuda:{index}" for index in range(count)) or ("cpu",)
 
 
-def idlest_first(names: Sequence[str], own: Sequence[str], others: Sequence[str]) -> list[str]:
+def least_used_first(names: Sequence[str], own: Sequence[str], others: Sequence[str]) -> list[str]:
     """``names`` in the order in which a run's next workers get them: ``own`` are those that the run's workers have.
 
     Those come last, whatever ``others`` are busy with: NCCL takes one worker of a run on a GPU.

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastune.adapt.policies.library.spot import JobStanding, SpotChoice, SpotRules, choose
+from elastune.adapt.policies.library.spot import JobProgress, SpotChoice, SpotRules, choose
 from elastune.core.clock import Clock, SystemClock
 from elastune.core.cost import KINDS, ON_DEMAND, ONE_PRICE, SPOT, Paid, Prices, check_price
 from elastune.core.errors import UserError
@@ -68,7 +68,7 @@ def _text(path: Path) -> str:
 
 
 @dataclass(frozen=True)
-class Seen:
+class SpotState:
     """A run now. ``rooms``: workers that there is room for by kind of host, paid for whether used or not;
     ``on_demand``: workers that it has on on-demand hosts; ``members``: those that train; ``step``: completed steps, of
     ``planned`` in all (None: nobody knows)."""
@@ -91,11 +91,11 @@ class SpotWatch:
         self.spent = 0.0
         self._prices = prices
         self._clock = clock or SystemClock()
-        self._before: tuple[float, Seen] | None = None
+        self._before: tuple[float, SpotState] | None = None
         self._begun_s = self._member_s = 0.0
         self._first_step = 0
 
-    def look(self, seen: Seen) -> SpotChoice | None:
+    def look(self, seen: SpotState) -> SpotChoice | None:
         """How many workers of each kind to have; None before enough is known. Raises ``UserError`` for a kind of host
         without a price."""
         now = self._clock.now()
@@ -111,7 +111,7 @@ class SpotWatch:
         if made <= 0 or not self._member_s or seen.planned is None:
             return None
         step_s = self._member_s / made
-        standing = JobStanding(
+        standing = JobProgress(
             now_s=now - self._begun_s,
             work_s=(seen.planned - self._first_step) * step_s,
             done_s=made * step_s,

@@ -20,7 +20,7 @@ from elastune.core.journal.records import (
     StateLost,
     WorkerGone,
 )
-from elastune.core.run import Elastic, Means, Program, RunSpec
+from elastune.core.run import Elastic, ExecutionSettings, Program, RunSpec
 from elastune.report.sample_ledger import Ledger, ledger
 from elastune.runtime.clusters.elastic_cluster import ElasticCluster
 from elastune.runtime.elastic_run import ElasticRun
@@ -106,7 +106,7 @@ class Runs:
         act: Act = lambda handle, records: None,
         mode: Any = "exact",
         elastic: Elastic | None = None,
-        means: dict[str, Any] | None = None,
+        execution: dict[str, Any] | None = None,
         out: Path | None = None,
         spec: dict[str, Any] | None = None,
         limit_s: float = LIMIT_S,
@@ -126,7 +126,7 @@ class Runs:
             out or self._folder / str(number),
             config,
             seed=3,
-            means=Means(**{"workers": workers, "mode": mode, "num_slots": SLOTS, **(means or {})}),
+            execution=ExecutionSettings(**{"workers": workers, "mode": mode, "num_slots": SLOTS, **(execution or {})}),
             elastic=elastic or Elastic(low=1, high=4, heartbeat_s=2.0),
             **(spec or {}),
         )

@@ -34,13 +34,13 @@ from typing import Any
 from elastune.elastic.worker import state_transfer
 from elastune.elastic.worker import view_groups as view_comms
 from elastune.parallel.comm.group import Group, GroupBroken
-from elastune.parallel.comm.owned import Gate, OwnedReducer, WardSums
+from elastune.parallel.comm.owned import CommitBarrier, OwnedReducer, RemoteOwnerSums
 from elastune.parallel.comm.streamed import StreamedReducer
 from elastune.parallel.mechanisms.owned import state as moving
 from elastune.parallel.mechanisms.owned.mechanism import ShardedReplica
 from elastune.parallel.mechanisms.owned.replica import OwnedReplica
 from elastune.parallel.mechanisms.owned.state import Kept
-from elastune.parallel.mechanisms.pipeline.messages import Mail
+from elastune.parallel.mechanisms.pipeline.messages import StageChannel
 from elastune.parallel.sync.owned import OwnedAllReduce
 from elastune.train.adaptation import adapter as adapt
 from elastune.train.adaptation import routing
@@ -182,11 +182,11 @@ def _wrap_shares(before: Callable[..., None]) -> None:
         before(reducer, "combine", "launched")
         before(reducer, "squares", "added")
     before(ShardedReplica, "leave", "leaving")
-    before(WardSums, "exchange", "lending")
-    before(Gate, "pass_through", "gate")
+    before(RemoteOwnerSums, "exchange", "lending")
+    before(CommitBarrier, "wait_for_all", "gate")
     before(OwnedAllReduce, "_complete", "gated")
     before(OwnedReplica, "settle", "applied")
     before(OwnedReplica, "_take", "spreading")
-    before(Mail, "has", "waiting")
+    before(StageChannel, "has", "waiting")
     before(Kept, "brought", "placing", view)
     before(moving, "meet", "placed", view)

@@ -31,7 +31,7 @@ def moves(have: Layout, want: Layout) -> list[Move]:
     What a worker holds stays there. Every other element comes to it once, from the holder that has sent least so far.
     Raises ``Unrecoverable`` where nobody holds one.
     """
-    holders = _holders(have)
+    owners = _holders(have)
     sent = dict.fromkeys(have, 0)
     plan: list[Move] = []
     lost: list[Piece] = []
@@ -42,7 +42,7 @@ def moves(have: Layout, want: Layout) -> list[Move]:
         for piece in want[target]:
             own = there.setdefault(piece.name, [])
             for missing in without([piece.box], own):
-                fetched, absent = _fetch(Piece(piece.name, missing), target, holders.get(piece.name, ()), sent)
+                fetched, absent = _fetch(Piece(piece.name, missing), target, owners.get(piece.name, ()), sent)
                 plan += fetched
                 lost += absent
             own.append(piece.box)
@@ -52,13 +52,13 @@ def moves(have: Layout, want: Layout) -> list[Move]:
 
 
 def _fetch(
-    piece: Piece, target: int, holders: Sequence[tuple[int, Box]], sent: dict[int, int]
+    piece: Piece, target: int, owners: Sequence[tuple[int, Box]], sent: dict[int, int]
 ) -> tuple[list[Move], list[Piece]]:
     """Moves that bring ``piece`` to ``target``, and what of it nobody holds."""
     plan: list[Move] = []
     left = [piece.box]
     # A stable sort: of equally busy holders the first comes first, on every worker.
-    for source, held in sorted(holders, key=lambda holder: sent[holder[0]]):
+    for source, held in sorted(owners, key=lambda owner: sent[owner[0]]):
         for box in left:
             if (part := intersection(box, held)) is not None:
                 plan.append(Move(Piece(piece.name, part), source, target))

@@ -10,7 +10,7 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from elastune.core.journal.records import MembershipEvent
-from elastune.elastic.coordinator.controller_interface import CrewBounds, Entrance, Lookups, Timeouts
+from elastune.elastic.coordinator.controller_interface import ListenOptions, Timeouts, WorkerBounds, WorkerLookups
 from elastune.elastic.coordinator.coordinator import Coordinator
 from elastune.elastic.wire.handshake import (
     CHALLENGE_BYTES,
@@ -45,7 +45,7 @@ def eventually(found: Callable[[], T], what: str = "") -> T:
 def coordinating(workers: int = 3, **changed: Any) -> Iterator[Coordinator]:
     """A coordinator of workers 0.. that is closed again. ``changed``: fields of what it gets from its controller."""
     given = {"low": 1, "high": 8, "heartbeat_s": 5.0, **changed}
-    nouns = [_made(noun, given) for noun in (CrewBounds, Timeouts, Entrance, Lookups)]
+    nouns = [_made(noun, given) for noun in (WorkerBounds, Timeouts, ListenOptions, WorkerLookups)]
     assert not given, f"a coordinator is given nothing like {given}"
     coordinator = Coordinator(range(workers), *nouns)
     try:
@@ -77,9 +77,9 @@ def begun(found: list[CoordinatorClient]) -> int:
     """Let the first version begin; its number."""
     for member in found:
         member.ready()
-    number = found[0].await_version(0, LIMIT_S).number
+    number = found[0].await_view(0, LIMIT_S).number
     for member in found:
-        assert member.await_version(0, LIMIT_S).number == number
+        assert member.await_view(0, LIMIT_S).number == number
         member.running(number, 0)
     return number
 

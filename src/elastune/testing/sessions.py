@@ -11,7 +11,7 @@ import torch
 
 from elastune.adapt.policies.base import Policy
 from elastune.core.journal.records import Record
-from elastune.core.run import Means, Program, RunSpec
+from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.parallel.comm.group import Group
 from elastune.train.session import Session
@@ -27,8 +27,8 @@ def lone_session(
     policies: Mapping[str, type[Policy]] = MappingProxyType({}),
     **spec: Any,
 ) -> Session:
-    """A session as worker processes get it, alone on the CPU. ``spec`` holds fields of ``RunSpec``, ``means`` too."""
-    spec.setdefault("means", Means())
+    """A session as worker processes get it, alone on the CPU. ``spec`` holds fields of ``RunSpec``, ``execution`` too."""
+    spec.setdefault("execution", ExecutionSettings())
     spec.setdefault("checkpoint_every_steps", 0)
     run = RunSpec(Program(out / "none.py"), out, **spec)
     return Session(

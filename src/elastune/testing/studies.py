@@ -76,9 +76,9 @@ class Telling:
     def start(self, trial: int, parent: int | None = None, seed: int = 0, **params: Any) -> Telling:
         """A trial begins. Its configuration is its parameters, with None where SPACE has one that it lacks."""
         config = {**{name: params.get(name) for name in SPACE}, "name": None, **params}
-        means = {"workers": config.pop("workers") or 1, "mode": "fast", "mechanism": "replicated", "num_slots": 8}
+        execution = {"workers": config.pop("workers") or 1, "mode": "fast", "mechanism": "replicated", "num_slots": 8}
         distributions = {name: distribution_to_json(SPACE[name]) for name in params if name in SPACE}
-        return self.tell(TrialStarted(trial, config, means, seed, "search", params, distributions, parent=parent))
+        return self.tell(TrialStarted(trial, config, execution, seed, "search", params, distributions, parent=parent))
 
     def report(self, trial: int, epoch: int, seconds: float, workers: float = 1.0, **metrics: float) -> Telling:
         told = Reported(epoch, 10 * epoch, 640 * epoch, seconds, metrics, epochs=4)

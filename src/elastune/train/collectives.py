@@ -16,7 +16,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 import torch
 
 from elastune.core.errors import UserError
-from elastune.parallel.comm.channel import Letter
+from elastune.parallel.comm.channel import ChannelMessage
 from elastune.parallel.comm.group import Group, GroupBroken
 
 # [call letters] What workers tell each other of a collective that the program has called by name.
@@ -36,7 +36,7 @@ DTYPES = {
 
 
 @dataclass(frozen=True)
-class Root:
+class BroadcastRoot:
     """Of a broadcast: the ``rank`` that the program named, and which ``worker`` that was then."""
 
     rank: int
@@ -44,8 +44,8 @@ class Root:
 
 
 def letter_of(
-    what: int, key: Key, kind: Kind, root: Root, tensors: Sequence[torch.Tensor], workers: Sequence[int] = ()
-) -> Letter:
+    what: int, key: Key, kind: Kind, root: BroadcastRoot, tensors: Sequence[torch.Tensor], workers: Sequence[int] = ()
+) -> ChannelMessage:
     """A letter with ``tensors``; of a result with the ``workers`` that took part in it."""
     told = {
         "name": key[0],
@@ -57,15 +57,15 @@ def letter_of(
     parts = [t.reshape(-1).view(torch.uint8) for t in tensors if t.numel()]
     # One tensor is this worker's own copy, which nobody changes: not to be copied again.
     payload = parts[0] if len(parts) == 1 else torch.cat([torch.empty(0, dtype=torch.uint8), *parts])
-    return Letter((what, key[1], 0), json.dumps(told), payload)
+    return ChannelMessage((what, key[1], 0), json.dumps(told), payload)
 
 
-def done_letter(key: Key) -> Letter:
+def done_letter(key: Key) -> ChannelMessage:
     """A letter without tensors."""
-    return Letter((DONE, key[1], 0), json.dumps({"name": key[0]}), torch.empty(0, dtype=torch.uint8))
+    return ChannelMessage((DONE, key[1], 0), json.dumps({"name": key[0]}), torch.empty(0, dtype=torch.uint8))
 
 
-def key_of(letter: Letter) -> Key:
+def key_of(letter: ChannelMessage) -> Key:
     """Which call it is of."""
     return str(json.loads(letter.text)["name"]), letter.number[1]
 
@@ -101,7 +101,7 @@ class CollectiveLost(Exception):
 
 
 @dataclass(frozen=True)
-class Collected(Generic[T]):
+class CollectiveResult(Generic[T]):
     """The result of a collective.
 
     Attributes:
@@ -130,24 +130,24 @@ class Members(Protocol):
     def worker(self) -> int: ...
 
 
-class Letters(Protocol):
-    """What is asked of ``comm.post.Post``."""
+class MessageChannel(Protocol):
+    """What is asked of ``comm.post.Channel``."""
 
-    def send(self, to: int, message: Letter) -> None: ...
+    def send(self, to: int, message: ChannelMessage) -> None: ...
 
-    def next(self, *, wait: bool = True) -> tuple[int, Letter] | None: ...
+    def next(self, *, wait: bool = True) -> tuple[int, ChannelMessage] | None: ...
 
 
 @dataclass
 class Call:
     kind: Kind
     key: Key
-    root: Root
+    root: BroadcastRoot
     own: torch.Tensor
     expected: set[int]
     step: int  # the attempt at a step that it belongs to
     heard: dict[int, torch.Tensor] = field(default_factory=dict)
-    result: Collected[list[torch.Tensor]] | None = None
+    result: CollectiveResult[list[torch.Tensor]] | None = None
     error: Exception | None = None
     done: set[int] = field(default_factory=set)
 
@@ -160,11 +160,11 @@ class Call:
         if self.settled:
             return
         if self.kind == "broadcast" and self.root.worker in self.heard:
-            self.result = Collected([self.heard[self.root.worker]], (self.root.worker,))
+            self.result = CollectiveResult([self.heard[self.root.worker]], (self.root.worker,))
         elif self.expected <= self.heard.keys():
             workers = tuple(sorted(self.expected))
             try:
-                self.result = Collected(self._of_all([self.heard[worker] for worker in workers]), workers)
+                self.result = CollectiveResult(self._of_all([self.heard[worker] for worker in workers]), workers)
             except (UserError, CollectiveLost) as error:
                 self.error = error
 
@@ -183,7 +183,7 @@ class Call:
         return [total]
 
 
-class Begun(Generic[T]):
+class CollectiveHandle(Generic[T]):
     """A collective that was started.
 
     Example:
@@ -202,7 +202,7 @@ class Begun(Generic[T]):
         """
         return self._calls.came(self._call)
 
-    def wait(self) -> Collected[T]:
+    def wait(self) -> CollectiveResult[T]:
         """Return the result, once it is here.
 
         No other worker may need what this one does only after it.
@@ -218,7 +218,7 @@ class Begun(Generic[T]):
         found = self._call.result
         assert found is not None
         own = [value.clone() for value in found.value]  # what is kept may still be sent to others
-        return Collected(self._of(own), found.workers, found.lost)
+        return CollectiveResult(self._of(own), found.workers, found.lost)
 
 
 class NamedCollectives:
@@ -236,16 +236,16 @@ class NamedCollectives:
         workers: Members,
         attempt: Callable[[], int],
         recover: Callable[[GroupBroken], object],
-        post: Callable[[Group], Letters],
+        post: Callable[[Group], MessageChannel],
         stand_in: Callable[[Callable[[], bool]], None] = lambda until: None,
     ) -> None:
-        self._workers, self._attempt, self._recover, self._post = workers, attempt, recover, post
+        self._workers, self._attempt, self._recover, self._open_channel = workers, attempt, recover, post
         self._stand_in = stand_in
         self._counts: dict[str, int] = {}
         self._marked: tuple[int, dict[str, int]] = (0, {})  # counts where the newest step's calls began
         self._calls: dict[Key, Call] = {}
-        self._early: dict[Key, list[tuple[int, int, Letter]]] = {}  # of others, before this worker's own call
-        self._mail: Letters | None = None
+        self._early: dict[Key, list[tuple[int, int, ChannelMessage]]] = {}  # of others, before this worker's own call
+        self._channel: MessageChannel | None = None
         self._ranks: tuple[int, ...] = ()
 
     def state_dict(self) -> dict[str, Any]:
@@ -268,18 +268,20 @@ class NamedCollectives:
         root = int(root)
         if not workers.synchronised or len(everyone) == 1:
             lost = not workers.synchronised
-            call = Call(kind, (name, -1), Root(root, workers.worker), own, {workers.worker}, 0)
-            call.result = Collected([own], (workers.worker,), lost)
+            call = Call(kind, (name, -1), BroadcastRoot(root, workers.worker), own, {workers.worker}, 0)
+            call.result = CollectiveResult([own], (workers.worker,), lost)
             if not lost:
                 self._mark()
                 self._counts[name] = self._counts.get(name, 0) + 1
             return call
-        if self._mail is None:
+        if self._channel is None:
             self._open()
         self._mark()
         key = name, self._counts.get(name, 0)
         self._counts[name] = key[1] + 1
-        call = self._calls[key] = Call(kind, key, Root(root, everyone[root]), own, set(everyone), self._attempt())
+        call = self._calls[key] = Call(
+            kind, key, BroadcastRoot(root, everyone[root]), own, set(everyone), self._attempt()
+        )
         call.heard[workers.worker] = own
         self._tell(call)
         for sender, what, letter in self._early.pop(key, []):
@@ -333,7 +335,7 @@ class NamedCollectives:
     def look(self) -> None:
         """Take what has come. Where the group is broken that is for others to find."""
         try:
-            while self._mail is not None and self._take(wait=False):
+            while self._channel is not None and self._take(wait=False):
                 pass
         except GroupBroken:
             return
@@ -351,8 +353,8 @@ class NamedCollectives:
             self._counts = dict(self._marked[1])
             for key in [key for key, call in self._calls.items() if call.step == self._attempt()]:
                 dropped = self._calls.pop(key)
-                dropped.result = dropped.result or Collected([dropped.own], (self._workers.worker,), lost=True)
-        self._mail, self._early = None, {}
+                dropped.result = dropped.result or CollectiveResult([dropped.own], (self._workers.worker,), lost=True)
+        self._channel, self._early = None, {}
         if not self._counts:
             return
         here = set(self._workers.members)
@@ -370,7 +372,7 @@ class NamedCollectives:
         if self._workers.group.backend == "nccl":
             rule = "named collectives travel between the workers' hosts, over gloo"
             raise UserError(rule, "workers on NCCL", "use session.sum or session.mean")
-        self._mail = self._post(self._workers.group)
+        self._channel = self._open_channel(self._workers.group)
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
@@ -383,20 +385,20 @@ class NamedCollectives:
             letter = letter_of(GIVEN, call.key, call.kind, call.root, [call.own] if gives else [])
         self._post_all(letter)
 
-    def _post_all(self, letter: Letter) -> None:
-        assert self._mail is not None
+    def _post_all(self, letter: ChannelMessage) -> None:
+        assert self._channel is not None
         for rank, number in enumerate(self._ranks):
             if number != self._workers.worker:
                 try:
-                    self._mail.send(rank, letter)
+                    self._channel.send(rank, letter)
                 except GroupBroken:
                     return  # all is sent again to those who are left
 
     def _take(self, *, wait: bool) -> bool:
         """One message, if there is one."""
-        if self._mail is None:
+        if self._channel is None:
             raise RuntimeError("nobody is here to wait for")
-        came = self._mail.next(wait=wait)
+        came = self._channel.next(wait=wait)
         if came is None:
             return False
         rank, letter = came
@@ -407,19 +409,19 @@ class NamedCollectives:
         elif what == DONE:
             pass
         elif key[1] < self._counts.get(key[0], 0):  # this worker is done with it, or joined later
-            self._mail.send(rank, done_letter(key))
+            self._channel.send(rank, done_letter(key))
         else:
             self._early.setdefault(key, []).append((sender, what, letter))
         return True
 
-    def _hear(self, call: Call, sender: int, what: int, letter: Letter) -> None:
+    def _hear(self, call: Call, sender: int, what: int, letter: ChannelMessage) -> None:
         told = json.loads(letter.text)
         if what == DONE:
             call.done.add(sender)
             return
         before = call.settled
         tensors = tensors_in(told, letter.payload)
-        root = Root(*told["root"])
+        root = BroadcastRoot(*told["root"])
         here, there = _asked(call.kind, call.root), _asked(told["kind"], root)
         if here != there and not call.settled:
             rule = "workers that use one name call the same collective"
@@ -427,7 +429,7 @@ class NamedCollectives:
             call.error = UserError(rule, value, "use other names")
         elif what == RESULT:
             call.done.add(sender)
-            call.result = call.result or Collected(tensors, tuple(told["workers"]))
+            call.result = call.result or CollectiveResult(tensors, tuple(told["workers"]))
         elif call.kind == "broadcast" and root != call.root and not call.settled:
             why = f"workers changed between the calls of {call.key[0]!r}: rank {root.rank} is not one worker in both"
             call.error = CollectiveLost(why)
@@ -437,9 +439,9 @@ class NamedCollectives:
             elif call.kind == "broadcast":
                 call.heard[sender] = call.own
             call.settle()
-        if call.settled and not before and self._mail is not None:
+        if call.settled and not before and self._channel is not None:
             self._post_all(done_letter(call.key))
 
 
-def _asked(kind: str, root: Root) -> str:
+def _asked(kind: str, root: BroadcastRoot) -> str:
     return f"{kind} from rank {root.rank}" if kind == "broadcast" else kind

@@ -12,7 +12,7 @@ from elastune.core.mesh import Mesh
 from elastune.elastic.worker.group import Rows, WorkerGroup
 from elastune.parallel.comm.group import GroupBroken
 from elastune.train.checkpoints.run_state import RunState
-from elastune.train.data.loading import Loading, evaluation_indices, fetch, to_device
+from elastune.train.data.loading import LoaderOptions, evaluation_indices, fetch, to_device
 from elastune.train.data.stream import evaluated
 from elastune.train.predictions import EvaluatedSamples
 from elastune.train.step import StepTransaction
@@ -34,7 +34,7 @@ class Evaluations:
         self._since_met = ""  # what was evaluated since the last call in which all ranks meet
         self.seen = EvaluatedSamples()
 
-    def batches(self, dataset: Any, batch_size: int, loading: Loading) -> Iterator[Any]:
+    def batches(self, dataset: Any, batch_size: int, loading: LoaderOptions) -> Iterator[Any]:
         """This worker's batches of one pass: each of ``batch_size`` samples goes to one worker, in order."""
         workers = self._workers
         self._state.evaluate()
@@ -65,7 +65,7 @@ class Evaluations:
             replica.stand_in(ends=True)
 
     def _numbered(
-        self, dataset: Any, batch_size: int, loading: Loading, place: tuple[int, int]
+        self, dataset: Any, batch_size: int, loading: LoaderOptions, place: tuple[int, int]
     ) -> Iterator[tuple[list[int], Any]]:
         """This worker's batches, each with the places of its samples."""
         if isinstance(dataset, IterableDataset):

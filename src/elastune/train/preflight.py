@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from elastune.core.errors import UserError
-from elastune.core.run import Means, Program, RunSpec
+from elastune.core.run import ExecutionSettings, Program, RunSpec
 
 LONGEST_S = 20.0
 """Of the program's own lines."""
@@ -31,7 +31,7 @@ def examined_meanwhile(spec: RunSpec, longest_s: float = LONGEST_S) -> Iterator[
     Raises:
         UserError: Where it does not, as ``session.prepare`` would raise it on every worker.
     """
-    if not spec.means.parts.dividing:
+    if not spec.execution.parts.dividing:
         yield
         return
     with tempfile.TemporaryDirectory(prefix="elastune-examined-") as folder:
@@ -62,7 +62,7 @@ def _asked(spec: RunSpec, longest_s: float) -> dict[str, object]:
         "train": spec.program.train,
         "config": spec.config,
         "seed": spec.seed,
-        "means": spec.means.to_json(),
+        "execution": spec.execution.to_json(),
         "longest_s": longest_s,
     }
 
@@ -76,7 +76,9 @@ def main() -> int:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, asked["longest_s"])  # ends this process
     loaded = load(Program(Path(asked["path"]), asked["train"]))
-    refused = refusal_of(loaded, asked["config"], Means.from_json(asked["means"]), told.parent, asked["seed"])
+    refused = refusal_of(
+        loaded, asked["config"], ExecutionSettings.from_json(asked["execution"]), told.parent, asked["seed"]
+    )
     answer = told.with_suffix(".part")
     answer.write_text(json.dumps(refused and refused.told))
     answer.rename(told)  # whole, or not there

@@ -18,17 +18,17 @@ from typing import Any, ClassVar, Final
 
 import torch
 
-from elastune.adapt.monitors.base import UNTOLD, WorkerTimes
+from elastune.adapt.monitors.base import UNKNOWN_TIMES, WorkerTimes
 from elastune.core.clock import Clock
 from elastune.core.communication import Topology
 from elastune.core.divergence import Divergence, LossTrack, follow, follow_reports
 from elastune.core.errors import Diverged, UserError
 from elastune.core.journal.records import (
-    ChangesUnreached,
     Record,
-    RoundsCut,
+    RoundsShortened,
     StartedFrom,
     StepsPlanned,
+    SyncChangesUnreached,
     WorkerMemory,
     WorkerSteps,
 )
@@ -94,7 +94,7 @@ class StepTimes:
         self.count += steps
         if COMPILED.seconds > self._compiled_before:
             self._steps.append(None)
-            return UNTOLD
+            return UNKNOWN_TIMES
         self._steps.append((taken_s / steps, wait_s / steps))
         return WorkerTimes(data_s, max(0.0, taken_s - data_s - wait_s), wait_s)
 
@@ -115,7 +115,7 @@ class StepTimes:
             return None, None
         return statistics.median(s for s, _ in steps), statistics.median(w for _, w in steps)
 
-    def means(self) -> list[float]:
+    def execution(self) -> list[float]:
         """Mean seconds of a step, and of it without waiting, warm-up left out; zeros of too few steps."""
         steps = self._kept
         if not steps:
@@ -124,7 +124,7 @@ class StepTimes:
 
 
 def steps_of_workers(rows: Sequence[Sequence[float]]) -> list[WorkerSteps]:
-    """From every worker's ``means``, by rank; those that took too few steps, and joined late, are left out."""
+    """From every worker's ``execution``, by rank; those that took too few steps, and joined late, are left out."""
     slowest = max((busy_s for _, busy_s in rows), default=0.0)
     return [
         WorkerSteps(rank, step_s, busy_s, busy_s / slowest)
@@ -349,7 +349,7 @@ class PlannedSteps:
         self._schedule = schedule
         self._unreached = NO_CHANGES
         self._told: int | None = None
-        self._cut: RoundsCut | None = None
+        self._cut: RoundsShortened | None = None
 
     def tell(self, source: StepSource, at: Position, size: int, epochs: int, sync: SyncPlan) -> None:
         """Of the run that goes on so; see ``steps_planned``. ``sync``: how its workers agree from here on.
@@ -368,7 +368,7 @@ class PlannedSteps:
                 _refuse_longer(plan, steps, a_pass)
         if not sync.in_rounds or not a_pass or sync.every <= a_pass:
             return
-        cut = RoundsCut(str(sync), a_pass)
+        cut = RoundsShortened(str(sync), a_pass)
         if cut != self._cut:
             self._cut = cut
             self._send(cut)
@@ -382,7 +382,7 @@ class PlannedSteps:
         if late != self._unreached:
             self._unreached = late
             if late.changes:
-                self._send(ChangesUnreached(str(late), steps))
+                self._send(SyncChangesUnreached(str(late), steps))
 
 
 def _refuse_longer(plan: SyncPlan, steps: int, a_pass: int) -> None:
@@ -429,9 +429,9 @@ class DivergenceWatch:
         if why:
             raise Diverged(f"loss is {value:.4g} at step {step}, {why}")
 
-    def metrics(self, means: Mapping[str, float], step: int, *, again: bool = False) -> None:
+    def metrics(self, execution: Mapping[str, float], step: int, *, again: bool = False) -> None:
         """Judge what was reported after ``step`` steps, or (``again``) is repeated. Raises ``Diverged``."""
-        followed, wrong = follow_reports(self._progress.losses, means, self._rule)
+        followed, wrong = follow_reports(self._progress.losses, execution, self._rule)
         if wrong:
             raise Diverged(f"{wrong} after step {step}")
         if not again:

@@ -27,7 +27,7 @@ from torch.utils.hooks import RemovableHandle
 
 from elastune.core.errors import UserError
 from elastune.core.layout import cut_by_cost
-from elastune.core.run import Config, Means, Program
+from elastune.core.run import Config, ExecutionSettings, Program
 from elastune.parallel.mechanisms.owned.mechanism import blocks_of
 from elastune.parallel.mechanisms.pipeline.layers import Layers, layers_of
 from elastune.parallel.mechanisms.pipeline.pipeline_parallel import Pipeline, estimated_costs, pipeline_of
@@ -36,11 +36,11 @@ from elastune.parallel.mechanisms.tensor.tensor_parallel import chosen
 from elastune.parallel.mechanisms.tensor_storage import built_in_parts
 from elastune.parallel.sync.registry import refuse_unfit
 from elastune.train.compiling import uncompiled
-from elastune.train.data.loading import Loading, fetch, to_device
-from elastune.train.data.source import asked_of
+from elastune.train.data.loading import LoaderOptions, fetch, to_device
+from elastune.train.data.source import data_request
 from elastune.train.models import Prepared
 from elastune.train.program.errors import cause_of
-from elastune.train.program.load import LoadedProgram, as_guest, load, merge
+from elastune.train.program.load import LoadedProgram, load, merge, process_restored
 
 # [live bytes] The most bytes of tensors that are alive at once while some code runs; fake tensors count as real ones do.
 #
@@ -98,7 +98,7 @@ SEEN = 0.9  # of all operations, in layers: else nobody knows where they are
 
 
 @dataclass(frozen=True)
-class StagesFound:
+class StageProfile:
     """By the number of stages, from one on: which part of all operations the stage has that has most of them, and of
     all parameters. Empty where layers are not seen."""
 
@@ -106,7 +106,7 @@ class StagesFound:
     parameters: tuple[float, ...] = ()
 
 
-class StageParts:
+class StageProfiler:
     """Watches the layers of ``model`` that a pipeline cuts; ``flops`` says how many operations there have been."""
 
     def __init__(self, model: nn.Module, flops: Callable[[], int]) -> None:
@@ -138,17 +138,17 @@ class StageParts:
         return handles
 
     @property
-    def found(self) -> StagesFound:
+    def found(self) -> StageProfile:
         """Of the pass so far. Stages are cut by what layers are taken to cost, which need not be operations."""
         whole, done = sum(self._done), self._flops()
         if self._layers is None or not done or whole < SEEN * done:
-            return StagesFound()
+            return StageProfile()
         costs = self._plan.costs or (self._done if self._plan.example else estimated_costs(self._layers))
         if len(costs) != self.count:
-            return StagesFound()
+            return StageProfile()
         cuts = [cut_by_cost(costs, stages) for stages in range(1, min(STAGES, self.count) + 1)]
         held = [[sum(p.numel() for p in self._layers.parameters_of(run)) for run in runs] for runs in cuts]
-        return StagesFound(
+        return StageProfile(
             tuple(max(sum(self._done[i] for i in run) for run in runs) / whole for runs in cuts),
             tuple(max(parts) / max(1, sum(parts)) for parts in held),
         )
@@ -171,7 +171,7 @@ class StageParts:
 
 
 @dataclass(frozen=True)
-class PartsFound:
+class TensorParallelProfile:
     """``whole``: the share of operations in layers that stay whole. ``sums``: forward and backward together, of
     ``summed_bytes``."""
 
@@ -180,7 +180,7 @@ class PartsFound:
     summed_bytes: float
 
 
-class TensorParts:
+class TensorParallelProfiler:
     """Watches the layers of ``model`` that are divided unasked; ``flops`` says how many operations there have been.
 
     A layer by columns sums the gradient of its input, one by rows its output; attention has its output layer inside.
@@ -207,11 +207,11 @@ class TensorParts:
         return handles
 
     @property
-    def found(self) -> PartsFound:
+    def found(self) -> TensorParallelProfile:
         """Of the pass so far. Where no divided layer computed anything, nothing is known to stay whole."""
         done = self._flops()
         whole = 1 - self._divided / done if self._divided and done else 0.0
-        return PartsFound(max(0.0, whole), self._sums, float(self._bytes))
+        return TensorParallelProfile(max(0.0, whole), self._sums, float(self._bytes))
 
     def _enter(self, layer: nn.Module, given: Any) -> None:
         self._begun.append(self._flops())
@@ -340,7 +340,7 @@ class Rehearsal:
         self, data: Any, batch_size: int | None = None, *, train: bool = True, turns: int = 1, **options: Any
     ) -> Iterator[Any]:
         """A few samples of ``data``, once; none where they are not to train on."""
-        asked = asked_of(data, batch_size, **options)
+        asked = data_request(data, batch_size, **options)
         if not train:
             return
         if self._model is None:
@@ -349,7 +349,7 @@ class Rehearsal:
         self._asked = (samples, asked.batch_size)
         self._taken = min(self._most, len(asked.dataset), asked.batch_size)
         few = iter([list(range(self._taken))])
-        plain = Loading(asked.loading.collate_fn)
+        plain = LoaderOptions(asked.loading.collate_fn)
         batch = to_device(next(iter(fetch(asked.dataset, few, plain, self.seed, 0))), self.device)
         with _Counted(self._model, batch) as counted:
             self._counted = counted
@@ -388,7 +388,7 @@ class Rehearsal:
             whole_flops=counted.flops / self._taken * parts.whole,
             tensor_sums=parts.sums,
             summed_bytes=parts.summed_bytes / self._taken,
-            gathered=sum(bool(block.leaves) for block in blocks_of(model, parameters)),
+            gathered=sum(bool(block.param_blocks) for block in blocks_of(model, parameters)),
             fullest=stages.flops,
             fullest_bytes=stages.parameters,
         )
@@ -435,7 +435,7 @@ def _both(train: Callable[[Any], None], config: Config, seed: int) -> ProgramSiz
 def _once(train: Callable[[Any], None], config: Config, seed: int, most: int) -> tuple[ProgramSize, int]:
     """What a pass of so many samples at most is made of, and how many they were."""
     session = Rehearsal(dict(config), seed, torch.device("cpu"), most)
-    with as_guest(), torch.random.fork_rng(devices=[]):
+    with process_restored(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
             train(session)
@@ -459,11 +459,11 @@ class _Counted:
         self._counter = FlopCounterMode(display=False)
         self._modes = ExitStack()
         self._parameters = list(model.parameters())
-        self._tensor = TensorParts(model, self._counter.get_total_flops)
-        self.stages = StageParts(model, self._counter.get_total_flops)
+        self._tensor = TensorParallelProfiler(model, self._counter.get_total_flops)
+        self.stages = StageProfiler(model, self._counter.get_total_flops)
 
     @property
-    def parts(self) -> PartsFound:
+    def parts(self) -> TensorParallelProfile:
         """What ``tensor`` would make of the forward pass that has been."""
         return self._tensor.found
 
@@ -541,7 +541,9 @@ class _UpToPrepare(Rehearsal):
         raise _Handed(given, plan)
 
 
-def refusal_of(loaded: LoadedProgram, config: Config, means: Means, folder: Path, seed: int = 0) -> UserError | None:
+def refusal_of(
+    loaded: LoadedProgram, config: Config, execution: ExecutionSettings, folder: Path, seed: int = 0
+) -> UserError | None:
     """Why ``session.prepare`` of ``loaded``, with ``config`` over its own, would refuse what the program gives it.
 
     Args:
@@ -553,14 +555,14 @@ def refusal_of(loaded: LoadedProgram, config: Config, means: Means, folder: Path
     whole = merge(loaded.config, config)
 
     def found(fake: bool) -> UserError | None:
-        context = nullcontext() if fake else built_in_parts(means, folder)
-        session = _UpToPrepare(dict(whole), seed, means.workers, context)
+        context = nullcontext() if fake else built_in_parts(execution, folder)
+        session = _UpToPrepare(dict(whole), seed, execution.workers, context)
         handed = _handed(loaded.train, session, fake)
         try:
             prepared = Prepared.of(handed.given)
-            prepared.check(means.mechanism)
+            prepared.check(execution.mechanism)
             note_plan(prepared.model, handed.plan)
-            refuse_unfit(prepared.model, prepared.optimizer, means)
+            refuse_unfit(prepared.model, prepared.optimizer, execution)
         except UserError as error:
             return error
         return None
@@ -578,7 +580,7 @@ def _handed(train: Callable[[Any], None], session: _UpToPrepare, fake: bool) -> 
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with ExitStack() as stack:
-        stack.enter_context(as_guest())
+        stack.enter_context(process_restored())
         stack.enter_context(torch.random.fork_rng(devices=[]))
         if fake:
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))

@@ -19,22 +19,22 @@ from elastune.adapt.policies.base import Policy
 from elastune.core.clock import Clock, SystemClock
 from elastune.core.communication import Topology
 from elastune.core.cost import MEASURED
-from elastune.core.decisions import Decision, Signal, voted
+from elastune.core.decisions import Decision, Signal, topology_for_vote
 from elastune.core.errors import UserError
 from elastune.core.journal.records import Record, Reported, RunContext, StartedFrom
 from elastune.core.journal.spending import training_in
 from elastune.core.mesh import Mesh
-from elastune.core.run import Config, RunSpec, StartFrom, derive, refuse_turns
+from elastune.core.run import Config, RunSpec, StartFrom, derive, refuse_repeated_batches
 from elastune.core.sync_plan import SyncPlan
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.elastic.worker.state_transfer import Packed
-from elastune.parallel.comm.channel import Post
+from elastune.parallel.comm.channel import Channel
 from elastune.parallel.comm.group import CALLS_TAG
 from elastune.parallel.comm.norms import exact_mean, exact_sum
 from elastune.parallel.mechanisms.capabilities import meshes_of
 from elastune.parallel.mechanisms.registry import Plans, note_plan
 from elastune.parallel.mechanisms.tensor_storage import built_in_parts
-from elastune.parallel.sync.registry import in_use as sync_in_use
+from elastune.parallel.sync.registry import active_sync as sync_in_use
 from elastune.parallel.sync.registry import prepare as prepare_sync
 from elastune.train.adaptation.adapter import Adapter
 from elastune.train.adaptation.decisions import wished
@@ -43,11 +43,11 @@ from elastune.train.checkpoints.out_folder import OutFolder, claim, note_beginni
 from elastune.train.checkpoints.run_state import RunState
 from elastune.train.checkpoints.start_from import start_from
 from elastune.train.checkpoints.tree import fingerprint
-from elastune.train.collectives import Begun, Call, Kind, NamedCollectives
+from elastune.train.collectives import Call, CollectiveHandle, Kind, NamedCollectives
 from elastune.train.compiling import Autocast, by_shapes_alone, plain
-from elastune.train.data.loading import Loading
+from elastune.train.data.loading import LoaderOptions
 from elastune.train.data.sample_log import SampleLog
-from elastune.train.data.source import asked_of
+from elastune.train.data.source import data_request
 from elastune.train.evaluations import Evaluations
 from elastune.train.machine import run_context
 from elastune.train.models import Prepared, Unfreezing, unfreezing
@@ -55,7 +55,7 @@ from elastune.train.predictions import check_name, meet_and_keep, own_part
 from elastune.train.progress import BY_PROGRAM, DivergenceWatch, Progress, StepMemory, StepTimes, begun_of
 from elastune.train.rng import seed_everything
 from elastune.train.schedules import gate, learning_rates
-from elastune.train.step import ControlVector, Phase, StepExchange, Stepper, StepTransaction, evaluates_again
+from elastune.train.step import ControlVector, Phase, StepExchange, Stepper, StepTransaction, reevaluates_loss
 from elastune.train.tracked import Tracked, is_scaled
 from elastune.train.training_state import AsItWas, TrainingState
 
@@ -195,7 +195,7 @@ class SessionFacts:
             >>> with session.model_context():
             ...     model = Transformer(layers=96)
         """
-        return built_in_parts(self._spec.means, self._spec.out)
+        return built_in_parts(self._spec.execution, self._spec.out)
 
 
 # [session changes] The methods of a session that ask for changes of the run while it trains.
@@ -237,8 +237,8 @@ class SessionChanges(SessionFacts):
             ...     session.reshape("data=2,shard=2")
         """
         wanted, spec = Mesh.parse(mesh) if isinstance(mesh, str) else mesh, self._spec
-        meshes_of(spec.means).widened(self.state.layers).refuse(wanted)
-        low, high = min(spec.elastic.low, spec.means.workers), spec.most_workers
+        meshes_of(spec.execution).widened(self.state.layers).refuse(wanted)
+        low, high = min(spec.elastic.low, spec.execution.workers), spec.most_workers
         if not low <= wanted.workers <= high:
             fix = "ask for a mesh of as many, or begin the run with --workers LOW:HIGH"
             raise UserError(f"this run has from {low} to {high} workers", f"{wanted}: {wanted.workers}", fix)
@@ -285,7 +285,7 @@ class SessionChanges(SessionFacts):
         """
         plan = SyncPlan.parse(strategy)
         if self.state.trained is not None:
-            self.state.trained.in_use.check(plan)
+            self.state.trained.active_sync.check(plan)
         self._adapter.wish(Decision(sync=str(plan)))
 
     def set_topology(self, topology: str) -> None:
@@ -303,7 +303,7 @@ class SessionChanges(SessionFacts):
             >>> if session.ends_step and session.step == 100:
             ...     session.set_topology("binary_tree")
         """
-        self._adapter.wish(Decision(topology=voted(Topology.parse(topology))))
+        self._adapter.wish(Decision(topology=topology_for_vote(Topology.parse(topology))))
 
     def set_tree(self, parents: Sequence[int]) -> None:
         """Ask for the tree in which rank r sends its sums to ``parents[r]``; the root names itself.
@@ -311,7 +311,7 @@ class SessionChanges(SessionFacts):
         After a resize that the tree does not fit, sums take the backend's own routes. Errors are those of
         ``set_topology``.
         """
-        self._adapter.wish(Decision(topology=voted(Topology.of_parents(parents))))
+        self._adapter.wish(Decision(topology=topology_for_vote(Topology.of_parents(parents))))
 
 
 # [session collectives] The methods of a session that start collectives by name, while the program computes.
@@ -326,7 +326,7 @@ class SessionCollectives(SessionChanges):
 
     _collectives: NamedCollectives
 
-    def allreduce(self, name: str, tensor: torch.Tensor) -> Begun[torch.Tensor]:
+    def allreduce(self, name: str, tensor: torch.Tensor) -> CollectiveHandle[torch.Tensor]:
         """Start to add up ``tensor`` over all workers. It is copied, and travels while training goes on.
 
         Args:
@@ -345,9 +345,9 @@ class SessionCollectives(SessionChanges):
             ...     evaluate_something_else()
             ...     total = handle.wait().value
         """
-        return Begun(self._collectives, self._begin("allreduce", name, tensor), lambda found: found[0])
+        return CollectiveHandle(self._collectives, self._begin("allreduce", name, tensor), lambda found: found[0])
 
-    def broadcast(self, name: str, tensor: torch.Tensor, root: int = 0) -> Begun[torch.Tensor]:
+    def broadcast(self, name: str, tensor: torch.Tensor, root: int = 0) -> CollectiveHandle[torch.Tensor]:
         """Start to send ``tensor`` from the worker of rank ``root`` to all workers.
 
         Args:
@@ -364,9 +364,9 @@ class SessionCollectives(SessionChanges):
         Example:
             >>> handle = session.broadcast("thresholds", torch.rand(10), root=0)
         """
-        return Begun(self._collectives, self._begin("broadcast", name, tensor, root), lambda found: found[0])
+        return CollectiveHandle(self._collectives, self._begin("broadcast", name, tensor, root), lambda found: found[0])
 
-    def gather(self, name: str, tensor: torch.Tensor) -> Begun[list[torch.Tensor]]:
+    def gather(self, name: str, tensor: torch.Tensor) -> CollectiveHandle[list[torch.Tensor]]:
         """Start to send every worker's ``tensor`` to all workers; shapes and types may differ.
 
         Args:
@@ -382,7 +382,7 @@ class SessionCollectives(SessionChanges):
         Example:
             >>> handle = session.gather("hardest", losses.topk(3).values)
         """
-        return Begun(self._collectives, self._begin("gather", name, tensor), list)
+        return CollectiveHandle(self._collectives, self._begin("gather", name, tensor), list)
 
     def _stand_in(self, until: Callable[[], bool]) -> None:
         """While this worker waits for a collective: others may be in an evaluation, where they need it."""
@@ -484,9 +484,9 @@ class SessionAssets(SessionCollectives):
             >>> session.unfreeze(model, {"head.*": 0, "layer4.*": 2, "*": 4})
             >>> model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
         """
-        if self._spec.means.mechanism != "replicated":
+        if self._spec.execution.mechanism != "replicated":
             rule = "unfreezing needs whole tensors on every worker"
-            raise UserError(rule, f"mechanism {self._spec.means.mechanism}", "use --mechanism replicated")
+            raise UserError(rule, f"mechanism {self._spec.execution.mechanism}", "use --mechanism replicated")
         found = unfreezing(plain(model), schedule)
         self._unfreezing = (*self._unfreezing, found)
         return dict(found.from_epoch)
@@ -660,10 +660,10 @@ class SessionState(SessionAssets):
 
     def _forbid(self, rule: Callable[[SyncPlan], object]) -> None:
         """No strategy for which ``rule`` raises ``UserError``: neither now, nor by schedule, nor asked for later."""
-        in_use = self.state.prepared.in_use
-        in_use.forbid(rule)
+        active_sync = self.state.prepared.active_sync
+        active_sync.forbid(rule)
         for step, plan in self._spec.sync_schedule.changes:
-            if step > in_use.scheduled:
+            if step > active_sync.scheduled:
                 rule(plan)
 
     def stop(self, why: str) -> None:
@@ -782,12 +782,17 @@ class SessionModels(SessionState):
                 "session.prepare must be called once", "a second call", "give all models and optimizers to one call"
             )
         given = Prepared.of(models_optimizers_schedulers)
-        by_shapes_alone(self._spec.means.mode)
+        by_shapes_alone(self._spec.execution.mode)
         model, optimizer, schedulers = given.model, given.optimizer, given.schedulers
-        means, workers, sync_plan, elastic = self._spec.means, self._workers, self._spec.sync, self._workers.elastic
-        given.check(means.mechanism)
+        execution, workers, sync_plan, elastic = (
+            self._spec.execution,
+            self._workers,
+            self._spec.sync,
+            self._workers.elastic,
+        )
+        given.check(execution.mechanism)
         most = max(self._spec.most_workers, workers.group.size)
-        self._transaction.evaluates_again = evaluates_again(optimizer, means, most)
+        self._transaction.reevaluates_loss = reevaluates_loss(optimizer, execution, most)
         note_plan(model, plan)
         model.to(self.device)
         self._begin_with(model)
@@ -796,13 +801,13 @@ class SessionModels(SessionState):
         control = len(self._exchange.control(ControlVector()).to_list())
         with self.model_context():  # a division makes parameters of its own
             how = {"control": control, "seed": self._spec.seed}
-            sync = prepare_sync(model, optimizer, means, workers.comms, sync_plan, elastic=elastic, **how)
+            sync = prepare_sync(model, optimizer, execution, workers.comms, sync_plan, elastic=elastic, **how)
         self.state.watch(sync.replica)
-        in_use = sync_in_use(sync, self._spec, control, elastic=elastic)
-        self.state.trained = TrainingState(in_use, schedulers, tuple(learning_rates(optimizer)))
+        active_sync = sync_in_use(sync, self._spec, control, elastic=elastic)
+        self.state.trained = TrainingState(active_sync, schedulers, tuple(learning_rates(optimizer)))
         for _, later in self._spec.sync_schedule.changes:
-            in_use.check(later)
-        if means.precision == "bf16":
+            active_sync.check(later)
+        if execution.precision == "bf16":
             self._autocasts = [Autocast(each, self.device) for each in given.models]
         goes_on = self._snapshot is not None
         if self._snapshot is not None:
@@ -818,7 +823,7 @@ class SessionModels(SessionState):
 
     def _settle_compiler(self) -> None:
         """The program may have compiled models, or parts of them, since this was called last."""
-        by_shapes_alone(self._spec.means.mode)
+        by_shapes_alone(self._spec.execution.mode)
         for each in self._models:
             plain(each)
         for autocast in self._autocasts:
@@ -901,7 +906,7 @@ class Session(SessionModels):
         self._transaction = StepTransaction(workers, self._progress, self._log)
         progress, transaction = self._progress, self._transaction
         self._collectives = NamedCollectives(
-            workers, lambda: transaction.attempts, transaction.recover, partial(Post, tag=CALLS_TAG), self._stand_in
+            workers, lambda: transaction.attempts, transaction.recover, partial(Channel, tag=CALLS_TAG), self._stand_in
         )
         self._tracked = Tracked()
         parts = self._log, self._collectives, self._tracked
@@ -1016,7 +1021,7 @@ class Session(SessionModels):
         """
         self._refuse_half_a_step()
         self._settle_compiler()
-        asked = asked_of(
+        asked = data_request(
             data,
             batch_size,
             shuffle=shuffle,
@@ -1037,7 +1042,7 @@ class Session(SessionModels):
             raise UserError("an epoch holds one training pass", "a second one", "use one more session.epochs")
         self._passes_in_epoch += 1
         if turns > 1:
-            self._forbid(refuse_turns)
+            self._forbid(refuse_repeated_batches)
         self.state.data.begin_pass(asked.dataset, self.epoch)
         asked = replace(asked, turns=turns)
         return self._stepper.training_pass(asked.source(self.seed), asked.batch_size, self._planned)
@@ -1086,7 +1091,7 @@ class Session(SessionModels):
             raise UserError(rule, "a call between session.backward and optimizer.step()", "move it behind that")
         self._exchange.meet(repeatable=self._stepper.in_pass)
 
-    def _evaluation_pass(self, dataset: Any, batch_size: int, loading: Loading) -> Iterator[Any]:
+    def _evaluation_pass(self, dataset: Any, batch_size: int, loading: LoaderOptions) -> Iterator[Any]:
         if self.trained is not None and self.trained.sync.meets_after_step:
             self._refuse_inside("batches(train=False)")
         yield from self._evaluations.batches(dataset, batch_size, loading)
@@ -1128,19 +1133,19 @@ class Session(SessionModels):
         values = [floats_of(metrics[name])[0] for name in names]
         rows = self._evaluations.meet(values, f"session.report({', '.join(names)})")
         columns = dict(zip(names, zip(*rows, strict=True), strict=True))
-        means = {name: exact_mean(columns[name]) for name in metrics}
+        execution = {name: exact_mean(columns[name]) for name in metrics}
         progress, at = self._progress, self._progress.position
         progress.evaluated_on |= counts
         if self._workers.synchronised:
-            progress.metrics = {**progress.metrics, **means}
+            progress.metrics = {**progress.metrics, **execution}
             if self.rank == 0 or self._workers.elastic:  # of several equal records one is kept
                 so_far = at.epoch, at.step, at.samples, self.seconds
-                self._send(Reported(*so_far, means, nth=progress.reports, epochs=self._planned))
+                self._send(Reported(*so_far, execution, nth=progress.reports, epochs=self._planned))
             progress.reports += 1
         else:  # on the way back to where the run is: what was reported there stands
-            progress.metrics = {**means, **progress.metrics}
+            progress.metrics = {**execution, **progress.metrics}
         if not self._adapter.survives_divergence:
-            self._watch.metrics(means, at.step, again=not self._workers.synchronised)
+            self._watch.metrics(execution, at.step, again=not self._workers.synchronised)
 
     def save(self) -> None:
         """Write a checkpoint now. Every worker must call this, between steps; a reduced step counts as completed."""

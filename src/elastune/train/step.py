@@ -24,8 +24,8 @@ from elastune.adapt.monitors.base import WorkerTimes
 from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import Diverged, UserError
 from elastune.core.journal.records import Compiled, Record, Regrouped, SyncChanged
-from elastune.core.run import Means, Position, RunSpec, derive
-from elastune.elastic.stragglers import told_by_rank
+from elastune.core.run import ExecutionSettings, Position, RunSpec, derive
+from elastune.elastic.stragglers import lines_by_rank
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.elastic.worker.reconcile import NO_ROUND, OpenRound
 from elastune.parallel.comm.group import GroupBroken
@@ -120,7 +120,7 @@ def _plain(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class StepFacts:
+class StepSettings:
     """One worker's, to be told. ``content``: see ``data.content``; ``line``: where its program is."""
 
     epoch: int
@@ -138,7 +138,7 @@ class StepFacts:
 
 
 def differences(rows: Sequence[bytes]) -> dict[str, list[str]]:
-    """What differs between the workers whose ``StepFacts`` are ``rows``: by name, what each has of it."""
+    """What differs between the workers whose ``StepSettings`` are ``rows``: by name, what each has of it."""
     told = [json.loads(row) for row in rows]
     tables = [{**{name: words.format(of[name]) for name, words in _WORDS.items()}, **_named(of)} for of in told]
     names = dict.fromkeys(name for table in tables for name in table)
@@ -159,7 +159,7 @@ def steps_differ(step: int, found: dict[str, list[str]], rows: Sequence[bytes]) 
     }
     rule = "all ranks must take a step with the same data and settings"
     fix = "let them follow from config, seed and session.step; a variable of your own is lost with its worker"
-    return UserError(rule, f"in step {step}, {told_by_rank(told)}", fix)
+    return UserError(rule, f"in step {step}, {lines_by_rank(told)}", fix)
 
 
 # [control] The control vector: the few numbers that workers add to a step's reduction beside gradients.
@@ -206,8 +206,8 @@ class ControlVector(StepContribution):
         """The sum of all workers' ``to_list``; ``votes`` numbers of it are votes."""
         stop, heard, samples, checksum, waiting, seconds, sent, unsure, *rest = sums
         ends = len(NO_MARKS), len(NO_MARKS) + votes
-        marks, voted, times = rest[: ends[0]], rest[ends[0] : ends[1]], rest[ends[1] :]
-        adapted = waiting, seconds, unsure, voted, times
+        marks, topology_for_vote, times = rest[: ends[0]], rest[ends[0] : ends[1]], rest[ends[1] :]
+        adapted = waiting, seconds, unsure, topology_for_vote, times
         return ControlVector(*adapted, stop, heard, samples, checksum, sent, marks)
 
 
@@ -251,7 +251,7 @@ class StepCheck:
         workers, at, step = self._workers, self._progress.position, self._progress.position.step + 1
         settings, line = Settings.told(trained.optimizer), workers.where()
         settings["frozen parameters"] = ", ".join(trained.flags.frozen) or "none"
-        own = StepFacts(at.epoch, *plan.taken, self.content or CHANGES, settings, line)
+        own = StepSettings(at.epoch, *plan.taken, self.content or CHANGES, settings, line)
         rows = workers.gather_bytes(own.encode(), "what the step is made of")
         found = differences(rows)
         if list(found) == ["content"]:
@@ -331,13 +331,13 @@ class StepTransaction:
             was done with: evaluated its part of a data set, or built what training begins with.
         plan: The newest step that was begun.
         attempts: How many steps were begun.
-        evaluates_again: The optimizer (LBFGS) may ask for the loss of the same batch again.
+        reevaluates_loss: The optimizer (LBFGS) may ask for the loss of the same batch again.
     """
 
     def __init__(self, workers: WorkerGroup, progress: Progress, log: SampleLog) -> None:
         self.phase = Phase.BETWEEN
         self.unrepeatable = True
-        self.evaluates_again = False
+        self.reevaluates_loss = False
         self.attempts = 0
         self._workers = workers
         self._progress = progress
@@ -364,14 +364,14 @@ class StepTransaction:
     @property
     def open_round(self) -> OpenRound:
         """The round that was begun and is not complete, where it can end without some of its learners."""
-        if self.phase not in (Phase.OPEN, Phase.APART) or not self._sync.plan.spares:
+        if self.phase not in (Phase.OPEN, Phase.APART) or not self._sync.plan.has_quorum:
             return NO_ROUND
         return OpenRound(self._dealt_by, self._sync.plan.learners, self._sync.plan.quorum)
 
     @property
     def goes_on(self) -> bool:
         """Whether what was begun is still what all are at, though workers may have been lost in it."""
-        return self.open_round.dealt_by == self._workers.dealt_by > 0
+        return self.open_round.assignment_view == self._workers.assignment_view > 0
 
     @property
     def is_open(self) -> bool:
@@ -422,7 +422,7 @@ class StepTransaction:
 
     def due(self) -> BatchSlice:
         """The slice whose backward pass comes next. Raises ``UserError`` if there is none."""
-        if self.phase is Phase.REDUCED and self.evaluates_again:
+        if self.phase is Phase.REDUCED and self.reevaluates_loss:
             return self.plan.slices[-1]
         if self._slice is None:
             rule = "session.backward belongs once into each training batch"
@@ -439,7 +439,7 @@ class StepTransaction:
         self._require(Phase.BETWEEN, Phase.LOST)
         self.phase, self.plan, self._sync = Phase.OPEN, plan, sync
         self.attempts += 1
-        self._dealt_by = self._workers.dealt_by
+        self._dealt_by = self._workers.assignment_view
         sync.control, sync.parts = control.to_list(), plan.slices
 
     def begin_slice(self, part: BatchSlice) -> bool:
@@ -510,12 +510,12 @@ class StepTransaction:
 
     def _reduced(self, votes: int, *, served: bool) -> ControlVector:
         found = ControlVector.of(self._sync.totals, votes)
-        if self._sync.plan.spares:
+        if self._sync.plan.has_quorum:
             size = self._workers.size
-            self._carriers = self._workers.carriers(self._dealt_by, self._sync.plan.learners)
+            self._carriers = self._workers.learner_workers(self._dealt_by, self._sync.plan.learners)
             self.plan = replace(self.plan.without(self._sync.absent), contributors=size, workers=size)
         if alike(found.marks):  # else it is for the caller to find out what the workers mean
-            check_samples(self.plan, found)
+            check_committed_samples(self.plan, found)
         self.phase = Phase.REDUCED
         self._workers.end_step(found.heard, self.plan.contributors, served=served)
         return found
@@ -583,7 +583,7 @@ class StepTransaction:
             raise RuntimeError(f"this belongs {' or '.join(phase.value for phase in allowed)}, not {self.phase.value}")
 
 
-def check_samples(plan: StepPlan, found: ControlVector) -> None:
+def check_committed_samples(plan: StepPlan, found: ControlVector) -> None:
     """The commit gate: the workers' samples together must be those of ``plan``. Raises ``RuntimeError``."""
     samples, checksum = plan.used
     used = int(found.samples) % COUNTED, int(found.checksum) % PRIME
@@ -595,12 +595,12 @@ def check_samples(plan: StepPlan, found: ControlVector) -> None:
         )
 
 
-def evaluates_again(optimizer: torch.optim.Optimizer, means: Means, most: int) -> bool:
+def reevaluates_loss(optimizer: torch.optim.Optimizer, execution: ExecutionSettings, most: int) -> bool:
     """Whether ``optimizer`` evaluates a step several times. Raises ``UserError`` where ``most`` workers cannot."""
     again = isinstance(optimizer, torch.optim.LBFGS)
-    if again and (means.mode, means.micro_batch, most) != ("fast", None, 1):
+    if again and (execution.mode, execution.micro_batch, most) != ("fast", None, 1):
         rule = "LBFGS evaluates a step several times, which needs the whole batch in one pass"
-        raise UserError(rule, f"{means.mode} mode, up to {most} workers", "use --mode fast --workers 1")
+        raise UserError(rule, f"{execution.mode} mode, up to {most} workers", "use --mode fast --workers 1")
     return again
 
 
@@ -659,7 +659,7 @@ class StepExchange:
         if monitoring := self._adapter.monitoring:
             monitoring.prepare(trained.sync, self._progress.position.step + 1)
         trained.sync.wants_statistics = bool(monitoring) or self._looks or self._progress.loss_wanted
-        if self._transaction.evaluates_again:
+        if self._transaction.reevaluates_loss:
             trained.sync.measure(False)
         self._tells = partial(self._told, plan, source, trained)
         self._transaction.begin(plan, trained.sync, self._tells())
@@ -726,10 +726,10 @@ class StepExchange:
         while transaction.phase is Phase.APART:  # again, where the round goes on without some who were lost here
             plan, trained = transaction.plan, self._state.prepared
             workers.say("reducing", step, trained.state_bytes, f"the exchange after step {step + plan.steps}")
-            if trained.sync.plan.spares:
+            if trained.sync.plan.has_quorum:
                 transaction.tell(self._tells())
                 learners = len({part.learner for part in plan.slices})
-                workers.took_round(step, learners, trained.sync.plan, took_s)
+                workers.report_round(step, learners, trained.sync.plan, took_s)
             if (found := transaction.meet(self._adapter.votes, repeatable=repeatable)) is not None:
                 self._reduced(found)
 
@@ -744,7 +744,7 @@ class StepExchange:
             if (differs := self.alike.difference(transaction.plan, trained)) is not None:
                 transaction.reject()
                 raise differs
-            check_samples(transaction.plan, found)
+            check_committed_samples(transaction.plan, found)
         self._stop_votes = found.stop
         self._state.reduced(trained.sync)
         self._adapter.step_reduced(found, found.sent, transaction.plan, trained.sync.statistics)
@@ -757,7 +757,7 @@ class StepExchange:
         self.meet(repeatable=False)
         if self._transaction.phase is Phase.REDUCED:
             self._transaction.commit()
-            self._state.prepared.in_use.committed()
+            self._state.prepared.active_sync.committed()
             self._stop_agreed = self._adapter.after_step(self._state.prepared, self.batch_size)
 
     def _tell_of_regrouping(self, now: float) -> None:
@@ -879,12 +879,12 @@ class Stepper:
 
     def _under_one_view(self, source: StepSource, trained: TrainingState) -> Generator[Any, None, Outcome]:
         """Steps for as long as all stays as it is that they are planned by: view, batch size and micro-batch."""
-        workers, progress, means, exchange = self._workers, self._progress, self._means(), self._exchange
+        workers, progress, execution, exchange = self._workers, self._progress, self._means(), self._exchange
         agreed, size = trained.sync, exchange.batch_size
         mesh, everyone = workers.comms.mesh, workers.size if trained.sync.all_contribute else None
         place = mesh.batch, mesh.batch_rank(workers.comms.rank)
         if self._warming_up:
-            place, everyone = (min(means.num_slots, means.first_mesh.batch), 0), None
+            place, everyone = (min(execution.num_slots, execution.first_mesh.batch), 0), None
         view, start = workers.view, progress.position
         progress.memory.begin_view(view)
         exchange.gradient_bytes = trained.gradient_bytes
@@ -899,7 +899,9 @@ class Stepper:
         for plan in plans:
             if not self._go_on(trained):
                 return "stopped"
-            changed = progress.batch_size not in (None, size) or self._means() != means or trained.sync is not agreed
+            changed = (
+                progress.batch_size not in (None, size) or self._means() != execution or trained.sync is not agreed
+            )
             if workers.view != view or changed:
                 return "again"
             if self._may_be_last(plan, source):
@@ -926,19 +928,19 @@ class Stepper:
     ) -> Iterator[StepPlan]:
         """What this worker does in the rest of the pass."""
         replica, plan = trained.replica, trained.sync.plan
-        means, start, least = self._means(), self._progress.position, replica.least_samples
+        execution, start, least = self._means(), self._progress.position, replica.least_samples
         if plan.in_rounds:
             ends = [step for step in (self._spec.max_steps, self._spec.sync_schedule.next_after(start.step)) if step]
             most = min(ends) - start.step if ends else None
-            seat = self._workers.seat if plan.spares and not self._warming_up else None
-            return plan_rounds(source, size, start, means, plan, *place, least, most, seat)
+            seat = self._workers.seat if plan.has_quorum and not self._warming_up else None
+            return plan_rounds(source, size, start, execution, plan, *place, least, most, seat)
         among = (1, 0) if self._warming_up else replica.among(self._workers.comms.mesh, self._workers.comms.rank)
         how = {"even": replica.equal_passes, "in_turn": replica.in_turn}
-        return plan_steps(source, size, start, means, *place, least, everyone, **how, among=among)
+        return plan_steps(source, size, start, execution, *place, least, everyone, **how, among=among)
 
-    def _means(self) -> Means:
+    def _means(self) -> ExecutionSettings:
         micro_batch = self._progress.micro_batch
-        return self._spec.means if micro_batch is None else replace(self._spec.means, micro_batch=micro_batch)
+        return self._spec.execution if micro_batch is None else replace(self._spec.execution, micro_batch=micro_batch)
 
     def _may_be_last(self, plan: StepPlan, source: StepSource) -> bool:
         """Whether the pass ends with this step: what follows may have to be repeated, and begins with this step then:
@@ -1044,11 +1046,11 @@ class Stepper:
 
     def _agree_as_due(self, trained: TrainingState) -> None:
         """Where another strategy is due by the schedule, or was decided on, it takes over here."""
-        in_use, step = trained.in_use, self._progress.position.step
-        in_use.follow(self._spec.sync_schedule, step)
-        if in_use.wanted is not None:
+        active_sync, step = trained.active_sync, self._progress.position.step
+        active_sync.follow(self._spec.sync_schedule, step)
+        if active_sync.wanted is not None:
             self._state.average_buffers()
-            plan, why = in_use.switch(step)
+            plan, why = active_sync.switch(step)
             if self._workers.rank == 0 or self._workers.elastic:  # of several equal records one is kept
                 self._send(SyncChanged(step, str(plan), why, self._progress.times.seconds))
 

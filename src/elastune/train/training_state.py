@@ -23,15 +23,15 @@ from elastune.parallel.mechanisms.base import Replica
 from elastune.parallel.mechanisms.engine import EngineReplica
 from elastune.parallel.mechanisms.owned.replica import OwnedReplica
 from elastune.parallel.mechanisms.owned.state import (
-    WholeState,
+    FullState,
     load_whole_model,
     load_whole_optimizer,
+    sharded_state,
     whole_groups,
-    written_state,
 )
 from elastune.parallel.mechanisms.tensor_storage import whole
 from elastune.parallel.sync.base import Sync
-from elastune.parallel.sync.registry import SyncInUse
+from elastune.parallel.sync.registry import ActiveSync
 from elastune.train.checkpoints.tree import Named, Part, States, fingerprint, load_states, states_of
 
 # [by name] An optimizer's state by the names of parameters, as a checkpoint has it, and by torch's numbers of them.
@@ -266,12 +266,12 @@ def described(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
 
 @dataclass(frozen=True)
 class TrainingState:
-    """One worker's part of it, and how it comes together with others' (``in_use``).
+    """One worker's part of it, and how it comes together with others' (``active_sync``).
 
     ``built_rates``: the learning rates that the program built. ``flags``: which parameters train.
     """
 
-    in_use: SyncInUse
+    active_sync: ActiveSync
     schedulers: tuple[Any, ...]
     built_rates: tuple[float, ...] = ()
     flags: Flags = field(init=False)
@@ -282,7 +282,7 @@ class TrainingState:
     @property
     def sync(self) -> Sync:
         """The strategy in use."""
-        return self.in_use.sync
+        return self.active_sync.sync
 
     @property
     def replica(self) -> Replica:
@@ -308,7 +308,7 @@ class TrainingState:
         return (
             model,
             optimizer,
-            Named("sync", self.in_use),
+            Named("sync", self.active_sync),
             _Schedulers(self.schedulers),
             _Built(kinds, self.built_rates, self.flags),
         )
@@ -365,7 +365,7 @@ class TrainingState:
         """
         states, replica = self.state(), self.replica
         if isinstance(replica, OwnedReplica):
-            gathered = WholeState(replica)
+            gathered = FullState(replica)
             states |= {"model": gathered.model, "optimizer": gathered.optimizer}
         return states
 
@@ -396,11 +396,11 @@ class TrainingState:
         if isinstance(replica, OwnedReplica):
             return (
                 _Saved(
-                    "model", lambda: written_state(replica)["model"], lambda state: load_whole_model(replica, state)
+                    "model", lambda: sharded_state(replica)["model"], lambda state: load_whole_model(replica, state)
                 ),
                 _Saved(
                     "optimizer",
-                    lambda: by_name(written_state(replica)["optimizer"], names),
+                    lambda: by_name(sharded_state(replica)["optimizer"], names),
                     lambda state: load_whole_optimizer(replica, by_number(state, names)),
                 ),
                 *others,

@@ -14,15 +14,15 @@ from elastune.adapt.policies.library.registry import build
 from elastune.core.errors import Diverged, UserError
 from elastune.core.formatting import byte_count
 from elastune.core.journal.records import LONGEST_DETAIL, Reason, Record, RunFailed, RunFinished
-from elastune.core.run import Config, Means, Place, RunSpec
+from elastune.core.run import Config, ExecutionSettings, Place, RunSpec
 from elastune.elastic.wire.transport import host_name
 from elastune.elastic.worker.client import CoordinatorClient
 from elastune.elastic.worker.elastic_group import LONG_S, ElasticWorkerGroup
-from elastune.elastic.worker.group import Apart, Leave, Rewind, StaticWatch, WorkerGroup
+from elastune.elastic.worker.group import Leave, Rewind, StaticWatch, WorkerGroup, WorkersDiverged
 from elastune.elastic.worker.state_transfer import Packed
 from elastune.parallel.comm.group import GroupBroken
 from elastune.parallel.comm.network_probe import measure_link
-from elastune.parallel.comm.process_groups import GroupFactory, factory_for, join, meeting_place, stand
+from elastune.parallel.comm.process_groups import GroupFactory, factory_for, join, rendezvous_store, stand
 from elastune.train.checkpoints.tree import fingerprint
 from elastune.train.compiling import leave_passes, too_many_shapes
 from elastune.train.program.errors import ProgramLine, cause_of, text_of, trace_of
@@ -81,14 +81,14 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 _UNORDERED = re.compile(r"(\S+) does not have a deterministic implementation")
 
 
-def set_up_device(means: Means, place: Place) -> torch.device:
+def set_up_device(execution: ExecutionSettings, place: Place) -> torch.device:
     """The device at ``place``, for this process.
 
     On a GPU ``exact`` mode lets torch use deterministic kernels only; what has none fails (``unordered_kernel``). A
     mere warning would not do: under torch's ``warn_only`` attention in fp32 adds in any order. TF32 stays as torch or
     the program sets it: it rounds more, and equally on every worker. Raises ``UserError`` where it cannot be used.
     """
-    torch.set_num_threads(means.threads)
+    torch.set_num_threads(execution.threads)
     device = torch.device(place.device)
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with this
@@ -98,7 +98,7 @@ def set_up_device(means: Means, place: Place) -> torch.device:
             why = f"{device} of host {host_name()}: {text_of(error).partition(chr(10))[0]}"
             fix = "look at nvidia-smi there, or use --device cpu"
             raise UserError("a worker must be able to use the device that it was given", why, fix) from None
-        if means.mode == "exact":
+        if execution.mode == "exact":
             torch.backends.cudnn.benchmark = False  # it picks the kernel that is fastest just now
             torch.use_deterministic_algorithms(True)
             # Only for those who read what nobody has written, at the price of a write more of each new tensor.
@@ -158,7 +158,7 @@ def work(
         return EXIT_USER_ERROR if reason == "user_error" else EXIT_FAILED
 
     try:
-        device = set_up_device(spec.means, place)
+        device = set_up_device(spec.execution, place)
         program = load(spec.program)
         check_unedited(spec.program, spec.source)
         one = Worker(spec, device, program, merge(program.config, spec.config), send, stop_requested)
@@ -168,13 +168,13 @@ def work(
         else:
             longest_s = max(LONGEST_S, 2 * spec.elastic.collective_timeout_s)  # the watch is to be heard first
             group = join(place, longest_s)
-            workers = WorkerGroup(group, stand(group, place, spec.means.first_mesh))
+            workers = WorkerGroup(group, stand(group, place, spec.execution.first_mesh))
             one.stay(workers, lambda why: os._exit(failed(why.found.reason, why)))
     except UserError as error:
         return failed("user_error", error)
     except Diverged as error:
         return failed("diverged", error)
-    except Apart as error:
+    except WorkersDiverged as error:
         return failed(error.found.reason, error)
     except BaseException as error:
         if (refused := unordered_kernel(error) or untracked_scaler(error) or too_many_shapes(error)) is not None:
@@ -206,7 +206,7 @@ class Worker:
         self._stop_requested = stop_requested
         self._where = ProgramLine(spec.program.path)
 
-    def stay(self, workers: WorkerGroup, on_stuck: Callable[[Apart], None]) -> None:
+    def stay(self, workers: WorkerGroup, on_stuck: Callable[[WorkersDiverged], None]) -> None:
         """Train with workers that stay as they are. ``on_stuck``: see ``StaticWatch``."""
         workers.where = self._where
         session = self._session(workers)
@@ -214,7 +214,7 @@ class Worker:
             self._train(session, workers)
             return
         _ALIVE.append(session)
-        watch = StaticWatch(workers, meeting_place(), self._spec.elastic.collective_timeout_s, on_stuck)
+        watch = StaticWatch(workers, rendezvous_store(), self._spec.elastic.collective_timeout_s, on_stuck)
         try:
             self._train(session, workers)
             workers.say("done", session.step)
@@ -222,7 +222,7 @@ class Worker:
             found = watch.found
             if found is None:
                 raise
-            raise Apart(found) from None
+            raise WorkersDiverged(found) from None
         finally:
             watch.end()
 
@@ -237,15 +237,15 @@ class Worker:
         """
         spec = self._spec
         policies = [build(text, self._program.policies).policy for text in spec.adapt.policies]
-        seldom = any(each.strategies(spec.means.num_slots, spec.most_workers) for each in policies)
+        seldom = any(each.strategies(spec.execution.num_slots, spec.most_workers) for each in policies)
         return seldom or spec.sync_schedule.learners(spec.sync) > 1
 
     def come_and_go(self, member: CoordinatorClient, factory: GroupFactory) -> None:
         """Train with workers that change. Returns when the run is over, or this worker has left it."""
         for number in (signal.SIGTERM, signal.SIGUSR1):  # this process will be taken away: it leaves before that
             signal.signal(number, lambda number, _: member.noticed(NOTICE_S, signal.Signals(number).name))
-        means = self._spec.means
-        climbs = means.mechanism == "replicated" and (means.mode == "exact" or self._may_meet_in_rounds())
+        execution = self._spec.execution
+        climbs = execution.mechanism == "replicated" and (execution.mode == "exact" or self._may_meet_in_rounds())
         workers = ElasticWorkerGroup(member, factory, climbs=climbs)
         workers.where = self._where
         warm_up, begins = member.joins, not member.joins
@@ -299,7 +299,7 @@ class Worker:
         if trained is not None:
             digest = trained.fingerprint(workers)
             times, needed = session.progress.times, session.progress.memory.row()
-            steps, sent = times.means(), trained.sync.sent_bytes / max(1, times.count)
+            steps, sent = times.execution(), trained.sync.sent_bytes / max(1, times.count)
             rows = workers.gather([sent, *steps, *needed], "times of steps, memory and bytes")
             sent_bytes = sum(row.pop(0) for row in rows)
             worker_steps = steps_of_workers([row[: len(steps)] for row in rows])
@@ -344,7 +344,7 @@ class Worker:
 def _factory(spec: RunSpec, place: Place) -> GroupFactory:
     """What this worker forms groups with; all workers of a run must come to the same."""
     # With more workers than GPUs, now or later, some share one; all share a GPU that the user has named.
-    enough = spec.means.device in ("auto", "cuda") and spec.most_workers <= torch.cuda.device_count()
+    enough = spec.execution.device in ("auto", "cuda") and spec.most_workers <= torch.cuda.device_count()
     own_device = place.own_device and enough
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
     return factory_for(place.device, own_device=own_device, interface=interface, timeout_s=LONG_S)

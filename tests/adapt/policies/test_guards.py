@@ -14,14 +14,14 @@ from elastune.adapt.policies.guards import (
     Cooldown,
     Hysteresis,
     Patience,
+    apply_guards,
     guards_for,
-    screen,
 )
-from elastune.adapt.policies.host import Named, to_json
+from elastune.adapt.policies.host import PolicyEntry, to_json
 from elastune.core.decisions import Decision
 from elastune.core.errors import UserError
 from elastune.core.plan.batch_size import lr_change
-from elastune.testing.kits.policy import ByHand, Crowd, sit
+from elastune.testing.kits.policy import PolicyDriver, SimulatedWorkers, make_snapshot
 
 GROW = Decision(batch_size=128, lr_factor=2.0, ramp_steps=5, correct_momentum=True)
 SHRINK = Decision(batch_size=32)
@@ -34,7 +34,7 @@ def passed(guard, *decisions, every=1, **at):
     """What ``guard`` lets through of ``decisions``, one each ``every`` steps."""
     state, found = guard.init(), []
     for i, decision in enumerate(decisions):
-        allowed, state = guard.filter(decision, sit(step=i * every, **at), json.loads(json.dumps(state)))
+        allowed, state = guard.filter(decision, make_snapshot(step=i * every, **at), json.loads(json.dumps(state)))
         found.append(allowed)
     return found
 
@@ -52,14 +52,14 @@ def test_bounds_leave_what_is_inside():
 
 @pytest.mark.parametrize("rule", ["none", "sqrt", "linear"])
 def test_a_cut_batch_gets_the_rate_that_its_rule_gives(rule):
-    asked = Decision(batch_size=1024, lr_factor=lr_change(rule, 64, 1024, sit()).factor)
+    asked = Decision(batch_size=1024, lr_factor=lr_change(rule, 64, 1024, make_snapshot()).factor)
     (found,) = passed(Bounds(max_batch=256), asked)
     assert found.batch_size == 256
-    assert found.lr_factor == pytest.approx(lr_change(rule, 64, 256, sit()).factor)
+    assert found.lr_factor == pytest.approx(lr_change(rule, 64, 256, make_snapshot()).factor)
 
 
 def test_a_cut_batch_gets_about_the_rate_of_adascale():
-    at = sit({"gradient_variance": 64_000.0, "gradient_square": 2.0})
+    at = make_snapshot({"gradient_variance": 64_000.0, "gradient_square": 2.0})
     asked = Decision(batch_size=256, lr_factor=lr_change("adascale", 64, 256, at).factor)
     found, _ = Bounds(max_batch=128).filter(asked, at, {})
     assert found.lr_factor == pytest.approx(lr_change("adascale", 64, 128, at).factor, rel=0.01)
@@ -85,7 +85,7 @@ def test_bounds(bounds, asked, left):
 @given(st.integers(1, 4096), st.integers(1, 4096), st.integers(1, 64), st.integers(1, 64), st.floats(0.1, 10.0))
 def test_bounds_hold_whatever_is_asked(batch, now, workers, size, factor):
     asked = Decision(batch_size=batch, workers=workers, lr_factor=factor)
-    found, _ = Bounds(16, 1024, 2, 8).filter(asked, sit(batch_size=now, workers=size), {})
+    found, _ = Bounds(16, 1024, 2, 8).filter(asked, make_snapshot(batch_size=now, workers=size), {})
     found = found or NOTHING
     assert found.batch_size is None or 16 <= found.batch_size <= 1024
     assert found.workers is None or 2 <= found.workers <= 8
@@ -138,11 +138,13 @@ def test_workers_that_are_late_cost_once():
 def test_each_sees_what_the_one_before_let_through():
     guards = guards_for({"budget": 1, "cooldown": 5, "max_batch": 64})
     assert [type(guard) for guard in guards] == [Bounds, Cooldown, ChangeBudget]
-    left, states = screen(guards, "after_step", GROW, sit(), {})  # cut to nothing: no cooldown begins, nothing is spent
+    left, states = apply_guards(
+        guards, "after_step", GROW, make_snapshot(), {}
+    )  # cut to nothing: no cooldown begins, nothing is spent
     assert left == NOTHING
-    left, states = screen(guards, "after_step", SHRINK, sit(), states)
+    left, states = apply_guards(guards, "after_step", SHRINK, make_snapshot(), states)
     assert left == SHRINK
-    left, _ = screen(guards, "after_step", SHRINK, sit(step=1000), states)
+    left, _ = apply_guards(guards, "after_step", SHRINK, make_snapshot(step=1000), states)
     assert left == NOTHING
 
 
@@ -150,14 +152,14 @@ def test_each_sees_what_the_one_before_let_through():
 def test_emergencies_pass_whole(emergency):
     guards = guards_for({**ALL, "budget": 0, "min_workers": 2})
     states = {type(guard).__name__: guard.init() for guard in guards}
-    found, after = screen(guards, "after_step", emergency, sit(), states)
+    found, after = apply_guards(guards, "after_step", emergency, make_snapshot(), states)
     assert found == emergency
     assert after == {**states, "asking": "after_step"}
 
 
 def test_to_remember_passes_by_itself():
     asked = Decision(remember=True, batch_size=128)
-    found, _ = screen(guards_for({"budget": 0}), "after_step", asked, sit(), {})
+    found, _ = apply_guards(guards_for({"budget": 0}), "after_step", asked, make_snapshot(), {})
     assert found == Decision(remember=True)
 
 
@@ -206,7 +208,7 @@ class Doubles(Policy):
 
 
 def guarded(policy, *guards):
-    return ByHand(Named("it", policy, guards))
+    return PolicyDriver(PolicyEntry("it", policy, guards))
 
 
 def test_a_dropped_decision_was_never_made():
@@ -254,7 +256,7 @@ def test_its_state_travels():
     for step in range(4):
         policy.decide(step=step)
     policy.travel_to(other)
-    assert to_json(other.standing) == to_json(policy.standing)
+    assert to_json(other.policy_state) == to_json(policy.policy_state)
     after = [[each.decide(step=step) for step in range(4, 20)] for each in (policy, other)]
     assert after[0] == after[1]
     assert any(decision != NOTHING for decision in after[0])
@@ -264,15 +266,15 @@ def test_a_resumed_run_may_have_other_guards():
     policy, other = guarded(Doubles(), *guards_for({"cooldown": 100})), guarded(Doubles(), *guards_for(ALL))
     policy.decide(step=0)
     policy.travel_to(other)
-    assert other.standing.guards["Cooldown"] == {"changed": 0}
+    assert other.policy_state.guards["Cooldown"] == {"changed": 0}
     for step in (99, 100, 101):
         other.decide(step=step)
-    assert other.standing.guards["ChangeBudget"] == {"made": 1, "workers": None}
+    assert other.policy_state.guards["ChangeBudget"] == {"made": 1, "workers": None}
 
 
 def test_workers_agree_behind_guards_and_the_batch_grows_at_their_pace():
-    doubles = Named("doubles", Doubles(), guards_for({"cooldown": 10, "max_batch": 512}))
-    crowd = Crowd(2, lambda rank: [doubles])
+    doubles = PolicyEntry("doubles", Doubles(), guards_for({"cooldown": 10, "max_batch": 512}))
+    crowd = SimulatedWorkers(2, lambda rank: [doubles])
     crowd.train([{}] * 100)
     assert {verdict.outcome for verdict in crowd.verdicts} == {"applied"}
     assert [decision.batch_size for _, decision in crowd.decisions] == [128, 256, 512]

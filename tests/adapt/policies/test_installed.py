@@ -20,7 +20,7 @@ from elastune.core.decisions import Decision
 from elastune.core.errors import UserError
 from elastune.core.journal.records import Decided, Record
 from elastune.core.run import Adapt
-from elastune.testing.kits.policy import CALM, ByHand, Measured, PolicyKit
+from elastune.testing.kits.policy import CALM, Measured, PolicyDriver, PolicyKit
 from elastune.testing.sessions import lone_session
 
 
@@ -68,7 +68,7 @@ class TestPlateau(PolicyKit):
 
 
 def test_it_waits_and_then_halves() -> None:
-    policy = ByHand(Plateau())
+    policy = PolicyDriver(Plateau())
     losses = [1.0, 0.9, 0.9, 1.0, 0.8, 0.8]
     asked = [policy.decide("after_epoch", signals={"loss": loss}) for loss in losses]
     assert [decision == Decision(lr_factor=0.5) for decision in asked] == [False, False, False, True, False, False]

@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastune.adapt.policies.base import Policy
-from elastune.adapt.policies.host import Named
+from elastune.adapt.policies.host import PolicyEntry
 from elastune.adapt.policies.run import Limits, Run
 from elastune.core.decisions import Decision
-from elastune.testing.kits.policy import CALM, Crowd, Measured, PolicyKit, decide, moved, sit
+from elastune.testing.kits.policy import CALM, Measured, PolicyKit, SimulatedWorkers, decide, make_snapshot, moved
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "gns_policy.py"
@@ -32,7 +32,7 @@ class TestTheExample(PolicyKit):
 
 
 def test_the_example_adds_workers_while_the_noise_scale_rises() -> None:
-    crowd = Crowd(1, lambda rank: [Named("GNSPolicy", TestTheExample().make())], limits=Limits(1, 3))
+    crowd = SimulatedWorkers(1, lambda rank: [PolicyEntry("GNSPolicy", TestTheExample().make())], limits=Limits(1, 3))
     for gns in (math.nan, 5.0, 6.0, 6.0, 6.0, 5.0, 5.0, 7.0, 8.0, 9.0, 10.0, 11.0):
         crowd.step({"noise_scale": gns})
     assert [(step, decision.workers) for step, decision in crowd.decisions] == [(5, 2), (10, 3)]
@@ -44,7 +44,7 @@ def test_the_policy_that_the_readme_prints_grows_to_the_bound_and_goes_on(tmp_pa
     program = tmp_path / "printed.py"
     program.write_text(f"import elastune\n\n\n{printed}")
     policy: Policy = runpy.run_path(str(program))["GNSPolicy"]()
-    crowd = Crowd(1, lambda rank: [Named("GNSPolicy", policy)], limits=Limits(1, 3))
+    crowd = SimulatedWorkers(1, lambda rank: [PolicyEntry("GNSPolicy", policy)], limits=Limits(1, 3))
     for step in range(20):
         crowd.step({"noise_scale": math.nan if step == 0 else float(step)})
     assert crowd.failures() == [], "at the bound it is not switched off"
@@ -114,17 +114,17 @@ def test_a_policy_that_never_does_anything_is_no_schedule() -> None:
 
 def test_one_hook_by_hand() -> None:
     assert decide(Bad("rank"), rank=1) == Decision(batch_size=10)
-    assert sit({"a": 1.0, "b": (2.0, 0.5)}).signals["b"].error == 0.5
+    assert make_snapshot({"a": 1.0, "b": (2.0, 0.5)}).signals["b"].error == 0.5
 
 
 def test_a_decision_moves_the_snapshot() -> None:
-    after = moved(sit(), Decision(workers=3, batch_size=128, lr=0.4, lr_factor=0.5, micro_batch=8))
-    assert after == sit(workers=3, batch_size=128, lr=0.2, micro_batch=8)
-    assert moved(sit(), Decision()) == sit()
+    after = moved(make_snapshot(), Decision(workers=3, batch_size=128, lr=0.4, lr_factor=0.5, micro_batch=8))
+    assert after == make_snapshot(workers=3, batch_size=128, lr=0.2, micro_batch=8)
+    assert moved(make_snapshot(), Decision()) == make_snapshot()
 
 
 def test_workers_that_disagree_change_nothing() -> None:
-    crowd = Crowd(2, lambda rank: [Named("bad", Bad("rank"))])
+    crowd = SimulatedWorkers(2, lambda rank: [PolicyEntry("bad", Bad("rank"))])
     for _ in range(3):
         crowd.step()
     assert {verdict.outcome for verdict in crowd.verdicts} == {"disagreed"}
@@ -162,7 +162,7 @@ class Talks(Policy):
 @settings(max_examples=30, deadline=None)
 @given(workers=st.integers(1, 4), policies=st.integers(1, 3), seed=st.integers(0, 2**32))
 def test_policies_talk_in_any_order_on_any_worker(workers: int, policies: int, seed: int) -> None:
-    crowd = Crowd(workers, lambda rank: [Named(f"p{n}", Talks(seed + n)) for n in range(policies)])
+    crowd = SimulatedWorkers(workers, lambda rank: [PolicyEntry(f"p{n}", Talks(seed + n)) for n in range(policies)])
     for _ in itertools.repeat(None, 3):
         crowd.step()
     crowd.exchange()

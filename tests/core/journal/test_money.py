@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from elastune.core.cost import ANY, ON_DEMAND, SPOT, UNTOLD, Paid, Prices
+from elastune.core.cost import ANY, ON_DEMAND, SPOT, UNKNOWN, Paid, Prices
 from elastune.core.errors import UserError
 from elastune.core.journal.files import JournalWriter, read
 from elastune.core.journal.records import Adopted, Entry, HostsHeld, Record, Regrouped, Reported, RunFailed, RunStarted
@@ -61,7 +61,7 @@ def test_workers_and_idle_room_are_paid_for_by_the_kind_of_host() -> None:
 
 
 def test_prices_change_by_the_run_s_own_time_or_by_dates() -> None:
-    run = entries((0, started(2)), (0, held({UNTOLD: 2})), (7200, FAILED))
+    run = entries((0, started(2)), (0, held({UNKNOWN: 2})), (7200, FAILED))
     steps = ((0.0, 1.0), (HOUR, 4.0))
     assert money(run, Prices({ANY: steps})) == RunMoney(pytest.approx(10.0), pytest.approx(4.0), 0.0, 0.0)
     dated = Prices({ON_DEMAND: tuple((BEGUN + at - 1800.0, price) for at, price in steps)}, absolute=True)

@@ -20,7 +20,7 @@ from elastune.core.plan.cluster_plan import (
     divisions,
     doublings,
 )
-from elastune.core.plan.memory import HeldAlone, fit_in_words, peak_bytes
+from elastune.core.plan.memory import HeldAlone, fit_text, peak_bytes
 from elastune.core.plan.search_time import SearchModel
 from elastune.core.plan.step_model import prior_model
 from elastune.core.plan.step_time import CONSTANTS, Constant, StepSplits, StepWork, seconds
@@ -103,7 +103,7 @@ def test_what_nothing_holds_is_told_with_what_comes_nearest() -> None:
 
 def test_memory_in_words() -> None:
     held = HeldAlone(10 * GIB, 10 * GIB, 10 * GIB, 0.0, 1 * GIB)
-    told = [fit_in_words(held, WORK, size * GIB, 1, 16) for size in (40, 24, 5, 0.5)]
+    told = [fit_text(held, WORK, size * GIB, 1, 16) for size in (40, 24, 5, 0.5)]
     assert told[0] == "fits: 31 GiB of 40 GiB a worker"
     assert told[1] == "does not fit: 31 GiB of 24 GiB a worker; 'zero' on 2 would"
     assert told[2] == "does not fit: 31 GiB of 5 GiB a worker; 'sharded' on 8 would"

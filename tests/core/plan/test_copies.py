@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from elastune.core.layout import holders
+from elastune.core.layout import owners
 from elastune.core.mesh import MechanismName, Mesh
 from elastune.core.plan.memory import (
     HeldAlone,
@@ -15,11 +15,11 @@ from elastune.core.plan.memory import (
     copies_text,
     further_parts,
     peak_bytes,
-    serial_text,
+    serial_share_text,
     state_of_worker,
 )
 from elastune.core.plan.step_time import StepSplits, chain_of
-from elastune.core.run import Means
+from elastune.core.run import ExecutionSettings
 
 MESHES = [Mesh(*sizes) for sizes in product((1, 2, 3), (1, 2, 4), (1, 2, 4), (1, 3))]
 
@@ -29,7 +29,7 @@ def test_parts_of_the_fullest_worker_are_those_that_are_dealt_out(copies: int) -
     for mesh in MESHES:
         dealt = [0] * mesh.workers
         inner = mesh.tensor * mesh.pipeline
-        for part in holders(mesh, copies)[: mesh.shard * inner]:
+        for part in owners(mesh, copies)[: mesh.shard * inner]:
             for rank in part:
                 dealt[rank] += 1
         own, others = further_parts(*(np.array([float(n)]) for n in (mesh.data, mesh.shard, inner)), copies)
@@ -53,38 +53,40 @@ def test_a_plan_s_state_is_that_of_the_run_with_as_many_holders(copies: int) -> 
 
 
 def test_a_mesh_without_replicas_saves_nothing_with_two_holders() -> None:
-    said = copies_text(Means(mesh=Mesh(tensor=2)))
+    said = copies_text(ExecutionSettings(mesh=Mesh(tensor=2)))
     assert said.startswith(
         "each part of the divided state has 2 holders (the default), so that a lost worker costs no "
     )
     assert "a worker holds 100% of parameters, 100% of gradients and optimizer state (dividing saves no memory)" in said
     assert said.endswith("With --copies 1: 50% and 50%, if all layers divide")
-    assert "holds 50% of parameters, 50% of gradients" in copies_text(Means(mesh=Mesh(tensor=4)))
-    assert "has 3 holders, so" in copies_text(Means(mesh=Mesh(shard=4), mechanism="sharded", copies=3))
+    assert "holds 50% of parameters, 50% of gradients" in copies_text(ExecutionSettings(mesh=Mesh(tensor=4)))
+    assert "has 3 holders, so" in copies_text(ExecutionSettings(mesh=Mesh(shard=4), mechanism="sharded", copies=3))
 
 
 @pytest.mark.parametrize(
-    "means",
+    "execution",
     [
-        Means(workers=4),
-        Means(mesh=Mesh(data=2, tensor=2)),
-        Means(mesh=Mesh(tensor=2), copies=1),
-        Means(workers=1, mechanism="tensor"),
+        ExecutionSettings(workers=4),
+        ExecutionSettings(mesh=Mesh(data=2, tensor=2)),
+        ExecutionSettings(mesh=Mesh(tensor=2), copies=1),
+        ExecutionSettings(workers=1, mechanism="tensor"),
     ],
 )
-def test_what_takes_no_memory_is_not_told(means: Means) -> None:
-    assert copies_text(means) == ""
+def test_what_takes_no_memory_is_not_told(execution: ExecutionSettings) -> None:
+    assert copies_text(execution) == ""
 
 
 def test_without_elastic_workers_there_is_one_holder() -> None:
-    assert copies_text(Means(mesh=Mesh(tensor=2)), elastic=False) == ""
+    assert copies_text(ExecutionSettings(mesh=Mesh(tensor=2)), elastic=False) == ""
 
 
 def test_the_serial_share_bounds_what_tensor_brings() -> None:
-    said = serial_text(0.25, 0.5)
+    said = serial_share_text(0.25, 0.5)
     assert "tensor leaves 25% of parameters and 50% of arithmetic whole on each worker (the serial share)" in said
     assert "62% on tensor=2, 44% on tensor=4" in said
     assert said.endswith("1.33 x on tensor=2, 1.6 x on tensor=4, 1.78 x on tensor=8, at most 2 x on any")
-    assert serial_text(0.25, None, Mesh(tensor=4)).endswith("of the parameters a worker computes with 44% on tensor=4")
-    assert "no layer" in serial_text(1.0, 1.0)
-    assert serial_text(0.001, 0.002).startswith("tensor divides nearly all of this model: less than 1%")
+    assert serial_share_text(0.25, None, Mesh(tensor=4)).endswith(
+        "of the parameters a worker computes with 44% on tensor=4"
+    )
+    assert "no layer" in serial_share_text(1.0, 1.0)
+    assert serial_share_text(0.001, 0.002).startswith("tensor divides nearly all of this model: less than 1%")

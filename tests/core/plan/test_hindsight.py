@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastune.core.cost import ON_DEMAND, SPOT, Prices
-from elastune.core.plan.prices import Availability, MarketSpan, least_cost, stretches
+from elastune.core.plan.prices import Availability, MarketSpan, least_cost, market_spans
 
 MOST = 3
 MARKETS = st.lists(
@@ -58,7 +58,7 @@ def test_nobody_who_chooses_whole_workers_pays_less(market: list[MarketSpan]) ->
 def test_a_market_is_cut_where_anything_changes() -> None:
     offer = Availability(((0.0, 4), (10.0, 2), (50.0, 2)))
     prices = Prices({SPOT: ((0.0, 3600.0), (20.0, 7200.0)), ON_DEMAND: ((0.0, 36000.0),)})
-    assert stretches(offer, prices, 30.0) == [
+    assert market_spans(offer, prices, 30.0) == [
         MarketSpan(10.0, 4, 1.0, 10.0),
         MarketSpan(10.0, 2, 1.0, 10.0),
         MarketSpan(10.0, 2, 2.0, 10.0),

@@ -8,7 +8,7 @@ import pytest
 
 from elastune.core.journal.records import LinkMeasured
 from elastune.core.plan.data_parallel import DataParallelStep, Observation, fit_parts
-from elastune.core.plan.links import Hosts, RingLink, fit_link, fit_links, ring_s
+from elastune.core.plan.links import Hosts, RingLink, fit_link, fit_links, ring_allreduce_s
 
 WITHIN, ACROSS = RingLink(2e-5, 3e-10), RingLink(4e-4, 9e-9)
 TRUTH = DataParallelStep(2e-3, 1e-4, *WITHIN, 4_000_000, hosts=Hosts(ACROSS, 4))
@@ -17,8 +17,8 @@ GRADIENTS = [(batch, TRUTH.gradient_s(batch, 1)) for batch in (16, 64, 256)]
 
 def measured(link: RingLink, workers: int, hosts: int = 1) -> LinkMeasured:
     """What an all-reduce tells whose slowest link is this one."""
-    latency_s = float(ring_s(link, 0, workers))
-    return LinkMeasured(workers, latency_s, float(ring_s(link, 1, workers)) - latency_s, hosts)
+    latency_s = float(ring_allreduce_s(link, 0, workers))
+    return LinkMeasured(workers, latency_s, float(ring_allreduce_s(link, 1, workers)) - latency_s, hosts)
 
 
 def test_both_links_are_found_again() -> None:
@@ -44,10 +44,12 @@ def test_both_links_are_found_again() -> None:
 
 def test_as_few_hosts_as_it_takes() -> None:
     assert [TRUTH.hosts_for(workers) for workers in (1, 4, 5, 8, 9)] == [1, 1, 2, 2, 3]
-    assert TRUTH.reduction_s(4) == ring_s(WITHIN, 4_000_000, 4)
-    assert TRUTH.reduction_s(4, hosts=4) == ring_s(ACROSS, 4_000_000, 4)
-    assert TRUTH.reduction_s(4, hosts=2) == ring_s(WITHIN, 4_000_000, 2) + ring_s(ACROSS, 4_000_000, 2)
-    assert replace(TRUTH, hosts=None).reduction_s(8) == ring_s(WITHIN, 4_000_000, 8)
+    assert TRUTH.reduction_s(4) == ring_allreduce_s(WITHIN, 4_000_000, 4)
+    assert TRUTH.reduction_s(4, hosts=4) == ring_allreduce_s(ACROSS, 4_000_000, 4)
+    assert TRUTH.reduction_s(4, hosts=2) == ring_allreduce_s(WITHIN, 4_000_000, 2) + ring_allreduce_s(
+        ACROSS, 4_000_000, 2
+    )
+    assert replace(TRUTH, hosts=None).reduction_s(8) == ring_allreduce_s(WITHIN, 4_000_000, 8)
     with pytest.raises(ValueError, match="room for at least one"):
         Hosts(ACROSS, 0)
 

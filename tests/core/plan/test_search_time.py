@@ -12,7 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elastune.core.plan.search_time import BLIND, CROWDING, GENETIC, KEPT, VARIATION, SearchModel, longest_of
+from elastune.core.plan.search_time import (
+    CROWDING,
+    GENETIC,
+    KEPT,
+    RANDOM_SEARCH_FACTOR,
+    VARIATION,
+    SearchModel,
+    longest_of,
+)
 
 RESULT = Path(__file__).parents[3] / "benchmarks" / "results" / "search_model.json"
 PLAIN = SearchModel(runs=128, steps=100.0, base_batch=32, noise_scale=96.0, crowding=0.01)
@@ -105,7 +113,7 @@ def test_what_is_taken_for_a_search_is_what_simulated_studies_had() -> None:
     by_seed = [share for each in found["asha"].values() for share in each["by_seed"]]
     assert statistics.median(by_seed) == pytest.approx(KEPT["asha"], abs=0.005)
     assert found["variation_one_batch"]["median"] == pytest.approx(VARIATION, abs=0.005)
-    assert found["blind"]["factor"] == pytest.approx(BLIND, abs=0.05)
+    assert found["blind"]["factor"] == pytest.approx(RANDOM_SEARCH_FACTOR, abs=0.05)
     assert found["genetic"]["factor"] == GENETIC
 
 

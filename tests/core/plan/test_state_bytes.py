@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastune.core.layout import Leaf, Split, held
+from elastune.core.layout import ParamBlock, Split, held
 from elastune.core.mesh import MechanismName, Mesh
 from elastune.core.plan.memory import StateBytes, state_of_worker
 
@@ -19,13 +19,15 @@ def even(mesh: Mesh, undivided: float = 0.0) -> Split:
     layer_size = SIZE // mesh.pipeline
     left = int(layer_size * undivided)
     share = (layer_size - left) // mesh.tensor
-    leaves = [
-        Leaf(f"{layer}#{block}", f"{layer}", ((0, share),), "float32", trained=True, block=block, layer=layer)
+    param_blocks = [
+        ParamBlock(f"{layer}#{block}", f"{layer}", ((0, share),), "float32", trained=True, block=block, layer=layer)
         for layer in range(mesh.pipeline)
         for block in range(mesh.tensor)
     ]
-    leaves += [Leaf(f"rest {layer}", f"rest {layer}", ((0, left),), layer=layer) for layer in range(mesh.pipeline)]
-    return Split(tuple(leaves), blocks=mesh.tensor, costs=(1.0,) * mesh.pipeline)
+    param_blocks += [
+        ParamBlock(f"rest {layer}", f"rest {layer}", ((0, left),), layer=layer) for layer in range(mesh.pipeline)
+    ]
+    return Split(tuple(param_blocks), blocks=mesh.tensor, costs=(1.0,) * mesh.pipeline)
 
 
 @pytest.mark.parametrize(("copies", "undivided"), [(1, 0.0), (2, 0.0), (3, 0.0), (1, 0.25), (2, 0.25)])
@@ -53,8 +55,12 @@ def test_shares_are_those_of_the_layout(mechanism: str, mesh: str, copies: int, 
     added = (1 - undivided * name.tensor) / stood.workers + undivided * name.tensor / (stood.batch * stood.pipeline)
     assert found.copies == pytest.approx(8.0 * (max(sizes) - SIZE * added), rel=0.02)
     values = [
-        {(s.leaf, s.start, s.stop) for s in own}
-        | (set() if "sharded" in mechanism else {(i, 0, split.leaves[i].size) for i in split.computed(stood, rank)})
+        {(s.param_block, s.start, s.stop) for s in own}
+        | (
+            set()
+            if "sharded" in mechanism
+            else {(i, 0, split.param_blocks[i].size) for i in split.computed(stood, rank)}
+        )
         for rank, own in enumerate(by_rank)
     ]
     assert found.parameters == pytest.approx(4.0 * max(map(covered, values)), rel=0.02)
@@ -63,10 +69,10 @@ def test_shares_are_those_of_the_layout(mechanism: str, mesh: str, copies: int, 
 def covered(stretches: set[tuple[int, int, int]]) -> int:
     """Elements that are in any of them."""
     total, reached = 0, (-1, 0)
-    for leaf, start, stop in sorted(stretches):
-        start = max(start, reached[1]) if leaf == reached[0] else start
+    for param_block, start, stop in sorted(stretches):
+        start = max(start, reached[1]) if param_block == reached[0] else start
         total += max(0, stop - start)
-        reached = (leaf, max(stop, reached[1]) if leaf == reached[0] else stop)
+        reached = (param_block, max(stop, reached[1]) if param_block == reached[0] else stop)
     return total
 
 

@@ -181,7 +181,7 @@ class Model:
             logs = {w.log for w in ends if w.at == len(self.program)}
             if state.over == "dismissed" and (len(logs) > 1 or not all(w.finished for w in ends)):
                 raise Wrong(f"the run ends with {ends}")
-            yield "all end", State(state.machine, tuple(GONE for _ in state.workers), over="over")
+            yield "all end", State(state.machine, tuple(CONNECTION_CLOSED for _ in state.workers), over="over")
 
     def faults(self, state: State) -> Iterator[tuple[str, State]]:
         """What can go wrong or be wished for next, as far as the budgets go."""
@@ -266,7 +266,7 @@ class Model:
             case Dismiss():
                 return self._to_all(state._replace(over="dismissed"), ("bye",))
             case GiveUp():
-                return state._replace(over="gave up", workers=tuple(GONE for _ in state.workers))
+                return state._replace(over="gave up", workers=tuple(CONNECTION_CLOSED for _ in state.workers))
             case StopRun() if not any(worker.preempted for worker in self.memberships[state.machine].members):
                 raise Wrong("the run is stopped, and nobody got notice")
             case Start(workers):
@@ -475,7 +475,9 @@ class Model:
     def _tidy(self, state: State) -> State:
         """Forget what can matter to nobody any more, so that equal futures are equal states."""
         known = self._known[state.machine]
-        workers = tuple(GONE if w.mode not in ALIVE and i not in known else w for i, w in enumerate(state.workers))
+        workers = tuple(
+            CONNECTION_CLOSED if w.mode not in ALIVE and i not in known else w for i, w in enumerate(state.workers)
+        )
         within = {(w.version, w.at) for w in workers if w.mode in ("idle", "reducing")}
         forming = {w.version for w in workers if w.mode in ("forming", "receiving")}
         return State(
@@ -488,7 +490,7 @@ class Model:
         )
 
 
-GONE = Worker(mode="dead")
+CONNECTION_CLOSED = Worker(mode="dead")
 
 
 def _standing(w: Worker, joins: bool) -> MemberStatus:

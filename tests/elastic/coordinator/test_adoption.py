@@ -15,12 +15,12 @@ from elastune.core.sync_plan import SyncPlan
 from elastune.elastic.coordinator import adoption
 from elastune.elastic.coordinator.adoption import AdoptingCoordinator
 from elastune.elastic.coordinator.controller_interface import (
-    CrewBounds,
-    Entrance,
-    Lookups,
-    Parted,
+    ListenOptions,
     RecordSent,
     Timeouts,
+    WorkerBounds,
+    WorkerDisconnected,
+    WorkerLookups,
 )
 from elastune.elastic.coordinator.coordinator import Coordinator
 from elastune.elastic.coordinator.machine import Confirm, Dismiss, Release, begin
@@ -133,8 +133,8 @@ def test_a_run_that_has_ended_meanwhile_is_over() -> None:
 def next_one(before: Coordinator) -> Iterator[AdoptingCoordinator]:
     """A coordinator at the address of ``before``, which is gone."""
     port = int(before.address.rpartition(":")[2])
-    timeouts, entrance = Timeouts(heartbeat_s=5.0, grace_s=LIMIT_S), Entrance(port=port, token=before.token)
-    coordinator = AdoptingCoordinator(CrewBounds(1, 4), timeouts, entrance, Lookups())
+    timeouts, entrance = Timeouts(heartbeat_s=5.0, grace_s=LIMIT_S), ListenOptions(port=port, token=before.token)
+    coordinator = AdoptingCoordinator(WorkerBounds(1, 4), timeouts, entrance, WorkerLookups())
     try:
         yield coordinator
     finally:
@@ -184,7 +184,7 @@ def test_survivors_meet_where_one_has_died() -> None:
         first.broken(number, "second is gone")
         with next_one(old) as new:
             taken_over(new, [0])
-            assert first.await_version(number, LIMIT_S).members == (0,)
+            assert first.await_view(number, LIMIT_S).members == (0,)
 
 
 def test_who_waits_at_the_end_of_a_round_waits_there_for_the_next_one_too() -> None:
@@ -192,14 +192,14 @@ def test_who_waits_at_the_end_of_a_round_waits_there_for_the_next_one_too() -> N
     sync = SyncPlan.parse("local:learners=4,every=2,quorum=3,grace=0.5")
     with coordinating(4, grace_s=LIMIT_S) as old, members(old, 0, 1, 2, 3) as them:
         number = begun(them)
-        them[0].took_round(number, 7, 1, sync, 1, 0.0)
+        them[0].report_round(number, 7, 1, sync, 1, 0.0)
         old.close()
         with next_one(old) as new:
             eventually(lambda: set(new.back) == {0, 1, 2, 3})
-            them[1].took_round(number, 7, 1, sync, 1, 0.0)
+            them[1].report_round(number, 7, 1, sync, 1, 0.0)
             taken_over(new, range(4))
-            them[2].took_round(number, 7, 1, sync, 1, 0.0)
-            assert them[0].await_version(number, LIMIT_S).members == (0, 1, 2)
+            them[2].report_round(number, 7, 1, sync, 1, 0.0)
+            assert them[0].await_view(number, LIMIT_S).members == (0, 1, 2)
 
 
 def test_two_controllers_die_one_after_the_other() -> None:
@@ -220,7 +220,7 @@ def test_a_run_that_begins_anew_there_sends_them_away() -> None:
         old.close()
         port = int(old.address.rpartition(":")[2])
         with coordinating(1, port=port, token=old.token), pytest.raises(RunOver, match="without this worker"):
-            first.await_version(number, LIMIT_S)
+            first.await_view(number, LIMIT_S)
 
 
 def test_whose_connection_breaks_while_the_coordinator_lives_is_turned_away() -> None:
@@ -229,10 +229,10 @@ def test_whose_connection_breaks_while_the_coordinator_lives_is_turned_away() ->
         number = begun([first, second])
         second._socket.shutdown(socket.SHUT_RDWR)
         with pytest.raises(RunOver, match="without this worker"):
-            second.await_version(number, LIMIT_S)
+            second.await_view(number, LIMIT_S)
         assert _told_of_connection(second, 0) == ORPHANED_CODE
         assert _told_of_connection(second, 1) == 1
-        assert first.await_version(number, LIMIT_S).members == (0,)
+        assert first.await_view(number, LIMIT_S).members == (0,)
         assert _told_of_connection(first, 0) == 0
 
 
@@ -245,7 +245,7 @@ def test_who_ended_meanwhile_says_so_to_the_next_one() -> None:
             taken_over(new, [0])
             eventually(lambda: first.superseded(1))
             first.farewell(0)
-            eventually(lambda: Parted(0, 0) in new.take())
+            eventually(lambda: WorkerDisconnected(0, 0) in new.take())
 
 
 def test_where_nobody_comes_the_run_stops_and_nothing_waits_on() -> None:
@@ -258,7 +258,7 @@ def test_where_nobody_comes_the_run_stops_and_nothing_waits_on() -> None:
         assert first.abandoned
         assert not first.superseded(number)  # the step that it is in goes on
         with pytest.raises(RunOver, match="coordinator is gone"):
-            first.await_version(number, LIMIT_S)
+            first.await_view(number, LIMIT_S)
         first.farewell(0)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastune.elastic.coordinator.coordinator import LIMIT_S, Company
+from elastune.elastic.coordinator.coordinator import LIMIT_S, HostBatching
 from elastune.elastic.coordinator.machine import Instruction, Membership, begin, step
 from elastune.elastic.wire.messages import (
     CapacityChanged,
@@ -67,7 +67,7 @@ def test_who_is_late_is_waited_for_no_longer_and_comes_by_a_view_of_its_own() ->
 
 
 def test_the_limit_runs_from_when_the_first_is_seen_to_wait() -> None:
-    waiting, company = told(growing("b", "b"), (1, Ready()))[0], Company()
+    waiting, company = told(growing("b", "b"), (1, Ready()))[0], HostBatching()
     assert not company.waited_enough(growing("b", "b"), 10.0)  # nobody is ready
     assert not company.waited_enough(waiting, 20.0)
     assert not company.waited_enough(waiting, 20.0 + LIMIT_S / 2)

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import pytest
 
-from elastune.core.journal.records import MembershipEvent, NotLetIn, Straggling
+from elastune.core.journal.records import ConnectionsRefused, MembershipEvent, StragglerDetected
 from elastune.elastic.coordinator import machine
 from elastune.elastic.coordinator import machine as instructions
 from elastune.elastic.coordinator.controller_interface import RecordSent
@@ -61,9 +61,9 @@ def test_the_events_of_a_run_replay(coordinator: Coordinator) -> None:
     with members(coordinator, 0, 1, 2) as found:
         number = begun(found)
         found[2].close()
-        version = found[0].await_version(number, LIMIT_S)
+        version = found[0].await_view(number, LIMIT_S)
         found[0].broken(version.number, "a hiccup")
-        version = found[0].await_version(version.number, LIMIT_S)
+        version = found[0].await_view(version.number, LIMIT_S)
         for member in found[:2]:
             member.running(version.number, 4)
         coordinator.ask(ResizeAsked(1, "as a test"))
@@ -82,7 +82,7 @@ def test_a_death_is_heard_before_the_failure_that_it_caused(coordinator: Coordin
         number = begun(found)
         found[0].broken(number, "connection reset by peer")
         found[2].close()
-        version = found[0].await_version(number, LIMIT_S)
+        version = found[0].await_view(number, LIMIT_S)
         assert version.members == (0, 1)
         events = Events(coordinator)
         eventually(lambda: "'broken'" in events.text())
@@ -215,8 +215,8 @@ def test_a_worker_that_neither_beats_nor_closes_is_lost() -> None:
         mute.hello(coordinator, 1)
         mute.say(Ready())
         found[0].ready()
-        number = found[0].await_version(0, LIMIT_S).number
-        assert found[0].await_version(number, LIMIT_S).members == (0,)
+        number = found[0].await_view(0, LIMIT_S).number
+        assert found[0].await_view(number, LIMIT_S).members == (0,)
         assert mute.ended()
         assert "silent for 1 s" in Events(coordinator).text()
 
@@ -227,7 +227,7 @@ def test_a_controller_that_takes_nothing_stops_no_beat(monkeypatch: pytest.Monke
     with coordinating(2, heartbeat_s=0.5, silence_s=1.0) as coordinator, members(coordinator, 0, 1) as found:
         number = begun(found)
         for _ in range(8):
-            found[0].report(Straggling(0, "x" * (1 << 15)))
+            found[0].report(StragglerDetected(0, "x" * (1 << 15)))
         time.sleep(2.5)  # the workers' patience is 1 s, this side's half a second
         assert not found[0].superseded(number)
         assert not found[1].superseded(number)
@@ -249,7 +249,7 @@ def test_time_in_which_the_controller_did_not_run_is_no_silence() -> None:
         peer.hello(coordinator, 1)
         peer.say(Ready())
         found[0].ready()
-        number = found[0].await_version(0, LIMIT_S).number
+        number = found[0].await_view(0, LIMIT_S).number
         peer.say(Beat())
         coordinator._call(lambda: time.sleep(1.0))  # as if all were stopped: nobody beats meanwhile
         time.sleep(0.9)
@@ -283,7 +283,7 @@ def test_addresses_reach_those_who_come_later(coordinator: Coordinator) -> None:
 def test_a_straggler_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("elastune.elastic.stragglers.LEAST_PATIENCE_S", 0.1)
     monkeypatch.setattr("elastune.elastic.coordinator.liveness.LONGEST_BEAT_S", 0.02)
-    told: list[Straggling] = []
+    told: list[StragglerDetected] = []
     settings = {"last_line": lambda worker: f"loading file {worker}"}
     with coordinating(2, **settings) as coordinator, members(coordinator, 0, 1) as found:
         begun(found)
@@ -291,7 +291,7 @@ def test_a_straggler_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
         found[1].doing("computing", 3)
 
         def look() -> bool:
-            told.extend(r for r in coordinator.take_records() if isinstance(r, Straggling))
+            told.extend(r for r in coordinator.take_records() if isinstance(r, StragglerDetected))
             return bool(told)
 
         eventually(look)
@@ -338,7 +338,7 @@ def test_who_was_not_let_in_is_told_with_the_cause(coordinator: Coordinator, mon
     with Raw(coordinator) as half:
         half.socket.sendall(b"0123")
         assert half.hear() is None
-    told: list[NotLetIn] = []
+    told: list[ConnectionsRefused] = []
     eventually(lambda: told.extend(coordinator.take_records()) or len(told) == 3)
     assert {(refused.host, refused.times) for refused in told} == {("127.0.0.1", 1)}
     assert [refused.why for refused in told] == [
@@ -391,10 +391,10 @@ def test_a_worker_that_talks_rubbish_is_lost_and_the_others_go_on(coordinator: C
         bad.say(Ready())
         for member in found:
             member.ready()
-        number = found[0].await_version(0, LIMIT_S).number
+        number = found[0].await_view(0, LIMIT_S).number
         with contextlib.suppress(ConnectionError):
             bad.socket.sendall(rubbish)
-        assert found[0].await_version(number, LIMIT_S).members == (0, 1)
+        assert found[0].await_view(number, LIMIT_S).members == (0, 1)
         assert bad.ended()
         assert "it sent what is no message" in (text := Events(coordinator).text()) or "broke the protocol" in text
 
@@ -405,14 +405,14 @@ def test_too_many_addresses_are_a_violation(coordinator: Coordinator) -> None:
         bad.say(Ready())
         for member in found:
             member.ready()
-        number = found[0].await_version(0, LIMIT_S).number
+        number = found[0].await_view(0, LIMIT_S).number
         value = "A" * (1 << 17)
         try:
             for key in range(100):
                 bad.say(Publish(f"{number}/{key}", value))
         except ConnectionError:
             pass
-        assert found[0].await_version(number, LIMIT_S).members == (0, 1)
+        assert found[0].await_view(number, LIMIT_S).members == (0, 1)
 
 
 @pytest.mark.parametrize("worker", [3, 1 << 62, 0])
@@ -489,7 +489,7 @@ def test_who_does_not_read_is_cut_off_and_delays_nobody(
         deaf.say(Ready())
         for member in found:
             member.ready()
-        number = found[0].await_version(0, LIMIT_S).number
+        number = found[0].await_view(0, LIMIT_S).number
         key, value = f"{number}/0/0", "A" * (1 << 17)
 
         def cut() -> bool:

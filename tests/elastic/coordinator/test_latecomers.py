@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from elastune.elastic.coordinator.machine import Membership
-from elastune.elastic.coordinator.round_quorum import STALL_S, Latecomers, Later, RoundWatch, patience_s
+from elastune.elastic.coordinator.round_quorum import STALL_S, RoundQuorum, RoundWatch, Timers, patience_s
 from elastune.elastic.wire.messages import RoundTaken, Running, decode, encode
 from elastune.elastic.wire.view import View
 
@@ -26,7 +26,7 @@ def taken(
 
 
 def test_the_grace_begins_with_the_quorum() -> None:
-    late = Latecomers()
+    late = RoundQuorum()
     assert late.heard(0, taken(), 10.0) is None
     assert late.heard(1, taken(), 11.0) is None
     assert late.late((0, 1, 2, 3), 99.0) == []
@@ -54,7 +54,7 @@ def test_the_grace_grows_with_the_round_and_with_learners(rounds: list[RoundTake
 
 def test_who_has_two_learners_where_the_others_have_one_is_not_late_at_their_pace() -> None:
     """Seven workers have eight learners, and six are a quorum: each loss had led to the next one."""
-    late = Latecomers()
+    late = RoundQuorum()
     for worker in range(5):
         assert late.heard(worker, taken(quorum=6, grace_s=0.25, most=2, took_s=0.8), 10.0) is None
     due = late.heard(5, taken(quorum=6, grace_s=0.25, most=2, took_s=0.8), 10.0)
@@ -65,14 +65,14 @@ def test_who_has_two_learners_where_the_others_have_one_is_not_late_at_their_pac
 
 
 def test_who_comes_within_the_grace_is_not_late() -> None:
-    late = Latecomers()
+    late = RoundQuorum()
     assert late.heard(0, taken(learners=3), 10.0) == 11.0
     assert late.heard(1, taken(), 10.9) is None
     assert late.late((0, 1), 11.0) == []
 
 
 def test_only_the_newest_round_counts() -> None:
-    late = Latecomers()
+    late = RoundQuorum()
     assert late.heard(0, taken(learners=3), 10.0) == 11.0
     assert late.heard(0, taken(step=24), 10.5) is None
     assert late.heard(1, taken(learners=4), 10.6) is None  # it had been under way
@@ -82,7 +82,7 @@ def test_only_the_newest_round_counts() -> None:
 
 
 def test_who_runs_a_view_later_has_as_much_longer_in_its_first_round() -> None:
-    late = Latecomers()
+    late = RoundQuorum()
     late.runs(1, 0.0)
     late.runs(1, 7.0)
     assert late.heard(0, taken(learners=3), 10.0) == 18.0
@@ -99,7 +99,7 @@ class Watched:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, current: View | None, proposed: View | None = None) -> None:
         monkeypatch.setattr("elastune.elastic.coordinator.round_quorum.time.monotonic", lambda: self.now)
-        self.now, self.deaf, self.lost, self.later = 0.0, False, list[int](), Later()
+        self.now, self.deaf, self.lost, self.later = 0.0, False, list[int](), Timers()
         self.hurried: list[tuple[int, int, float]] = []
         self.membership = Membership(1, 4, 4, 1, 4, (), current=current, proposed=proposed)
         self.rounds = RoundWatch(

@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from elastune.elastic.coordinator.liveness import BEATS_A_SECOND, Vitals, WorkerConnections, beat_every_s
+from elastune.elastic.coordinator.liveness import BEATS_A_SECOND, ProcessStatus, WorkerConnections, beat_every_s
 from elastune.elastic.wire.messages import Beat
 from elastune.elastic.wire.server import Connection
 
@@ -19,11 +19,11 @@ def silent_at(states: str, cpu_s: list[float] | None, *, loading: bool = False) 
     looked at each tenth of a second for a minute, and what is told of it."""
     at = 0.0
 
-    def look(_worker: int) -> Vitals | None:
+    def look(_worker: int) -> ProcessStatus | None:
         second = int(at)
         if cpu_s is None:
             return None
-        return Vitals(states[min(second, len(states) - 1)], cpu_s[min(second, len(cpu_s) - 1)])
+        return ProcessStatus(states[min(second, len(states) - 1)], cpu_s[min(second, len(cpu_s) - 1)])
 
     peers = WorkerConnections(BEAT_S, 30.0, look)
     peers.add(0, NOBODYS, "", 0.0)
@@ -90,7 +90,7 @@ def test_who_waits_where_others_can_do_without_it_may_not_be_silent_for_long() -
 def test_who_beats_oftener_is_missed_sooner() -> None:
     """Each by its own pace: one that has not been in such a round yet beats as all workers do. One whose process cannot
     be seen has as long as these."""
-    peers = WorkerConnections(BEAT_S, 30.0, lambda worker: None if worker == 3 else Vitals("T", 1.0))
+    peers = WorkerConnections(BEAT_S, 30.0, lambda worker: None if worker == 3 else ProcessStatus("T", 1.0))
     for worker, every_s in enumerate((0.0, 0.1, 0.0, 0.1)):
         peers.add(worker, NOBODYS, "", 0.0)
         peers.heard(worker, 0.0, Beat(6, "reducing", every_s=every_s))
@@ -104,7 +104,7 @@ def test_who_beats_oftener_is_missed_sooner() -> None:
 
 
 def test_a_grace_that_has_become_longer_counts_before_the_pace_does() -> None:
-    peers = WorkerConnections(BEAT_S, 30.0, lambda worker: Vitals("T", 1.0))
+    peers = WorkerConnections(BEAT_S, 30.0, lambda worker: ProcessStatus("T", 1.0))
     for worker in (0, 1):
         peers.add(worker, NOBODYS, "", 0.0)
         peers.heard(worker, 0.0, Beat(6, "reducing", every_s=0.05))
@@ -122,7 +122,7 @@ def test_who_is_silent_and_has_not_come_where_others_wait_is_given_up_a_beat_lat
     looked at twice, and not at once: it may be seen once a second."""
     now = 0.0
     peers = WorkerConnections(
-        BEAT_S, 30.0, lambda worker: Vitals("T" if worker == 2 else "S", now if worker == 3 else 1.0)
+        BEAT_S, 30.0, lambda worker: ProcessStatus("T" if worker == 2 else "S", now if worker == 3 else 1.0)
     )
     for worker in range(5):
         peers.add(worker, NOBODYS, "", 0.0)
@@ -176,7 +176,7 @@ def test_nobody_is_hurried_where_all_are_silent_and_all_are_where_one_is_heard_t
 
 def waiting(*, pause_s: float) -> WorkerConnections:
     """Workers that wait at the end of a round that can do without them, and may be silent for 1.25 s."""
-    peers = WorkerConnections(BEAT_S, 30.0, lambda worker: Vitals("S", 1.0), pause_s=pause_s)
+    peers = WorkerConnections(BEAT_S, 30.0, lambda worker: ProcessStatus("S", 1.0), pause_s=pause_s)
     for worker in (0, 1, 2):
         peers.add(worker, NOBODYS, "", 0.0)
         peers.heard(worker, 0.0, Beat(6, "reducing"))
@@ -201,7 +201,7 @@ def test_who_loads_its_program_may_take_longer() -> None:
 def lost(vitals: dict[int, str], *, speaks: int | None = None, pause_s: float = 30.0) -> dict[int, float]:
     """When each worker (of this state; "": not seen) counts as silent, if only ``speaks`` says anything after 0 s."""
     peers = WorkerConnections(
-        BEAT_S, 30.0, lambda worker: Vitals(vitals[worker], 1.0) if vitals[worker] else None, pause_s=pause_s
+        BEAT_S, 30.0, lambda worker: ProcessStatus(vitals[worker], 1.0) if vitals[worker] else None, pause_s=pause_s
     )
     for worker in vitals:
         peers.add(worker, NOBODYS, "", 0.0)

@@ -2,21 +2,23 @@ from __future__ import annotations
 
 import pytest
 
-from elastune.elastic.stragglers import Pace, Sight, Straggler, straggler
+from elastune.elastic.stragglers import HeartbeatSample, Pace, Straggler, straggler
 from elastune.elastic.wire.messages import Beat, Doing
 
 MIB = 1 << 20
 
 
-def sight(worker: int, doing: Doing, since_s: float, step: int = 341, size: int = 0, age_s: float = 0.0) -> Sight:
-    return Sight(worker, worker - 1, f"node{worker}", Beat(step, doing, since_s, size), age_s)
+def sight(
+    worker: int, doing: Doing, since_s: float, step: int = 341, size: int = 0, age_s: float = 0.0
+) -> HeartbeatSample:
+    return HeartbeatSample(worker, worker - 1, f"node{worker}", Beat(step, doing, since_s, size), age_s)
 
 
-def found(*sights: Sight, patience_s: float = 3.0, log: str = "") -> Straggler | None:
+def found(*sights: HeartbeatSample, patience_s: float = 3.0, log: str = "") -> Straggler | None:
     return straggler(sights, patience_s, lambda worker: log)
 
 
-def waiting(*workers: int, since_s: float = 12.0, step: int = 341) -> list[Sight]:
+def waiting(*workers: int, since_s: float = 12.0, step: int = 341) -> list[HeartbeatSample]:
     return [sight(worker, "reducing", since_s, step, int(13.1 * MIB)) for worker in workers]
 
 
@@ -76,7 +78,7 @@ def test_the_age_of_a_beat_counts() -> None:
         [sight(1, "done", 100.0), sight(2, "done", 100.0)],
     ],
 )
-def test_nobody_is_to_blame(sights: list[Sight]) -> None:
+def test_nobody_is_to_blame(sights: list[HeartbeatSample]) -> None:
     assert found(*sights) is None
 
 

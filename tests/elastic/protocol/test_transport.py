@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastune.core.mesh import Mesh
-from elastune.core.run import Means, Place, Program, RunSpec
+from elastune.core.run import ExecutionSettings, Place, Program, RunSpec
 from elastune.elastic.wire.messages import Welcome, WorkerSpec, decode, encode
 from elastune.elastic.wire.transport import Lines, ProtocolError
 
@@ -19,8 +19,8 @@ configs = st.dictionaries(st.text(), st.recursive(scalars, lambda inner: st.list
 @given(configs, st.integers(), st.booleans())
 def test_an_order_survives_the_wire(config: dict, seed: int, resume: bool) -> None:
     mesh = Mesh(data=2, tensor=2)
-    means = Means(workers=4, mode="fast", micro_batch=7, mesh=mesh, copies=2, schedule="gpipe")
-    spec = RunSpec(Program(Path("a b/é.py"), "fit"), Path("/o"), config, seed, means, epochs=2, resume=resume)
+    execution = ExecutionSettings(workers=4, mode="fast", micro_batch=7, mesh=mesh, copies=2, schedule="gpipe")
+    spec = RunSpec(Program(Path("a b/é.py"), "fit"), Path("/o"), config, seed, execution, epochs=2, resume=resume)
     order = WorkerSpec("m:f", spec, Place(1, 3, 1, "cuda:1", False, "file:///x"), {"A": "1\n"}, "/", ["", "/x"])
     line = encode(Welcome(False, 0.5, spec=order))
     assert line.count(b"\n") == 1

@@ -30,7 +30,7 @@ from elastune.elastic.worker.client import CoordinatorClient
 address, token, worker, then = sys.argv[1:]
 member = CoordinatorClient(address, token, int(worker))
 member.ready()
-version = member.await_version(0, 30)
+version = member.await_view(0, 30)
 member.running(version.number, 0)
 print("running", flush=True)
 if then == "fork" and os.fork() == 0:
@@ -64,7 +64,7 @@ def test_a_run_from_its_first_version_to_its_end(coordinator: Coordinator) -> No
         assert second.await_bye(number) is None
         assert first.superseded(number)
         with pytest.raises(RunOver, match="the run is over"):
-            first.await_version(number, LIMIT_S)
+            first.await_view(number, LIMIT_S)
 
 
 def test_a_joiner_is_taken_in_and_confirmed(coordinator: Coordinator) -> None:
@@ -76,12 +76,12 @@ def test_a_joiner_is_taken_in_and_confirmed(coordinator: Coordinator) -> None:
         with members(coordinator, *start.workers) as (joiner,):
             assert joiner.joins
             joiner.ready()
-            version = joiner.await_version(0, LIMIT_S)
+            version = joiner.await_view(0, LIMIT_S)
             assert (version.members, version.joiners, version.scheduled) == ((0, 1, 2), (2,), True)
             assert eventually(lambda: old[0].pending(number)) == version
             assert not old[0].superseded(number)
             with pytest.raises(TimeoutError):
-                old[0].await_version(number, 0.05)  # its members enter it at their boundary, not at once
+                old[0].await_view(number, 0.05)  # its members enter it at their boundary, not at once
             for member in (*old, joiner):
                 member.running(version.number, 7)
             assert joiner.await_confirmed(version.number)
@@ -96,11 +96,11 @@ def test_a_joiner_whose_hand_over_breaks_is_told_so(coordinator: Coordinator) ->
         (start,) = eventually(coordinator.take)
         with members(coordinator, *start.workers) as (joiner,):
             joiner.ready()
-            version = joiner.await_version(number, LIMIT_S)
+            version = joiner.await_view(number, LIMIT_S)
             old[1].close()  # dies in the hand-over
             assert not joiner.await_confirmed(version.number)
             assert joiner.superseded(version.number)
-            after = old[0].await_version(number, LIMIT_S)
+            after = old[0].await_view(number, LIMIT_S)
             assert (after.members, after.scheduled) == ((0,), False)
 
 
@@ -115,7 +115,7 @@ def test_a_death_breaks_the_version_for_the_others_at_once(coordinator: Coordina
         first.on_break = hook
         number = begun([first, second])
         second.close()
-        version = first.await_version(number, LIMIT_S)
+        version = first.await_view(number, LIMIT_S)
         assert (version.members, version.scheduled, version.initial) == ((0,), False, False)
         assert first.superseded(number)
         eventually(lambda: (version, "member") in heard)
@@ -143,7 +143,7 @@ def test_a_killed_process_is_noticed_by_its_end_of_connection_even_if_it_had_for
             assert other.stdout.readline() == "running\n"
             time.sleep(0.2)  # let it fork
             os.kill(other.pid, signal.SIGKILL)  # the child lives on, without the connection
-            version = first.await_version(number, 2.5)  # half a heartbeat
+            version = first.await_view(number, 2.5)  # half a heartbeat
             assert version.members == (0,)
     finally:
         os.killpg(other.pid, signal.SIGKILL)
@@ -158,7 +158,7 @@ def test_a_frozen_worker_is_lost_and_ends_when_it_wakes() -> None:
             assert other.stdout is not None
             assert other.stdout.readline() == "running\n"
             os.kill(other.pid, signal.SIGSTOP)
-            assert first.await_version(number, LIMIT_S).members == (0,)
+            assert first.await_view(number, LIMIT_S).members == (0,)
             os.kill(other.pid, signal.SIGCONT)
             assert other.wait(LIMIT_S) == ORPHANED_CODE
             assert other.stderr is not None
@@ -187,7 +187,7 @@ def test_who_waits_is_told_that_the_coordinator_is_gone() -> None:
         first.on_orphaned = orphaned.append
         threading.Timer(0.1, coordinator.close).start()
         with pytest.raises(RunOver, match="gone"):
-            first.await_version(0, LIMIT_S)
+            first.await_view(0, LIMIT_S)
         eventually(lambda: orphaned)
 
 
@@ -253,7 +253,7 @@ def test_from_the_first_round_with_a_quorum_on_beats_come_as_often_as_its_grace(
         peer = coordinator._peers.get(0)
         assert peer is not None
         eventually(lambda: peer.beat.every_s == 0.5)
-        first.took_round(1, 0, 1, SyncPlan("local", 4, 3, quorum=3, grace=grace), 1, 0.1)
+        first.report_round(1, 0, 1, SyncPlan("local", 4, 3, quorum=3, grace=grace), 1, 0.1)
         eventually(lambda: peer.beat.every_s == every_s)
         came = set[float]()
         until = time.monotonic() + 1.0

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from elastune.elastic.wire.view import View
-from elastune.elastic.worker.reconcile import NO_ROUND, Dealing, MemberStatus, OpenRound, goes_on, reconcile
+from elastune.elastic.worker.reconcile import NO_ROUND, LearnerAssignment, MemberStatus, OpenRound, goes_on, reconcile
 
-BEGUN = OpenRound(dealt_by=1, learners=4, quorum=3)
+BEGUN = OpenRound(assignment_view=1, learners=4, quorum=3)
 FOUR = View(1, (0, 1, 2, 3))
 
 
@@ -38,7 +38,7 @@ def test_a_round_goes_on_with_a_quorum_of_its_learners(
 
 def test_the_newest_deal_counts() -> None:
     """One had gone back to the round's beginning and begun it again, before the others heard that they had to."""
-    again = OpenRound(dealt_by=2, learners=4, quorum=2)
+    again = OpenRound(assignment_view=2, learners=4, quorum=2)
     assert decided([BEGUN, again], 0, 1, size=2) == 2
 
 
@@ -48,14 +48,14 @@ def test_learners_count_and_not_workers() -> None:
 
 
 def test_who_has_which_learner() -> None:
-    dealing, three = Dealing(), View(2, (0, 1, 3))
+    dealing, three = LearnerAssignment(), View(2, (0, 1, 3))
     dealing.entered(FOUR)
     assert dealing.by(FOUR) is FOUR
     dealing.entered(three)
     dealing.decided(1)
     assert dealing.by(three) is FOUR
     assert dealing.seats(1, three.members) == [0, 1, 3]
-    assert dealing.carriers(1, 8) == {0: 0, 1: 0, 2: 1, 3: 1, 4: 2, 5: 2, 6: 3, 7: 3}
+    assert dealing.learner_workers(1, 8) == {0: 0, 1: 0, 2: 1, 3: 1, 4: 2, 5: 2, 6: 3, 7: 3}
     dealing.round_over(three)
     assert dealing.by(three) is three
     dealing.decided(2)
@@ -68,9 +68,9 @@ def test_what_goes_on_is_not_repeated() -> None:
     row = MemberStatus(7, 5, True, True, 5, 0, False, open=BEGUN)
     rows = [row, replace(row, unrepeatable=False), replace(row, unrepeatable=False)]
     plan = reconcile(rows, (), lambda rounds: decided(list(rounds), 0, 1, 3))
-    assert (plan.rewind_to, plan.dealt_by) == (None, 1)
+    assert (plan.rewind_to, plan.assignment_view) == (None, 1)
     plan = reconcile(rows, (), lambda rounds: 0)
-    assert (plan.rewind_to, plan.dealt_by) == (5, 0)
+    assert (plan.rewind_to, plan.assignment_view) == (5, 0)
     # Who has evaluated since the last step, and has not begun the round, may lack a lost worker's part of that.
     evaluated = replace(row, open=NO_ROUND)
     assert reconcile([row, row, evaluated], (), lambda rounds: 1).rewind_to == 5
@@ -78,7 +78,7 @@ def test_what_goes_on_is_not_repeated() -> None:
 
 def test_who_lacks_the_last_rounds_result_gets_it_before_the_next_goes_on() -> None:
     ahead = MemberStatus(7, 5, False, True, -1, 0, False, open=BEGUN)
-    behind = replace(ahead, completed=6, step=4, open=replace(BEGUN, dealt_by=1))
+    behind = replace(ahead, completed=6, step=4, open=replace(BEGUN, assignment_view=1))
     heard: list[int] = []
 
     def on(rounds: object) -> int:
@@ -86,4 +86,4 @@ def test_who_lacks_the_last_rounds_result_gets_it_before_the_next_goes_on() -> N
         return 1
 
     plan = reconcile([ahead, behind, ahead], (), on)
-    assert (plan.lagging, plan.dealt_by, heard) == ((1,), 1, [2])
+    assert (plan.lagging, plan.assignment_view, heard) == ((1,), 1, [2])

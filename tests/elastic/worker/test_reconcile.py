@@ -150,14 +150,14 @@ def test_every_decision_can_be_carried_out(rows: list[MemberStatus]) -> None:
         decided = reconcile(rows)
     except ProtocolViolation:
         return
-    holders = {rank for rank, row in enumerate(rows) if not row.joins}
-    assert set(decided.state_source) == set(range(len(rows))) - holders
-    assert set(decided.state_source.values()) <= holders
+    owners = {rank for rank, row in enumerate(rows) if not row.joins}
+    assert set(decided.state_source) == set(range(len(rows))) - owners
+    assert set(decided.state_source.values()) <= owners
     if decided.rewind_to is not None:
         assert not decided.lagging
         assert not decided.state_source
         assert all(rows[rank].snapshot < decided.rewind_to for rank in decided.rewind_lacking)
-        assert decided.rewinds > max(rows[rank].rewinds for rank in holders)
+        assert decided.rewinds > max(rows[rank].rewinds for rank in owners)
         if decided.rewind_source is not None:
             assert rows[decided.rewind_source].snapshot == decided.rewind_to
     if decided.lagging:

@@ -36,7 +36,7 @@ def work(worker):
     options._devices = [ProcessGroupGloo.create_device(interface="lo")]
     options._threads = 1
     member.ready()
-    version = member.await_version(0, 60)
+    version = member.await_view(0, 60)
     for turn in range({VERSIONS}):
         number, size = version.number, len(version.members)
         group = ProcessGroupGloo(PrefixStore(str(number), store), version.ranks[worker], size, options)
@@ -49,7 +49,7 @@ def work(worker):
         del group
         member.running(number, turn)
         if turn < {VERSIONS - 1}:
-            version = member.await_version(number, 60)
+            version = member.await_view(number, 60)
     member.done()
     assert member.await_bye(number) is None
 
@@ -140,6 +140,6 @@ def test_a_value_of_an_old_version_is_forgotten(coordinator: Coordinator) -> Non
         for turn in range(2):
             found[0].broken(number + turn, "again")
             for member in found:
-                assert member.await_version(number + turn, LIMIT_S).number == number + turn + 1
+                assert member.await_view(number + turn, LIMIT_S).number == number + turn + 1
                 member.running(number + turn + 1, turn + 1)
         assert not store.check([f"{number}/a"])

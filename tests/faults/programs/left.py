@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from elastune.parallel.mechanisms.tensor.tensor_parallel import TrunkByData
+from elastune.parallel.mechanisms.tensor.tensor_parallel import DataParallelTrunk
 from elastune.testing.faults import inject
 
 config = {"how": "breaks", "faults": [], "pause_s": 0.0, "until": ""}
@@ -26,7 +26,7 @@ def train(session) -> None:
     trunk = nn.Sequential(nn.Linear(6, 16), nn.Tanh())
     model = nn.Sequential(trunk, nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    model, optimizer = session.prepare(model, optimizer, plan=TrunkByData())  # for the mechanism tensor
+    model, optimizer = session.prepare(model, optimizer, plan=DataParallelTrunk())  # for the mechanism tensor
     reach = inject(session)
     for _ in session.epochs(2):
         model.train()

@@ -30,6 +30,6 @@ def train(session) -> None:
             super().hear([0.4 if slow() else 0.02] * len(waits_s))
 
     routing.probe_links = told
-    routing.try_ways = lambda group, ways, numel, num_slots: [0.2, 0.1]
+    routing.time_routes = lambda group, ways, numel, num_slots: [0.2, 0.1]
     session._adapter.routing._watch = Watch()
     elastic.train(session)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from elastune.parallel.mechanisms.tensor.tensor_parallel import TrunkByData
+from elastune.parallel.mechanisms.tensor.tensor_parallel import DataParallelTrunk
 from elastune.testing.digit_rows import digit_rows
 from elastune.testing.faults import inject
 from elastune.testing.pace import Rests, parse_wishes
@@ -21,7 +21,7 @@ def train(session) -> None:
     inside = model[3]
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     each_step = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
-    model, optimizer, each_step = session.prepare(model, optimizer, each_step, plan=TrunkByData())
+    model, optimizer, each_step = session.prepare(model, optimizer, each_step, plan=DataParallelTrunk())
     reach = inject(session)
     trunk.register_forward_hook(lambda *_: reach("trunk"))
     inside.register_forward_hook(lambda *_: reach("tail"))  # while all run it for one of them

@@ -15,7 +15,7 @@ from elastune.parallel.comm import socket_filter as door
 from elastune.parallel.comm.gloo import GlooFactory
 from elastune.parallel.comm.group import Group, GroupBroken, drop
 from elastune.parallel.comm.network_probe import measure_link
-from elastune.parallel.comm.sockets import Found, borrowed, connections
+from elastune.parallel.comm.sockets import SocketRef, borrowed, connections
 from elastune.testing.worker_processes import Worker, until
 
 NUMBERS = 12 * 170_000
@@ -218,18 +218,18 @@ def forming_again(worker: Worker, count: int, wary: bool) -> None:
 
 def forming_at_late_doors(worker: Worker, count: int) -> None:
     """As ``forming_again``; strangers are in before the first listener of each group is shut."""
-    shut, late = door.shut, [True]
+    refuse_connections, late = door.refuse_connections, [True]
 
-    def shut_late(listener: Found) -> None:
+    def shut_late(listener: SocketRef) -> None:
         if late[0]:
             late[0] = False
             with borrowed(listener) as sock:
                 assert sock is not None
                 own = sock.getsockname()
             assert until(lambda: len(connections(own, [])) > 20), "all that strangers say"
-        shut(listener)
+        refuse_connections(listener)
 
-    door.shut = shut_late
+    door.refuse_connections = shut_late
     for at in range(count):
         late[0] = True
         group = worker.form(f"group {at}")

@@ -9,7 +9,7 @@ from torch import nn
 
 from elastune.core.batch_slices import shares
 from elastune.core.communication import Compression
-from elastune.core.run import Means
+from elastune.core.run import ExecutionSettings
 from elastune.parallel.comm import reducer as reducers
 from elastune.parallel.comm.gloo import GlooFactory
 from elastune.parallel.comm.gradient_compression import CompressedReducer
@@ -104,7 +104,7 @@ def one_leaves(worker: Worker, text: str) -> None:
     assert compression is not None
     group = worker.form("first")
     comms = replicated(group)
-    replica = Replicated().attach(model, optimizer, comms, Means(mode="fast"))
+    replica = Replicated().attach(model, optimizer, comms, ExecutionSettings(mode="fast"))
     sync = CompressedAllReduce(replica, comms, compression, elastic=True)
 
     def train(seed: int) -> None:

@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from elastune.parallel.comm.channel import Letter, Post
+from elastune.parallel.comm.channel import Channel, ChannelMessage
 from elastune.parallel.comm.group import CALLS_TAG, GroupBroken
 from elastune.testing.worker_processes import Worker
 
@@ -15,12 +15,14 @@ COUNT = 50
 
 def exchange(worker: Worker) -> None:
     """Everybody sends to everybody, then reads."""
-    post = Post(worker.form("post"))
+    post = Channel(worker.form("post"))
     others = [peer for peer in range(worker.size) if peer != worker.rank]
     began = time.monotonic()
     for i in range(COUNT):
         for to in others:
-            post.send(to, Letter((worker.rank, to, i), f"kind {i % 2}", torch.full((i * 7,), i, dtype=torch.uint8)))
+            post.send(
+                to, ChannelMessage((worker.rank, to, i), f"kind {i % 2}", torch.full((i * 7,), i, dtype=torch.uint8))
+            )
     sent_s = time.monotonic() - began
     came: dict[int, list[int]] = {peer: [] for peer in others}
     for _ in range(COUNT * len(others)):
@@ -41,7 +43,7 @@ def exchange(worker: Worker) -> None:
 def wait_for_mail(worker: Worker) -> None:
     """The last one is killed; the first gives the group up meanwhile, as a coordinator's news make it do."""
     group = worker.form("post")
-    post = Post(group)
+    post = Channel(group)
     worker.say("waiting")
     if worker.rank == 0:
         worker.on_thread(lambda: (worker.hear(), group.abandon()))
@@ -51,7 +53,7 @@ def wait_for_mail(worker: Worker) -> None:
     except GroupBroken:
         worker.say("broken", time.monotonic() - began)
         try:
-            post.send((worker.rank + 1) % worker.size, Letter((0, 0, 0), "", torch.empty(0, dtype=torch.uint8)))
+            post.send((worker.rank + 1) % worker.size, ChannelMessage((0, 0, 0), "", torch.empty(0, dtype=torch.uint8)))
         except GroupBroken:
             worker.say("refused")
     worker.hear()
@@ -60,10 +62,10 @@ def wait_for_mail(worker: Worker) -> None:
 def beside_an_exchange(worker: Worker) -> None:
     """Messages of named collectives, and bytes of state that moves, at one time between the same two."""
     group = worker.form("post")
-    post, other = Post(group, CALLS_TAG), 1 - worker.rank
+    post, other = Channel(group, CALLS_TAG), 1 - worker.rank
     given, room = torch.full((1000,), worker.rank, dtype=torch.uint8), torch.zeros(1000, dtype=torch.uint8)
     for i in range(COUNT):
-        post.send(other, Letter((worker.rank, 0, i), "call", torch.full((i,), i, dtype=torch.uint8)))
+        post.send(other, ChannelMessage((worker.rank, 0, i), "call", torch.full((i,), i, dtype=torch.uint8)))
         group.exchange([(given, other)], [(room, other)]).wait()
         assert room.unique().tolist() == [other]
         room.zero_()

@@ -10,9 +10,9 @@ import torch
 from elastune.core.communication import Topology, routes_of
 from elastune.parallel.comm import relay as route_check
 from elastune.parallel.comm.group import Group
-from elastune.parallel.comm.network_probe import try_ways
+from elastune.parallel.comm.network_probe import time_routes
 from elastune.parallel.comm.reducer import FlatReducer
-from elastune.parallel.comm.relay import Passing
+from elastune.parallel.comm.relay import RouteNodes
 from elastune.testing.worker_processes import Worker
 
 
@@ -23,7 +23,7 @@ def checked(worker: Worker, topology: str) -> None:
     group.routes = routes_of(Topology.parse(topology), worker.size)
     right = route_check.adds_up(group)
     if worker.rank == 2:
-        Passing.add = lambda self, rows: [rows[0][1] * 0]  # type: ignore[method-assign]
+        RouteNodes.add = lambda self, rows: [rows[0][1] * 0]  # type: ignore[method-assign]
     wrong = route_check.adds_up(group)
     reducer = FlatReducer([torch.zeros(4)], group)
     group.routes = routes_of(Topology.parse("ring" if topology != "ring" else "tree"), worker.size)
@@ -49,6 +49,6 @@ def tried(worker: Worker, num_slots: int) -> None:
         return begin_send(self, *args, **how)
 
     Group.begin_send = slow  # type: ignore[method-assign]
-    found = try_ways(group, [(routes, 512) for routes in laid], 1_000, num_slots)
+    found = time_routes(group, [(routes, 512) for routes in laid], 1_000, num_slots)
     worker.say("ended", found, (group.routes, group.chunk_kib))
     worker.hear()

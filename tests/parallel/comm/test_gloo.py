@@ -18,7 +18,7 @@ from tests.soaked import soaked
 from elastune.parallel.comm import socket_filter as door
 from elastune.parallel.comm.gloo import GlooFactory
 from elastune.parallel.comm.group import Group, GroupBroken
-from elastune.parallel.comm.sockets import Found, connections, listeners, sever
+from elastune.parallel.comm.sockets import SocketRef, connections, listeners, sever
 from elastune.testing.strangers import Strangers, garbage
 
 
@@ -257,7 +257,7 @@ def test_a_number_that_another_socket_has_by_now_is_left_alone() -> None:
             found = connections(own, [])
             assert [f.fd for f in found] == [into.fileno()]
             assert {f.fd for f in connections(own, [own])} == {into.fileno(), out.fileno()}
-            sever([Found(out.fileno(), found[0].inode), Found(into.fileno(), -1), Found(9999, 1)])
+            sever([SocketRef(out.fileno(), found[0].inode), SocketRef(into.fileno(), -1), SocketRef(9999, 1)])
             out.sendall(b"still here")
             assert into.recv(10) == b"still here"
             sever(found)

@@ -6,13 +6,13 @@ import threading
 
 import pytest
 
-from elastune.parallel.comm.forming import Preparing
+from elastune.parallel.comm.forming import BackgroundForming
 from elastune.parallel.comm.group import GroupBroken
 
 
 def test_the_result_is_handed_over_once() -> None:
     dropped: list[str] = []
-    preparing = Preparing(lambda: "groups", dropped.append)
+    preparing = BackgroundForming(lambda: "groups", dropped.append)
     assert preparing.result() == "groups"
     assert preparing.ended
     preparing.discard()
@@ -23,7 +23,7 @@ def test_the_result_is_handed_over_once() -> None:
 
 def test_what_is_discarded_while_it_forms_is_let_go_of_once_it_is_there() -> None:
     may_end, let_go = threading.Event(), threading.Event()
-    preparing = Preparing(lambda: may_end.wait(10), lambda _: let_go.set())
+    preparing = BackgroundForming(lambda: may_end.wait(10), lambda _: let_go.set())
     assert not preparing.ended
     preparing.discard()
     assert not let_go.is_set()
@@ -35,7 +35,7 @@ def test_what_is_discarded_while_it_forms_is_let_go_of_once_it_is_there() -> Non
 
 def test_what_is_there_already_is_let_go_of_at_once_and_once() -> None:
     dropped: list[str] = []
-    preparing = Preparing(lambda: "groups", dropped.append)
+    preparing = BackgroundForming(lambda: "groups", dropped.append)
     preparing._ended.wait(10)
     preparing.discard()
     preparing.discard()
@@ -47,4 +47,4 @@ def test_what_went_wrong_is_raised_where_the_result_is_asked_for() -> None:
         raise GroupBroken("a worker did not come")
 
     with pytest.raises(GroupBroken, match="did not come"):
-        Preparing(fails, lambda _: None).result()
+        BackgroundForming(fails, lambda _: None).result()

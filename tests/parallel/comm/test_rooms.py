@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from elastune.parallel.comm.streamed import Rooms
+from elastune.parallel.comm.streamed import BufferPool
 
 
 def test_what_was_given_back_goes_out_again() -> None:
-    rooms = Rooms(torch.device("cpu"))
+    rooms = BufferPool(torch.device("cpu"))
     large, small = rooms.take(100, torch.float32), rooms.take(10, torch.float32)
     places = {large.data_ptr(), small.data_ptr()}
     assert len(large) == 100
@@ -22,7 +22,7 @@ def test_what_was_given_back_goes_out_again() -> None:
 
 
 def test_no_more_is_kept_than_was_in_use_at_one_time() -> None:
-    rooms = Rooms(torch.device("cpu"))
+    rooms = BufferPool(torch.device("cpu"))
     for size in (10, 1000, 20, 2000, 5):
         rooms.give(rooms.take(size, torch.uint8))
     assert [len(each) for each in rooms._free] == [2000]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from elastune.parallel.comm.reducer import Crossing, outbox, room
+from elastune.parallel.comm.reducer import DeviceCopy, outbox, room
 
 CPU = torch.device("cpu")
 
@@ -13,7 +13,7 @@ def test_room_is_zero_and_what_crosses_arrives() -> None:
     data = torch.arange(5, dtype=torch.float64)
     target = room(8, data.dtype, CPU, CPU)
     assert not target.any()
-    Crossing(data, target[:5]).wait()
+    DeviceCopy(data, target[:5]).wait()
     assert target.tolist() == [0, 1, 2, 3, 4, 0, 0, 0]
 
 

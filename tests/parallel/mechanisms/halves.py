@@ -11,7 +11,7 @@ from torch.func import functional_call
 from elastune.core.errors import UserError
 from elastune.core.layout import Box
 from elastune.core.mesh import Mesh
-from elastune.core.run import Means
+from elastune.core.run import ExecutionSettings
 from elastune.parallel.comm.group import Group
 from elastune.parallel.comm.process_groups import Comms
 from elastune.parallel.mechanisms.base import Mechanism, Replica
@@ -25,11 +25,13 @@ class Halves(Mechanism):
     name: ClassVar[str] = "halves"
     exact: ClassVar[bool] = True
 
-    def check(self, means: Means, mesh: Mesh) -> None:
+    def check(self, execution: ExecutionSettings, mesh: Mesh) -> None:
         if (mesh.tensor, mesh.replica) != (PARTS, PARTS):
             raise UserError("a replica of halves lies on two workers", f"tensor={mesh.tensor}", "use tensor=2")
 
-    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, means: Means) -> Replica:
+    def attach(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, execution: ExecutionSettings
+    ) -> Replica:
         part = comms.mesh.coordinates(comms.rank)["tensor"]
         boxes: dict[str, Box] = {}
         for name, whole in list(model.named_parameters()):
@@ -38,8 +40,8 @@ class Halves(Mechanism):
                 raise UserError("halves need an even number of rows", f"{len(whole)} in {name}", "use another layer")
             boxes[name] = ((part * rows, (part + 1) * rows), *((0, size) for size in whole.shape[1:]))
             half = nn.Parameter(whole.detach()[part * rows : (part + 1) * rows].clone())
-            owner, _, leaf = name.rpartition(".")
-            setattr(model.get_submodule(owner), leaf, half)
+            owner, _, param_block = name.rpartition(".")
+            setattr(model.get_submodule(owner), param_block, half)
             for group in optimizer.param_groups:
                 group["params"] = [half if p is whole else p for p in group["params"]]
         return HalfReplica(model, optimizer, comms, boxes)

@@ -11,7 +11,7 @@ import pytest
 from elastune.core.errors import UserError
 from elastune.core.journal.files import read
 from elastune.core.journal.records import RunFinished
-from elastune.core.run import Adapt, Elastic, Means, Program, RunSpec
+from elastune.core.run import Adapt, Elastic, ExecutionSettings, Program, RunSpec
 from elastune.parallel.mechanisms.registry import MECHANISMS
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import JobFailed, run_job
@@ -26,14 +26,14 @@ PROGRAM = Program(Path(__file__).parent / "programs" / "blocks.py")
 def spec_of(
     out: Path, mechanism: str, *, workers: int = 2, config: dict[str, Any] | None = None, **more: Any
 ) -> RunSpec:
-    means = {
+    execution = {
         name: more.pop(name) for name in ("mode", "zero_stage", "micro_batch", "precision", "offload") if name in more
     }
     return RunSpec(
         PROGRAM,
         out,
         config=config or {},
-        means=Means(workers, mechanism=mechanism, **{"mode": "fast", **means}),
+        execution=ExecutionSettings(workers, mechanism=mechanism, **{"mode": "fast", **execution}),
         **more,
     )
 
@@ -113,10 +113,10 @@ def test_a_stage_that_there_is_not(tmp_path: Path) -> None:
         check_means(spec_of(tmp_path, "fairscale", zero_stage=3))
 
 
-@pytest.mark.parametrize("name", [name for name, mechanism in MECHANISMS.items() if mechanism.abilities.package])
+@pytest.mark.parametrize("name", [name for name, mechanism in MECHANISMS.items() if mechanism.capabilities.package])
 def test_what_is_not_installed_is_told_with_the_command(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("elastune.parallel.mechanisms.capabilities.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=MECHANISMS[name].abilities.install.split()[0]):
+    with pytest.raises(UserError, match=MECHANISMS[name].capabilities.install.split()[0]):
         check_means(spec_of(tmp_path, name))

@@ -10,7 +10,7 @@ from torch import nn
 
 from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
-from elastune.core.run import Means
+from elastune.core.run import ExecutionSettings
 from elastune.parallel.comm.group import Group
 from elastune.parallel.comm.process_groups import replicated
 from elastune.parallel.mechanisms.deepspeed import DeepSpeed
@@ -22,24 +22,27 @@ from elastune.testing.kits.engine import SLOTS, EngineKit
 
 class TestDeepSpeed(EngineKit):
     mechanism: ClassVar[Any] = DeepSpeed()
-    cases = tuple(Means(2, mechanism="deepspeed", mode="fast", zero_stage=stage) for stage in (0, 1, 2, 3))
+    cases = tuple(ExecutionSettings(2, mechanism="deepspeed", mode="fast", zero_stage=stage) for stage in (0, 1, 2, 3))
     dtype = torch.float32  # it keeps state in fp32, whatever parameters are
     rtol = 1e-4
 
 
 class TestFairScale(EngineKit):
     mechanism: ClassVar[Any] = FairScale()
-    cases = (Means(3, mechanism="fairscale", mode="fast"),)
+    cases = (ExecutionSettings(3, mechanism="fairscale", mode="fast"),)
 
 
 class TestFsdp2(EngineKit):
     mechanism: ClassVar[Any] = Fsdp2()
-    cases = (Means(3, mechanism="fsdp2", mode="fast"), Means(3, mechanism="fsdp2", num_slots=SLOTS))
+    cases = (
+        ExecutionSettings(3, mechanism="fsdp2", mode="fast"),
+        ExecutionSettings(3, mechanism="fsdp2", num_slots=SLOTS),
+    )
 
 
 class TestHorovod(EngineKit):
     mechanism: ClassVar[Any] = Horovod()
-    cases = (Means(2, mechanism="horovod", mode="fast"),)
+    cases = (ExecutionSettings(2, mechanism="horovod", mode="fast"),)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +57,7 @@ def test_what_rows_cannot_be_exact_with_is_refused(parameter: torch.Tensor, opti
     model = nn.ParameterList([nn.Parameter(parameter)])
     optimizer = torch.optim.AdamW(model.parameters(), **options)
     with pytest.raises(UserError, match=told):
-        Fsdp2().attach(model, optimizer, replicated(Group()), Means(mechanism="fsdp2"))
+        Fsdp2().attach(model, optimizer, replicated(Group()), ExecutionSettings(mechanism="fsdp2"))
 
 
 def test_a_block_that_runs_twice_in_a_pass_is_refused() -> None:

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from elastune.core.batch_slices import BatchSlice, shares
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
-from elastune.core.run import Means
+from elastune.core.run import ExecutionSettings
 from elastune.parallel.comm.gloo import GlooFactory
 from elastune.parallel.comm.group import Group
 from elastune.parallel.comm.process_groups import Comms, form_comms, replicated
@@ -56,11 +56,11 @@ def test_what_is_needed_together() -> None:
     model = Stack()
     names = [name for name, _ in model.named_parameters()]
     root, *blocks = blocks_of(model, list(model.parameters()))
-    told = [[names[i] for i in block.leaves] for block in blocks]
+    told = [[names[i] for i in block.param_blocks] for block in blocks]
     assert told[0] == ["layers.0.0.bias"]
     assert told[2] == ["layers.2.0.weight", "layers.2.0.bias"]
     assert told[5] == ["groups.0.0.weight", "groups.0.0.bias"]
-    own = {names[i] for i in root.leaves}
+    own = {names[i] for i in root.param_blocks}
     assert own == {"enter.weight", "enter.bias", "head.weight", "head.bias", "layers.0.0.weight"}
 
 
@@ -70,7 +70,7 @@ def test_values_are_here_only_while_they_are_used() -> None:
     plain.load_state_dict(model.state_dict())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     mechanism = Owned("sharded", ("shard",), frees=True)
-    replica = mechanism.attach(model, optimizer, replicated(Group()), Means())
+    replica = mechanism.attach(model, optimizer, replicated(Group()), ExecutionSettings())
     assert isinstance(replica, ShardedReplica)
     x = torch.randn(4, 6)
     assert not any(map(has_storage, model.parameters()))
@@ -97,7 +97,7 @@ def test_what_is_not_here_is_neither_copied_nor_saved() -> None:
     model, kept = Stack(), io.BytesIO()
     weight = model.enter.weight.detach().clone()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    Owned("sharded", ("shard",), frees=True).attach(model, optimizer, replicated(Group()), Means())
+    Owned("sharded", ("shard",), frees=True).attach(model, optimizer, replicated(Group()), ExecutionSettings())
     for of in (model, model.head, model.head.weight):
         with pytest.raises(UserError, match="a copy of a model needs all"):
             copy.deepcopy(of)
@@ -152,7 +152,7 @@ def trained(comms: Comms, calls: Sequence[int]) -> list[set[str]]:
     torch.manual_seed(0)
     model = Closing()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    sync = prepare(model, optimizer, Means(mesh=comms.mesh, mechanism="sharded", num_slots=SLOTS), comms)
+    sync = prepare(model, optimizer, ExecutionSettings(mesh=comms.mesh, mechanism="sharded", num_slots=SLOTS), comms)
     mesh, rank, replica = comms.mesh, comms.rank, sync.replica
     found: list[set[str]] = []
     sync.parts = shares(BATCH, SLOTS, mesh.batch, mesh.batch_rank(rank), "exact", None, even=True, in_turn=True)

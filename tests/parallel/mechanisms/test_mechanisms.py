@@ -10,7 +10,7 @@ import pytest
 
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
-from elastune.core.run import Means, Program, RunSpec
+from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.parallel.mechanisms.base import Replicated
 from elastune.parallel.mechanisms.owned.mechanism import Owned
 from elastune.parallel.mechanisms.registry import mechanism_for
@@ -45,16 +45,16 @@ class TestHalves(MechanismKit):
 
 def test_what_a_mechanism_cannot_do_is_refused() -> None:
     with pytest.raises(UserError, match="use data=4 alone"):
-        Replicated().check(Means(), Mesh(data=2, tensor=2))
+        Replicated().check(ExecutionSettings(), Mesh(data=2, tensor=2))
     with pytest.raises(UserError, match="use tensor=2"):
-        Halves().check(Means(), Mesh(data=4))
+        Halves().check(ExecutionSettings(), Mesh(data=4))
     staged = Mesh(shard=2, tensor=2, pipeline=2)
     with pytest.raises(UserError, match=r"stages of a pipeline keep .* use --mechanism tensor\+pipeline\+zero"):
-        mechanism_for(Means(mesh=staged, mechanism="pipeline+tensor+sharded"))
-    assert mechanism_for(Means(mesh=staged)).name == "tensor+pipeline+zero"
+        mechanism_for(ExecutionSettings(mesh=staged, mechanism="pipeline+tensor+sharded"))
+    assert mechanism_for(ExecutionSettings(mesh=staged)).name == "tensor+pipeline+zero"
 
 
 def test_mechanisms_by_name() -> None:
-    assert isinstance(mechanism_for(Means()), Replicated)
+    assert isinstance(mechanism_for(ExecutionSettings()), Replicated)
     with pytest.raises(UserError, match="use one of replicated"):  # before a worker starts
-        check_means(RunSpec(Program(Path("mine.py")), Path("out"), means=Means(mechanism="gossip")))
+        check_means(RunSpec(Program(Path("mine.py")), Path("out"), execution=ExecutionSettings(mechanism="gossip")))

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from elastune.core.layout import UNIT, Leaf, Segment, Split
-from elastune.parallel.mechanisms.owned.replica import OwnFirst
-from elastune.parallel.mechanisms.owned.store import LeafStore
+from elastune.core.layout import UNIT, ParamBlock, Segment, Split
+from elastune.parallel.mechanisms.owned.replica import SplitOptimizerStep
+from elastune.parallel.mechanisms.owned.store import ParameterStore
 
 SIZE = 3 * UNIT
 OWN, COPIED = Segment(0, 0, UNIT), Segment(0, UNIT, SIZE)
@@ -34,12 +34,12 @@ class Halves:
         self.random = torch.Generator().manual_seed(0)
         self.values = nn.Parameter(torch.randn(SIZE, generator=self.random))
         self.optimizer = make([self.values])
-        self.store = LeafStore(
-            Split((Leaf("w", "w", ((0, SIZE),)),)), [self.values], self.optimizer, {self.values: "w"}
+        self.store = ParameterStore(
+            Split((ParamBlock("w", "w", ((0, SIZE),)),)), [self.values], self.optimizer, {self.values: "w"}
         )
         self.store.rebuild([0], [OWN, COPIED])
         self.between: list[torch.Tensor] = []
-        first = OwnFirst(self.store)
+        first = SplitOptimizerStep(self.store)
 
         def after(*_: Any) -> None:
             self.between.append(self.values.detach().clone())

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as hooks
 
-from elastune.parallel.mechanisms.tensor_storage import is_parked, let_go, parked_parameters, take_in
+from elastune.parallel.mechanisms.tensor_storage import is_memory_mapped, let_go, memory_mapped_parameters, take_in
 
 WIDTH, LAYERS = 1024, 24  # 4 MB a layer
 
@@ -50,27 +50,27 @@ def resident_mb(kind: str = "VmHWM") -> float:
 
 def test_values_are_those_of_a_plain_construction(tmp_path: Path) -> None:
     plain, after = built(3, 160, 3), torch.rand(3)
-    with parked_parameters(tmp_path):
+    with memory_mapped_parameters(tmp_path):
         parked, drawn = built(3, 160, 3), torch.rand(3)
     assert torch.equal(after, drawn), "the random stream goes on as it would"
     assert parked.head.weight is parked.embedding.weight
-    assert is_parked(parked.scale)
-    assert not is_parked(parked.norm.weight), "too small"
+    assert is_memory_mapped(parked.scale)
+    assert not is_memory_mapped(parked.norm.weight), "too small"
     states = plain.state_dict(), parked.state_dict()
     assert list(states[0]) == list(states[1])
     for name, value in states[0].items():
         assert torch.equal(value, states[1][name]), name
     assert not list(tmp_path.iterdir()), "files without names"
     take_in(parked.scale)
-    assert not is_parked(parked.scale)
+    assert not is_memory_mapped(parked.scale)
     assert torch.equal(parked.scale, plain.scale)
 
 
 def test_outside_of_it_everything_is_as_before(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), parked_parameters(tmp_path):
+    with pytest.raises(ZeroDivisionError), memory_mapped_parameters(tmp_path):
         raise ZeroDivisionError
     assert not hooks._global_parameter_registration_hooks
-    assert not is_parked(nn.Linear(512, 512).weight)
+    assert not is_memory_mapped(nn.Linear(512, 512).weight)
 
 
 def test_building_takes_the_memory_of_a_layer(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_building_takes_the_memory_of_a_layer(tmp_path: Path) -> None:
     built(1, 160, 1)
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins again
     before = resident_mb("VmRSS")
-    with parked_parameters(tmp_path):
+    with memory_mapped_parameters(tmp_path):
         model = built(1, WIDTH, LAYERS)
         for layer in model.layers:
             nn.init.normal_(layer.weight, std=0.02)  # type: ignore[arg-type]

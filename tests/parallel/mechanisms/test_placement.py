@@ -10,11 +10,11 @@ import pytest
 import torch
 from tests.soaked import soaked
 
-from elastune.core.layout import UNIT, CopiesDiffer, Leaf, Segment, Split, Unrecoverable, held
+from elastune.core.layout import UNIT, CopiesDiffer, ParamBlock, Segment, Split, Unrecoverable, held
 from elastune.core.mesh import Mesh
 from elastune.parallel.comm.gloo import GlooFactory
 from elastune.parallel.comm.group import Group, GroupBroken
-from elastune.parallel.mechanisms.owned.placement import VALUES, Placed, Shard, Wanted, bring, meet
+from elastune.parallel.mechanisms.owned.placement import VALUES, PlacedState, Shard, StateRequest, bring, meet
 from elastune.testing.worker_processes import Worker, processes
 
 BLOCKS = 4
@@ -23,13 +23,13 @@ SIZES = [3 * UNIT + 5, 17, 40 * UNIT, 2 * UNIT, 9 * UNIT + 1, 1]
 
 def model() -> Split:
     """Three layers; two of the leaves of each are divided along the tensor axis, one is not trained."""
-    leaves = []
+    param_blocks = []
     for layer in range(3):
         for number, size in enumerate(SIZES):
             for block in range(BLOCKS) if number in (0, 2) else [None]:
                 name = f"{layer}.{number}.{block}"
-                leaves.append(Leaf(name, name, ((0, size),), layer=layer, block=block, trained=number != 3))
-    return Split(tuple(leaves), BLOCKS, (1.0, 2.0, 1.0))
+                param_blocks.append(ParamBlock(name, name, ((0, size),), layer=layer, block=block, trained=number != 3))
+    return Split(tuple(param_blocks), BLOCKS, (1.0, 2.0, 1.0))
 
 
 SPLIT = model()
@@ -38,51 +38,55 @@ KINDS = {VALUES: torch.float32, "exp_avg": torch.float32, "exp_avg_sq": torch.fl
 
 def truth(segment: Segment, name: str) -> torch.Tensor:
     """What must be there: a number that tells leaf, place and kind."""
-    start = 1_000_003 * segment.leaf + 7_919 * sorted(KINDS).index(name)
+    start = 1_000_003 * segment.param_block + 7_919 * sorted(KINDS).index(name)
     return torch.arange(start + segment.start, start + segment.stop).remainder(2**24).to(KINDS[name])
 
 
-def has_state(leaf: int) -> bool:
+def has_state(param_block: int) -> bool:
     """One leaf was never used, and what is not trained has none."""
-    return SPLIT.leaves[leaf].trained and leaf % 5 != 1
+    return SPLIT.param_blocks[param_block].trained and param_block % 5 != 1
 
 
 def shares_of(mesh: Mesh, rank: int, copies: int) -> list[Shard]:
     found = []
     for segment in held(SPLIT, mesh, copies)[rank]:
-        names = ["exp_avg", "exp_avg_sq"] if has_state(segment.leaf) else []
+        names = ["exp_avg", "exp_avg_sq"] if has_state(segment.param_block) else []
         found.append(Shard(segment, {name: truth(segment, name) for name in names}, held=True))
-    for leaf in SPLIT.computed(mesh, rank):
-        whole = Segment(leaf, 0, SPLIT.leaves[leaf].size)
+    for param_block in SPLIT.computed(mesh, rank):
+        whole = Segment(param_block, 0, SPLIT.param_blocks[param_block].size)
         found.append(Shard(whole, {VALUES: truth(whole, VALUES)}, held=False))
     return found
 
 
-def wanted(mesh: Mesh, rank: int, copies: int) -> Wanted:
-    whole = tuple(Segment(leaf, 0, SPLIT.leaves[leaf].size) for leaf in SPLIT.computed(mesh, rank))
-    return Wanted(held(SPLIT, mesh, copies)[rank], whole)
+def wanted(mesh: Mesh, rank: int, copies: int) -> StateRequest:
+    whole = tuple(
+        Segment(param_block, 0, SPLIT.param_blocks[param_block].size) for param_block in SPLIT.computed(mesh, rank)
+    )
+    return StateRequest(held(SPLIT, mesh, copies)[rank], whole)
 
 
 def facts_of(shards: list[Shard]) -> dict[int, Any]:
-    return {s.segment.leaf: {"step": ["float32", float(s.segment.leaf)]} for s in shards if s.held}
+    return {s.segment.param_block: {"step": ["float32", float(s.segment.param_block)]} for s in shards if s.held}
 
 
-def check(placed: Placed, want: Wanted, before: list[Shard]) -> None:
+def check(placed: PlacedState, want: StateRequest, before: list[Shard]) -> None:
     assert [s.segment for s in placed.shards if s.held] == list(want.holds)
     for shard in placed.shards:
-        names = {VALUES} if not shard.held else {"exp_avg", "exp_avg_sq"} if has_state(shard.segment.leaf) else set()
+        names = (
+            {VALUES} if not shard.held else {"exp_avg", "exp_avg_sq"} if has_state(shard.segment.param_block) else set()
+        )
         assert set(shard.tensors) == names
         for name, tensor in shard.tensors.items():
             assert torch.equal(tensor, truth(shard.segment, name)), (shard.segment, name)
     for segment in want.holds:
-        assert placed.facts[segment.leaf] == {"step": ["float32", float(segment.leaf)]}
+        assert placed.facts[segment.param_block] == {"step": ["float32", float(segment.param_block)]}
     there = {
-        (s.segment.leaf, i)
+        (s.segment.param_block, i)
         for s in (*before, *placed.shards)
         if VALUES in s.tensors
         for i in range(s.segment.start, s.segment.stop, UNIT)
     }
-    assert {(s.leaf, i) for s in want.values for i in range(s.start, s.stop, UNIT)} <= there
+    assert {(s.param_block, i) for s in want.values for i in range(s.start, s.stop, UNIT)} <= there
 
 
 CHAIN = [
@@ -97,7 +101,7 @@ def walk(worker: Worker, copies: int) -> None:
     for before, after in pairwise(CHAIN):
         had = shares_of(before, worker.rank, copies) if worker.rank < before.workers else []
         stays = worker.rank < after.workers
-        want = [wanted(after, r, copies) if r < after.workers else Wanted((), ()) for r in range(worker.size)]
+        want = [wanted(after, r, copies) if r < after.workers else StateRequest((), ()) for r in range(worker.size)]
         version = 7 if had else -1
         placed = bring(group, SPLIT, version, had, facts_of(had), want)
         meet(group, SPLIT, placed, exact=True)
@@ -120,22 +124,27 @@ def missing_bytes(before: Mesh, after: Mesh, copies: int) -> int:
         if rank < before.workers:
             units = _elements(held(SPLIT, before, copies)[rank])
         state = _elements(held(SPLIT, after, copies)[rank])
-        total += sum((12 if has_state(leaf) else 0) * n for leaf, n in _left(state, units).items())
+        total += sum((12 if has_state(param_block) else 0) * n for param_block, n in _left(state, units).items())
         had = set(SPLIT.computed(before, rank)) if rank < before.workers else set()
-        total += sum(4 * SPLIT.leaves[i].size for i in SPLIT.computed(after, rank) if i not in had)
+        total += sum(4 * SPLIT.param_blocks[i].size for i in SPLIT.computed(after, rank) if i not in had)
     return total
 
 
 def _elements(segments: tuple[Segment, ...]) -> dict[int, torch.Tensor]:
     found: dict[int, torch.Tensor] = {}
     for segment in segments:
-        mask = found.setdefault(segment.leaf, torch.zeros(SPLIT.leaves[segment.leaf].size, dtype=torch.bool))
+        mask = found.setdefault(
+            segment.param_block, torch.zeros(SPLIT.param_blocks[segment.param_block].size, dtype=torch.bool)
+        )
         mask[segment.start : segment.stop] = True
     return found
 
 
 def _left(want: dict[int, torch.Tensor], have: dict[int, torch.Tensor]) -> dict[int, int]:
-    return {leaf: int((mask & ~have[leaf]).sum() if leaf in have else mask.sum()) for leaf, mask in want.items()}
+    return {
+        param_block: int((mask & ~have[param_block]).sum() if param_block in have else mask.sum())
+        for param_block, mask in want.items()
+    }
 
 
 @pytest.mark.parametrize("copies", [2, *soaked(1)])

@@ -9,29 +9,29 @@ import pytest
 from tests.soaked import soaked
 
 from elastune.core.journal.records import RunFinished
-from elastune.core.run import Means, Program, RunSpec
+from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import JobFailed, run_job
 
 PROGRAM = Path(__file__).parent / "programs" / "odd.py"
 
 
-def run(cluster: LocalCluster, out: Path, case: str, workers: int, **means: Any) -> RunFinished:
-    config = {"case": case, **{k: means.pop(k) for k in ("batch_size", "samples") if k in means}}
+def run(cluster: LocalCluster, out: Path, case: str, workers: int, **execution: Any) -> RunFinished:
+    config = {"case": case, **{k: execution.pop(k) for k in ("batch_size", "samples") if k in execution}}
     spec = RunSpec(
         Program(PROGRAM),
-        out / f"{case}-{workers}-{means.get('mode', 'exact')}",
+        out / f"{case}-{workers}-{execution.get('mode', 'exact')}",
         config=config,
-        means=Means(workers=workers, **means),
+        execution=ExecutionSettings(workers=workers, **execution),
         max_steps=6,
         checkpoint_every_steps=0,
     )
     return run_job(spec, cluster=cluster)
 
 
-def same_for_all(cluster: LocalCluster, out: Path, case: str, counts: tuple[int, ...], **means: Any) -> RunFinished:
+def same_for_all(cluster: LocalCluster, out: Path, case: str, counts: tuple[int, ...], **execution: Any) -> RunFinished:
     """The result of ``case``, after a check that it does not show the number of workers."""
-    runs = {workers: run(cluster, out, case, workers, **means) for workers in counts}
+    runs = {workers: run(cluster, out, case, workers, **execution) for workers in counts}
     assert len({r.sha256 for r in runs.values()}) == 1, {w: (r.sha256[:8], r.metrics) for w, r in runs.items()}
     return runs[counts[0]]
 

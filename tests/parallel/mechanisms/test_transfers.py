@@ -75,18 +75,18 @@ def test_each_missing_element_comes_once_and_from_somebody_that_has_it(
 
 
 @pytest.mark.parametrize(("holders", "joiners"), [(1, 1), (1, 3), (1, 7), (2, 6), (3, 1), (4, 4)])
-def test_sending_is_spread_over_all_that_can_send(holders: int, joiners: int) -> None:
+def test_sending_is_spread_over_all_that_can_send(owners: int, joiners: int) -> None:
     size = 12 * MEGA
-    have = [{ITEM: [(0, size)]}] * holders + [{}] * joiners
-    want = [{}] * holders + [{ITEM: [(0, size)]}] * joiners
+    have = [{ITEM: [(0, size)]}] * owners + [{}] * joiners
+    want = [{}] * owners + [{ITEM: [(0, size)]}] * joiners
     plan = plan_transfers(have, want, {ITEM: 4})
-    sent = [0] * (holders + joiners)
+    sent = [0] * (owners + joiners)
     for hop in plan.hops:
         for t in hop:
             sent[t.source] += t.stop - t.start
     assert sum(sent) == joiners * size, "the minimum: once to each"
-    senders = holders + (joiners if joiners > holders else 0)
-    ideal = max(joiners * size / senders, size / holders if senders > holders else 0)
+    senders = owners + (joiners if joiners > owners else 0)
+    ideal = max(joiners * size / senders, size / owners if senders > owners else 0)
     assert max(sent) <= ideal + 2 * LONGEST
 
 

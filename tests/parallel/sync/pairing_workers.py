@@ -7,7 +7,7 @@ import time
 import torch
 from syncs_made import make_pair_averaging_fast
 
-from elastune.parallel.comm.channel import Offers
+from elastune.parallel.comm.channel import AsyncValues
 from elastune.testing.kits.sync import Run
 from elastune.testing.worker_processes import LIMIT_S, Worker
 
@@ -17,8 +17,8 @@ BYTES = torch.arange(5, dtype=torch.uint8)
 def offer(worker: Worker) -> None:
     """The first of two offers to the other twice, and once more when the first was taken."""
     group = worker.form("offers")
-    offers = Offers.of(group)
-    assert Offers.of(group) is offers
+    offers = AsyncValues.of(group)
+    assert AsyncValues.of(group) is offers
     if worker.rank == 0:
         before = group.sent_bytes
         assert offers.make(1, (0, 0, 7), BYTES)
@@ -53,7 +53,7 @@ def slow_partner(worker: Worker) -> None:
                 time.sleep(0.001)
 
         def something_came() -> bool:
-            return bool(run.sync._strategy.taken) or not Offers.of(group)._post._came.empty()
+            return bool(run.sync._strategy.taken) or not AsyncValues.of(group)._channel._came.empty()
 
         run.sync.replica.module.register_forward_pre_hook(wait_for_offers)
     run.passes(0)

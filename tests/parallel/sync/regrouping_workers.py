@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from elastune.core.batch_slices import BatchSlice, contributors, shares
-from elastune.core.run import Means, Mode
+from elastune.core.run import ExecutionSettings, Mode
 from elastune.parallel.comm import reducer as reducers
 from elastune.parallel.comm.gloo import GlooFactory
 from elastune.parallel.comm.group import Group, GroupBroken, Work, drop
@@ -74,8 +74,8 @@ def build(mode: Mode, group: Group) -> tuple[Sync, torch.optim.Optimizer]:
     torch.manual_seed(0)
     model = Net(drifts=mode == "exact")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    means = Means(workers=group.size, mode=mode, num_slots=SLOTS)
-    return prepare(model, optimizer, means, replicated(group), control=4, elastic=True), optimizer
+    execution = ExecutionSettings(workers=group.size, mode=mode, num_slots=SLOTS)
+    return prepare(model, optimizer, execution, replicated(group), control=4, elastic=True), optimizer
 
 
 def plan_for(mode: Mode, group: Group) -> list[BatchSlice]:

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from elastune.core.batch_slices import round_shares
-from elastune.core.run import Means
+from elastune.core.batch_slices import slices_of_round
+from elastune.core.run import ExecutionSettings
 from elastune.core.sync_plan import SyncPlan
 from elastune.parallel.comm.group import Group
 from elastune.parallel.comm.process_groups import replicated
@@ -50,11 +50,13 @@ def trained(group: Group, name: str) -> dict[str, torch.Tensor]:
     """What one worker comes to."""
     model = Skips()
     optimizer, comms = optimizer_of(model, name), replicated(group)
-    sync = RoundSync(Replicated().attach(model, optimizer, comms, Means()), comms, PLAN, PLAN.learners, elastic=True)
+    sync = RoundSync(
+        Replicated().attach(model, optimizer, comms, ExecutionSettings()), comms, PLAN, PLAN.learners, elastic=True
+    )
     for at in range(len(REACHES)):
         x, y = map(torch.cat, zip(*(batch(at, step) for step in range(PLAN.every)), strict=True))
         carried = PLAN.carried(group.size, group.rank)
-        sync.parts = round_shares([BATCH] * PLAN.every, PLAN.learners, PLAN.learners, carried, "exact", None)
+        sync.parts = slices_of_round([BATCH] * PLAN.every, PLAN.learners, PLAN.learners, carried, "exact", None)
         for i, share in enumerate(sync.parts):
             sync.begin(share, starts_step=i == 0)
             part = slice(share.samples.start, share.samples.stop)

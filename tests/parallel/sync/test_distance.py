@@ -9,7 +9,7 @@ import torch
 from tests.parallel.sync.syncs_made import make_diloco_exact, make_exact, make_local_exact
 
 from elastune.parallel.comm.group import Group
-from elastune.parallel.sync.rounds import RoundSync, distance, squared_way
+from elastune.parallel.sync.rounds import RoundSync, distance, squared_delta
 from elastune.testing.kits.sync import Run
 
 
@@ -30,9 +30,9 @@ def test_one_number_of_each_is_enough(spread: float) -> None:
         [b + c + spread * 0.01 * torch.randn(b.shape, generator=draw) for b, c in zip(begun, common, strict=True)]
         for _ in range(4)
     ]
-    means = [torch.stack(rows).mean(0) for rows in zip(*learners, strict=True)]
-    square = sum(float(squared_way(each, begun)) for each in learners) / 4
-    found = distance(square, means, begun)
+    execution = [torch.stack(rows).mean(0) for rows in zip(*learners, strict=True)]
+    square = sum(float(squared_delta(each, begun)) for each in learners) / 4
+    found = distance(square, execution, begun)
     if spread >= 1e-2:
         assert found == pytest.approx(defined(learners), rel=0.02)
     else:
@@ -46,7 +46,7 @@ def test_what_is_no_distance() -> None:
     assert distance(math.nan, one, zero) is None
     assert distance(1.0, [torch.full((3,), math.nan)], zero) is None
     assert distance(1.0, zero, zero) is None, "there is nothing to relate it to"
-    assert distance(float(squared_way(one, zero)), one, zero) == 0.0, "learners are all the same"
+    assert distance(float(squared_delta(one, zero)), one, zero) == 0.0, "learners are all the same"
 
 
 @pytest.mark.parametrize("make", [make_local_exact, make_diloco_exact])

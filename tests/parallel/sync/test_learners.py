@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from elastune.core.run import Means
+from elastune.core.run import ExecutionSettings
 from elastune.parallel.comm.group import Group
 from elastune.parallel.comm.process_groups import replicated
 from elastune.parallel.mechanisms.base import Replicated
@@ -20,7 +20,7 @@ def test_a_learning_rate_that_a_round_has_changed_comes_back(rate: float | torch
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, foreach=False)
     halves = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     comms = replicated(Group())
-    learners = Learners(Replicated().attach(model, optimizer, comms, Means()))
+    learners = Learners(Replicated().attach(model, optimizer, comms, ExecutionSettings()))
     learners.begin_round()
     learners.enter(0)
     optimizer.step()

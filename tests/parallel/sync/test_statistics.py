@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from elastune.core.batch_slices import BatchSlice, shares
-from elastune.core.run import Means, Mode
+from elastune.core.run import ExecutionSettings, Mode
 from elastune.parallel.comm.group import Group
 from elastune.parallel.comm.process_groups import replicated
 from elastune.parallel.comm.reducer import BLOCK, TURNS
@@ -44,11 +44,11 @@ def run_step(sync: Sync, plan: list[BatchSlice]) -> None:
 
 
 def prepared(mode: Mode, slots: int) -> Sync:
-    return with_optimizer(network(), Means(mode=mode, num_slots=slots))
+    return with_optimizer(network(), ExecutionSettings(mode=mode, num_slots=slots))
 
 
-def with_optimizer(module: nn.Module, means: Means) -> Sync:
-    return prepare(module, torch.optim.SGD(module.parameters(), lr=0.1), means, replicated(Group()))
+def with_optimizer(module: nn.Module, execution: ExecutionSettings) -> Sync:
+    return prepare(module, torch.optim.SGD(module.parameters(), lr=0.1), execution, replicated(Group()))
 
 
 CASES: dict[str, tuple[Mode, int, int | None, Callable[[BatchSlice], int]]] = {
@@ -146,7 +146,7 @@ def test_four_turns_look_at_every_block_of_a_large_model_once(mode: Mode) -> Non
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(6, 700), nn.Tanh(), nn.Linear(700, 600), nn.Tanh(), nn.Linear(600, 3))
     assert sum(p.numel() for p in module.parameters()) > TURNS * BLOCK
-    sync = with_optimizer(module, Means(mode=mode, num_slots=4))
+    sync = with_optimizer(module, ExecutionSettings(mode=mode, num_slots=4))
     plan = shares(BATCH, 4, 1, 0, mode, None if mode == "exact" else 5)
     seen = []
     for turn in range(TURNS):

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn, optim
 from torch.utils.data import TensorDataset
 
-from elastune.parallel.mechanisms.tensor.tensor_parallel import TrunkByData
+from elastune.parallel.mechanisms.tensor.tensor_parallel import DataParallelTrunk
 
 config = {"trunk": True, "optimizer": "adamw"}
 SAMPLES = 60
@@ -36,7 +36,7 @@ def train(session: Any) -> None:
     optimizer: optim.Optimizer = optim.AdamW(model.parameters(), lr=0.01)
     if session.config["optimizer"] == "sgd":
         optimizer = optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    plan = TrunkByData() if session.config["trunk"] else None
+    plan = DataParallelTrunk() if session.config["trunk"] else None
     model, optimizer = session.prepare(model, optimizer, plan=plan)
     generator = torch.Generator().manual_seed(1)
     labels = torch.randint(0, 10, (SAMPLES,), generator=generator)

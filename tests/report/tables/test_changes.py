@@ -9,7 +9,7 @@ from elastune.core.journal.records import (
     RunStarted,
     StateLost,
     StepsCompleted,
-    Straggling,
+    StragglerDetected,
     WorkerGone,
 )
 from elastune.report.document import render
@@ -33,7 +33,7 @@ STORY = [
     Regrouped(2, [0], False, 11, 0.080, 1),
     FaultInjected("join"),
     Regrouped(3, [0, 2], True, 15, 0.010, 0),
-    Straggling(2, "worker 2 keeps 1 other waiting"),
+    StragglerDetected(2, "worker 2 keeps 1 other waiting"),
     RunFinished("sha", 2, 30, 300, 1.0, {}),
 ]
 ENTRIES = [Entry(float(i), record) for i, record in enumerate(STORY)]

@@ -15,12 +15,12 @@ from elastune.core.journal.records import (
     RunFinished,
     RunStarted,
     SyncChanged,
-    TopologyLaid,
+    TopologyChanged,
 )
 from elastune.report import matplotlib_png as static
 from elastune.report import plotly_html as interactive
 from elastune.report.adaptation import (
-    SyncStory,
+    SyncHistory,
     adaptation_json,
     adaptation_line,
     gather_adaptation,
@@ -39,9 +39,9 @@ from elastune.report.tensorboard import write_events
 
 LOCAL = "local:learners=8,every=16"
 STARTED = RunStarted("p.py", {}, 0, {"workers": 2, "topology": "tree"})
-LAID = TopologyLaid(0, "tree", 2, "the run's means", 0.1)
+LAID = TopologyChanged(0, "tree", 2, "the run's means", 0.1)
 APART = SyncChanged(100, LOCAL, "schedule", 2.0)
-RING = TopologyLaid(250, "ring", 2, "Mine", 4.0)
+RING = TopologyChanged(250, "ring", 2, "Mine", 4.0)
 TOGETHER = SyncChanged(300, "allreduce", "<b>session.set_sync</b>", 5.0)
 ENDED = RunFinished("0" * 64, 2, 400, 12_800, 7.0, {})
 
@@ -69,7 +69,7 @@ def stamped(records: list[Record]) -> list[Entry]:
     return [Entry(100.0 + i, record) for i, record in enumerate(records)]
 
 
-def story_of(*records: Record) -> SyncStory:
+def story_of(*records: Record) -> SyncHistory:
     return gather_sync(stamped(list(records)))
 
 
@@ -103,7 +103,7 @@ def test_what_was_in_use_from_when_on() -> None:
 
 
 def test_a_run_that_asks_for_nothing_has_nothing_to_tell() -> None:
-    plain = replace(STARTED, means={"workers": 2})
+    plain = replace(STARTED, execution={"workers": 2})
     story = story_of(plain, ENDED)
     assert not story.any
     assert sync_line(story) == ""
@@ -133,7 +133,7 @@ def test_what_a_resumed_run_took_back_is_left_out() -> None:
 
 
 def test_a_default_is_not_what_somebody_asked_for() -> None:
-    plain = replace(STARTED, means={"workers": 2})
+    plain = replace(STARTED, execution={"workers": 2})
     entries = stamped([plain, replace(RING, step=5), ENDED])
     story = gather_sync(entries)
     assert sync_line(story) == "allreduce, sums by native, then ring"
@@ -142,12 +142,12 @@ def test_a_default_is_not_what_somebody_asked_for() -> None:
     assert run is not None
     (part,) = [part for part in explain_run(run, entries).parts if part.title == "How workers agreed"]
     assert part.lines[1] == "From step 0 on: sums by native (the default)."
-    asked = gather_sync(stamped([replace(plain, means={"topology": "tree"}, sync=LOCAL), ENDED]))
+    asked = gather_sync(stamped([replace(plain, execution={"topology": "tree"}, sync=LOCAL), ENDED]))
     assert [each.why for each in asked.all] == ["asked for at the start"] * 2
 
 
 def test_a_resumed_run_goes_on_with_the_topology_of_its_checkpoint() -> None:
-    plain = replace(STARTED, means={"workers": 2})
+    plain = replace(STARTED, execution={"workers": 2})
     laid = replace(RING, step=5)
     again = (replace(plain, resumed_step=20), replace(RING, step=20, cause=BY_CHECKPOINT))
     story = story_of(plain, laid, seen(20, 2.0, 1e5), *again, ENDED)

@@ -143,7 +143,7 @@ def test_front_table_is_the_front_best_first(study_entries):
 
 def test_tables_of_a_study_name_the_mechanism_of_each_trial(study_entries):
     study = gather_study(study_entries)
-    used = {str(t.trial): t.started.means.get("mechanism", "–") for t in study.trials}
+    used = {str(t.trial): t.started.execution.get("mechanism", "–") for t in study.trials}
     for table in (front_table(study, front_trials(study)), trials_table(study)):
         found = dict(zip(column(table, "trial"), column(table, "mechanism"), strict=True))
         assert found == {trial: used[trial] for trial in found}

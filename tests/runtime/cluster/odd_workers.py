@@ -111,7 +111,7 @@ def all_reduce(spec, place, client):
     import torch
     import torch.distributed as dist
 
-    torch.set_num_threads(spec.means.threads)
+    torch.set_num_threads(spec.execution.threads)
     optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
     client.report(said(0, place.rank, threads=torch.get_num_threads(), groups=len(optimizer.param_groups)))
     meeting = f"file://{spec.out / 'meeting'}"

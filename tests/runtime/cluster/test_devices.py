@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from elastune.core.errors import UserError
-from elastune.runtime.placement import assign, devices, idlest_first
+from elastune.runtime.placement import assign, devices, least_used_first
 
 TWO = ("cuda:0", "cuda:1")
 
@@ -40,6 +40,6 @@ def test_this_machine() -> None:
 def test_workers_of_a_run_get_gpus_of_their_own_first() -> None:
     """Then those that other runs leave alone."""
     names = ("cuda:0", "cuda:1", "cuda:2")
-    assert idlest_first(names, ["cuda:0"], ["cuda:1", "cuda:1", "cuda:2"]) == ["cuda:2", "cuda:1", "cuda:0"]
-    assert idlest_first(names, [], ["cuda:0"]) == ["cuda:1", "cuda:2", "cuda:0"]
-    assert idlest_first(names, ["cuda:0", "cuda:1", "cuda:2"], ["cuda:0"]) == ["cuda:1", "cuda:2", "cuda:0"]
+    assert least_used_first(names, ["cuda:0"], ["cuda:1", "cuda:1", "cuda:2"]) == ["cuda:2", "cuda:1", "cuda:0"]
+    assert least_used_first(names, [], ["cuda:0"]) == ["cuda:1", "cuda:2", "cuda:0"]
+    assert least_used_first(names, ["cuda:0", "cuda:1", "cuda:2"], ["cuda:0"]) == ["cuda:1", "cuda:2", "cuda:0"]

@@ -9,11 +9,11 @@ from elastune.runtime.elastic_run import DriverQueue
 
 def test_what_was_handed_out_is_known_by_worker() -> None:
     queue = DriverQueue()
-    queue.took(0, 1)
-    queue.took(0, 2)
+    queue.record_taken(0, 1)
+    queue.record_taken(0, 2)
     assert queue.given == {}
     queue.hand_out()
-    queue.took(1, 1)
+    queue.record_taken(1, 1)
     assert queue.given == {0: 2}
     queue.hand_out()
     assert queue.given == {1: 1}

@@ -113,7 +113,7 @@ def test_room_is_told_again_after_a_start(tmp_path: Path, monkeypatch: pytest.Mo
     run.room(2)
     assert told == [2]
     monkeypatch.setattr(run.coordinator, "take", lambda: [Start((0,))])
-    run.heed()
+    run.process_events()
     run.room(2)
     assert told == [2, 2]
     run.close()

@@ -12,7 +12,7 @@ from tests.soaked import soaked
 
 from elastune.core.errors import UserError
 from elastune.core.journal.records import Record, RunFailed, WorkerGone
-from elastune.core.run import Elastic, Means
+from elastune.core.run import Elastic, ExecutionSettings
 from elastune.elastic.worker.client import ORPHANED_CODE
 from elastune.runtime.clusters.base import Cluster, Event, Message
 from elastune.runtime.clusters.fork import Ended, Forked
@@ -159,7 +159,7 @@ def test_surroundings_are_those_of_the_start(tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(folder)
     monkeypatch.setenv("ELASTUNE_TEST", "new")
     spec = spec_of(Path("out"))
-    spec = type(spec)(spec.program, spec.out, means=Means(threads=3))
+    spec = type(spec)(spec.program, spec.out, execution=ExecutionSettings(threads=3))
     end = exits(events_until_end(cluster, cluster.start(spec)))[0]
     assert end.log.splitlines()[:3] == [
         f"{folder} new 3 lo",
@@ -293,7 +293,7 @@ def test_workers_are_ready_at_once_and_reduce_together(warm: LocalCluster, tmp_p
 
 def test_the_server_has_one_thread_and_workers_as_many_as_asked(warm: LocalCluster, tmp_path: Path) -> None:
     spec = spec_of(tmp_path)
-    spec = type(spec)(spec.program, spec.out, means=Means(threads=2))
+    spec = type(spec)(spec.program, spec.out, execution=ExecutionSettings(threads=2))
     handle = warm.start(spec)
     events = events_until_messages(warm, handle, 1)
     assert reports(events)[0].metrics["threads"] == 2

@@ -19,14 +19,14 @@ from elastune.core.journal.records import (
     StepsCompleted,
     encode_entry,
 )
-from elastune.core.run import Means, Program, RunSpec
+from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.elastic.wire.contact import write_contact
 from elastune.report.explain import explain_run
 from elastune.report.overviews import gather_run
 from elastune.report.page import write_report
 from elastune.report.sample_ledger import ledger, lines
 from elastune.report.worker_changes import gather_changes
-from elastune.runtime.job.resumption import accepted_changes, left_over, with_source
+from elastune.runtime.job.resumption import accepted_changes, find_surviving_workers, with_source
 
 TEXT = "rate = 0.1\n\ndef train(session):\n    for _ in session.epochs(3):\n        print(rate)\n"
 
@@ -35,11 +35,13 @@ TEXT = "rate = 0.1\n\ndef train(session):\n    for _ in session.epochs(3):\n    
 def spec(tmp_path: Path) -> RunSpec:
     (tmp_path / "mine.py").write_text(TEXT)
     (tmp_path / "out").mkdir()
-    return with_source(RunSpec(Program(tmp_path / "mine.py"), tmp_path / "out", means=Means(), resume=True))
+    return with_source(
+        RunSpec(Program(tmp_path / "mine.py"), tmp_path / "out", execution=ExecutionSettings(), resume=True)
+    )
 
 
 def started(spec: RunSpec) -> RunStarted:
-    return RunStarted(str(spec.program.path), {}, 0, Means().to_json(), source=spec.source)
+    return RunStarted(str(spec.program.path), {}, 0, ExecutionSettings().to_json(), source=spec.source)
 
 
 def write(out: Path, *records: Record) -> list[Entry]:
@@ -98,10 +100,10 @@ def test_what_was_accepted_is_the_program_from_then_on(spec: RunSpec) -> None:
 def test_workers_that_have_outlived_their_controller_are_not_taken_over_by_another_program(spec: RunSpec) -> None:
     write_contact(spec.out, "127.0.0.1:1", "0" * 32, grace_s=60.0)
     write(spec.out, started(spec))
-    assert left_over(spec) is not None
+    assert find_surviving_workers(spec) is not None
     edit(spec)
     with pytest.raises(UserError, match=r"the program that they have loaded \(got mine.py, line 1, in rate\)"):
-        left_over(replace(spec, accept_changes=True))
+        find_surviving_workers(replace(spec, accept_changes=True))
 
 
 def test_report_ledger_and_explain_say_from_where_on(spec: RunSpec, capsys: pytest.CaptureFixture[str]) -> None:

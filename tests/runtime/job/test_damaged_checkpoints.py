@@ -11,7 +11,7 @@ from elastune.cli.progress import RunTracker
 from elastune.core.errors import UserError
 from elastune.core.journal.files import read
 from elastune.core.journal.records import RunStarted
-from elastune.core.run import Means, Program, RunSpec
+from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.report.sample_ledger import ledger
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import run_job
@@ -30,7 +30,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 def test_weights_of_a_changed_checkpoint_are_not_gone_on_with(
     cluster: LocalCluster, tmp_path: Path, tiny: Program
 ) -> None:
-    spec = RunSpec(tiny, tmp_path / "out", means=Means(workers=2, num_slots=4))
+    spec = RunSpec(tiny, tmp_path / "out", execution=ExecutionSettings(workers=2, num_slots=4))
     whole = run_job(replace(spec, out=tmp_path / "whole"), cluster=cluster)
     run_job(replace(spec, until_epoch=2), cluster=cluster)
     saved = spec.out / "checkpoints"
@@ -51,7 +51,7 @@ def test_weights_of_a_changed_checkpoint_are_not_gone_on_with(
 
 
 def test_where_every_checkpoint_was_changed_that_is_told(cluster: LocalCluster, tmp_path: Path, tiny: Program) -> None:
-    spec = RunSpec(tiny, tmp_path / "out", means=Means(num_slots=4), until_epoch=2)
+    spec = RunSpec(tiny, tmp_path / "out", execution=ExecutionSettings(num_slots=4), until_epoch=2)
     run_job(spec, cluster=cluster)
     for path in (spec.out / "checkpoints").glob("step-*"):
         flip_a_bit(path / "state.json")

@@ -11,7 +11,7 @@ import pytest
 from elastune.core.errors import UserError
 from elastune.core.journal.records import FaultInjected, Reported
 from elastune.core.mesh import Mesh
-from elastune.core.run import Elastic, Means, Program, RunSpec
+from elastune.core.run import Elastic, ExecutionSettings, Program, RunSpec
 from elastune.runtime.clusters.base import ElasticHandle, Event
 from elastune.runtime.job.fault_injection import Injector, Planned, arrivals, parse_chaos
 
@@ -29,7 +29,10 @@ class Clock:
 class NotingHandle(ElasticHandle):
     def __init__(self, workers: int = 3, low: int = 1, high: int = 4) -> None:
         self.spec = RunSpec(
-            Program(Path("none.py")), Path("out"), means=Means(workers=workers), elastic=Elastic(low, high)
+            Program(Path("none.py")),
+            Path("out"),
+            execution=ExecutionSettings(workers=workers),
+            elastic=Elastic(low, high),
         )
         self.living = {n: 1000 + n for n in range(workers)}
         self.asked: list[int] = []

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastune.core.cost import ON_DEMAND, SPOT, UNTOLD, Prices
+from elastune.core.cost import ON_DEMAND, SPOT, UNKNOWN, Prices
 from elastune.core.errors import UserError
 from elastune.runtime.job.pool import MoneyMeter
 
@@ -44,9 +44,9 @@ def test_times_of_prices_are_those_of_the_clock_and_an_offset_more() -> None:
 
 def test_a_kind_without_a_price_is_told() -> None:
     meter = MoneyMeter(PRICES)
-    meter.look(0.0, {UNTOLD: 1}, {})
+    meter.look(0.0, {UNKNOWN: 1}, {})
     with pytest.raises(UserError, match="every kind of host needs a price"):
-        meter.look(1.0, {UNTOLD: 1}, {})
+        meter.look(1.0, {UNKNOWN: 1}, {})
 
 
 _WORKERS = st.dictionaries(st.sampled_from([SPOT, ON_DEMAND]), st.integers(0, 4))

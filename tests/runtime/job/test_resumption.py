@@ -12,27 +12,27 @@ from elastune.core.errors import UserError
 from elastune.core.journal.files import JournalWriter
 from elastune.core.journal.records import Checkpointed, Record, Reported, RunFailed, RunStarted, StudyStarted
 from elastune.core.mesh import Mesh
-from elastune.core.run import Adapt, Means, Program, RunSpec, StartFrom
+from elastune.core.run import Adapt, ExecutionSettings, Program, RunSpec, StartFrom
 from elastune.core.sync_plan import SyncChoice
 from elastune.runtime.job.resumption import begun_means, check_resumed
 from elastune.runtime.job.run import run_here, run_job
 
 PROGRAM = 'config = {"lr": 0.1, "epochs": 2, "batch_size": 16}\ndef train(session):\n    pass\n'
-PLACE = Means(workers=2, num_slots=4)
+PLACE = ExecutionSettings(workers=2, num_slots=4)
 
 
 @pytest.fixture
 def begun(tmp_path: Path) -> RunSpec:
     """The spec of a run whose journal is there, as ``--resume`` asks for it again."""
     (tmp_path / "train.py").write_text(PROGRAM)
-    return RunSpec(Program(tmp_path / "train.py"), tmp_path / "out", config={"lr": 0.2}, means=PLACE, resume=True)
+    return RunSpec(Program(tmp_path / "train.py"), tmp_path / "out", config={"lr": 0.2}, execution=PLACE, resume=True)
 
 
 def journal(spec: RunSpec, *records: Record, **changes: Any) -> bytes:
     """What the journal of ``spec`` holds once ``records`` are in it, behind its beginning."""
     path = spec.out / "journal.jsonl"
     told = {"program": str(spec.program.path), "config": dict(spec.config), "seed": spec.seed, "epochs": spec.epochs}
-    told |= {"means": spec.means.to_json(), "adapt": spec.adapt.to_json(), **changes}
+    told |= {"execution": spec.execution.to_json(), "adapt": spec.adapt.to_json(), **changes}
     with JournalWriter(path) as writer:
         for record in (RunStarted(**told), *records):
             writer.write(record)
@@ -50,13 +50,16 @@ CHANGES = {
         "setting batch_size .*got 8, begun with 16.*leave out",
     ),
     "fewer": ({"config": {"lr": 0.2, "epochs": 1}}, "at least as many epochs .*got 1, begun for 2.*--set epochs=2"),
-    "mode": ({"means": replace(PLACE, mode="fast")}, "mode .*got fast, begun with exact.*use --mode exact"),
-    "slots": ({"means": replace(PLACE, num_slots=8)}, "slots .*got 8, begun with 4.*use --slots 4"),
-    "workers": ({"means": replace(PLACE, workers=8)}, "one for every worker .*got 4 slots, 8 workers.*--workers 4 or"),
-    "precision": ({"means": replace(PLACE, precision="bf16")}, "precision .*use --precision fp32"),
-    "threads": ({"means": replace(PLACE, threads=2)}, "threads .*got 2, begun with 1.*use --threads 1"),
+    "mode": ({"execution": replace(PLACE, mode="fast")}, "mode .*got fast, begun with exact.*use --mode exact"),
+    "slots": ({"execution": replace(PLACE, num_slots=8)}, "slots .*got 8, begun with 4.*use --slots 4"),
+    "workers": (
+        {"execution": replace(PLACE, workers=8)},
+        "one for every worker .*got 4 slots, 8 workers.*--workers 4 or",
+    ),
+    "precision": ({"execution": replace(PLACE, precision="bf16")}, "precision .*use --precision fp32"),
+    "threads": ({"execution": replace(PLACE, threads=2)}, "threads .*got 2, begun with 1.*use --threads 1"),
     "compress": (
-        {"means": replace(PLACE, compress="int8")},
+        {"execution": replace(PLACE, compress="int8")},
         "compress .*got int8, begun with none.*leave out",
     ),
     "sync": ({"sync": SYNC.sync}, "sync .*got local.*begun with allreduce.*use --sync allreduce"),
@@ -85,9 +88,9 @@ def test_what_would_change_the_result_is_refused(begun: RunSpec, name: str) -> N
     "changes",
     [
         {},
-        {"means": replace(PLACE, workers=4, micro_batch=2, topology="tree")},
-        {"means": Means(mesh=Mesh(data=2, shard=2), mechanism="zero")},
-        {"means": Means(2, mechanism="tensor", virtual_tensor=8, device="cuda")},
+        {"execution": replace(PLACE, workers=4, micro_batch=2, topology="tree")},
+        {"execution": ExecutionSettings(mesh=Mesh(data=2, shard=2), mechanism="zero")},
+        {"execution": ExecutionSettings(2, mechanism="tensor", virtual_tensor=8, device="cuda")},
         {"config": {"lr": 0.2, "epochs": 5}},
         {"epochs": 5},
         {"max_steps": 8},

@@ -12,14 +12,14 @@ import pytest
 from elastune.core.errors import UserError
 from elastune.core.journal.files import read
 from elastune.core.journal.records import Record, Regrouped, Reported, RunFailed, RunFinished, RunStarted, WorkerGone
-from elastune.core.run import Elastic, Means, Program, RunSpec
+from elastune.core.run import Elastic, ExecutionSettings, Program, RunSpec
 from elastune.report.sample_ledger import ledger
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import JobFailed, run_job
 
 
 def spec(program: Program, out: Path, workers: int = 2, **config: Any) -> RunSpec:
-    return RunSpec(program, out, config=config, means=Means(workers=workers, num_slots=4))
+    return RunSpec(program, out, config=config, execution=ExecutionSettings(workers=workers, num_slots=4))
 
 
 def records(out: Path) -> list[Record]:
@@ -43,7 +43,7 @@ def test_a_run_is_journaled_from_start_to_end(cluster: LocalCluster, tmp_path: P
     kept = records(tmp_path / "out")
     assert seen == kept
     assert isinstance(kept[0], RunStarted)
-    assert (kept[0].config, kept[0].means["workers"], kept[0].resumed_step) == ({"lr": 0.1}, 2, None)
+    assert (kept[0].config, kept[0].execution["workers"], kept[0].resumed_step) == ({"lr": 0.1}, 2, None)
     assert [record.step for record in kept if isinstance(record, Reported)] == [10, 20, 30]
     assert kept[-1] == found
     assert (found.steps, found.samples, found.workers) == (30, 600, 2)
@@ -122,7 +122,7 @@ MEANS = [
 @pytest.mark.parametrize("wrong", MEANS)
 def test_wrong_means_are_refused_before_anything_is_made(tmp_path: Path, tiny: Program, wrong: dict[str, Any]) -> None:
     with pytest.raises(UserError):
-        run_job(RunSpec(tiny, tmp_path / "out", means=replace(Means(), **wrong)))
+        run_job(RunSpec(tiny, tmp_path / "out", execution=replace(ExecutionSettings(), **wrong)))
     assert not (tmp_path / "out").exists()
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from elastune.adapt.policies.library.spot import SpotRules
 from elastune.core.errors import UserError
-from elastune.core.run import Adapt, Elastic, Means, Program, RunSpec
+from elastune.core.run import Adapt, Elastic, ExecutionSettings, Program, RunSpec
 from elastune.runtime.job.validation import spot_watch
 from elastune.train.program.load import load_as_guest
 
@@ -21,8 +21,8 @@ def prices(tmp_path: Path) -> Path:
 
 
 def asked(tiny: Program, *policies: str) -> RunSpec:
-    means = Means(workers=2, num_slots=8)
-    return RunSpec(tiny, Path("out"), means=means, elastic=Elastic(1, 8), adapt=Adapt(policies))
+    execution = ExecutionSettings(workers=2, num_slots=8)
+    return RunSpec(tiny, Path("out"), execution=execution, elastic=Elastic(1, 8), adapt=Adapt(policies))
 
 
 def test_its_options_are_the_rules_of_a_run_with_room_for_the_most_workers(tiny: Program, prices: Path) -> None:

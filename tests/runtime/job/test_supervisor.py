@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from elastune.core.journal.records import Reported, RunFailed, RunFinished
-from elastune.core.run import Means, Program, RunSpec
+from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.runtime.clusters.base import Event, Exited, Handle, Message, how_it_ended
 from elastune.runtime.job.interrupts import Interrupts
 from elastune.runtime.job.run import EXIT_S, GRACE_S, JobSupervisor, ShutdownControl
@@ -28,7 +28,7 @@ class ScriptedHandle(Handle):
     """Hands out what a test puts in; ``kill`` ends whoever lives."""
 
     def __init__(self, workers: int) -> None:
-        self.spec = RunSpec(Program(Path("none.py")), Path("out"), means=Means(workers=workers))
+        self.spec = RunSpec(Program(Path("none.py")), Path("out"), execution=ExecutionSettings(workers=workers))
         self.left = set(range(workers))
         self.events: list[Event] = []
         self.stops = self.kills = 0

@@ -11,7 +11,7 @@ import pytest
 from elastune.adapt.policies.library.registry import build
 from elastune.core.errors import UserError
 from elastune.core.journal.records import Decided, Measured, PolicyFailed, Record, Restarted
-from elastune.core.run import Adapt, Elastic, Means, Program, RunSpec
+from elastune.core.run import Adapt, Elastic, ExecutionSettings, Program, RunSpec
 from elastune.core.sync_plan import SyncPlan
 from elastune.runtime.elastic_run import Said
 from elastune.runtime.job.validation import check_adapt, check_run, policies_of
@@ -72,8 +72,8 @@ def test_texts_are_checked_before_a_run(tiny: Program) -> None:
 def test_a_policy_has_as_many_learners_as_fit(
     tiny: Program, tmp_path: Path, policy: str, high: int, slots: int
 ) -> None:
-    means, elastic = Means(workers=1, num_slots=slots), Elastic(low=1, high=high)
-    spec = RunSpec(tiny, tmp_path, means=means, elastic=elastic, adapt=Adapt((f"{policy}:strategy=local",)))
+    execution, elastic = ExecutionSettings(workers=1, num_slots=slots), Elastic(low=1, high=high)
+    spec = RunSpec(tiny, tmp_path, execution=execution, elastic=elastic, adapt=Adapt((f"{policy}:strategy=local",)))
     check_run(spec)
     (text,) = build(f"{policy}:above=2" if policy == "sync_by_size" else policy).policy.strategies(slots, high)
     SyncPlan.parse(text).check(slots, high, "replicated", "exact")
@@ -87,16 +87,16 @@ def test_a_policy_has_as_many_learners_as_fit(
         ("sync_by_link:learners=8", {}, "there must be a learner for every worker .*up to 16 .*sync_by_link"),
         ("sync_by_size:learners=24", {}, "each learner must have as many slots .*--slots"),
         ("sync_by_size:every=99", {"max_steps": 98}, "a round must not be longer than the run .*98 steps"),
-        ("sync_by_size", {"means": {"mechanism": "zero"}}, "a learner lies whole on its worker"),
-        ("sync_by_size", {"means": {"mode": "fast", "compress": "int8"}}, "learners exchange parameters"),
+        ("sync_by_size", {"execution": {"mechanism": "zero"}}, "a learner lies whole on its worker"),
+        ("sync_by_size", {"execution": {"mode": "fast", "compress": "int8"}}, "learners exchange parameters"),
     ],
 )
 def test_what_a_policy_would_switch_to_is_checked_before_a_run(
     tiny: Program, tmp_path: Path, policy: str, changed: dict[str, Any], words: str
 ) -> None:
-    means = Means(workers=1, num_slots=16, **changed.pop("means", {}))
+    execution = ExecutionSettings(workers=1, num_slots=16, **changed.pop("execution", {}))
     elastic = Elastic(low=1, high=16)
-    spec = RunSpec(tiny, tmp_path, means=means, elastic=elastic, adapt=Adapt((policy,)), **changed)
+    spec = RunSpec(tiny, tmp_path, execution=execution, elastic=elastic, adapt=Adapt((policy,)), **changed)
     with pytest.raises(UserError, match=words):
         check_run(spec)
     name, _, options = policy.partition(":")
@@ -110,11 +110,11 @@ def test_a_journal_holds_what_adapts_a_run() -> None:
 
 
 def test_the_policy_of_a_trial_is_no_setting() -> None:
-    means = Means(workers=1)
-    config, found, adapt = settings({"lr": 0.1, "policy": "gns", "workers": 2}, {"lr": 1.0}, means, 4)
+    execution = ExecutionSettings(workers=1)
+    config, found, adapt = settings({"lr": 0.1, "policy": "gns", "workers": 2}, {"lr": 1.0}, execution, 4)
     assert (config, found.workers, adapt) == ({"lr": 0.1}, 2, Adapt(("gns",)))
-    assert settings({"lr": 0.1}, {"lr": 1.0}, means, 4)[2] == Adapt()
-    assert system_defaults(means)["policy"] == "none"
+    assert settings({"lr": 0.1}, {"lr": 1.0}, execution, 4)[2] == Adapt()
+    assert system_defaults(execution)["policy"] == "none"
 
 
 def test_a_study_refuses_a_policy_that_cannot_be_made(tiny: Program, tmp_path: Path) -> None:

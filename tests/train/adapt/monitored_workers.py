@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
 from elastune.core.journal.records import Record
-from elastune.core.run import Adapt, Means
+from elastune.core.run import Adapt, ExecutionSettings
 from elastune.testing.sessions import lone_session
 from elastune.testing.worker_processes import Worker
 
@@ -46,10 +46,16 @@ class Net(nn.Module):
         return self.last(Noisy.apply(F.dropout(hidden.flatten(1), 0.2, self.training)))
 
 
-def trained(worker: Worker, name: str, means: Means, monitors: Sequence[str], sent: list[Record]) -> str:
+def trained(
+    worker: Worker, name: str, execution: ExecutionSettings, monitors: Sequence[str], sent: list[Record]
+) -> str:
     """A hash of weights, buffers and the optimizer's state after two epochs under ``monitors``."""
     session = lone_session(
-        Path("nowhere"), group=worker.form(name), means=means, adapt=Adapt(monitors=tuple(monitors)), send=sent.append
+        Path("nowhere"),
+        group=worker.form(name),
+        execution=execution,
+        adapt=Adapt(monitors=tuple(monitors)),
+        send=sent.append,
     )
     generator = torch.Generator().manual_seed(1)
     data = TensorDataset(torch.randn(SAMPLES, 1, 8, 8, generator=generator), torch.arange(SAMPLES) % 10)
@@ -67,10 +73,10 @@ def trained(worker: Worker, name: str, means: Means, monitors: Sequence[str], se
     return hashlib.sha256(b"".join(t.contiguous().numpy().tobytes() for t in tensors)).hexdigest()
 
 
-def train(worker: Worker, means: Means, sets: dict[str, tuple[str, ...]]) -> None:
+def train(worker: Worker, execution: ExecutionSettings, sets: dict[str, tuple[str, ...]]) -> None:
     """Say what each of ``sets`` of monitors came to: the hash, and the names of the signals that there were."""
     torch.use_deterministic_algorithms(True)
     for name, monitors in sets.items():
         sent: list[Record] = []
-        found = trained(worker, name, means, monitors, sent)
+        found = trained(worker, name, execution, monitors, sent)
         worker.say(name, found, sent)

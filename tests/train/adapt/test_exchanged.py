@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from elastune.train.adaptation.adapter import LEARNERS_DISTANCE, MIX_STALENESS, SENT_BYTES, Exchanged
+from elastune.train.adaptation.adapter import LEARNERS_DISTANCE, MIX_STALENESS, SENT_BYTES, ExchangeStatistics
 
 
-def step(counts: Exchanged, so_far: int, steps: int = 1, *, contributed: bool = True) -> float:
+def step(counts: ExchangeStatistics, so_far: int, steps: int = 1, *, contributed: bool = True) -> float:
     told = counts.since(so_far)
     counts.reduced(told, steps, None, contributed=contributed)
     return told
 
 
 def test_bytes_belong_to_the_steps_they_were_sent_for() -> None:
-    counts = Exchanged()
+    counts = ExchangeStatistics()
     assert step(counts, 500) == 500, "what came before the first step"
     assert counts.signals() == {}, "is of no step"
     step(counts, 600, steps=10)
@@ -23,7 +23,7 @@ def test_bytes_belong_to_the_steps_they_were_sent_for() -> None:
 
 
 def test_what_did_not_travel_is_told_again() -> None:
-    counts = Exchanged()
+    counts = ExchangeStatistics()
     step(counts, 0)
     assert counts.since(100) == 100
     assert counts.since(150) == 150, "the exchange before was lost"
@@ -33,7 +33,7 @@ def test_what_did_not_travel_is_told_again() -> None:
 
 
 def test_the_newest_rounds_distance_and_staleness() -> None:
-    counts = Exchanged()
+    counts = ExchangeStatistics()
     counts.reduced(0.0, 8, 0.25, 1.5, contributed=True)
     told = counts.signals()
     assert (told[LEARNERS_DISTANCE], told[MIX_STALENESS]) == ((0.25, None), (1.5, None))

@@ -25,7 +25,7 @@ class World:
         self.topology, self.coming = "native", "allreduce"
         self.workers = SimpleNamespace(size=2, rank=0, worker=0, elastic=True)
         self.progress = SimpleNamespace(batch_size=None, position=SimpleNamespace(step=9))
-        self.trained = SimpleNamespace(in_use=self)
+        self.trained = SimpleNamespace(active_sync=self)
         others: tuple[Any, ...] = (self, self.workers, self.progress, self.told.append)
         self.decisions = Decisions(PolicyHost([]), ["p"], *others)
 

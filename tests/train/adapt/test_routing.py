@@ -12,8 +12,8 @@ import pytest
 
 from elastune.core.clock import SystemClock
 from elastune.core.communication import Topology
-from elastune.core.journal.records import TopologyLaid
-from elastune.core.run import Means, Program, RunSpec
+from elastune.core.journal.records import TopologyChanged
+from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.core.sync_plan import SyncPlan
 from elastune.parallel.comm.group import Group, GroupBroken
 from elastune.parallel.comm.process_groups import Comms, replicated
@@ -32,13 +32,13 @@ def two_hosts(rank: int = 0) -> Comms:
 def test_what_was_measured_of_workers_that_are_gone_is_no_reason() -> None:
     """Under auto: routes that measured links chose, and the backend's own when other workers come."""
     told: list[Any] = []
-    spec = RunSpec(Program(Path("none.py")), Path("out"), means=Means(topology=Topology("auto")))
+    spec = RunSpec(Program(Path("none.py")), Path("out"), execution=ExecutionSettings(topology=Topology("auto")))
     routing = Routing(spec, cast(Any, SimpleNamespace()), Progress(StepTimes(SystemClock())), told.append)
     routing.lay(two_hosts())
     assert told == [], "auto is native until links were measured"
     routing.lay(two_hosts(), Topology("star"), MEASURED)
     routing.lay(two_hosts())
-    assert all(isinstance(record, TopologyLaid) for record in told)
+    assert all(isinstance(record, TopologyChanged) for record in told)
     assert [(record.topology, record.cause) for record in told] == [
         ("star", MEASURED),
         ("native", "the run's means: auto; links are not measured yet"),
@@ -74,7 +74,9 @@ class Worker:
     def __init__(self, meeting: Meeting, rank: int) -> None:
         self.meeting, self.rank, self.view = meeting, rank, 1
         self.comms = two_hosts(rank)
-        spec = RunSpec(Program(Path("none.py")), Path("out"), means=Means(workers=2, topology=Topology("auto")))
+        spec = RunSpec(
+            Program(Path("none.py")), Path("out"), execution=ExecutionSettings(workers=2, topology=Topology("auto"))
+        )
         self.routing = Routing(spec, cast(Any, self), Progress(StepTimes(SystemClock())), lambda record: None)
         self.routing.lay(self.comms)
 
@@ -86,7 +88,7 @@ class Worker:
         return rows
 
     @property
-    def dealt_by(self) -> int:
+    def assignment_view(self) -> int:
         return self.view
 
     def say(self, doing: str, step: int, size_bytes: int, what: str) -> None:
@@ -102,7 +104,7 @@ class Worker:
 def test_what_is_proposed_is_used_where_it_is_seen_to_take_less(
     monkeypatch: pytest.MonkeyPatch, tried: list[float], used: str
 ) -> None:
-    monkeypatch.setattr(routing_module, "try_ways", lambda group, ways, numel, num_slots: tried)
+    monkeypatch.setattr(routing_module, "time_routes", lambda group, ways, numel, num_slots: tried)
     monkeypatch.setattr(routing_module, "probe_links", lambda group, hosts: [0.0, 1e6, 0.0, 1e6])
     monkeypatch.setattr(routing_module, "adds_up", lambda group: True)
     proposed = Topology("star"), {"star": 0.1, "native": 0.2}
@@ -130,7 +132,7 @@ def test_who_breaks_off_a_trial_begins_again_in_the_next_view(monkeypatch: pytes
             raise GroupBroken("a worker has died")
         return [0.2, 0.1]
 
-    monkeypatch.setattr(routing_module, "try_ways", broken)
+    monkeypatch.setattr(routing_module, "time_routes", broken)
     monkeypatch.setattr(routing_module, "unlike", lambda rows: {})
     monkeypatch.setattr(routing_module, "probe_links", lambda group, hosts: [0.0, 1e6, 0.0, 1e6])
     monkeypatch.setattr(routing_module, "adds_up", lambda group: True)
@@ -138,7 +140,7 @@ def test_who_breaks_off_a_trial_begins_again_in_the_next_view(monkeypatch: pytes
     monkeypatch.setattr(routing_module, "best", lambda sums, links, now: proposed)
 
     class Alone(Worker):
-        dealt_by = 0
+        assignment_view = 0
 
         def gather(self, values: Sequence[float], what: str) -> list[list[float]]:
             return [list(values)] * 2
@@ -148,7 +150,7 @@ def test_who_breaks_off_a_trial_begins_again_in_the_next_view(monkeypatch: pytes
     trained = cast(Any, SimpleNamespace(sync=sync, gradient_bytes=1 << 20))
     alone.routing.settle(trained)
     assert (tries, alone.routing._probed) == ([], -1)
-    Alone.dealt_by = 1
+    Alone.assignment_view = 1
     alone.routing.settle(trained)
     assert (tries, alone.routing._probed, str(alone.routing._auto)) == ([1, 2], 2, "star")
 
@@ -158,7 +160,7 @@ def test_who_has_and_who_lacks_a_gathers_result_settle_the_routes_of_the_new_vie
     monkeypatch: pytest.MonkeyPatch, lost: int
 ) -> None:
     """Links are measured in gathers 1 and 2, routes are tried in 3 and checked in 4 and 5."""
-    monkeypatch.setattr(routing_module, "try_ways", lambda group, ways, numel, num_slots: [0.2, 0.1])
+    monkeypatch.setattr(routing_module, "time_routes", lambda group, ways, numel, num_slots: [0.2, 0.1])
     monkeypatch.setattr(routing_module, "probe_links", lambda group, hosts: [0.0, 1e6, 0.0, 1e6])
     monkeypatch.setattr(routing_module, "adds_up", lambda group: True)
     star, seconds = Topology("star"), {"star": 0.1, "native": 0.2}

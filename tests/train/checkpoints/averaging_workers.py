@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from elastune.core.run import Means
+from elastune.core.run import ExecutionSettings
 from elastune.parallel.mechanisms.base import flatten
 from elastune.testing.sessions import lone_session
 from elastune.testing.worker_processes import Worker
@@ -28,7 +28,7 @@ class Wide(nn.Module):
 
 def average(worker: Worker, out: str) -> None:
     """Average them; say what came of it, its seconds, and those of the same numbers as Python lists."""
-    session = lone_session(Path(out), group=worker.form("w"), means=Means(workers=2, mode="fast"))
+    session = lone_session(Path(out), group=worker.form("w"), execution=ExecutionSettings(workers=2, mode="fast"))
     model = Wide(0)
     session.prepare(model, torch.optim.SGD(model.parameters()))
     for own, drifted in zip(model.buffers(), Wide(worker.rank).buffers(), strict=True):

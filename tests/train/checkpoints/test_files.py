@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastune.core.errors import UserError
-from elastune.core.layout import Box, Stretch, whole_stretch
+from elastune.core.layout import Box, FlatRange, whole_range
 from elastune.core.run import Position
-from elastune.parallel.mechanisms.tensor_storage import Scattered, elements, whole
+from elastune.parallel.mechanisms.tensor_storage import PartialTensor, elements, whole
 from elastune.train.checkpoints.checkpoint import (
     Contribution,
-    Shelf,
+    TensorStore,
     contribute,
     damaged,
     draft,
@@ -33,21 +33,21 @@ from elastune.train.checkpoints.checkpoint import (
 SHAPE = (6, 8)
 
 
-def stretches_of(tensor_shape: tuple[int, ...], dim: int, blocks: int, parts: int) -> list[Stretch]:
+def stretches_of(tensor_shape: tuple[int, ...], dim: int, blocks: int, parts: int) -> list[FlatRange]:
     """The shape cut into ``blocks`` boxes along ``dim``, each cut flat into ``parts`` stretches."""
     found = []
     for block in range(blocks):
         edges = [(0, size) for size in tensor_shape]
         edges[dim] = (tensor_shape[dim] * block // blocks, tensor_shape[dim] * (block + 1) // blocks)
         box: Box = tuple(edges)
-        size = whole_stretch([b - a for a, b in box]).size
+        size = whole_range([b - a for a, b in box]).size
         cuts = [size * part // parts for part in range(parts + 1)]
-        found += [Stretch(box, a, b) for a, b in itertools.pairwise(cuts)]
+        found += [FlatRange(box, a, b) for a, b in itertools.pairwise(cuts)]
     return found
 
 
-def scattered(tensor: torch.Tensor, own: list[Stretch]) -> Scattered:
-    return Scattered("w", SHAPE, tensor.dtype, tuple((p, elements(tensor, p)) for p in own))
+def scattered(tensor: torch.Tensor, own: list[FlatRange]) -> PartialTensor:
+    return PartialTensor("w", SHAPE, tensor.dtype, tuple((p, elements(tensor, p)) for p in own))
 
 
 cuttings = st.tuples(st.sampled_from([0, 1]), st.integers(1, 4), st.integers(1, 5))
@@ -69,11 +69,11 @@ def test_any_cut_is_read_from_any_other(
                 write(
                     folder,
                     name,
-                    {"w": Scattered("w", SHAPE, tensor.dtype, tuple((p, elements(tensor, p)) for p in own))},
+                    {"w": PartialTensor("w", SHAPE, tensor.dtype, tuple((p, elements(tensor, p)) for p in own))},
                 )
                 for name, own in ((name, pieces[i::writers]) for i, name in enumerate(names))
             ]
-        shelf = Shelf(folder, [each.name for each in told], merged([each.index for each in told]))
+        shelf = TensorStore(folder, [each.name for each in told], merged([each.index for each in told]))
         assert torch.equal(whole(shelf["w"]), tensor)
         for stretch in stretches_of(SHAPE, *wanted):
             assert torch.equal(shelf["w"].read(stretch), elements(tensor, stretch))
@@ -95,7 +95,7 @@ def shares_of_three(at: Path, step: int) -> list[Contribution]:
     found = []
     for i, stretch in enumerate(stretches_of((10,), 0, 1, 3)):
         pieces = ((stretch, elements(vector, stretch)),)
-        scattered = [Scattered(name, (10,), torch.float32, pieces) for name in ("w", "w:m")]
+        scattered = [PartialTensor(name, (10,), torch.float32, pieces) for name in ("w", "w:m")]
         model = {"w": scattered[0], "tied": scattered[0]}
         states = {"model": model, "optimizer": {"state": {"w": {"m": scattered[1]}}}}
         if i == 0:
@@ -119,7 +119,7 @@ def test_shares_become_one_checkpoint(tmp_path: Path) -> None:
     assert torch.equal(found.states["model"]["tied"], torch.arange(10.0) + 3)
     assert found.states["optimizer"]["state"]["w"]["step"] == 3
     late = load(path, whole_parts=False).states["optimizer"]["state"]["w"]["m"]
-    assert torch.equal(late.read(Stretch(((0, 10),), 2, 9)), torch.arange(2.0, 9.0) + 3)
+    assert torch.equal(late.read(FlatRange(((0, 10),), 2, 9)), torch.arange(2.0, 9.0) + 3)
 
 
 @pytest.mark.parametrize("which", range(3))

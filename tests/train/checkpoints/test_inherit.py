@@ -27,7 +27,7 @@ from torch.optim.lr_scheduler import (
 from torch.utils.data import TensorDataset
 
 from elastune.core.errors import UserError
-from elastune.core.run import Elastic, Means, Program, RunSpec
+from elastune.core.run import Elastic, ExecutionSettings, Program, RunSpec
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.parallel.comm.group import Group
 from elastune.runtime.clusters.local import LocalCluster
@@ -61,7 +61,7 @@ def trained(
     **spec: Any,
 ) -> tuple[Session, Optimizer, Rates]:
     """A run to its end or its pause, and the learning rate of each of its steps; metrics never get better."""
-    session = lone_session(out, **{"means": Means(num_slots=4), **spec})
+    session = lone_session(out, **{"execution": ExecutionSettings(num_slots=4), **spec})
     model = network(width)
     model, optimizer, *schedulers = session.prepare(model, *build(model))
     rates: Rates = []
@@ -129,7 +129,7 @@ def test_hyperparameters_are_the_childs(tmp_path: Path) -> None:
         return lambda model: (Adam(model.parameters(), lr=lr, betas=betas, weight_decay=weight_decay),)
 
     parent, of_parent, _ = trained(tmp_path / "parent", adam(0.01, (0.9, 0.999), 0.0), until_epoch=1)
-    session = lone_session(tmp_path / "child", parent=tmp_path / "parent", means=Means(num_slots=4))
+    session = lone_session(tmp_path / "child", parent=tmp_path / "parent", execution=ExecutionSettings(num_slots=4))
     model = network()
     _, optimizer = session.prepare(model, *adam(0.005, (0.5, 0.9), 0.1)(model))
     (group,) = optimizer.param_groups
@@ -192,8 +192,8 @@ def test_what_does_not_fit_is_told(tmp_path: Path) -> None:
         "0 schedulers, in .*: 1": {},
         "reaches as far": {"build": sgd(lambda o: OneCycleLR(o, 0.1, total_steps=2))},
         "the seed of its parent": {"build": build, "seed": 7},
-        "the mode of its parent": {"build": build, "means": Means(mode="fast")},
-        "the num_slots of its parent": {"build": build, "means": Means(num_slots=2)},
+        "the mode of its parent": {"build": build, "execution": ExecutionSettings(mode="fast")},
+        "the num_slots of its parent": {"build": build, "execution": ExecutionSettings(num_slots=2)},
     }
     for message, changes in cases.items():
         with pytest.raises(UserError, match=message):
@@ -220,7 +220,7 @@ def test_a_child_needs_its_parent_only_to_begin(tmp_path: Path) -> None:
     trained(tmp_path / "parent", sgd(lambda o: StepLR(o, 1, 0.9)), until_epoch=1)
     whole, _, expected = trained(tmp_path / "whole", build, parent=tmp_path / "parent")
     session = lone_session(
-        tmp_path / "child", parent=tmp_path / "parent", means=Means(num_slots=4)
+        tmp_path / "child", parent=tmp_path / "parent", execution=ExecutionSettings(num_slots=4)
     )  # it begins, and is killed at once
     model = network()
     session.prepare(model, *build(model))
@@ -265,7 +265,7 @@ def test_children_on_any_number_of_workers_are_alike(cluster: LocalCluster, tmp_
         tmp_path / "parent",
         config={"lr": 0.05},
         seed=5,
-        means=Means(workers=2, num_slots=4),
+        execution=ExecutionSettings(workers=2, num_slots=4),
         elastic=Elastic(high=3),
         until_epoch=2,
     )
@@ -276,7 +276,7 @@ def test_children_on_any_number_of_workers_are_alike(cluster: LocalCluster, tmp_
             replace(
                 child,
                 out=tmp_path / f"child-{i}",
-                means=replace(child.means, workers=workers),
+                execution=replace(child.execution, workers=workers),
                 config={**child.config, "wishes": wishes},
             ),
             cluster=cluster,

@@ -17,7 +17,7 @@ from elastune.core.journal.records import Checkpointed, Record
 from elastune.core.run import Position, Program, RunSpec
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.parallel.comm.group import Group
-from elastune.parallel.sync.registry import in_use, prepare
+from elastune.parallel.sync.registry import active_sync, prepare
 from elastune.train.adaptation.adapter import Adapter
 from elastune.train.checkpoints.checkpoint import complete, load
 from elastune.train.checkpoints.run_state import RunState
@@ -65,8 +65,8 @@ def run_state(
             p.grad = torch.ones_like(p)
     optimizer.step()
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
-    sync = prepare(model, optimizer, spec.means, workers.comms, control=7)
-    state.trained = TrainingState(in_use(sync, spec, 7, elastic=False), (schedule,), (value / 100,))
+    sync = prepare(model, optimizer, spec.execution, workers.comms, control=7)
+    state.trained = TrainingState(active_sync(sync, spec, 7, elastic=False), (schedule,), (value / 100,))
     return state
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from elastune.core.errors import UserError
 from elastune.core.journal.files import read
 from elastune.core.journal.records import Record, StartedFrom
-from elastune.core.run import Means, Program, RunSpec, StartFrom, parse_renames
+from elastune.core.run import ExecutionSettings, Program, RunSpec, StartFrom, parse_renames
 from elastune.parallel.mechanisms.tensor_storage import whole
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.elastic_run import ElasticRun
@@ -111,7 +111,11 @@ def test_every_worker_begins_with_what_a_run_has_learnt(cluster: LocalCluster, t
     parent, child = tmp_path / "parent", tmp_path / "child"
     run_job(RunSpec(Program(ASSETS), parent), cluster=cluster)
     begins = RunSpec(
-        Program(ASSETS), child, {"lr": 0.0, "seed": 5}, means=Means(workers=2), start_from=StartFrom(parent)
+        Program(ASSETS),
+        child,
+        {"lr": 0.0, "seed": 5},
+        execution=ExecutionSettings(workers=2),
+        start_from=StartFrom(parent),
     )
     run_job(begins, cluster=cluster)
     told = [e.record for e in read(child / JOURNAL) if isinstance(e.record, StartedFrom)]
@@ -132,7 +136,7 @@ def test_a_program_that_takes_weights_goes_on_without_their_source(cluster: Loca
     config = {"source": str(parent), "fresh": ["2.*"], "seed": 5}
 
     def trained(name: str, **more: Any) -> str:
-        spec = RunSpec(Program(ASSETS), tmp_path / name, config, means=Means(workers=2), **more)
+        spec = RunSpec(Program(ASSETS), tmp_path / name, config, execution=ExecutionSettings(workers=2), **more)
         return run_job(spec, cluster=cluster).sha256
 
     whole_run = trained("whole", epochs=3)
@@ -180,7 +184,10 @@ def test_groups_train_at_rates_of_their_own(cluster: LocalCluster, tmp_path: Pat
     parent = tmp_path / "parent"
     run_job(RunSpec(Program(ASSETS), parent), cluster=cluster)
     config = {"source": str(parent), "fresh": ["2.*"], "seed": 5, "lr": 0.5, "batch_size": 200}
-    run_job(RunSpec(Program(ASSETS), tmp_path / "child", config, epochs=1, means=Means(workers=2)), cluster=cluster)
+    run_job(
+        RunSpec(Program(ASSETS), tmp_path / "child", config, epochs=1, execution=ExecutionSettings(workers=2)),
+        cluster=cluster,
+    )
     plain = build({"width": 8, "norm": False, "seed": 5})
     start_from(plain, StartFrom(parent, fresh=("2.*",)))
     x, y = points(200, seed=0).tensors

@@ -27,10 +27,10 @@ from torch.utils.data import (
 )
 
 from elastune.core.errors import UserError
-from elastune.core.run import Means
+from elastune.core.run import ExecutionSettings
 from elastune.testing.sessions import lone_session
 from elastune.train.data.loading import drawn
-from elastune.train.data.source import asked_of
+from elastune.train.data.source import data_request
 
 DATA = TensorDataset(torch.arange(20.0).reshape(20, 1), torch.arange(20.0).reshape(20, 1))
 
@@ -58,7 +58,7 @@ class FromGlobals:
 
 
 def order(data: Any, seed: int = 0, epoch: int = 0, **options: Any) -> list[int]:
-    source = asked_of(data, **options).source(seed)(epoch)
+    source = data_request(data, **options).source(seed)(epoch)
     parts = [batch for batch, _ in source.fetch(source.batches(0, 8))]
     return [int(x) for batch in parts for x in batch[:, 0]]
 
@@ -78,7 +78,7 @@ def order(data: Any, seed: int = 0, epoch: int = 0, **options: Any) -> list[int]
     ],
 )
 def test_the_order_of_a_loader_is_taken_over(loader: DataLoader[Any], shuffle: bool, sampled: bool) -> None:
-    asked = asked_of(loader, None)
+    asked = data_request(loader, None)
     assert (asked.batch_size, asked.shuffle, asked.sampler is not None) == (8, shuffle, sampled)
     found = order(loader, batch_size=None)
     assert len(found) == len(loader.sampler) * (2 if isinstance(loader.sampler, DistributedSampler) else 1)
@@ -87,11 +87,13 @@ def test_the_order_of_a_loader_is_taken_over(loader: DataLoader[Any], shuffle: b
 
 def test_other_options_of_a_loader_are_taken_over() -> None:
     loader = DataLoader(DATA, 6, num_workers=2, collate_fn=list, drop_last=True, timeout=7, prefetch_factor=3)
-    asked = asked_of(loader, None)
+    asked = data_request(loader, None)
     assert asked.drop_last
     assert asked.loading.collate_fn is list
     assert (asked.loading.loader_workers, asked.loading.timeout_s, asked.loading.prefetch_factor) == (2, 7, 3)
-    assert asked_of(DataLoader(DATA, 6), None).loading.collate_fn is None, "torch's own: whole batches can be indexed"
+    assert data_request(DataLoader(DATA, 6), None).loading.collate_fn is None, (
+        "torch's own: whole batches can be indexed"
+    )
 
 
 @pytest.mark.parametrize(
@@ -119,7 +121,7 @@ def test_other_options_of_a_loader_are_taken_over() -> None:
 )
 def test_what_cannot_be_taken_over_is_refused(data: Any, options: dict[str, Any], rule: str) -> None:
     with pytest.raises(UserError, match=rule):
-        asked_of(data, options.pop("batch_size", None), **options)
+        data_request(data, options.pop("batch_size", None), **options)
 
 
 @pytest.mark.parametrize("sampler", [RandomSampler(DATA), WeightedRandomSampler([1.0] * 20, 9), FromGlobals()])
@@ -169,7 +171,7 @@ class ByLength:
 
 
 def test_batches_of_a_batch_sampler_keep_their_sizes() -> None:
-    asked = asked_of(DataLoader(DATA, batch_sampler=ByLength()), None)
+    asked = data_request(DataLoader(DATA, batch_sampler=ByLength()), None)
     assert asked.batch_size == 7  # on average
     torch.manual_seed(1)
     source = asked.source(3)(0)
@@ -190,11 +192,11 @@ def test_batches_of_a_batch_sampler_keep_their_sizes() -> None:
 
 
 def test_a_sample_drawn_twice_is_augmented_twice() -> None:
-    source = asked_of(Noisy(), 4, sampler=[2, 2, 2, 1]).source(0)(0)
+    source = data_request(Noisy(), 4, sampler=[2, 2, 2, 1]).source(0)(0)
     (batch,) = source.fetch(source.batches(0, 4))
     assert [int(x) for x in batch] == [2, 2, 2, 1]
     assert len(set(batch[:3, 0].tolist())) == 3
-    again = asked_of(Noisy(), 4, sampler=[2, 2, 2, 1]).source(0)(0)
+    again = data_request(Noisy(), 4, sampler=[2, 2, 2, 1]).source(0)(0)
     assert torch.equal(next(iter(again.fetch(again.batches(0, 4)))), batch)
 
 
@@ -214,7 +216,7 @@ def test_a_plain_loop_over_the_loader_comes_to_the_same_bits(tmp_path: Path) -> 
             F.mse_loss(model(x), y).backward()
             optimizer.step()
             optimizer.zero_grad()
-    session = lone_session(tmp_path, means=Means(num_slots=1))
+    session = lone_session(tmp_path, execution=ExecutionSettings(num_slots=1))
     ours, stepping = session.prepare(*made())
     for _ in session.epochs(2):
         for x, y in session.batches(loader):

@@ -15,12 +15,12 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from elastune.core.errors import UserError
-from elastune.core.journal.records import ChangesUnreached, RoundsCut, StepsCompleted, StepsPlanned
-from elastune.core.run import Means, Position
+from elastune.core.journal.records import RoundsShortened, StepsCompleted, StepsPlanned, SyncChangesUnreached
+from elastune.core.run import ExecutionSettings, Position
 from elastune.core.sync_plan import SyncPlan, SyncSchedule
 from elastune.testing.sessions import lone_session
 from elastune.train.data.fingerprint import PRIME
-from elastune.train.data.loading import Loading
+from elastune.train.data.loading import LoaderOptions
 from elastune.train.data.source import MapStyleSource, StepSource, plan_steps
 from elastune.train.progress import PlannedSteps, steps_planned
 from elastune.train.step import StopTraining
@@ -53,16 +53,16 @@ class Stream:
 
 def map_style(count: int, drop_last: bool = False) -> MapStyleSource:
     data = TensorDataset(torch.arange(count))
-    return MapStyleSource(data, 3, 0, shuffle=True, drop_last=drop_last, loading=Loading())
+    return MapStyleSource(data, 3, 0, shuffle=True, drop_last=drop_last, loading=LoaderOptions())
 
 
 @pytest.mark.parametrize("source", [Stream(), map_style(100)], ids=["stream", "map-style"])
 @pytest.mark.parametrize("workers", [1, 3])
 def test_workers_parts_are_the_batch(source: StepSource, workers: int) -> None:
     """Their places add up to the global batch, and so do their checksums, whatever the position is."""
-    means = Means(num_slots=6)
+    execution = ExecutionSettings(num_slots=6)
     plans = [
-        list(itertools.islice(plan_steps(source, 12, Position(offset=24, step=2), means, workers, rank), 3))
+        list(itertools.islice(plan_steps(source, 12, Position(offset=24, step=2), execution, workers, rank), 3))
         for rank in range(workers)
     ]
     for same_step in zip(*plans, strict=True):
@@ -77,7 +77,7 @@ def test_workers_parts_are_the_batch(source: StepSource, workers: int) -> None:
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_a_pass_ends_where_its_length_says(drop_last: bool) -> None:
     source = map_style(50, drop_last)
-    sizes = [plan.size for plan in plan_steps(source, 16, Position(), Means(), 1, 0)]
+    sizes = [plan.size for plan in plan_steps(source, 16, Position(), ExecutionSettings(), 1, 0)]
     assert sizes == [16, 16, 16, *([] if drop_last else [2])]
     assert sum(sizes) == source.length(0, 16)
 
@@ -89,7 +89,7 @@ def test_the_steps_of_a_run_are_known_beforehand(drop_last: bool, size: int, at:
     source = map_style(50, drop_last)
 
     def steps(position: Position) -> int:
-        return len(list(plan_steps(source, size, position, Means(), 1, 0)))
+        return len(list(plan_steps(source, size, position, ExecutionSettings(), 1, 0)))
 
     expected = at.step + steps(at) + (epochs - at.epoch - 1) * steps(Position())
     assert steps_planned(source, at, size, epochs) == (expected if size <= 50 or not drop_last else None)
@@ -123,18 +123,18 @@ def test_rounds_that_are_longer_than_a_pass_are_told_and_those_longer_than_train
     def tell(every: int, at: Position = begin, epochs: int = 2, source: Any = None) -> list[Any]:
         sent.clear()
         planned.tell(source or map_style(50), at, 12, epochs, SyncPlan("local", 4, every))
-        return [record for record in sent if isinstance(record, RoundsCut)]
+        return [record for record in sent if isinstance(record, RoundsShortened)]
 
     assert tell(5) == []
-    assert tell(6) == [RoundsCut("local:learners=4,every=6", 5)]
+    assert tell(6) == [RoundsShortened("local:learners=4,every=6", 5)]
     assert tell(6) == [], "it was told"
-    assert tell(10) == [RoundsCut("local:learners=4,every=10", 5)]
+    assert tell(10) == [RoundsShortened("local:learners=4,every=10", 5)]
     with pytest.raises(UserError, match="longer than training .*every=11, 10 steps.*: use every=5 or less"):
         tell(11)
     with pytest.raises(UserError, match="longer than training"):
         tell(6, epochs=1)
-    assert tell(11, Position(1, 0, 5)) == [RoundsCut("local:learners=4,every=11", 5)], "a policy's, in mid-run"
-    assert tell(99, epochs=0) == [RoundsCut("local:learners=4,every=99", 5)], "nobody knows how many epochs"
+    assert tell(11, Position(1, 0, 5)) == [RoundsShortened("local:learners=4,every=11", 5)], "a policy's, in mid-run"
+    assert tell(99, epochs=0) == [RoundsShortened("local:learners=4,every=99", 5)], "nobody knows how many epochs"
     assert tell(99, source=Stream()) == []
     planned.tell(map_style(50), begin, 12, 1, SyncPlan())
 
@@ -146,27 +146,27 @@ def test_changes_of_strategy_that_never_come_are_told_once(tmp_path: Path) -> No
     planned = PlannedSteps(sent.append, schedule)
 
     def told() -> list[Any]:
-        found = [record for record in sent if isinstance(record, ChangesUnreached)]
+        found = [record for record in sent if isinstance(record, SyncChangesUnreached)]
         sent.clear()
         return found
 
     planned.tell(map_style(50), Position(), 12, 2, SyncPlan())
-    assert told() == [ChangesUnreached("10=allreduce; 40=allreduce", 10)]
+    assert told() == [SyncChangesUnreached("10=allreduce; 40=allreduce", 10)]
     planned.tell(map_style(50), Position(1, 0, 5), 12, 2, SyncPlan())
     assert told() == []
     planned.tell(map_style(50), Position(1, 0, 5), 6, 2, SyncPlan())
-    assert told() == [ChangesUnreached("40=allreduce", 14)], "a smaller batch takes more steps"
+    assert told() == [SyncChangesUnreached("40=allreduce", 14)], "a smaller batch takes more steps"
     planned.over(14)
     assert told() == []
     planned.over(9)
-    assert told() == [ChangesUnreached("10=allreduce; 40=allreduce", 9)], "it was ended early"
+    assert told() == [SyncChangesUnreached("10=allreduce; 40=allreduce", 9)], "it was ended early"
     PlannedSteps(sent.append, schedule).over(50)
     assert told() == []
     stream = PlannedSteps(sent.append, schedule)
     stream.tell(Stream(), Position(), 12, 2, SyncPlan())
     assert told() == [], "nobody knows its length"
     stream.over(12)
-    assert told() == [ChangesUnreached("40=allreduce", 12)]
+    assert told() == [SyncChangesUnreached("40=allreduce", 12)]
     longer = PlannedSteps(sent.append, SyncSchedule.parse("3=local:learners=8,every=11; 40=local:every=99"))
     with pytest.raises(UserError, match="longer than training .*every=11, 10 steps"):
         longer.tell(map_style(50), Position(), 12, 2, SyncPlan())
@@ -193,8 +193,8 @@ def test_changes_that_never_came_are_told_where_a_run_ends_for_good(tmp_path: Pa
             if end == "program":
                 session.stop("enough")
     session.finish()
-    told = [record for record in sent if isinstance(record, ChangesUnreached)]
-    assert told == ([ChangesUnreached("7=parameter_server", 2)] if end == "program" else [])
+    told = [record for record in sent if isinstance(record, SyncChangesUnreached)]
+    assert told == ([SyncChangesUnreached("7=parameter_server", 2)] if end == "program" else [])
     assert session.step == {"complete": 8, "program": 2, "requested": 3}[end]
 
 
@@ -229,7 +229,7 @@ def test_checksums_tell_samples_apart_and_add_up() -> None:
 
     def over(*order: int) -> MapStyleSource:
         data = TensorDataset(torch.zeros(70_001))
-        return MapStyleSource(data, 3, 0, shuffle=False, drop_last=False, loading=Loading(), sampler=order)
+        return MapStyleSource(data, 3, 0, shuffle=False, drop_last=False, loading=LoaderOptions(), sampler=order)
 
     one, other = over(5, 900, 70_000, 900), over(5, 901, 70_000, 900)
     whole = one.checksum(range(4))
@@ -242,7 +242,7 @@ def test_whole_batches_are_the_rows_of_any_tensors() -> None:
     """Copies, with the layout that indexing gives."""
     images = torch.randn(9, 3, 4, 4).to(memory_format=torch.channels_last)
     tensors = images, torch.arange(9), torch.randn(9, 5) > 0, torch.randn(5, 9).T, torch.arange(9).to(torch.uint16)
-    source = MapStyleSource(TensorDataset(*tensors), 3, 0, shuffle=True, drop_last=False, loading=Loading())
+    source = MapStyleSource(TensorDataset(*tensors), 3, 0, shuffle=True, drop_last=False, loading=LoaderOptions())
     (batch,) = source.fetch(iter([range(2, 7)]))
     places = source._order[2:7]
     for found, tensor in zip(batch, tensors, strict=True):

@@ -14,10 +14,10 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from elastune.core.errors import UserError
-from elastune.core.run import Means
+from elastune.core.run import ExecutionSettings
 from elastune.testing.sessions import lone_session
-from elastune.train.data.loading import Loading
-from elastune.train.data.source import asked_of
+from elastune.train.data.loading import LoaderOptions
+from elastune.train.data.source import data_request
 from elastune.train.data.stream import Reader, StreamSource
 
 
@@ -40,7 +40,7 @@ class Unseeded(Stream):
 
 
 def source(stream: Any, **options: Any) -> StreamSource:
-    found = asked_of(stream, 4, **options).source(1)(2)
+    found = data_request(stream, 4, **options).source(1)(2)
     assert isinstance(found, StreamSource)
     return found
 
@@ -85,7 +85,7 @@ def test_whoever_reads_a_place_reads_the_same() -> None:
 
 def test_what_was_let_go_of_is_read_again_and_no_more_is_kept() -> None:
     stream = Stream(40)
-    reader = Reader(stream, 0, 0, Loading())
+    reader = Reader(stream, 0, 0, LoaderOptions())
     found = reader.at(30)
     assert stream.read == 31
     reader.let_go(30)
@@ -110,13 +110,13 @@ def test_a_round_of_several_batches_reads_once() -> None:
 def test_a_stream_that_gives_workers_other_items_is_seen() -> None:
     one, other = source(Unseeded(4)), source(Unseeded(4))
     assert one.checksum(range(4)) != other.checksum(range(4))
-    reader = Reader(Stream(6), 0, 0, Loading())
+    reader = Reader(Stream(6), 0, 0, LoaderOptions())
     with pytest.raises(UserError, match="an end at 6"):
         reader.at(6)
 
 
 def test_a_stream_without_an_end_trains_as_long_as_it_is_asked(tmp_path: Path) -> None:
-    session = lone_session(tmp_path, means=Means(num_slots=2), max_steps=5)
+    session = lone_session(tmp_path, execution=ExecutionSettings(num_slots=2), max_steps=5)
     model = nn.Linear(3, 1)
     model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-3))
     for _ in session.epochs(1):

@@ -25,7 +25,7 @@ from elastune.core.journal.records import (
 from elastune.core.plan.confidence_intervals import bounded_ci
 from elastune.report.explain import explain_frontier
 from elastune.report.frontier import ELSEWHERE, TUNED, answer_lines, front, frontier_table, tradeoff
-from elastune.report.overviews import StudyStory
+from elastune.report.overviews import StudyOverview
 from elastune.report.page import frontier_page
 from elastune.testing.frontiers import FREE, TARGETED, cell
 from elastune.tune.frontier.answer import MOST_WORDS, answer_of, more_seeds, pick_row
@@ -374,7 +374,7 @@ def check_what_is_shown(found: FrontierFound) -> None:
     strong = frozenset() if answer.pick is None else frozenset({answer.pick})
     assert cells.strong == strong
     assert [i for i, row in enumerate(cells.rows) if row[0].endswith("pick")] == sorted(strong)
-    story = StudyStory(StudyStarted({"kind": "frontier"}, {}), found=found, finished=StudyFinished("x", 1.0))
+    story = StudyOverview(StudyStarted({"kind": "frontier"}, {}), found=found, finished=StudyFinished("x", 1.0))
     page = frontier_page(story)
     assert (page.answer, page.command) == (answer.sentence, answer.command)
     assert answer.sentence in [line for part in explain_frontier(story).parts for line in part.lines]

@@ -13,7 +13,7 @@ from elastune.core.journal.records import Entry, RunFinished, TrialFinished, Tri
 from elastune.core.journal.trials import TrialTable
 from elastune.core.mesh import Mesh
 from elastune.core.plan.data_parallel import DataParallelStep
-from elastune.core.run import Config, Elastic, Means, Program
+from elastune.core.run import Config, Elastic, ExecutionSettings, Program
 from elastune.runtime.clusters.base import LocalFiles
 from elastune.tune.frontier.checked_request import check
 from elastune.tune.frontier.choice import FRESH_SEEDS, Choice
@@ -40,10 +40,10 @@ class Told:
     def train(self, config: Config, seeds: range, slots: int, loss: float) -> list[int]:
         trials = []
         for seed in seeds:
-            trial, means = len(self.table.trials), {"workers": 1, "num_slots": slots}
+            trial, execution = len(self.table.trials), {"workers": 1, "num_slots": slots}
             run = RunFinished("sha", 1, 10, 200, 1.0, {"loss": loss}, step_s=0.1, grad_bytes=40)
             end = TrialFinished(trial, "complete", {"loss": loss}, {"loss": loss}, run=run)
-            for record in (TrialStarted(trial, config, means, seed, "confirm"), end):
+            for record in (TrialStarted(trial, config, execution, seed, "confirm"), end):
                 self.table.hear(Entry(0.0, record))
             trials.append(trial)
         return trials
@@ -79,21 +79,21 @@ def test_the_largest_count_and_then_the_smallest_are_confirmed_first(tmp_path: P
 
 def test_a_training_has_a_slot_for_each_worker_it_speaks_for(tmp_path: Path, tiny: Program) -> None:
     plan = Told(tiny, tmp_path / "out").plan
-    assert plan.means(4) == Means(workers=1, num_slots=4, mode="exact")
-    fast = check(replace(plan.request, means=Means(mode="fast")))
-    assert fast.means(4) == Means(workers=4, num_slots=4, mode="fast")
+    assert plan.execution(4) == ExecutionSettings(workers=1, num_slots=4, mode="exact")
+    fast = check(replace(plan.request, execution=ExecutionSettings(mode="fast")))
+    assert fast.execution(4) == ExecutionSettings(workers=4, num_slots=4, mode="fast")
 
 
 def test_meshes_of_as_many_parts_share_their_trainings(tmp_path: Path, tiny: Program) -> None:
     meshes = (Mesh(data=2), Mesh(data=2, shard=2), Mesh(shard=4), Mesh(tensor=2))
     plan = check(replace(Told(tiny, tmp_path / "out").plan.request, workers=(1,), meshes=meshes))
-    told = [(str(crew.first_mesh), crew.mechanism, crew.num_slots) for crew in plan.crews]
+    told = [(str(layout.first_mesh), layout.mechanism, layout.num_slots) for layout in plan.layouts]
     assert told == [
         *(("data=1", "tensor", 1), ("data=2", "tensor", 2), ("tensor=2", "tensor", 1)),
         *(("data=2,shard=2", "tensor+zero", 4), ("shard=4", "tensor+zero", 4)),
     ], "where one divides layers all do: virtual blocks show in the result"
     assert plan.parts == (1, 2, 4)
-    assert plan.means(4) == Means(workers=1, num_slots=4, mechanism="tensor")
+    assert plan.execution(4) == ExecutionSettings(workers=1, num_slots=4, mechanism="tensor")
     assert plan.naive(1)["batch_size"] == 20, "who divides layers has no more samples"
 
 
@@ -106,7 +106,7 @@ def test_the_search_fills_the_workers_it_trains_for(tmp_path: Path, tiny: Progra
             values = {**plan.config, "batch_size": batch, "lr_rule": "none"}
             ready = FrontierExperiment(which, LocalFiles()).new(Suggestion(0, {}, {}, values, "random"), None)
             assert isinstance(ready, PreparedTrial)
-            assert (ready.spec.means.workers, ready.spec.means.num_slots) == (workers, expected)
+            assert (ready.spec.execution.workers, ready.spec.execution.num_slots) == (workers, expected)
             assert ready.spec.adapt.monitors == (() if expected == 1 else ("noise_scale",)), "it would train in two"
 
 
@@ -137,7 +137,7 @@ def test_constraints_of_the_programs_file_count_beside_those_that_are_added(tmp_
 def test_of_what_was_cut_off_steps_are_timed_for_a_moment_only(tmp_path: Path, tiny: Program) -> None:
     plan, table = Told(tiny, tmp_path / "out").plan, TrialTable()
     for trial, phase in enumerate(("calibrate", "naive")):
-        means = Means(workers=1, num_slots=4).to_json()
-        table.hear(Entry(0.0, TrialStarted(trial, plan.config, means, 0, phase)))  # type: ignore[arg-type]
+        execution = ExecutionSettings(workers=1, num_slots=4).to_json()
+        table.hear(Entry(0.0, TrialStarted(trial, plan.config, execution, 0, phase)))  # type: ignore[arg-type]
     again = [FrontierExperiment(plan, LocalFiles()).again(life, "cut off") for life in table.trials.values()]
     assert [ready.spec.max_steps for ready in again] == [STEPS, None]

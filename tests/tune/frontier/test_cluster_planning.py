@@ -12,7 +12,7 @@ import pytest
 from elastune.core.journal.records import RunFinished, WorkerMemory
 from elastune.core.mesh import Mesh
 from elastune.core.plan.cluster_plan import ClusterPlan, Nodes, PlanBounds
-from elastune.core.plan.search_time import BLIND, CROWDING, SearchModel
+from elastune.core.plan.search_time import CROWDING, RANDOM_SEARCH_FACTOR, SearchModel
 from elastune.core.run import Program
 from elastune.train.rehearsal import ProgramSize
 from elastune.tune.cluster_plan.commands import program_facts, search_command_of, trials_note
@@ -43,7 +43,7 @@ def test_a_genetic_search_that_waits_has_its_generations() -> None:
 def test_what_learns_all_the_time_is_taken_for_tpe(name: str) -> None:
     told = searched(sampler=name)
     assert (told.crowding, told.crowding_within) == CROWDING[False]
-    assert (told.generation, told.blind) == (0, BLIND)
+    assert (told.generation, told.blind) == (0, RANDOM_SEARCH_FACTOR)
 
 
 def test_the_search_s_command_names_the_sampler_that_was_asked_for() -> None:
@@ -88,9 +88,9 @@ def test_probes_run_on_the_cluster_that_is_named_and_none_here(tmp_path: Path, m
     there, asked = object(), list[tuple[Any, str, int]]()
 
     def run(spec: Any, cluster: Any) -> RunFinished:
-        asked.append((cluster, spec.means.device, spec.means.workers))
+        asked.append((cluster, spec.execution.device, spec.execution.workers))
         told = [WorkerMemory(0, 1000, 1000, 2000, 0, 0, 10**8)]
-        return RunFinished("0" * 64, spec.means.workers, 12, 192, 3.0, {}, step_s=0.25, memory=told)
+        return RunFinished("0" * 64, spec.execution.workers, 12, 192, 3.0, {}, step_s=0.25, memory=told)
 
     def nothing(*asked: object, **also: object) -> None:
         raise AssertionError("something ran on this machine")

@@ -12,14 +12,14 @@ from elastune.core.errors import UserError
 from elastune.core.journal.files import JournalWriter
 from elastune.core.journal.records import DataContext, RunContext, RunFinished, RunStarted
 from elastune.core.mesh import Mesh
-from elastune.core.run import Means, Program
+from elastune.core.run import ExecutionSettings, Program
 from elastune.tune.cluster_plan.probes import EarlierProbe, earlier_probes
 
 HERE = RunContext(DataContext(100), 1000, "cpu", "a processor", 2, "lo", {"torch": "2"})
 CONFIG = {"lr": 0.1}
 
 
-def kept(folder: Path, program: Program, means: Means, **other: Any) -> Path:
+def kept(folder: Path, program: Program, execution: ExecutionSettings, **other: Any) -> Path:
     """A run's folder, with one step time."""
     begun = {"config": CONFIG, "sync": "allreduce", **{k: v for k, v in other.items() if k in ("config", "sync")}}
     end = {
@@ -30,8 +30,10 @@ def kept(folder: Path, program: Program, means: Means, **other: Any) -> Path:
     }
     folder.mkdir(parents=True)
     with JournalWriter(folder / "journal.jsonl") as journal:
-        journal.write(RunStarted(program=str(program.path), seed=0, means=means.to_json(), **begun))
-        journal.write(RunFinished(sha256="0" * 64, workers=means.workers, samples=192, seconds=3.0, metrics={}, **end))
+        journal.write(RunStarted(program=str(program.path), seed=0, execution=execution.to_json(), **begun))
+        journal.write(
+            RunFinished(sha256="0" * 64, workers=execution.workers, samples=192, seconds=3.0, metrics={}, **end)
+        )
     return folder
 
 
@@ -40,12 +42,12 @@ def program(tmp_path: Path) -> Program:
     return Program(tmp_path / "train.py")
 
 
-TWO = Means(mode="fast", mesh=Mesh(data=2), micro_batch=8)
+TWO = ExecutionSettings(mode="fast", mesh=Mesh(data=2), micro_batch=8)
 
 
 def test_runs_in_a_folder_of_folders_and_a_run_s_own_count(tmp_path: Path, program: Program) -> None:
     kept(tmp_path / "plan" / "probe-1", program, TWO)
-    one = kept(tmp_path / "one", program, Means(mode="fast", micro_batch=16))
+    one = kept(tmp_path / "one", program, ExecutionSettings(mode="fast", micro_batch=16))
     found = earlier_probes([tmp_path / "plan", one], program, CONFIG, HERE)
     assert found == (EarlierProbe(Mesh(data=2), 8, 0.25, ()), EarlierProbe(Mesh(), 16, 0.25, ()))
     assert earlier_probes([one], program, CONFIG, None) == ()
@@ -68,10 +70,10 @@ def test_what_differs_does_not_count(tmp_path: Path, program: Program, other: di
 
 
 @pytest.mark.parametrize(
-    "means", [replace(TWO, mode="exact"), replace(TWO, precision="bf16"), replace(TWO, micro_batch=None)]
+    "execution", [replace(TWO, mode="exact"), replace(TWO, precision="bf16"), replace(TWO, micro_batch=None)]
 )
-def test_other_means_do_not_count(tmp_path: Path, program: Program, means: Means) -> None:
-    assert earlier_probes([kept(tmp_path / "run", program, means)], program, CONFIG, HERE) == ()
+def test_other_means_do_not_count(tmp_path: Path, program: Program, execution: ExecutionSettings) -> None:
+    assert earlier_probes([kept(tmp_path / "run", program, execution)], program, CONFIG, HERE) == ()
 
 
 def test_a_folder_without_a_journal_is_told(tmp_path: Path, program: Program) -> None:

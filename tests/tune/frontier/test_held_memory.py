@@ -15,14 +15,14 @@ from elastune.core.journal.records import WorkerMemory
 from elastune.core.mesh import Mesh
 from elastune.core.plan.memory import BUFFERS, peak_bytes
 from elastune.core.plan.step_time import StepSplits
-from elastune.core.run import Means, Program, RunSpec
+from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.parallel.comm.group import Group
 from elastune.parallel.comm.reducer import FlatBucket
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import run_job
 from elastune.train.program.load import load_as_guest
 from elastune.train.rehearsal import rehearse
-from elastune.tune.cluster_plan.probes import beside_bytes, held_by, trained_bytes, work_of
+from elastune.tune.cluster_plan.probes import beside_bytes, held_by, step_work, trained_bytes
 
 WIDE = """
 import torch
@@ -54,11 +54,11 @@ def test_a_run_holds_what_was_said_before_it_began(
     sharded = mesh.shard > 1
     splits = StepSplits(*(np.array([x], float) for x in (8, 4, mesh.data, mesh.shard, 1, 1, 2)))
     held = replace(held_by(size), buffer=0.0)  # buffers were there before the step that was looked at
-    said = peak_bytes(held, work_of(size), splits, sharded)[0]
-    means = Means(mode="fast", mesh=mesh, micro_batch=4)
-    means = replace(means, mechanism="sharded", copies=1) if sharded else means
+    said = peak_bytes(held, step_work(size), splits, sharded)[0]
+    execution = ExecutionSettings(mode="fast", mesh=mesh, micro_batch=4)
+    execution = replace(execution, mechanism="sharded", copies=1) if sharded else execution
     with forked_from(cluster):
-        told = run_job(RunSpec(program, tmp_path / "out", means=means, max_steps=4), cluster=cluster).memory
+        told = run_job(RunSpec(program, tmp_path / "out", execution=execution, max_steps=4), cluster=cluster).memory
     assert len(told) == 2
     state = (size.parameter_bytes + size.gradient_bytes + size.optimizer_bytes) / (2 if sharded else 1)
     assert state == pytest.approx(max(trained_bytes(each) - (each.activations or 0) for each in told), rel=0.02)

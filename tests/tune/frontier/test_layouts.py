@@ -8,15 +8,15 @@ import pytest
 
 from elastune.core.mesh import Mesh
 from elastune.core.plan.links import Hosts, RingLink
-from elastune.core.run import Means
+from elastune.core.run import ExecutionSettings
 from elastune.testing.frontiers import MODEL
 from elastune.tune.frontier.criteria import Times
-from elastune.tune.frontier.short_runs import Timing, layouts
+from elastune.tune.frontier.short_runs import Timing, layout_timings
 from elastune.tune.frontier.trainings import StepKind
-from elastune.tune.frontier.worker_layouts import crews_of
+from elastune.tune.frontier.worker_layouts import layouts_of
 
-ONE, TWO, FOUR = crews_of(Means(), (1, 2, 4), ())
-(DIVIDED,) = crews_of(Means(), (), (Mesh(data=2, tensor=2),))
+ONE, TWO, FOUR = layouts_of(ExecutionSettings(), (1, 2, 4), ())
+(DIVIDED,) = layouts_of(ExecutionSettings(), (), (Mesh(data=2, tensor=2),))
 
 
 @pytest.mark.parametrize(
@@ -32,9 +32,9 @@ ONE, TWO, FOUR = crews_of(Means(), (1, 2, 4), ())
     ],
 )
 def test_crews_that_fit_one_of_several_hosts_are_timed_on_all_of_them_too(
-    crew: Means, workers_per_host: int | None, spreads: list[bool]
+    layout: ExecutionSettings, workers_per_host: int | None, spreads: list[bool]
 ) -> None:
-    assert layouts(64, crew, workers_per_host) == [Timing(64, crew, spread) for spread in spreads]
+    assert layout_timings(64, layout, workers_per_host) == [Timing(64, layout, spread) for spread in spreads]
 
 
 def test_links_are_told_where_there_are_several_hosts() -> None:

@@ -34,7 +34,7 @@ class Here:
 
     def __call__(self, spec: RunSpec, **more: Any) -> RunFinished:
         self.asked.append(spec)
-        mesh = spec.means.first_mesh
+        mesh = spec.execution.first_mesh
         for axis in ("data", "tensor", "pipeline"):
             if axis in self.fails and mesh.size(axis) > 1:  # type: ignore[arg-type]
                 raise JobFailed(RunFailed("exception", f"{axis} is not for this program", 0))
@@ -45,7 +45,9 @@ class Here:
 
     @property
     def meshes(self) -> list[tuple[Mesh, int | None]]:
-        return [(spec.means.first_mesh, spec.means.micro_batch) for spec in self.asked if not spec.adapt.monitors]
+        return [
+            (spec.execution.first_mesh, spec.execution.micro_batch) for spec in self.asked if not spec.adapt.monitors
+        ]
 
 
 @pytest.fixture

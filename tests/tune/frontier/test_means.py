@@ -14,7 +14,7 @@ from elastune.core.errors import UserError
 from elastune.core.journal.files import read
 from elastune.core.journal.records import Record, TrialFinished, TrialStarted
 from elastune.core.mesh import Mesh
-from elastune.core.run import Means, Program
+from elastune.core.run import ExecutionSettings, Program
 from elastune.core.sync_plan import SyncChoice
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.testing.frontiers import MODEL, TARGETED, training
@@ -22,7 +22,7 @@ from elastune.train.machine import cores
 from elastune.tune.frontier.checked_request import check
 from elastune.tune.frontier.criteria import Times
 from elastune.tune.frontier.find_frontier import frontier
-from elastune.tune.frontier.trainings import StepKind, Way, key, read_way, shown
+from elastune.tune.frontier.trainings import StepKind, Variant, key, read_variant, shown
 from elastune.tune.study.request import FrontierRequest
 
 TINY = Path(__file__).parents[2] / "programs" / "tiny.py"
@@ -73,19 +73,21 @@ def test_the_search_chooses_who_trains_and_how_they_agree(
     answer = frontier(asked(searching(SPACE), tmp_path / "out"), cluster=cluster)
     trials = begun(tmp_path / "out")
     searched = [trial for trial in trials if trial.phase == "search"]
-    assert {trial.means.get("sync", "allreduce").partition(":")[0] for trial in searched} == {"allreduce", "local"}
+    assert {trial.execution.get("sync", "allreduce").partition(":")[0] for trial in searched} == {"allreduce", "local"}
     assert {trial.tags["crew"]["workers"] for trial in searched} == {1, 2, 3}
-    assert {trial.means["workers"] for trial in searched} == {1}, "one worker does it all, bit for bit"
-    assert {trial.means["num_slots"] for trial in searched if "sync" in trial.means} == {4}, "one for each learner"
+    assert {trial.execution["workers"] for trial in searched} == {1}, "one worker does it all, bit for bit"
+    assert {trial.execution["num_slots"] for trial in searched if "sync" in trial.execution} == {4}, (
+        "one for each learner"
+    )
     again = [trial for trial in trials if trial.phase in ("naive", "confirm")]
-    assert max(Counter(key(trial.config, trial.seed, trial.means) for trial in again).values()) == 1
+    assert max(Counter(key(trial.config, trial.seed, trial.execution) for trial in again).values()) == 1
     naive = [row for row in answer.rows if row.role == "naive"]
     assert [(row.workers, row.ways) for row in naive] == [(1, ""), (4, "")]
     assert {row.workers for row in answer.rows} <= {1, 2, 3, 4}
     for row in answer.rows:
-        _, way = read_way(row.means)
-        assert ("local:learners=4,every=2" in row.ways) is (way.agreed != SyncChoice())
-        if way.agreed != SyncChoice():
+        _, variant = read_variant(row.execution)
+        assert ("local:learners=4,every=2" in row.ways) is (variant.agreed != SyncChoice())
+        if variant.agreed != SyncChoice():
             assert (row.seconds_label, row.seconds_factor, row.num_slots) == ("modelled", None, 4)
 
 
@@ -103,8 +105,8 @@ def test_a_policy_stands_beside_static_settings(
     static = {(row.workers, row.settings) for row in answer.rows if row.role == "tuned" and not row.ways}
     assert not naive & static, "no copy of the naive rule is called tuned"
     given = [trial for trial in begun(tmp_path / "out") if trial.phase == "policy"]
-    assert Counter(trial.means["workers"] for trial in given) == {1: 2, 2: 2}, "its own workers train: it might ask"
-    assert {trial.means["policy"] for trial in given} == {policy}
+    assert Counter(trial.execution["workers"] for trial in given) == {1: 2, 2: 2}, "its own workers train: it might ask"
+    assert {trial.execution["policy"] for trial in given} == {policy}
     for row in answer.rows:
         if row.ways:
             assert row.quality_label == "measured"
@@ -159,7 +161,7 @@ def test_a_space_chooses_no_divided_layers_that_cannot_be_timed(
     space = "def space(trial):\n    return {'mesh': 'tensor=2,data=2'}\n\n\n"
     meshes = (Mesh(tensor=2), Mesh(data=4))
     request = asked(searching(space), tmp_path / "out", workers=(), meshes=meshes)
-    assert [crew.workers for crew, _ in check(request, timeable=4).named] == [4]
+    assert [layout.workers for layout, _ in check(request, timeable=4).named] == [4]
     with pytest.raises(UserError, match="measured here, not modelled"):
         check(request, timeable=2)
 
@@ -167,8 +169,8 @@ def test_a_space_chooses_no_divided_layers_that_cannot_be_timed(
 def test_what_was_trained_for_others_is_judged_on_the_widest(tmp_path: Path, tiny: Program) -> None:
     """A frontier may go on with fewer workers than it was begun with."""
     plan = check(asked(tiny, tmp_path / "out", workers=(1, 2)))
-    assert plan.kind_of(replace(training(0.9, slots=1), way=plan.way)).mesh == Mesh()
-    assert plan.kind_of(replace(training(0.9, slots=8), way=plan.way)).mesh == Mesh(data=2)
+    assert plan.kind_of(replace(training(0.9, slots=1), variant=plan.variant)).mesh == Mesh()
+    assert plan.kind_of(replace(training(0.9, slots=8), variant=plan.variant)).mesh == Mesh(data=2)
 
 
 @pytest.mark.parametrize(("chosen", "changes", "said"), REFUSED)
@@ -183,17 +185,17 @@ def test_a_space_of_which_nothing_can_run_is_refused(
 
 def test_what_shows_in_a_result_belongs_to_a_training(tmp_path: Path, tiny: Program) -> None:
     plan = check(asked(tiny, tmp_path / "out"))
-    crew = plan.crews[-1]
-    local = Way(agreed=SyncChoice.parse("local:learners=4,every=2", ""))
-    ways = [Way(), Way(mode="fast"), Way(micro_batch=5), Way(policies=("warmup",)), local]
-    names = {str(shown(way.told(way.trainer(crew)))) for way in ways}
+    layout = plan.layouts[-1]
+    local = Variant(agreed=SyncChoice.parse("local:learners=4,every=2", ""))
+    ways = [Variant(), Variant(mode="fast"), Variant(micro_batch=5), Variant(policies=("warmup",)), local]
+    names = {str(shown(variant.told(variant.trainer(layout)))) for variant in ways}
     assert len(names) == len(ways)
-    divided = replace(crew, mesh=Mesh(shard=4), mechanism="zero")
-    assert shown(Way().told(Way().trainer(divided))) == shown(Way().told(Way().trainer(crew)))
-    fast = Way(mode="fast")
-    assert shown(fast.told(fast.trainer(divided))) != shown(fast.told(fast.trainer(crew)))
-    for way in ways:
-        assert read_way(way.told(way.on(crew))) == (way.on(crew), way)
+    divided = replace(layout, mesh=Mesh(shard=4), mechanism="zero")
+    assert shown(Variant().told(Variant().trainer(divided))) == shown(Variant().told(Variant().trainer(layout)))
+    fast = Variant(mode="fast")
+    assert shown(fast.told(fast.trainer(divided))) != shown(fast.told(fast.trainer(layout)))
+    for variant in ways:
+        assert read_variant(variant.told(variant.on(layout))) == (variant.on(layout), variant)
 
 
 def test_times_of_other_means_are_the_models_times_what_was_measured() -> None:
@@ -214,7 +216,7 @@ def test_steps_under_a_policy_count_as_measured_while_it_leaves_the_batch_alone(
     static = training(0.9)  # 30 steps of 10 samples
     assert static.run is not None
     run = replace(static.run, epoch=3)
-    kept = replace(static, way=Way(policies=("warmup",)), result=replace(static.result, run=run))
+    kept = replace(static, variant=Variant(policies=("warmup",)), result=replace(static.result, run=run))
     assert TARGETED.seconds(kept, one) == (30 * 0.5, True)
     grown = replace(kept, result=replace(static.result, run=replace(run, steps=15)))
     seconds, measured = TARGETED.seconds(grown, one)
@@ -223,16 +225,19 @@ def test_steps_under_a_policy_count_as_measured_while_it_leaves_the_batch_alone(
 
 
 def test_means_are_told_apart_from_those_that_were_asked_for(tmp_path: Path, tiny: Program) -> None:
-    lineup = check(asked(tiny, tmp_path / "out")).lineup
-    crew = lineup.widest
-    assert lineup.ways(crew, Way()) == ""
-    way = Way("fast", "int8", 8, SyncChoice.parse("local:learners=4,every=2", ""), ("warmup",))
-    assert lineup.ways(crew, way) == "fast, int8, micro-batch 8, local:learners=4,every=2, policy warmup"
-    divided = Means(mesh=Mesh(shard=4), mechanism="sharded")
-    assert lineup.kind_of(divided).apart == "sharded"
-    assert lineup.kind_of(replace(divided, mechanism="zero")).apart == "", "the least that the mesh needs"
-    lineup.speed_up(crew, replace(crew, threads=2))
-    assert (lineup.ways(crew, Way()), lineup.ways(crew, Way("fast"))) == ("2 threads", "fast")
+    worker_layouts = check(asked(tiny, tmp_path / "out")).worker_layouts
+    layout = worker_layouts.widest
+    assert worker_layouts.ways(layout, Variant()) == ""
+    variant = Variant("fast", "int8", 8, SyncChoice.parse("local:learners=4,every=2", ""), ("warmup",))
+    assert worker_layouts.ways(layout, variant) == "fast, int8, micro-batch 8, local:learners=4,every=2, policy warmup"
+    divided = ExecutionSettings(mesh=Mesh(shard=4), mechanism="sharded")
+    assert worker_layouts.kind_of(divided).apart == "sharded"
+    assert worker_layouts.kind_of(replace(divided, mechanism="zero")).apart == "", "the least that the mesh needs"
+    worker_layouts.speed_up(layout, replace(layout, threads=2))
+    assert (worker_layouts.ways(layout, Variant()), worker_layouts.ways(layout, Variant("fast"))) == (
+        "2 threads",
+        "fast",
+    )
 
 
 def test_throughput_is_told_in_the_journal_and_the_answer(
@@ -241,15 +246,15 @@ def test_throughput_is_told_in_the_journal_and_the_answer(
     space = "def space(trial):\n    return {'lr': 0.02, 'batch_size': 20}\n\n\n"
     answer = frontier(asked(searching(space), tmp_path / "out", workers=(1, 2), throughput=True), cluster=cluster)
     tuned = [record for record in records(tmp_path / "out") if record.kind == "throughput_tuned"]
-    assert [each.tried[0].means["workers"] for each in tuned] == [1, 2][: cores()]
+    assert [each.tried[0].execution["workers"] for each in tuned] == [1, 2][: cores()]
     for each in tuned:
         chosen = each.tried[each.chosen]
         assert chosen.same, "no other bits are taken"
-        rows = [row for row in answer.rows if row.workers == chosen.means["workers"]]
-        assert {row.means["threads"] for row in rows} == {chosen.means["threads"]}
+        rows = [row for row in answer.rows if row.workers == chosen.execution["workers"]]
+        assert {row.execution["threads"] for row in rows} == {chosen.execution["threads"]}
     assert any(reason.text.startswith("throughput: of ") for reason in answer.reasons)
     trials = begun(tmp_path / "out")
-    assert {trial.means["threads"] for trial in trials if trial.phase == "naive"} == {1}
+    assert {trial.execution["threads"] for trial in trials if trial.phase == "naive"} == {1}
 
 
 def test_what_cannot_be_timed_in_the_end_is_modelled(cluster: LocalCluster, tmp_path: Path, program: Any) -> None:

@@ -17,7 +17,7 @@ from elastune.core.plan.memory import HeldAlone
 from elastune.core.plan.search_time import SearchModel
 from elastune.core.plan.step_model import prior_model
 from elastune.core.plan.step_time import CONSTANTS, Constant, StepSplits, StepWork
-from elastune.core.run import Means, Program, RunSpec
+from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.runtime.clusters.elastic_cluster import ElasticCluster
 from elastune.runtime.clusters.fork import ForkLauncher
 from elastune.runtime.job.validation import why_impossible
@@ -55,10 +55,10 @@ def probes(tmp_path: Path) -> MachineProbes:
     ],
 )
 def test_a_plan_runs_as_means_that_can_run(mesh: Mesh, sharded: bool, name: str) -> None:
-    means = TrainingPlan(mesh, 16, 4, sharded).means
-    assert means.parts == Means(mechanism=name, mesh=mesh, mode="fast").parts
-    assert means.workers == mesh.workers
-    assert why_impossible(RunSpec(Program(Path("any.py")), Path("out"), means=means)) is None
+    execution = TrainingPlan(mesh, 16, 4, sharded).execution
+    assert execution.parts == ExecutionSettings(mechanism=name, mesh=mesh, mode="fast").parts
+    assert execution.workers == mesh.workers
+    assert why_impossible(RunSpec(Program(Path("any.py")), Path("out"), execution=execution)) is None
 
 
 def test_those_are_measured_that_have_room_here_and_a_setting(probes: MachineProbes, tmp_path: Path) -> None:
@@ -88,11 +88,11 @@ def test_a_plan_that_fails_says_why_and_the_others_are_measured(
     probes.held[Mesh(), 16] = [WorkerMemory(0, **state, activations=0, peak=100 * MIB)]
     probes.held[Mesh(data=2), 8] = [WorkerMemory(0, **state, activations=0, peak=130 * MIB)]
 
-    def run(self: MachineProbes, cluster: Any, means: Means, **config: Any) -> RunFinished:
-        if means.first_mesh.tensor > 1:
+    def run(self: MachineProbes, cluster: Any, execution: ExecutionSettings, **config: Any) -> RunFinished:
+        if execution.first_mesh.tensor > 1:
             raise UserError("a plan must run", "no such thing", "nothing")
-        told = [WorkerMemory(rank, **state, activations=0, peak=140 * MIB) for rank in range(means.workers)]
-        return RunFinished("0" * 64, means.workers, 12, 192, 3.0, {}, step_s=0.25, memory=told)
+        told = [WorkerMemory(rank, **state, activations=0, peak=140 * MIB) for rank in range(execution.workers)]
+        return RunFinished("0" * 64, execution.workers, 12, 192, 3.0, {}, step_s=0.25, memory=told)
 
     monkeypatch.setattr(MachineProbes, "run", run)
     constants = [Constant(name, 1e-9, 1.5) for name in CONSTANTS]
@@ -116,9 +116,9 @@ def test_a_cluster_that_is_given_is_where_plans_run(probes: MachineProbes, monke
     there, asked = object(), list[tuple[Any, int]]()
     probes.held[Mesh(), 16] = [WorkerMemory(0, 1000, 1000, 2000, 0, 0, 100 * MIB)]
 
-    def run(self: MachineProbes, cluster: Any, means: Means, **config: Any) -> RunFinished:
-        asked.append((cluster, means.workers))
-        return RunFinished("0" * 64, means.workers, 12, 192, 3.0, {}, step_s=0.25)
+    def run(self: MachineProbes, cluster: Any, execution: ExecutionSettings, **config: Any) -> RunFinished:
+        asked.append((cluster, execution.workers))
+        return RunFinished("0" * 64, execution.workers, 12, 192, 3.0, {}, step_s=0.25)
 
     monkeypatch.setattr(MachineProbes, "run", run)
     wide, narrow = (measure_plans(chosen, forecast_of(), probes, there, near) for near in (1, 4))  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ from elastune.core.journal.records import (
 )
 from elastune.core.mesh import Mesh
 from elastune.core.plan.data_parallel import DataParallelStep
-from elastune.core.run import Means, Program
+from elastune.core.run import ExecutionSettings, Program
 from elastune.report.overviews import gather_study
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.train.machine import cores
@@ -61,7 +61,7 @@ def records(out: Path) -> list[Record]:
 
 def identity(started: TrialStarted) -> str:
     """All that decides a training's result."""
-    return str((started.config, started.means["num_slots"], started.seed))
+    return str((started.config, started.execution["num_slots"], started.seed))
 
 
 def of_kind(records: list[Record], kind: type) -> list[Any]:
@@ -98,7 +98,7 @@ def test_every_count_has_a_row_of_each_role(found: tuple[FrontierFound, Path]) -
 def steps_measured(kept: list[Record]) -> dict[tuple[int, int], float]:
     begun = {record.trial: record for record in of_kind(kept, TrialStarted)}
     return {
-        (begun[r.trial].config["batch_size"], begun[r.trial].means["workers"]): r.run.step_s
+        (begun[r.trial].config["batch_size"], begun[r.trial].execution["workers"]): r.run.step_s
         for r in of_kind(kept, TrialFinished)
         if begun[r.trial].phase == "calibrate"
     }
@@ -130,7 +130,7 @@ def test_tuned_rows_are_confirmed_on_seeds_no_search_saw(found: tuple[FrontierFo
     for r in answer.rows:
         seeds = sorted(begun[trial].seed for trial in r.trials)
         assert seeds == [0, 1] if r.role == "naive" else seeds in ([0, 1], [FRESH_SEEDS, FRESH_SEEDS + 1])
-        assert {begun[trial].means["num_slots"] for trial in r.trials} == {r.workers} == {r.num_slots}
+        assert {begun[trial].execution["num_slots"] for trial in r.trials} == {r.workers} == {r.num_slots}
         assert r.quality_label == ("measured" if r.workers == 1 else "emulated")
     trained = Counter(identity(t) for t in begun.values() if t.phase in ("naive", "confirm"))
     assert max(trained.values()) == 1
@@ -237,16 +237,16 @@ def test_a_small_space_ends_the_search(cluster: LocalCluster, tmp_path: Path, on
 
 
 def test_in_fast_mode_as_many_workers_train_as_are_told_of(tmp_path: Path, one: Program) -> None:
-    asked = request(one, tmp_path / "out", workers=(1, 3), means=Means(mode="fast"))
+    asked = request(one, tmp_path / "out", workers=(1, 3), execution=ExecutionSettings(mode="fast"))
     answer = frontier(asked)
     assert {r.quality_label for r in answer.rows} == {"measured"}
     kept = records(tmp_path / "out")
-    slots = {r.trial: r.means["num_slots"] for r in of_kind(kept, TrialStarted) if r.phase != "calibrate"}
+    slots = {r.trial: r.execution["num_slots"] for r in of_kind(kept, TrialStarted) if r.phase != "calibrate"}
     trained = {r.trial: r.run.workers for r in of_kind(kept, TrialFinished) if r.trial in slots}
     assert trained == {trial: slots[trial] for trial in trained}
     assert set(trained.values()) == {1, 3}
     with LocalCluster(capacity=1) as small, pytest.raises(UserError, match="room for 1"):
-        frontier(request(one, tmp_path / "other", means=Means(mode="fast")), cluster=small)
+        frontier(request(one, tmp_path / "other", execution=ExecutionSettings(mode="fast")), cluster=small)
 
 
 def test_meshes_of_as_many_parts_share_quality_and_differ_in_time(
@@ -263,11 +263,11 @@ def test_meshes_of_as_many_parts_share_quality_and_differ_in_time(
         assert {data.seconds_label, shard.seconds_label} == {"measured"}
         assert data.seconds != shard.seconds, "each was timed"
     kept = records(tmp_path / "out")
-    timed = {str(r.means.get("mesh")) for r in of_kind(kept, TrialStarted) if r.phase == "calibrate"}
+    timed = {str(r.execution.get("mesh")) for r in of_kind(kept, TrialStarted) if r.phase == "calibrate"}
     assert "shard=2" in timed or cores() == 1
     trained = [r for r in of_kind(kept, TrialStarted) if r.phase == "naive"]
     assert len(trained) == 4, "two seeds for one part and two for two"
-    assert {str(r.means["mechanism"]) for r in trained} == {"replicated"}, "one worker has it all"
+    assert {str(r.execution["mechanism"]) for r in trained} == {"replicated"}, "one worker has it all"
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -285,13 +285,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"stopping": "sometimes"}, "one that is known"),
     ({"trial_workers": (3, 2)}, "between a low and a high"),
     ({"trial_workers": (1, 5)}, "within the counts asked about, up to 4"),
-    ({"trial_workers": (1, 2), "means": Means(mode="fast")}, "do not show in the result"),
+    ({"trial_workers": (1, 2), "execution": ExecutionSettings(mode="fast")}, "do not show in the result"),
     ({"meshes": (Mesh(data=2),)}, "each mesh once"),
     ({"meshes": (Mesh(pipeline=2),)}, "stages need more"),
     ({"meshes": (Mesh(tensor=cores() + 1),)}, "measured here, not modelled"),
-    ({"meshes": (Mesh(shard=2),), "means": Means(mechanism="tensor")}, "a mechanism that divides a replica along it"),
-    ({"meshes": (Mesh(shard=2),), "means": Means(mode="fast")}, "only one may cut a batch"),
-    ({"means": Means(mechanism="tensor+zero")}, "needs a mesh"),
+    (
+        {"meshes": (Mesh(shard=2),), "execution": ExecutionSettings(mechanism="tensor")},
+        "a mechanism that divides a replica along it",
+    ),
+    ({"meshes": (Mesh(shard=2),), "execution": ExecutionSettings(mode="fast")}, "only one may cut a batch"),
+    ({"execution": ExecutionSettings(mechanism="tensor+zero")}, "needs a mesh"),
     ({"constraints": ("lr > 9",)}, "must be satisfiable|must satisfy"),
 ]
 

@@ -9,7 +9,7 @@ import pytest
 from elastune.core.journal.records import FrontierRow, RunFinished
 from elastune.core.mesh import Mesh
 from elastune.core.plan.confidence_intervals import bounded_ci, wilson
-from elastune.core.run import Means
+from elastune.core.run import ExecutionSettings
 from elastune.testing.frontiers import FREE, cell, training
 from elastune.testing.frontiers import TARGETED as BY
 from elastune.tune.frontier.criteria import FrontierCriteria, mark_front, noise_scale_of, row
@@ -19,8 +19,8 @@ from elastune.tune.search.objective import Objective
 
 def made(trainings: list[Training], workers: int = 1, by: FrontierCriteria = BY) -> FrontierRow | None:
     config = trainings[0].config if trainings else {"batch_size": 10, "lr": 0.1}
-    crew = Means(workers=workers, num_slots=workers)
-    return row("naive", crew, Recipe(config), "linear", trainings, by)
+    layout = ExecutionSettings(workers=workers, num_slots=workers)
+    return row("naive", layout, Recipe(config), "linear", trainings, by)
 
 
 def test_a_row_is_the_mean_of_its_seeds() -> None:
@@ -120,9 +120,9 @@ def test_scaling_efficiency_compares_the_same_settings_on_fewer_workers() -> Non
     others = {1: one, 2: two, 8: eight}
 
     def of(workers: int, batch: int) -> FrontierRow:
-        crew = Means(workers=workers, num_slots=workers)
+        layout = ExecutionSettings(workers=workers, num_slots=workers)
         recipe = Recipe({"batch_size": batch, "lr": 0.1})
-        found = row("tuned", crew, recipe, "none", [training(0.9, batch=batch)], BY, (), others[workers], "", others)
+        found = row("tuned", layout, recipe, "none", [training(0.9, batch=batch)], BY, (), others[workers], "", others)
         assert found is not None
         return found
 

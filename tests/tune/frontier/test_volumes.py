@@ -62,16 +62,16 @@ class Made:
     ) -> int:
         """``quality`` None: it diverged."""
         trial = len(self.table.trials)
-        crew = self.plan.lineup.first(parts)
-        way = replace(self.plan.way, policies=tuple(policies))
-        means = way.told(way.trainer(crew))
+        layout = self.plan.worker_layouts.first(parts)
+        variant = replace(self.plan.variant, policies=tuple(policies))
+        execution = variant.told(variant.trainer(layout))
         tags = {"lr_rule": rule, FOR_WORKERS: parts}
-        self._hear(TrialStarted(trial, config, means, seed, phase, tags=tags))
+        self._hear(TrialStarted(trial, config, execution, seed, phase, tags=tags))
         if quality is None:
             self._hear(TrialFinished(trial, "infeasible", reason="diverged", seconds=took_s, worker_seconds=took_s))
             return trial
         metrics = {"accuracy": quality, "test_accuracy": quality if test is None else test}
-        run = RunFinished("sha", crew.workers, 10, 200, 1.0, metrics, step_s=0.1, grad_bytes=40)
+        run = RunFinished("sha", layout.workers, 10, 200, 1.0, metrics, step_s=0.1, grad_bytes=40)
         self._hear(TrialFinished(trial, "complete", {}, metrics, run=run, seconds=took_s, worker_seconds=took_s))
         return trial
 

@@ -19,7 +19,7 @@ import elastune
 from elastune.core.errors import UserError
 from elastune.core.journal.files import read
 from elastune.core.journal.records import AssetMade
-from elastune.core.journal.spending import training_together
+from elastune.core.journal.spending import training_of_studies
 from elastune.core.journal.trials import fold
 from elastune.core.run import Program, StartFrom
 from elastune.runtime.clusters.local import LocalCluster
@@ -61,7 +61,7 @@ def test_a_joined_model_is_a_point_beside_flat_ones(
     file, text = tmp_path / "joined.safetensors", json.dumps(TREE.to_json())
     asked = ("join", made / "tree", "--front", made / "flat", "--tree", text)
     said = command_here(*asked, "--out", file, "--json").json
-    assert (said["form"], said["method"], len(said["made_of"])) == ("joined", "tree of 3 levels", 5)
+    assert (said["form"], said["method"], len(said["source_trials"])) == ("joined", "tree of 3 levels", 5)
     model = elastune.load_composed(file, build)
     assert isinstance(model, JoinedModel)
     for name, seed in (("validation", 1), ("test", 2)):
@@ -117,10 +117,10 @@ def test_a_source_that_others_began_with_is_counted_once(made: Path, cluster: Lo
     space = lambda trial: {"lr": trial.suggest_categorical("lr", [0.1, 0.2])}  # noqa: E731
     tune(StudyRequest(**{**vars(asked), "sampler": "grid", "keep": "all"}), space=space, cluster=cluster)
     own, first = seconds(tmp_path / "out"), seconds(made / "flat")[0]
-    assert training_together([(tmp_path / "out", 0), (tmp_path / "out", 1)]).worker_seconds == pytest.approx(
+    assert training_of_studies([(tmp_path / "out", 0), (tmp_path / "out", 1)]).worker_seconds == pytest.approx(
         sum(own.values()) + first
     )
-    both = training_together([(tmp_path / "out", 0), (made / "flat", 0), (made / "flat", 0)])
+    both = training_of_studies([(tmp_path / "out", 0), (made / "flat", 0), (made / "flat", 0)])
     assert both.worker_seconds == pytest.approx(own[0] + first)
 
 

@@ -20,7 +20,7 @@ from elastune.core.errors import UserError
 from elastune.core.journal.records import ArtifactKept
 from elastune.train.predictions import file_of
 from elastune.tune.reuse.ensemble import parse_times
-from elastune.tune.reuse.kept_models import ReadTooSoon, SealedTest, library
+from elastune.tune.reuse.kept_models import SealedTest, TestDataAccessError, library
 from elastune.tune.reuse.saved_models import KEY, write_model_file
 
 
@@ -47,11 +47,11 @@ def test_the_file_says_what_the_predictions_say(kept_study: Path, tmp_path: Path
     x, y = points(100, seed=1).tensors
     with torch.no_grad():
         said = model(x)
-        doubt = model.doubt(x)
+        uncertainty_of = model.uncertainty_of(x)
     assert float((said.argmax(1) == y).double().mean()) == pytest.approx(found.score)
-    assert torch.allclose(doubt.said, said)
-    assert float(doubt.aleatoric.mean()) == pytest.approx(found.uncertainty.aleatoric, rel=1e-4)
-    assert float(doubt.epistemic.mean()) == pytest.approx(found.uncertainty.epistemic, abs=1e-5)
+    assert torch.allclose(uncertainty_of.said, said)
+    assert float(uncertainty_of.aleatoric.mean()) == pytest.approx(found.uncertainty.aleatoric, rel=1e-4)
+    assert float(uncertainty_of.epistemic.mean()) == pytest.approx(found.uncertainty.epistemic, abs=1e-5)
     assert found.test is not None
     with torch.no_grad():
         unseen = points(100, seed=2)
@@ -86,10 +86,10 @@ def test_an_inference_budget_is_kept(kept_study: Path) -> None:
 
 def test_no_choice_reads_test_data(kept_study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = library(kept_study).candidates[0]
-    with pytest.raises(ReadTooSoon):
+    with pytest.raises(TestDataAccessError):
         one.predictions("test")
     sealed = SealedTest("test")
-    with pytest.raises(ReadTooSoon):
+    with pytest.raises(TestDataAccessError):
         sealed.of(one)
     sealed.unseal([one])
     assert len(sealed.of(one)["targets"]) == 100
@@ -103,7 +103,7 @@ def test_no_choice_reads_test_data(kept_study: Path, monkeypatch: pytest.MonkeyP
         raise AssertionError("test data were read")
 
     monkeypatch.setattr("elastune.tune.reuse.ensemble.select", choosing_by_test)
-    with pytest.raises(ReadTooSoon):
+    with pytest.raises(TestDataAccessError):
         elastune.ensemble(kept_study)
 
 

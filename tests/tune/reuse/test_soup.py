@@ -15,7 +15,7 @@ from torch import nn
 import elastune
 from elastune.core.errors import UserError
 from elastune.core.journal.files import read
-from elastune.core.journal.records import Entry, StudyStarted, TrialBegan, TrialStarted
+from elastune.core.journal.records import Entry, StudyStarted, TrialStarted, TrialStartedFrom
 from elastune.core.journal.spending import Training, training_in, training_of
 from elastune.core.journal.trials import fold
 from elastune.core.run import Program, RunSpec, StartFrom
@@ -156,7 +156,7 @@ def test_trials_that_take_weights_by_themselves_are_a_family(
 
 def test_a_study_from_before_trials_told_what_they_took(family: Path) -> None:
     """Nothing that was to be fresh: one family. Else nobody knows."""
-    entries = [entry for entry in read(family / "journal.jsonl") if not isinstance(entry.record, TrialBegan)]
+    entries = [entry for entry in read(family / "journal.jsonl") if not isinstance(entry.record, TrialStartedFrom)]
     assert "parent" in ancestor(fold(entries), entries, [0, 1])
     for entry in entries:
         if isinstance(entry.record, StudyStarted):

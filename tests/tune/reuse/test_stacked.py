@@ -11,7 +11,7 @@ from tests.programs.views import build, points, view
 
 import elastune
 from elastune.core.errors import UserError
-from elastune.core.run import Means, Program, RunSpec
+from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import run_job
 from elastune.train.checkpoints.checkpoint import load_newest
@@ -34,7 +34,11 @@ def parts(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Pa
 def test_a_head_learns_what_no_part_can_tell(parts: Path, cluster: LocalCluster, tmp_path: Path) -> None:
     def trained(name: str, workers: int, **more: Any) -> str:
         spec = RunSpec(
-            Program(PROGRAMS / "stacked.py"), tmp_path / name, {"parts": str(parts)}, means=Means(workers), **more
+            Program(PROGRAMS / "stacked.py"),
+            tmp_path / name,
+            {"parts": str(parts)},
+            execution=ExecutionSettings(workers),
+            **more,
         )
         return run_job(spec, cluster=cluster).sha256
 

@@ -27,7 +27,7 @@ def study_of(task: str, out: Path, cluster: LocalCluster) -> Path:
     return out
 
 
-def said_by(out: Path, told: dict[str, Any], x: torch.Tensor) -> torch.Tensor:
+def outputs_of_parts(out: Path, told: dict[str, Any], x: torch.Tensor) -> torch.Tensor:
     """What each member says, by the plain way."""
     known, said = {one.trial: one for one in library(out).candidates}, []
     for member in told["members"]:
@@ -48,13 +48,13 @@ def test_values(cluster: LocalCluster, tmp_path: Path, command_here: Callable[..
     with torch.no_grad():
         model = elastune.load_ensemble(file, build)
         weights = torch.tensor([member["weight"] for member in told["members"]])
-        said = said_by(out, told, x)
+        said = outputs_of_parts(out, told, x)
         mean = (weights[:, None, None] * said).sum(0)
         assert torch.allclose(model(x), mean, atol=1e-6)
         assert told["test"]["ensemble"] == pytest.approx(float(((mean - y) ** 2).mean()), rel=1e-5)
-        doubt = model.doubt(x)
-    assert doubt.aleatoric is None
-    assert torch.allclose(doubt.epistemic, (weights[:, None, None] * (said - mean) ** 2).sum(0), atol=1e-6)
+        uncertainty_of = model.uncertainty_of(x)
+    assert uncertainty_of.aleatoric is None
+    assert torch.allclose(uncertainty_of.epistemic, (weights[:, None, None] * (said - mean) ** 2).sum(0), atol=1e-6)
     assert told["uncertainty"]["unit"] == "squared"
 
 
@@ -69,10 +69,10 @@ def test_tokens_of_sequences(cluster: LocalCluster, tmp_path: Path, command_here
     with torch.no_grad():
         model = elastune.load_ensemble(file, build)
         weights = torch.tensor([member["weight"] for member in told["members"]])
-        mean = (weights[:, None, None, None] * said_by(out, told, x).softmax(-1)).sum(0)
+        mean = (weights[:, None, None, None] * outputs_of_parts(out, told, x).softmax(-1)).sum(0)
         assert model(x).shape == (100, 7, 3)
         assert torch.allclose(model(x), mean, atol=1e-6)
         right = y != IGNORED
         loss = -mean[right].gather(1, y[right][:, None]).log().mean()
     assert told["test"]["ensemble"] == pytest.approx(float(loss), rel=1e-3)
-    assert model.doubt(x).epistemic.shape == (100, 7)
+    assert model.uncertainty_of(x).epistemic.shape == (100, 7)

@@ -16,7 +16,7 @@ from elastune.core.journal.records import Regrouped, Reported, Restarted, RunFai
 from elastune.core.run import Config, Elastic, RunSpec
 from elastune.runtime.clusters.base import Event, Exited, Message
 from elastune.testing.kits.cluster import ClusterKit, exits, reports, spec_of
-from elastune.tune.simulate.cluster import Losses, SimulatedCluster, SimulatedHandle
+from elastune.tune.simulate.cluster import SimulatedCluster, SimulatedHandle, WorkerFailures
 
 
 class Ideal:
@@ -265,13 +265,13 @@ def test_the_last_workers_loss_goes_back_to_the_checkpoint(tmp_path: Path) -> No
 
 def test_losses_are_those_of_the_seed(tmp_path: Path) -> None:
     def lost(seed: int, every_s: float = 60.0) -> list[tuple[float, int]]:
-        cluster = cluster_of(losses=Losses(every_s, seed))
+        cluster = cluster_of(losses=WorkerFailures(every_s, seed))
         return [(at, g.worker) for at, g in of(WorkerGone, history(cluster, cluster.start(spec(tmp_path, 4))))]
 
     assert lost(1) == lost(1) != lost(2)
     assert lost(1, math.inf) == []
     assert lost(1)
-    cluster = cluster_of(losses=Losses(1e-3))
+    cluster = cluster_of(losses=WorkerFailures(1e-3))
     (failure,) = of(RunFailed, history(cluster, cluster.start(spec(tmp_path, 4))))
     assert failure[1].reason == "worker_lost"
 

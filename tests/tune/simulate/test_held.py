@@ -21,7 +21,7 @@ from elastune.core.journal.records import (
 )
 from elastune.testing.simulated_studies import simulate_until
 from elastune.tune.study.allocation.rebalancer import MAX_WAIT_S, parse_allocation
-from elastune.tune.study.allocation.trial_progress import Holding
+from elastune.tune.study.allocation.trial_progress import HeldTrials
 from elastune.tune.study.request import StudyRequest
 
 SURROGATE = """
@@ -97,7 +97,7 @@ def test_who_is_held_follows_from_the_journal(program, tmp_path: Path) -> None:
     go(request)
     entries, found = journal(request.out), set()
     choice = parse_allocation(request.allocation)
-    again = Holding(choice.courses(), choice.held, MAX_WAIT_S)
+    again = HeldTrials(choice.courses(), choice.held, MAX_WAIT_S)
     for entry in entries:
         again.hear(entry)
         if isinstance(entry.record, TrialReported):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from elastune.adapt.policies.library.spot import SpotRules
 from elastune.core.cost import ON_DEMAND, SPOT, Prices
 from elastune.core.errors import UserError
-from elastune.core.plan.prices import Availability, least_cost, stretches
+from elastune.core.plan.prices import Availability, least_cost, market_spans
 from elastune.tune.simulate.market import (
     GANG,
     HINDSIGHT,
@@ -87,7 +87,7 @@ def test_the_policy_is_in_time_and_never_cheaper_than_the_optimum(
     rules = SpotRules(deadline_s, most, patience=patience, changeover_s=32.0)
     found = replay(job, offers, mixed(rules), own)
     assert found.done_s is not None
-    best = least_cost(job.work_s, most, float, stretches(offers.offer, PRICES, deadline_s))
+    best = least_cost(job.work_s, most, float, market_spans(offers.offer, PRICES, deadline_s))
     assert best is not None
     assert found.cost >= best * (1 - 1e-9)
 

@@ -13,8 +13,8 @@ from elastune.tune.simulate.market import job_of_run, recorded_run
 
 
 def started(workers: int, resumed: int | None = None) -> RunStarted:
-    means = {"workers": workers, "mechanism": "replicated", "mesh": None}
-    return RunStarted("f.py", {"lr": 0.1}, 0, means, resumed_step=resumed)
+    execution = {"workers": workers, "mechanism": "replicated", "mesh": None}
+    return RunStarted("f.py", {"lr": 0.1}, 0, execution, resumed_step=resumed)
 
 
 def said(step: int, seconds: float) -> Reported:

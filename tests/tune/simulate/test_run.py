@@ -23,9 +23,9 @@ from elastune.core.journal.records import (
     TrialReported,
     TrialStarted,
 )
-from elastune.core.run import Means, Program
+from elastune.core.run import ExecutionSettings, Program
 from elastune.train.program.load import load
-from elastune.tune.simulate.cluster import Losses
+from elastune.tune.simulate.cluster import WorkerFailures
 from elastune.tune.simulate.run import Simulation, SurrogateModel, simulate
 from elastune.tune.simulate.trial_model import RecordedModel, parse_scaling
 from elastune.tune.study.request import StudyRequest
@@ -123,7 +123,7 @@ def test_constraints_of_the_programs_file_count_beside_those_of_the_call(program
 def test_the_same_request_gives_the_same_journal(made_up: Program, tmp_path: Path) -> None:
     def journal(name: str, **changes: Any) -> str:
         out = tmp_path / name
-        simulated(request_of(made_up, out, **changes), losses=Losses(200.0, 1))
+        simulated(request_of(made_up, out, **changes), losses=WorkerFailures(200.0, 1))
         return (out / "journal.jsonl").read_text().replace(str(out), "OUT")
 
     shared = {"stopping": "asha", "trial_workers": (1, 3)}
@@ -243,7 +243,11 @@ def test_a_surrogate_has_as_many_epochs_as_it_tells_of() -> None:
 
 
 def test_recorded_trials_come_again(made_up: Program, tmp_path: Path) -> None:
-    first = simulated(request_of(made_up, tmp_path / "first", workers=2, trials=8, means=Means(workers=2, mode="fast")))
+    first = simulated(
+        request_of(
+            made_up, tmp_path / "first", workers=2, trials=8, execution=ExecutionSettings(workers=2, mode="fast")
+        )
+    )
     model = RecordedModel(tmp_path / "first", "amdahl:0.5", start_s=1.0)
     again = simulate(request_of(made_up, tmp_path / "again", workers=1, trials=8), model)
     assert [t.config for t in again.study.trials] == [t.config for t in first.study.trials]
@@ -305,7 +309,9 @@ def test_a_study_at_prices_of_hosts_pays_for_all_that_its_trials_had(
     """Trials of one worker on a cluster of two: what nobody uses is paid for by those that run."""
     prices = Prices({ANY: ((0.0, 3600.0), (60.0, 7200.0))})
     asked = request_of(made_up, tmp_path / "out", workers=2, trials=trials, prices=prices)
-    asked = replace(asked, objectives={"error": "min", "cost": "min"}, means=Means(mode="fast", workers=1))
+    asked = replace(
+        asked, objectives={"error": "min", "cost": "min"}, execution=ExecutionSettings(mode="fast", workers=1)
+    )
     found = simulated(asked).study.complete
     begun, ended = found[0].started_at, max(trial.ended_at for trial in found)
     assert all(trial.values["cost"] == trial.metrics["cost"] for trial in found)
@@ -328,7 +334,9 @@ def test_paused_trials_and_those_of_a_controller_before_keep_their_costs(made_up
     """Each trial's cost at its end is what all of its times have cost, whoever counted them."""
     prices = Prices.constant(3600.0)
     asked = request_of(made_up, tmp_path / "out", workers=1, trials=9, prices=prices, stopping="asha:eta=3")
-    asked = replace(asked, objectives={"error": "min", "cost": "min"}, means=Means(mode="fast", workers=1))
+    asked = replace(
+        asked, objectives={"error": "min", "cost": "min"}, execution=ExecutionSettings(mode="fast", workers=1)
+    )
     simulated(replace(asked, trials=5))
     simulated(replace(asked, resume=True))
     told = records(tmp_path / "out")

@@ -16,7 +16,7 @@ import pytest
 from elastune.core.journal.files import read
 from elastune.core.journal.records import StudyStarted, encode_entry
 from elastune.train.program.load import load
-from elastune.tune.simulate.cluster import Losses
+from elastune.tune.simulate.cluster import WorkerFailures
 from elastune.tune.simulate.run import SurrogateModel, simulate
 from elastune.tune.study.request import StudyRequest
 
@@ -69,6 +69,6 @@ def test_the_journal_is_that_of_before(name: str, program, tmp_path: Path) -> No
     surrogate = load(mine).surrogate
     assert surrogate is not None
     asked = StudyRequest(mine, tmp_path / name, sampler="random", trials=40, workers=6, **changes)
-    losses = Losses(200.0, 1) if "trial_workers" in changes else None
+    losses = WorkerFailures(200.0, 1) if "trial_workers" in changes else None
     simulate(asked, SurrogateModel(surrogate, start_s=1.0, resize_pause_s=0.5), losses=losses)
     assert digest(tmp_path / name / "journal.jsonl") == known

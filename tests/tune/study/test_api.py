@@ -18,7 +18,7 @@ import torch
 import elastune
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
-from elastune.core.run import Means
+from elastune.core.run import ExecutionSettings
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.train.session import Session
 
@@ -147,16 +147,18 @@ def test_workers_and_other_means_go_together(cluster: LocalCluster, tmp_path: Pa
     asked: list[dict[str, Any]] = [
         {},
         {"workers": 2},
-        {"means": Means(workers=2, mode="fast")},
-        {"means": Means(mode="fast", num_slots=1), "workers": 3},
+        {"execution": ExecutionSettings(workers=2, mode="fast")},
+        {"execution": ExecutionSettings(mode="fast", num_slots=1), "workers": 3},
     ]
     found = [
         elastune.run(trains_nothing, out=tmp_path / str(i), cluster=cluster, **each) for i, each in enumerate(asked)
     ]
     assert [run.workers for run in found] == [1, 2, 2, 3]
     assert [run.metrics["size"] for run in found] == [1, 2, 2, 3]
-    means = [json.loads((tmp_path / str(i) / "journal.jsonl").read_text().splitlines()[0])["means"] for i in range(4)]
-    assert [(m["mode"], m["num_slots"]) for m in means] == [("exact", 4), ("exact", 4), ("fast", 4), ("fast", 3)]
+    execution = [
+        json.loads((tmp_path / str(i) / "journal.jsonl").read_text().splitlines()[0])["execution"] for i in range(4)
+    ]
+    assert [(m["mode"], m["num_slots"]) for m in execution] == [("exact", 4), ("exact", 4), ("fast", 4), ("fast", 3)]
 
 
 def trains_without_words(session: Session) -> None:
@@ -166,7 +168,9 @@ def trains_without_words(session: Session) -> None:
 
 def test_a_model_that_its_mechanism_does_not_take_starts_no_worker(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="tensor divides layers that it knows"):
-        elastune.run(trains_without_words, out=tmp_path / "run", means=Means(mesh=Mesh(tensor=2), num_slots=4))
+        elastune.run(
+            trains_without_words, out=tmp_path / "run", execution=ExecutionSettings(mesh=Mesh(tensor=2), num_slots=4)
+        )
     assert not (tmp_path / "run").exists()
 
 

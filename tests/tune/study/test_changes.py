@@ -35,9 +35,9 @@ from elastune.tune.frontier.trainings import Trainings
 from elastune.tune.simulate.run import SurrogateModel, simulate
 from elastune.tune.study.request import StudyRequest
 from elastune.tune.study.results import Study
-from elastune.tune.study.resume import space_differences, space_seen
+from elastune.tune.study.resume import space_differences, summarize_space
 from elastune.tune.study.run import tune
-from elastune.tune.study.study_loop import changed_meanwhile, data_of_all
+from elastune.tune.study.study_loop import change_error, common_data
 
 PROGRAM = """
 PEAK = 0.3
@@ -147,16 +147,16 @@ def test_spaces_are_compared_by_what_they_ask_for_and_return() -> None:
         return {**found, "c": 1} if found["b"] == "x" else {**found, "d": trial.suggest_float("d", 0.0, 1.0)}
 
     def seen(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
-        return space_seen(lambda trial: change(two(trial)), 0)
+        return summarize_space(lambda trial: change(two(trial)), 0)
 
     same: Space = two
-    assert space_differences(space_seen(same, 0), seen(dict)) == []
-    assert space_differences(space_seen(same, 0), seen(lambda found: {**found, "a": found["a"] + 1})) == [
+    assert space_differences(summarize_space(same, 0), seen(dict)) == []
+    assert space_differences(summarize_space(same, 0), seen(lambda found: {**found, "a": found["a"] + 1})) == [
         "space: it returns another a"
     ]
     count = iter(range(10_000))
     restless = seen(lambda found: {**found, "at": next(count)})
-    assert space_differences(space_seen(same, 0), restless) == [], "what differs by itself cannot be compared"
+    assert space_differences(summarize_space(same, 0), restless) == [], "what differs by itself cannot be compared"
     assert space_differences({}, restless) == []
 
 
@@ -170,7 +170,7 @@ def test_a_study_expects_the_data_that_all_its_trials_had() -> None:
         study = Telling()
         for number, count in enumerate(samples):
             study.start(number, lr=0.1).tell(replace(finished(count), trial=number))
-        return data_of_all(fold(study.entries))
+        return common_data(fold(study.entries))
 
     assert told(100, 100) == asdict(DataContext(100, "abc", "float32[2]"))
     assert told(100) is None, "its settings may decide it"
@@ -183,11 +183,11 @@ def test_what_changed_meanwhile_is_no_result_of_a_trial(rule: str) -> None:
         job = 7
         outcome = RunFailed("user_error", str(UserError(rule, "mine.py, line 3, in train", "undo it")), 0)
 
-    found = changed_meanwhile(Event())  # type: ignore[arg-type]
+    found = change_error(Event())  # type: ignore[arg-type]
     assert found is not None
     assert (found.rule, found.value) == (rule, "trial 7: mine.py, line 3, in train")
     Event.outcome = RunFailed("user_error", "something else", 0)
-    assert changed_meanwhile(Event()) is None  # type: ignore[arg-type]
+    assert change_error(Event()) is None  # type: ignore[arg-type]
 
 
 def test_a_frontier_counts_no_training_of_before_a_change() -> None:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from optuna.trial import FixedTrial
 
-from elastune import suggest_means
+from elastune import suggest_execution
 from elastune.core.errors import UserError
 from elastune.core.journal.files import read
 from elastune.core.journal.records import Record, TrialFinished, TrialReallocated, TrialStarted
 from elastune.core.mesh import Mesh
-from elastune.core.run import Means, Program
+from elastune.core.run import ExecutionSettings, Program
 from elastune.parallel.mechanisms import registry
 from elastune.parallel.mechanisms.base import Replicated
 from elastune.report.export import to_csv
@@ -52,7 +52,7 @@ SHARED = (
 class Anything(Replicated):
     """Accepts any mesh: nothing is trained here."""
 
-    def check(self, means: Means, mesh: Mesh) -> None:
+    def check(self, execution: ExecutionSettings, mesh: Mesh) -> None:
         pass
 
 
@@ -73,7 +73,7 @@ def studied(program: Program, out: Path, **changes: Any) -> list[Record]:
 def test_what_cannot_run_is_infeasible_with_its_reason_and_never_started(program: Any, tmp_path: Path) -> None:
     out = tmp_path / "out"
     told = studied(program(PROGRAM), out, trials=16)
-    meshes = {r.trial: r.means["mesh"] for r in told if isinstance(r, TrialStarted)}
+    meshes = {r.trial: r.execution["mesh"] for r in told if isinstance(r, TrialStarted)}
     ended = {r.trial: r for r in told if isinstance(r, TrialFinished)}
     assert set(meshes.values()) == {"data=1", "data=2", "shard=2", "data=2,pipeline=2"}
     assert meshes.keys() == ended.keys()
@@ -86,12 +86,12 @@ def test_what_cannot_run_is_infeasible_with_its_reason_and_never_started(program
             assert ended[trial].reason.startswith(f"refused: workers along {axis} need a mechanism")
     study = Study.load(out)
     front = study.front()
-    assert {trial.means["mesh"] for trial in front} <= {"data=1", "data=2"}
+    assert {trial.execution["mesh"] for trial in front} <= {"data=1", "data=2"}
     story = gather_study(read(out / "journal.jsonl"))
     assert story is not None
     shown = front_table(story, [trial.number for trial in front])
     cells = [row[shown.header.index("mechanism")] for row in shown.rows]
-    assert cells == [f"replicated, {t.means['mesh']}" for t in sorted(front, key=lambda t: t.values["error"])]
+    assert cells == [f"replicated, {t.execution['mesh']}" for t in sorted(front, key=lambda t: t.values["error"])]
     assert all("refused" in row[-1] for row in failures_table(story).rows)
     assert "means.mesh" in to_csv(study).splitlines()[0]
     assert "--mesh" in study.pick().command
@@ -117,7 +117,7 @@ def examined(asked: StudyRequest) -> None:
     check(replace(asked, simulated=True))
 
 
-def chosen(base: Means, **own: Any) -> Means:
+def chosen(base: ExecutionSettings, **own: Any) -> ExecutionSettings:
     """A trial's means, where the space has set ``own``."""
     values = {**system_defaults(base, own), **own}
     assert values["policy"] == NO_POLICY
@@ -125,26 +125,26 @@ def chosen(base: Means, **own: Any) -> Means:
 
 
 def test_what_a_space_leaves_out_follows_from_what_it_sets(mechanisms: None) -> None:
-    assert chosen(Means(), mesh="data=2,shard=2").mechanism == "zero"
-    assert chosen(Means(), mesh="data=2,shard=2").workers == 4
-    assert chosen(Means(mechanism="sharded"), mesh="shard=2").mechanism == "sharded"
-    assert chosen(Means(mechanism="sharded"), mesh="tensor=2").mechanism == "tensor"
-    tensor = Means(mesh=Mesh(tensor=2), virtual_tensor=8)
+    assert chosen(ExecutionSettings(), mesh="data=2,shard=2").mechanism == "zero"
+    assert chosen(ExecutionSettings(), mesh="data=2,shard=2").workers == 4
+    assert chosen(ExecutionSettings(mechanism="sharded"), mesh="shard=2").mechanism == "sharded"
+    assert chosen(ExecutionSettings(mechanism="sharded"), mesh="tensor=2").mechanism == "tensor"
+    tensor = ExecutionSettings(mesh=Mesh(tensor=2), virtual_tensor=8)
     assert chosen(tensor, mesh="tensor=4").virtual_tensor == 8
     assert chosen(tensor, mesh="data=2").virtual_tensor == 8
     assert chosen(tensor, mechanism="zero", mesh="shard=2").virtual_tensor == 1
-    assert chosen(Means(), mechanism="tensor", mesh="tensor=2").virtual_tensor == 4
-    piped = Means(mesh=Mesh(pipeline=2), schedule="gpipe")
+    assert chosen(ExecutionSettings(), mechanism="tensor", mesh="tensor=2").virtual_tensor == 4
+    piped = ExecutionSettings(mesh=Mesh(pipeline=2), schedule="gpipe")
     assert chosen(piped, mesh="pipeline=4").schedule == "gpipe"
     assert chosen(piped, mechanism="zero", mesh="shard=4").schedule == "1f1b"
-    assert chosen(Means(mechanism="zero", copies=2), mechanism="replicated").copies is None
-    assert chosen(Means(), mechanism="deepspeed", zero_stage=3).zero_stage == 3
-    assert chosen(Means(mechanism="zero", offload=True), mechanism="sharded").offload
-    foreign = chosen(Means(mechanism="zero", copies=2, offload=True), mechanism="deepspeed", mode="fast")
+    assert chosen(ExecutionSettings(mechanism="zero", copies=2), mechanism="replicated").copies is None
+    assert chosen(ExecutionSettings(), mechanism="deepspeed", zero_stage=3).zero_stage == 3
+    assert chosen(ExecutionSettings(mechanism="zero", offload=True), mechanism="sharded").offload
+    foreign = chosen(ExecutionSettings(mechanism="zero", copies=2, offload=True), mechanism="deepspeed", mode="fast")
     assert (foreign.copies, foreign.offload) == (None, False)
-    assert chosen(Means(mechanism="deepspeed", zero_stage=1), mechanism="horovod").zero_stage is None
-    assert chosen(Means(mesh=Mesh(data=4))).first_mesh == Mesh(data=4)
-    assert chosen(Means(mesh=Mesh(data=4)), workers=2).first_mesh == Mesh(data=2)
+    assert chosen(ExecutionSettings(mechanism="deepspeed", zero_stage=1), mechanism="horovod").zero_stage is None
+    assert chosen(ExecutionSettings(mesh=Mesh(data=4))).first_mesh == Mesh(data=4)
+    assert chosen(ExecutionSettings(mesh=Mesh(data=4)), workers=2).first_mesh == Mesh(data=2)
 
 
 def test_a_space_asks_for_what_a_mechanism_knows(mechanisms: None) -> None:
@@ -159,7 +159,7 @@ def test_a_space_asks_for_what_a_mechanism_knows(mechanisms: None) -> None:
     }
 
     def found(**params: Any) -> dict[str, Any]:
-        return suggest_means(FixedTrial({"micro_batch": 8, **params}), **asked)
+        return suggest_execution(FixedTrial({"micro_batch": 8, **params}), **asked)
 
     assert found(mechanism="replicated") == {"mechanism": "replicated", "mesh": "data=4", "micro_batch": 8}
     zero = {"mechanism": "zero", "mesh of zero": "shard=4", "copies": 2}
@@ -170,16 +170,16 @@ def test_a_space_asks_for_what_a_mechanism_knows(mechanisms: None) -> None:
     assert found(**pipe)["schedule"] == "gpipe"
     deep = {"mechanism": "deepspeed", "mesh of deepspeed": "shard=4", "zero_stage": 3}
     assert set(found(**deep)) == {"mechanism", "mesh", "micro_batch", "zero_stage"}
-    assert suggest_means(FixedTrial({"mesh": "shard=4"}), meshes=["data=4", "shard=4"]) == {"mesh": "shard=4"}
+    assert suggest_execution(FixedTrial({"mesh": "shard=4"}), meshes=["data=4", "shard=4"]) == {"mesh": "shard=4"}
 
 
 def test_a_space_asks_how_gradients_travel_where_they_may_be_rounded() -> None:
     asked = {"modes": ["exact", "fast"], "compressions": ["none", "int8"]}
-    fast = suggest_means(FixedTrial({"mode": "fast", "compress": "int8"}), **asked)
-    assert chosen(Means(), **fast).compress == "int8"
-    assert suggest_means(FixedTrial({"mode": "exact"}), **asked) == {"mode": "exact"}
-    assert chosen(Means(mode="fast", compress="int8")).compress == "int8"
-    assert chosen(Means(mode="fast", compress="int8"), compress="none").compress is None
+    fast = suggest_execution(FixedTrial({"mode": "fast", "compress": "int8"}), **asked)
+    assert chosen(ExecutionSettings(), **fast).compress == "int8"
+    assert suggest_execution(FixedTrial({"mode": "exact"}), **asked) == {"mode": "exact"}
+    assert chosen(ExecutionSettings(mode="fast", compress="int8")).compress == "int8"
+    assert chosen(ExecutionSettings(mode="fast", compress="int8"), compress="none").compress is None
 
 
 @pytest.mark.parametrize(
@@ -196,44 +196,53 @@ def test_a_space_asks_how_gradients_travel_where_they_may_be_rounded() -> None:
 )
 def test_a_choice_of_means_is_checked(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        suggest_means(FixedTrial({"workers": 1, "mesh": "data=2"}), **options)
+        suggest_execution(FixedTrial({"workers": 1, "mesh": "data=2"}), **options)
 
 
 def test_only_whole_replicas_are_dealt_out(program: Any, tmp_path: Path, mechanisms: None) -> None:
-    means = Means(mode="fast", mesh=Mesh(tensor=2), num_slots=8)
-    shared = {"means": means, "workers": 9, "trial_workers": (2, 8), "trials": 10, "stopping": "asha"}
+    execution = ExecutionSettings(mode="fast", mesh=Mesh(tensor=2), num_slots=8)
+    shared = {"execution": execution, "workers": 9, "trial_workers": (2, 8), "trials": 10, "stopping": "asha"}
     told = studied(program(SHARED), tmp_path / "out", **shared)
-    begun = [r.means for r in told if isinstance(r, TrialStarted)]
+    begun = [r.execution for r in told if isinstance(r, TrialStarted)]
     moved = [r.after for r in told if isinstance(r, TrialReallocated)]
-    assert {means["workers"] for means in begun} | set(moved) <= {2, 4, 6, 8}
+    assert {execution["workers"] for execution in begun} | set(moved) <= {2, 4, 6, 8}
     assert moved
-    assert all(Mesh.parse(means["mesh"]) == Mesh(data=means["workers"] // 2, tensor=2) for means in begun)
+    assert all(Mesh.parse(execution["mesh"]) == Mesh(data=execution["workers"] // 2, tensor=2) for execution in begun)
     for low, high in ((1, 4), (2, 5)):
         with pytest.raises(UserError, match="whole replicas of 2 workers"):
             examined(
                 StudyRequest(
-                    program(SHARED), tmp_path / "no", trials=2, workers=8, means=means, trial_workers=(low, high)
+                    program(SHARED),
+                    tmp_path / "no",
+                    trials=2,
+                    workers=8,
+                    execution=execution,
+                    trial_workers=(low, high),
                 )
             )
 
 
 def test_a_command_names_the_mesh_and_what_goes_with_it() -> None:
-    means = Means(mesh=Mesh(data=2, tensor=2), mechanism="tensor+zero", copies=1, virtual_tensor=8).to_json()
-    command = run_command("mine.py", {}, means)
+    execution = ExecutionSettings(
+        mesh=Mesh(data=2, tensor=2), mechanism="tensor+zero", copies=1, virtual_tensor=8
+    ).to_json()
+    command = run_command("mine.py", {}, execution)
     assert "--mesh data=2,tensor=2 --mechanism tensor+zero --copies 1 --virtual-tensor 8" in command
     assert "--workers" not in command
-    assert "--mechanism zero --offload" in run_command("mine.py", {}, Means(mechanism="zero", offload=True).to_json())
-    assert "--mechanism" not in run_command("mine.py", {}, Means(workers=2).to_json())
+    assert "--mechanism zero --offload" in run_command(
+        "mine.py", {}, ExecutionSettings(mechanism="zero", offload=True).to_json()
+    )
+    assert "--mechanism" not in run_command("mine.py", {}, ExecutionSettings(workers=2).to_json())
 
 
 def test_a_trial_without_enough_memory_is_infeasible_with_the_bytes_it_wanted(
     program: Any, tmp_path: Path, cluster: LocalCluster
 ) -> None:
     """The kernel refuses, as on a machine that has no more; the other worker of the trial does not wait for ever."""
-    means = Means(mesh=Mesh(shard=2), num_slots=2)
+    execution = ExecutionSettings(mesh=Mesh(shard=2), num_slots=2)
     objectives = {"loss": "min"}
     asked = StudyRequest(
-        program(GREEDY), tmp_path / "out", objectives, sampler="grid", trials=2, workers=2, means=means
+        program(GREEDY), tmp_path / "out", objectives, sampler="grid", trials=2, workers=2, execution=execution
     )
     tune(asked, cluster=cluster)
     told = [entry.record for entry in read(tmp_path / "out" / "journal.jsonl")]

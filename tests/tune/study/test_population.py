@@ -10,7 +10,7 @@ import pytest
 
 from elastune.core.journal.files import read
 from elastune.core.journal.records import Record, TrialFinished, TrialPaused, TrialReported, TrialResumed, TrialStarted
-from elastune.core.run import Means, Program
+from elastune.core.run import ExecutionSettings, Program
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.tune.study.request import StudyRequest
 from elastune.tune.study.run import tune
@@ -31,7 +31,7 @@ def request(program: Program, out: Path, **changes: Any) -> StudyRequest:
         stopping="pbt:population=4,every=1,quantile=0.5",
         trials=6,
         workers=2,
-        means=Means(mode="exact", num_slots=4),
+        execution=ExecutionSettings(mode="exact", num_slots=4),
         epochs=EPOCHS,
         seed=3,
     )

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from elastune.core.run import Means
+from elastune.core.run import ExecutionSettings
 from elastune.tune.study.resume import changed_settings as differences
 
-EXACT, FAST = Means(workers=2).to_json(), Means(workers=2, mode="fast").to_json()
+EXACT, FAST = ExecutionSettings(workers=2).to_json(), ExecutionSettings(workers=2, mode="fast").to_json()
 THEN: dict[str, Any] = {
     "kind": "tune",
     "program": "train.py",
@@ -23,7 +23,7 @@ THEN: dict[str, Any] = {
     "target": "loss <= 1",
     "sampler": "random",
     "stopping": "asha",
-    "means": EXACT,
+    "execution": EXACT,
     "sync": "allreduce",
     "sync_schedule": "",
     "trials": 3,
@@ -46,10 +46,10 @@ THEN: dict[str, Any] = {
         ({"stopping": "none"}, "stopping .*use --stopping asha"),
         ({"sync": "local:learners=2,every=4"}, "sync .*use --sync allreduce"),
         ({"start_from": {"source": "a", "fresh": []}}, "weights .*begun with none"),
-        ({"means": FAST}, "mode .*got fast, begun with exact.*use --mode exact"),
-        ({"means": {**EXACT, "num_slots": 8}}, "num_slots .*use --slots 4"),
-        ({"means": {**EXACT, "threads": 2}}, "threads .*use --threads 1"),
-        ({"means": {**EXACT, "compress": "int8"}}, "compress .*leave out --compress"),
+        ({"execution": FAST}, "mode .*got fast, begun with exact.*use --mode exact"),
+        ({"execution": {**EXACT, "num_slots": 8}}, "num_slots .*use --slots 4"),
+        ({"execution": {**EXACT, "threads": 2}}, "threads .*use --threads 1"),
+        ({"execution": {**EXACT, "compress": "int8"}}, "compress .*leave out --compress"),
         ({"simulated": True}, "goes on with simulated trials only .*got trained ones there"),
     ],
     ids=lambda value: ", ".join(value) if isinstance(value, dict) else "",
@@ -65,7 +65,7 @@ def test_one_key_both_values_and_the_fix(changes: dict[str, Any], expected: str)
     [
         {},
         {"trials": 9, "budget_s": 60.0, "workers": 4, "until": ["loss < 1"], "patience": 3, "keep": "all"},
-        {"means": {**EXACT, "workers": 4, "micro_batch": 8, "device": "cuda"}},
+        {"execution": {**EXACT, "workers": 4, "micro_batch": 8, "device": "cuda"}},
     ],
     ids=str,
 )

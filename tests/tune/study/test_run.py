@@ -128,12 +128,12 @@ def test_system_parameters_are_searched(cluster: LocalCluster, tmp_path: Path, t
         }
 
     study = tune(request(tiny, tmp_path / "out", sampler="grid"), space=space, cluster=cluster)
-    found = {(trial.means["workers"], trial.means["mode"]) for trial in study.complete}
+    found = {(trial.execution["workers"], trial.execution["mode"]) for trial in study.complete}
     assert found == {(w, mode) for w in (1, 2) for mode in ("exact", "fast")}
     for trial in study.complete:
-        assert trial.metrics["cost"] == pytest.approx(trial.means["workers"] * trial.metrics["seconds"] / 3600)
+        assert trial.metrics["cost"] == pytest.approx(trial.execution["workers"] * trial.metrics["seconds"] / 3600)
         assert "workers" not in trial.config
-    exact = [trial.metrics["loss"] for trial in study.complete if trial.means["mode"] == "exact"]
+    exact = [trial.metrics["loss"] for trial in study.complete if trial.execution["mode"] == "exact"]
     assert len(set(exact)) == 1, "in exact mode workers are no hyperparameter"
 
 

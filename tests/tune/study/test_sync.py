@@ -89,18 +89,18 @@ def test_a_trial_agrees_as_its_space_says_and_has_slots_for_its_learners(tiny: P
     request = asked(tiny, tmp_path / "out")
     new = prepared(request, workers=2, sync="local", learners=6, every=16)
     assert (new.refused, new.spec.sync) == ("", SyncPlan("local", 6, 16))
-    assert new.spec.means.num_slots == 6
+    assert new.spec.execution.num_slots == 6
     assert isinstance(new.record, TrialStarted)
-    told = new.record.means
+    told = new.record.execution
     assert (told["sync"], told["sync_schedule"], told["num_slots"]) == ("local:learners=6,every=16", "", 6)
     assert "--sync local:learners=6,every=16" in run_command("p.py", {}, told)
     later = prepared(request, sync_schedule="5=local:learners=3; 9=diloco:learners=2")
-    assert (later.spec.sync, later.spec.means.num_slots) == (SyncPlan(), 6)
-    assert "'5=local:learners=3,every=1; 9=" in run_command("p.py", {}, later.record.means)  # type: ignore[union-attr]
+    assert (later.spec.sync, later.spec.execution.num_slots) == (SyncPlan(), 6)
+    assert "'5=local:learners=3,every=1; 9=" in run_command("p.py", {}, later.record.execution)  # type: ignore[union-attr]
     plain = prepared(request, workers=2)
     assert isinstance(plain.record, TrialStarted)
-    assert "sync" not in plain.record.means
-    assert "--sync" not in run_command("p.py", {}, {**plain.record.means, "sync": "allreduce", "sync_schedule": ""})
+    assert "sync" not in plain.record.execution
+    assert "--sync" not in run_command("p.py", {}, {**plain.record.execution, "sync": "allreduce", "sync_schedule": ""})
 
 
 def test_a_study_of_one_strategy_searches_its_settings(tiny: Program, tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_study_of_one_strategy_searches_its_settings(tiny: Program, tmp_path: 
     back = prepared(base, sync="allreduce")
     assert back.spec.sync == SyncPlan()
     assert isinstance(back.record, TrialStarted)
-    assert back.record.means["sync"] == "allreduce"  # a resumed study must not take it for the study's own
+    assert back.record.execution["sync"] == "allreduce"  # a resumed study must not take it for the study's own
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_rubbish_is_refused_before_anything_runs_and_is_no_crash_where_it_comes_
         late = begun(Tuning(plan, LocalFiles(), checkpoints=False), Sample({}, {}, values))
         assert words in late.refused
         assert isinstance(late.record, TrialStarted)
-        assert all(isinstance(late.record.means[name], str) for name in ("sync", "sync_schedule") if name in chosen)
+        assert all(isinstance(late.record.execution[name], str) for name in ("sync", "sync_schedule") if name in chosen)
 
 
 def test_names_that_the_program_has_are_its_own() -> None:
@@ -257,8 +257,8 @@ def test_static_and_adaptive_strategies_stand_on_one_front_and_a_resume_keeps_th
     study = Study.load(request.out)
     by = {trial.params["way"]: trial for trial in study.complete}
     assert set(by) == {"static", "adaptive", "steps"}, [trial.reason for trial in study.trials]
-    assert by["static"].means["sync"] == LOCAL
-    assert (by["adaptive"].means["sync"], by["adaptive"].means["policy"]) == ("allreduce", APART)
+    assert by["static"].execution["sync"] == LOCAL
+    assert (by["adaptive"].execution["sync"], by["adaptive"].execution["policy"]) == ("allreduce", APART)
     meetings = {way: trial.metrics["meetings"] for way, trial in by.items()}
     assert max(meetings["static"], meetings["adaptive"]) < meetings["steps"]  # they trained apart, not in name alone
     story = gather_study(read(request.out / "journal.jsonl"))

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from elastune.core.journal.records import RunFinished, TrialFinished, TrialStarted
-from elastune.core.journal.trials import TrialLife
+from elastune.core.journal.trials import TrialSummary
 from elastune.runtime.job.pool import JobEvent
 from elastune.tune.search.objective import parse_objectives
 from elastune.tune.study.trial_results import Pricing, judge
@@ -19,7 +19,7 @@ def judged(objective: str, metrics: dict[str, float]) -> TrialFinished:
     """Of two workers who trained for an hour, at 3.0 an hour each."""
     outcome = RunFinished("sha", 2, 10, 320, HOUR, metrics)
     ended = JobEvent(0, cast(Any, None), outcome, HOUR, 2 * HOUR)
-    life = TrialLife(TrialStarted(0, {}, {}, seed=0), 0.0, 0.0, 0.0, 0.0, workers=2)
+    life = TrialSummary(TrialStarted(0, {}, {}, seed=0), 0.0, 0.0, 0.0, 0.0, workers=2)
     return judge(life, ended, Pricing(parse_objectives({objective: "min"}), price_per_worker_hour=3.0))
 
 

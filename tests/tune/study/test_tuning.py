@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from elastune.core.errors import UserError
-from elastune.core.run import Elastic, Means, Program
+from elastune.core.run import Elastic, ExecutionSettings, Program
 from elastune.runtime.clusters.base import LocalFiles
 from elastune.tune.search.schedule import FixedTrial
 from elastune.tune.search.suggester import Suggestion
@@ -29,7 +29,7 @@ def test_all_trials_wait_for_each_other_as_long_as_was_asked(tiny: Program, tmp_
         tuning = Tuning(plan, LocalFiles(), checkpoints=False)
         values = {**plan.config, "policy": "none"}
         new = tuning.new(Suggestion(0, {}, {}, values, "random"), None)
-        fixed = tuning.fixed(1, FixedTrial(plan.config, 0, Means(), "naive"))
+        fixed = tuning.fixed(1, FixedTrial(plan.config, 0, ExecutionSettings(), "naive"))
         assert isinstance(new, PreparedTrial)
         assert new.spec.elastic == Elastic(*(bounds or ()), collective_timeout_s=90.0)
         assert fixed.spec.elastic == Elastic(collective_timeout_s=90.0)

@@ -33,7 +33,7 @@ State = dict[str, Any]  # JSON: it travels to joiners and into checkpoints
 class WorkerTimes:
     """How one worker spent the step before this one, in seconds. All zero: nothing is known.
 
-    ``UNTOLD`` stands for a worker that compiled a model, for which all others waited.
+    ``UNKNOWN_TIMES`` stands for a worker that compiled a model, for which all others waited.
 
     Attributes:
         data_s: Seconds of fetching samples.
@@ -51,7 +51,7 @@ class WorkerTimes:
         return self.data_s + self.compute_s + self.wait_s
 
 
-UNTOLD = WorkerTimes(-1.0, -1.0, -1.0)
+UNKNOWN_TIMES = WorkerTimes(-1.0, -1.0, -1.0)
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def empty(size: int) -> State:
     return {"sums": [0.0] * size, "products": [0.0] * (size * size)}
 
 
-def folded(state: State, terms: Sequence[float], memory: float) -> State:
+def updated(state: State, terms: Sequence[float], memory: float) -> State:
     """Return ``state`` with one more reading; ``state`` itself where the sums would not be finite."""
     keep = 1 - 1 / memory
     squared = keep * keep
@@ -178,7 +178,7 @@ def error(state: State, slope: Sequence[float], count: float) -> float | None:
 # -- the plain case: the weighted mean of one number, of terms (w, w x) ------------------------------------------------
 def with_value(state: State, value: float, weight: float, memory: float) -> State:
     """Return the mean's ``state`` with one more ``value``; a value that is not finite leaves it as it is."""
-    return folded(state, (weight, weight * value), memory)
+    return updated(state, (weight, weight * value), memory)
 
 
 def mean(state: State) -> Signal | None:

@@ -46,7 +46,7 @@ def with_norms(state: State, norms: GradientNorms | None, memory: float) -> Stat
     freedom = norms.parts - 1
     scatter = max(norms.part_square - norms.square, 0.0) * norms.batch  # below zero by rounding only; NaN stays NaN
     terms = (float(freedom), scatter, float(norms.batch), norms.batch * norms.square, 1.0)
-    return averages.folded(state, terms, memory)
+    return averages.updated(state, terms, memory)
 
 
 def estimate(state: State) -> Mapping[str, Signal]:

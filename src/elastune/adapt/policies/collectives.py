@@ -2,7 +2,7 @@
 
 Nothing is suspended. An attempt at a hook asks for collectives by name. Results of earlier exchanges are returned at
 once, and all other requests are collected for the next exchange. ``Future.result`` of a missing value raises
-``Missing``, which ends the attempt: the policy's state is unchanged, and after the exchange the hook starts again.
+``ResultPending``, which ends the attempt: the policy's state is unchanged, and after the exchange the hook starts again.
 
 In an exchange every worker sends a row of JSON with all that its hooks wait for. A collective that is in all rows is
 resolved, any other waits for the next exchange. A hook does nothing while it waits. So if an exchange brought nothing
@@ -195,7 +195,7 @@ def _reduced(op: Op, values: Sequence[float]) -> float:
 # [collectives] The collectives of a policy's hook. The hook runs, stops where a result is missing, and runs again with it.
 #
 # Nothing is suspended. An attempt at a hook asks for collectives by name. What earlier exchanges have brought is answered
-# at once; the rest is collected for the next exchange. ``Future.result`` of a missing value raises ``Missing``, which
+# at once; the rest is collected for the next exchange. ``Future.result`` of a missing value raises ``ResultPending``, which
 # ends the attempt: the policy's state is as it was, and after the exchange another attempt begins at the hook's start.
 
 T = TypeVar("T")
@@ -205,7 +205,7 @@ class CollectiveFailed(RuntimeError):
     """A policy's collective cannot be completed: workers called it differently, or some did not call it at all."""
 
 
-class Missing(BaseException):
+class ResultPending(BaseException):
     """A result is not there yet, so this attempt at the hook ends.
 
     It is no ``Exception``, so that a hook lets it pass.
@@ -232,7 +232,7 @@ class Future(Generic[T]):
         """
         self.asked = True
         if self._found is None:
-            raise Missing
+            raise ResultPending
         if isinstance(self._found, CollectiveFailed):
             raise CollectiveFailed(*self._found.args)
         value: T = copied(self._found)  # lest what a hook does to a list be there when it is run again
@@ -247,19 +247,19 @@ class Collectives(Protocol):
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Request:
     given: Submission
     text: str
     future: Future[Any]
 
 
-class Attempts:
+class HookCall:
     """The attempts at one call of a hook. ``scope`` names the call, equally on every worker."""
 
     def __init__(self, policy: str, scope: str) -> None:
         self._policy, self._scope = policy, scope
         self._found: dict[Name, Result | CollectiveFailed] = {}
-        self._asked: dict[Name, _Asked] = {}
+        self._asked: dict[Name, _Request] = {}
         self._counts: Counter[str] = Counter()
 
     def begin(self) -> None:
@@ -276,7 +276,7 @@ class Attempts:
             raise UserError("a collective of this name is under way", name, "take its result first, or another name")
         given = Submission(*self._name(text, count), op, value, root)
         future: Future[Any] = Future(self._found.get(given.name))
-        self._asked[given.name] = _Asked(given, text, future)
+        self._asked[given.name] = _Request(given, text, future)
         return future
 
     def _name(self, text: str, count: int) -> Name:
@@ -295,7 +295,7 @@ class Attempts:
 
     @property
     def missed(self) -> bool:
-        """Whether this attempt has wanted a result that is not there, even if the hook has not let ``Missing`` pass."""
+        """Whether this attempt has wanted a result that is not there, even if the hook has not let ``ResultPending`` pass."""
         return any(asked.future.asked and not asked.future.done for asked in self._asked.values())
 
     def check_same(self) -> None:

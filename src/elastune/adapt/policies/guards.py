@@ -186,7 +186,7 @@ def guards_for(options: Mapping[str, Any]) -> tuple[Guard, ...]:
     return (*guards, *(guard(options[name]) for name, guard in later.items() if name in options))
 
 
-def screen(
+def apply_guards(
     guards: tuple[Guard, ...], hook: str, decision: Decision, snapshot: Snapshot, states: GuardStates
 ) -> tuple[Decision, GuardStates]:
     """Return what all ``guards`` let through of the decision of ``hook``, and the guards' new states.

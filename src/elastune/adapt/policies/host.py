@@ -16,8 +16,8 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from elastune.adapt.policies.base import HOOKS, Hook, Policy, hooks_of
-from elastune.adapt.policies.collectives import Attempts, Missing, copied, pack, resolve
-from elastune.adapt.policies.guards import Guard, GuardStates, screen
+from elastune.adapt.policies.collectives import HookCall, ResultPending, copied, pack, resolve
+from elastune.adapt.policies.guards import Guard, GuardStates, apply_guards
 from elastune.adapt.policies.run import Limits, Run
 from elastune.core.decisions import Decision, Snapshot
 from elastune.core.errors import UserError
@@ -26,7 +26,7 @@ from elastune.core.errors import UserError
 
 
 @dataclass(frozen=True)
-class Named:
+class PolicyEntry:
     """A policy of a run: its name in journals, and what holds it back."""
 
     name: str
@@ -35,7 +35,7 @@ class Named:
 
 
 @dataclass(frozen=True)
-class Standing:
+class PolicyState:
     """What of a policy changes: its own state, its guards', and how often each of its hooks has failed in a row.
 
     ``off``: it is not called any more.
@@ -47,38 +47,38 @@ class Standing:
     off: bool = False
 
 
-def begin(named: Named) -> Standing:
+def begin(named: PolicyEntry) -> PolicyState:
     """Before training. Raises ``UserError`` where the policy's attributes cannot be written as JSON."""
-    return Standing(named.policy.init())
+    return PolicyState(named.policy.init())
 
 
-def decide(named: Named, standing: Standing, hook: Hook, run: Run) -> tuple[Standing, Decision]:
+def decide(named: PolicyEntry, policy_state: PolicyState, hook: Hook, run: Run) -> tuple[PolicyState, Decision]:
     """The standing after ``hook``, and what its guards let through of what it asked ``run`` for.
 
     Where they let nothing through, the policy never decided, and keeps its state: a schedule is late rather than lost.
     """
-    after = named.policy.decide(hook, standing.state, run)
+    after = named.policy.decide(hook, policy_state.state, run)
     asked = run.decision
-    decision, guards = screen(named.guards, hook, asked, run.snapshot, standing.guards)
-    state = standing.state if decision.empty and not asked.empty else after
-    return replace(standing, state=state, guards=guards), decision
+    decision, guards = apply_guards(named.guards, hook, asked, run.snapshot, policy_state.guards)
+    state = policy_state.state if decision.empty and not asked.empty else after
+    return replace(policy_state, state=state, guards=guards), decision
 
 
-def to_json(standing: Standing) -> dict[str, Any]:
+def to_json(policy_state: PolicyState) -> dict[str, Any]:
     """For a checkpoint, or another worker."""
-    state = standing.state
+    state = policy_state.state
     return {
         "state": asdict(state) if is_dataclass(state) and not isinstance(state, type) else copied(state),
-        "guards": copied(standing.guards),
-        "failures": dict(standing.failures),
-        "off": standing.off,
+        "guards": copied(policy_state.guards),
+        "failures": dict(policy_state.failures),
+        "off": policy_state.off,
     }
 
 
-def from_json(named: Named, told: Mapping[str, Any]) -> Standing:
+def from_json(named: PolicyEntry, told: Mapping[str, Any]) -> PolicyState:
     """What ``to_json`` told. Raises ``ValueError`` where the policy has no such state."""
     state = TypeAdapter(type(named.policy.init())).validate_python(told["state"])
-    return Standing(state, dict(told["guards"]), dict(told["failures"]), told["off"])
+    return PolicyState(state, dict(told["guards"]), dict(told["failures"]), told["off"])
 
 
 # [host] Runs the hooks of one worker's policies.
@@ -127,7 +127,7 @@ class _Call:
     snapshot: Snapshot
     limits: Limits
     rank: int
-    attempts: Attempts
+    attempts: HookCall
 
 
 @dataclass
@@ -137,8 +137,8 @@ class _PolicySlot:
     """
 
     place: int
-    named: Named
-    standing: Standing
+    named: PolicyEntry
+    policy_state: PolicyState
     call: _Call | None = None
     refused: set[str] = field(default_factory=set)
 
@@ -148,7 +148,7 @@ class _PolicySlot:
 
     def begin(self, hook: Hook, snapshot: Snapshot, limits: Limits, rank: int) -> _Call:
         """A call that has heard nothing yet."""
-        attempts = Attempts(self.name, f"{self.place} {self.name} {hook} {snapshot.step}")
+        attempts = HookCall(self.name, f"{self.place} {self.name} {hook} {snapshot.step}")
         return _Call(hook, snapshot, limits, rank, attempts)
 
 
@@ -158,7 +158,7 @@ class PolicyHost:
     Raises ``UserError`` where a policy's attributes cannot be written as JSON.
     """
 
-    def __init__(self, policies: Sequence[Named], known: Collection[str] | None = None) -> None:
+    def __init__(self, policies: Sequence[PolicyEntry], known: Collection[str] | None = None) -> None:
         self._known = known
         self._slots = [_PolicySlot(place, named, begin(named)) for place, named in enumerate(policies)]
         self._by_hook = {hook: [slot for slot in self._slots if hook in hooks_of(slot.named.policy)] for hook in HOOKS}
@@ -173,10 +173,10 @@ class PolicyHost:
         if hook == "after_train":
             limits = replace(limits, ended=True)
         for slot in self._by_hook[hook]:
-            if not slot.standing.off and slot.call is None:
+            if not slot.policy_state.off and slot.call is None:
                 self._attempt(slot, slot.begin(hook, snapshot, limits, rank))
 
-    def begin_again(self, workers: int, limits: Limits, rank: int) -> None:
+    def restart_waiting_hooks(self, workers: int, limits: Limits, rank: int) -> None:
         """The workers have changed: hooks that wait begin again, among ``workers``, since others were heard before."""
         for slot in self._slots:
             if (call := slot.call) is not None:
@@ -191,7 +191,7 @@ class PolicyHost:
         run = Run(call.snapshot, call.limits, call.rank, call.attempts, self._known)
         try:
             after, decision = self._decided(slot, call, run)
-        except Missing:
+        except ResultPending:
             slot.call = call
         except Exception as error:  # noqa: BLE001  a user's hook may raise anything
             self._fail(slot, call, error)
@@ -200,24 +200,26 @@ class PolicyHost:
         finally:
             run.close()
 
-    def _decided(self, slot: _PolicySlot, call: _Call, run: Run) -> tuple[Standing, Decision]:
-        """What the hook comes to. Raises ``Missing`` where it waits, whatever it has made of that."""
+    def _decided(self, slot: _PolicySlot, call: _Call, run: Run) -> tuple[PolicyState, Decision]:
+        """What the hook comes to. Raises ``ResultPending`` where it waits, whatever it has made of that."""
         try:
-            found = decide(slot.named, slot.standing, call.hook, run)
+            found = decide(slot.named, slot.policy_state, call.hook, run)
             call.attempts.check_ended()
         except Exception:
             if not call.attempts.missed:
                 raise
-        except Missing:
+        except ResultPending:
             pass
         if not call.attempts.missed:
             return found
         call.attempts.check_same()
-        raise Missing
+        raise ResultPending
 
-    def _finish(self, slot: _PolicySlot, call: _Call, after: Standing, decision: Decision, run: Run) -> None:
-        before = slot.standing
-        slot.standing = replace(after, failures={h: count for h, count in before.failures.items() if h != call.hook})
+    def _finish(self, slot: _PolicySlot, call: _Call, after: PolicyState, decision: Decision, run: Run) -> None:
+        before = slot.policy_state
+        slot.policy_state = replace(
+            after, failures={h: count for h, count in before.failures.items() if h != call.hook}
+        )
         at = call.snapshot
         if not decision.empty:
             self._proposals.append(Proposal(slot.name, at.step, decision, at, to_json(before), run.note))
@@ -230,25 +232,25 @@ class PolicyHost:
                 slot.refused.add(error.rule)
                 self._failures.append(Failure(slot.name, call.hook, call.snapshot.step, _described(error)))
             return
-        standing = slot.standing
-        count = standing.failures.get(call.hook, 0) + 1
+        policy_state = slot.policy_state
+        count = policy_state.failures.get(call.hook, 0) + 1
         off = count >= MOST_FAILURES
-        slot.standing = replace(standing, failures={**standing.failures, call.hook: count}, off=off)
+        slot.policy_state = replace(policy_state, failures={**policy_state.failures, call.hook: count}, off=off)
         self._failures.append(Failure(slot.name, call.hook, call.snapshot.step, _described(error), off))
 
-    def put_back(self, name: str, before: Mapping[str, Any]) -> None:
+    def revert_proposal(self, name: str, before: Mapping[str, Any]) -> None:
         """Nothing came of what policy ``name`` proposed last: it is as before, and may ask again."""
-        slot = self._seat(name)
+        slot = self._slot_of(name)
         slot.call = None
         then = from_json(slot.named, before)
-        slot.standing = replace(slot.standing, state=then.state, guards=then.guards)
+        slot.policy_state = replace(slot.policy_state, state=then.state, guards=then.guards)
 
     def switch_off(self, name: str) -> None:
         """Policy ``name`` is not called any more."""
-        slot = self._seat(name)
-        slot.standing = replace(slot.standing, off=True)
+        slot = self._slot_of(name)
+        slot.policy_state = replace(slot.policy_state, off=True)
 
-    def _seat(self, name: str) -> _PolicySlot:
+    def _slot_of(self, name: str) -> _PolicySlot:
         return next(slot for slot in self._slots if slot.name == name)
 
     # -- collectives --------------------------------------------------------------------------------------------------
@@ -297,12 +299,12 @@ class PolicyHost:
 
     def to_json(self) -> list[dict[str, Any]]:
         """What changes of all policies; of one whose hook waits, that from before the hook, and how to begin it."""
-        return [{"name": slot.name, **to_json(slot.standing), "waits": _told(slot.call)} for slot in self._slots]
+        return [{"name": slot.name, **to_json(slot.policy_state), "waits": _told(slot.call)} for slot in self._slots]
 
     def load(self, told: Any, pardon: bool = False) -> None:
         """Go on from ``to_json``: policies take over what stands under their name, in order; others stay as they are.
 
-        Hooks that waited there are to ``begin_again`` here, and none else. ``pardon``: policies that were off get
+        Hooks that waited there are to ``restart_waiting_hooks`` here, and none else. ``pardon``: policies that were off get
         another chance (a resumed run may have fixed them). Raises ``UserError`` where a policy cannot go on from it.
         """
         found = _checked(told)
@@ -313,12 +315,12 @@ class PolicyHost:
                 continue
             entry = found.pop(at)
             try:
-                standing = from_json(slot.named, entry)
+                policy_state = from_json(slot.named, entry)
                 waits = entry["waits"] and Snapshot.from_json(entry["waits"]["snapshot"])
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 fix = "start without the old state, or as the policy that it is of"
                 raise UserError(f"policy {slot.name} cannot take over its state", _described(error), fix) from error
-            slot.standing = replace(standing, failures={}, off=False) if pardon else standing
+            slot.policy_state = replace(policy_state, failures={}, off=False) if pardon else policy_state
             if waits is not None:
                 slot.call = slot.begin(entry["waits"]["hook"], waits, Limits(), 0)
 

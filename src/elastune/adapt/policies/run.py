@@ -13,7 +13,7 @@ from typing import Any, overload
 
 from elastune.adapt.policies.collectives import Collectives, Future, Op
 from elastune.core.communication import Topology
-from elastune.core.decisions import Decision, Snapshot, voted
+from elastune.core.decisions import Decision, Snapshot, topology_for_vote
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
 from elastune.core.plan.batch_size import LrChange, lr_change
@@ -417,7 +417,7 @@ class Run(RunView):
 
     def _route(self, topology: Topology) -> None:
         topology.check(self.size(), "replicated")  # what the run's mechanism cannot have is refused when it is due
-        self._ask(topology=voted(topology))
+        self._ask(topology=topology_for_vote(topology))
 
     def set_lr(self, x: float) -> None:
         """Ask for the learning rate ``x`` in every parameter group. It replaces earlier factors of this hook."""

@@ -15,13 +15,13 @@ import typer
 
 from elastune.cli import parse
 from elastune.cli.flatten import flatten
-from elastune.cli.groups import Interface, Notices
+from elastune.cli.groups import Interface, NoticeOptions
 from elastune.cli.output import FAILED, OK, TRY_AGAIN, print_error
 from elastune.core.cost import ON_DEMAND
 from elastune.core.errors import UserError
 
 if TYPE_CHECKING:
-    from elastune.elastic.wire.contact import Elsewhere
+    from elastune.elastic.wire.contact import ControllerLocator
     from elastune.runtime.agents.agent import Link
     from elastune.runtime.agents.messages import AgentHello
 
@@ -34,7 +34,7 @@ LOOK_S = 5.0  # for one at the address where the first is, or was
 
 
 @dataclasses.dataclass(frozen=True)
-class ThisMachine:
+class MachineOptions:
     """What this machine has room for, and what it is."""
 
     workers: Room = None
@@ -59,7 +59,7 @@ class ThisMachine:
 
 
 @dataclasses.dataclass(frozen=True)
-class StartedBy:
+class AgentOriginOptions:
     """What the launcher that starts an agent says to it."""
 
     label: Annotated[str, typer.Option(help="What whoever starts this agent calls it.", hidden=True)] = ""
@@ -75,9 +75,9 @@ class StartedBy:
 def agent(
     join: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address where the controller listens for agents.")],
     token_file: Annotated[Path, typer.Option(metavar="FILE", help="The controller's token file, or a copy of it.")],
-    notices: Notices,
-    machine: ThisMachine,
-    started: StartedBy,
+    notices: NoticeOptions,
+    machine: MachineOptions,
+    started: AgentOriginOptions,
     patience: Annotated[
         str, typer.Option(metavar="TIME", help="How long to look for the controller before giving up.")
     ] = "10m",
@@ -106,7 +106,7 @@ def agent(
     On SIGTERM, SIGUSR1 or another notice that this machine is about to be taken away, the workers leave their runs.
     Then the agent ends with exit code 75.
     """
-    from elastune.elastic.wire.contact import Elsewhere
+    from elastune.elastic.wire.contact import ControllerLocator
     from elastune.elastic.wire.transport import HOST
     from elastune.parallel.comm.sockets import address_of, interface_with
     from elastune.runtime.agents import agent as agents
@@ -126,7 +126,7 @@ def agent(
     asked: list[float] = []  # to leave, within so many seconds
     signal.signal(signal.SIGTERM, lambda *_: asked.append(grace_s))
     signal.signal(signal.SIGUSR1, lambda *_: asked.append(notices.notice_seconds))
-    where = Elsewhere(join, started.moves)
+    where = ControllerLocator(join, started.moves)
     link = _join(where, token, hello, patience_s)
     own = machine.interface or interface_with(link.socket.getsockname()[0])
     os.environ.update({HOST: hello.host, "GLOO_SOCKET_IFNAME": own})  # workers begin with this environment
@@ -155,7 +155,7 @@ def agent(
     return TRY_AGAIN if served.leaves else OK
 
 
-def _join(where: Elsewhere, token: str, hello: AgentHello, patience_s: float) -> Link:
+def _join(where: ControllerLocator, token: str, hello: AgentHello, patience_s: float) -> Link:
     from elastune.runtime.agents.agent import join
 
     until = time.monotonic() + patience_s

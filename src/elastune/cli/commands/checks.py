@@ -197,7 +197,7 @@ def _mechanisms() -> list[Finding]:
     found = []
     for word in (*MECHANISMS, *STATES, *DIVIDES):
         mechanism, axes = MECHANISMS.get(word), MechanismName.parse(word).dividing
-        can = None if mechanism is None else mechanism.abilities
+        can = None if mechanism is None else mechanism.capabilities
         told = ["exact and fast" if mechanism is None or mechanism.exact else "fast"]
         told += [f"divides along {' and '.join(axes)}"] if axes else []
         told += ["workers come and go" if can is None or can.elastic else "workers stay"]

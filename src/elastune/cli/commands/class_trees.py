@@ -16,10 +16,10 @@ from elastune.cli import options, parse
 from elastune.cli.commands.reuse import Program
 from elastune.cli.commands.search import tell_study
 from elastune.cli.flatten import flatten
-from elastune.cli.groups import ClusterOptions, FastExecution, Folders, Training
+from elastune.cli.groups import ClusterOptions, FastExecutionOptions, FolderOptions, TrainingOptions
 from elastune.cli.output import OK, print_json, say
 from elastune.core.errors import UserError
-from elastune.core.run import CommandGiven
+from elastune.core.run import CommandLine
 
 if TYPE_CHECKING:
     from elastune.tune.reuse.class_tree import ClassTree
@@ -114,7 +114,7 @@ def join(
     predict. With --out the model is also recorded in the journal of --front, and elastune report shows it there. See
     docs/transfer.md.
 
-    --json: {kind: "composed", study, form ("joined" or "stacked"), method, made_of: [{study, trial}], data, objective,
+    --json: {kind: "composed", study, form ("joined" or "stacked"), method, source_trials: [{study, trial}], data, objective,
     direction, score, parameters, singles: [{trial, score}], test: {data, rows, model, best_single} or null, file}.
     """
     from elastune.tune.reuse.composed_models import composed_of, judge_model
@@ -149,8 +149,8 @@ def parse_tree(text: str) -> ClassTree:
 
 
 def _print(found: ComposedModel) -> None:
-    parts = ", ".join(f"{one.study.name} {one.trial}" for one in found.made_of)
-    say(f"{found.form} ({found.method}) of {len(found.made_of)} trials: {parts}")
+    parts = ", ".join(f"{one.study.name} {one.trial}" for one in found.source_trials)
+    say(f"{found.form} ({found.method}) of {len(found.source_trials)} trials: {parts}")
     singles = sorted(found.singles, key=lambda one: one.score, reverse=found.direction == "max")
     best = f", best single trial ({singles[0].trial}) of {found.study} {singles[0].score:.4f}" if singles else ""
     say(f"{found.data}: {found.objective} {found.score:.4f}{best}")
@@ -176,11 +176,11 @@ def tree(
             help="The groups of classes as nested lists of class numbers: '[[[0,2],[1]],[[3],[4,5]]]'.",
         ),
     ],
-    training: Training,
-    execution: FastExecution,
-    folders: Folders,
+    training: TrainingOptions,
+    execution_options: FastExecutionOptions,
+    folders: FolderOptions,
     where: ClusterOptions,
-    command: CommandGiven,
+    command: CommandLine,
     workers: Annotated[int, typer.Option(help="Number of worker processes for all nodes together.")] = 1,
     trial_workers: options.TrialWorkers = None,
     fresh: Annotated[
@@ -201,7 +201,7 @@ def tree(
     --json: as of elastune tune, with kind "tune" and tasks: {trial: node}. Nodes are tasks of their own, so front and
     choices are empty and pick is null.
     """
-    from elastune.cli.progress import Progress, StudyTracker, told_before
+    from elastune.cli.progress import Progress, StudyTracker, earlier_entries
     from elastune.runtime.job.output import check_out
     from elastune.tune.reuse.tree_training import train_tree
 
@@ -210,7 +210,7 @@ def tree(
     low, high = bounds or (None, None)
     out: Path = folders.choose(file, "tree")
     check_out(out, folders.resume)
-    with Progress(StudyTracker(len(found.nodes()), None, told_before(out, folders.resume))) as progress:
+    with Progress(StudyTracker(len(found.nodes()), None, earlier_entries(out, folders.resume))) as progress:
         train_tree(
             file,
             found,
@@ -219,7 +219,9 @@ def tree(
             config=training.config,
             workers=workers,
             trial_workers=bounds,
-            means=execution.means(None if execution.mesh is not None else low, most_workers=high),
+            execution=execution_options.execution(
+                None if execution_options.mesh is not None else low, most_workers=high
+            ),
             epochs=training.epochs,
             seed=training.seed,
             divergence=training.factor,

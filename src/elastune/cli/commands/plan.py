@@ -125,7 +125,7 @@ class PlannedSearch:
 
 
 @dataclass(frozen=True)
-class Probing:
+class MeasurementOptions:
     """What is measured here, or was before."""
 
     noise_scale: Annotated[
@@ -179,7 +179,7 @@ def plan(
     file: options.File,
     cluster: PlannedCluster,
     search: PlannedSearch,
-    probing: Probing,
+    probing: MeasurementOptions,
     where: ClusterOptions,
     top: Annotated[int, typer.Option(help="Number of plans to show.")] = 5,
     out: Annotated[

@@ -76,12 +76,12 @@ def report(
     """
     if ledger:
         return _ledger(out, json)
-    from elastune.cli.results import Wish, result_of, with_money
+    from elastune.cli.results import PickOptions, result_of, with_money
     from elastune.report.page import write_report
     from elastune.tune.study.time_to_target import parse_target
 
     targets, weighed = parse.numbers(pick or [], "--pick"), parse.numbers(weights or [], "--weights")
-    wish = Wish(targets, weighed, subset, None if target is None else parse_target(target))
+    wish = PickOptions(targets, weighed, subset, None if target is None else parse_target(target))
     result = result_of(out, wish, across_changes=across_changes)
     page = write_report(out, across_changes=across_changes)
     more: dict[str, object] = {}
@@ -151,19 +151,19 @@ def explain(
     """
     from elastune.core.journal.files import read
     from elastune.core.journal.trials import compared_all
-    from elastune.core.plan.step_time import plan_told
+    from elastune.core.plan.step_time import last_plan
     from elastune.report.explain import Explanation, Part, explain_frontier, explain_run
     from elastune.report.explain import explain as explained
     from elastune.report.overviews import gather_run, gather_study
     from elastune.report.plan import plan_lines, serial_of
     from elastune.report.predicted_time import fitted_prediction, run_prediction, study_prediction
     from elastune.runtime.job.output import JOURNAL
-    from elastune.tune.study.allocation.throughput import plan_in, plan_left, predicted_in
+    from elastune.tune.study.allocation.throughput import plan_if_readable, plan_in, predicted_in
     from elastune.tune.study.results import Study
 
     entries = read(out / JOURNAL)
     entries = compared_all(entries) if across_changes else entries
-    story, run, own = gather_study(entries), gather_run(entries), plan_told(entries)
+    story, run, own = gather_study(entries), gather_run(entries), last_plan(entries)
     told, made = predicted_in(entries), None if plan is None else plan_in(plan)
     lines: tuple[str, ...] = ()
     if own is not None and story is None and run is None:
@@ -177,7 +177,7 @@ def explain(
         found = explained(Study.of(out, entries))
         program = "" if story is None else story.settings.get("program", "")
         if made is None and told is not None:
-            made = plan_left(told, program)
+            made = plan_if_readable(told, program)
         if made is not None and story is not None:
             lines = study_prediction(made, program, entries)
         if told is not None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # [resize] ``elastune resize``: change how many workers a running job has.
 
-Elsewhere = Annotated[
+ControllerLocator = Annotated[
     str | None,
     typer.Option(
         metavar="hosts:HOST:PORT",
@@ -36,7 +36,7 @@ TokenFile = Annotated[
 def resize(
     out: Annotated[Path, typer.Argument(help="The output folder of a run that is running.")],
     workers: Annotated[int, typer.Argument(help="The new number of workers.")],
-    cluster: Elsewhere = None,
+    cluster: ControllerLocator = None,
     token_file: TokenFile = None,
     json: options.Json = False,
 ) -> int:
@@ -109,7 +109,7 @@ def wish(
 def reshape(
     out: Annotated[Path, typer.Argument(help="The output folder of a run that is running.")],
     mesh: Annotated[str, typer.Argument(help="The new mesh: data=1,tensor=2.")],
-    cluster: Elsewhere = None,
+    cluster: ControllerLocator = None,
     token_file: TokenFile = None,
     json: options.Json = False,
 ) -> int:

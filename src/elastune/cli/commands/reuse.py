@@ -94,7 +94,7 @@ _FIX = "such as --vary inputs=temperature,pressure+humidity"
 
 
 @dataclass(frozen=True)
-class Varying:
+class ExtraMembersOptions:
     """In what members are to differ, and who trains those that are lacking."""
 
     vary: Annotated[
@@ -118,18 +118,18 @@ class Varying:
         Raises ``UserError``.
         """
         if self.vary is None:
-            unused = Varying(None) != self or where != ClusterOptions()
+            unused = ExtraMembersOptions(None) != self or where != ClusterOptions()
             if unused:
                 raise UserError("workers are for members that are trained", "no --vary", f"add it, {_FIX}")
             return True
         vary = self.values(self.vary)
-        from elastune.cli.progress import Progress, StudyTracker, told_before
+        from elastune.cli.progress import Progress, StudyTracker, earlier_entries
         from elastune.tune.reuse.new_members import train_members
         from elastune.tune.study.results import Study
 
         data = Study.load(study).data
         use_data(None if data is None else Path(data))
-        with Progress(StudyTracker(None, None, told_before(study, True))) as progress:
+        with Progress(StudyTracker(None, None, earlier_entries(study, True))) as progress:
             found = train_members(
                 study,
                 vary,
@@ -177,7 +177,7 @@ def _is_asked(config: Mapping[str, Any], vary: Mapping[str, list[Any]]) -> bool:
 @flatten
 def ensemble(
     study: Annotated[Path, typer.Argument(help="The output folder of a study that was run with --keep.")],
-    varying: Varying,
+    varying: ExtraMembersOptions,
     where: ClusterOptions,
     members: Annotated[int, typer.Option(help="Most different models in the ensemble.")] = 8,
     objective: Annotated[

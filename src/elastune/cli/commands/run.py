@@ -15,26 +15,26 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from elastune.cli import options, parse
-from elastune.cli.flatten import again, flatten
+from elastune.cli.flatten import flatten, resumed_words
 from elastune.cli.groups import (
-    Adapting,
-    Agreeing,
-    Beginning,
+    AdaptOptions,
     ClusterOptions,
-    Course,
-    Execution,
+    ExecutionOptions,
     FaultOptions,
-    Folders,
-    Notices,
+    FolderOptions,
+    InitialWeightsOptions,
+    NoticeOptions,
+    RunLengthOptions,
     RunPrices,
-    Training,
+    SyncOptions,
+    TrainingOptions,
 )
 from elastune.cli.output import FAILED, INTERRUPTED, OK, TRY_AGAIN, WRONG, print_error, print_result, say
 from elastune.cli.parse import choose_workers
 from elastune.core.cost import Prices
 from elastune.core.divergence import Divergence
 from elastune.core.errors import UserError
-from elastune.core.run import CommandGiven, Elastic, Means, Place, RunSpec
+from elastune.core.run import CommandLine, Elastic, ExecutionSettings, Place, RunSpec
 from elastune.runtime.job.output import is_url
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def resume_by(call: Call) -> Callable[..., int]:
         changes = [f"--{name}={value}" for name, value in (("workers", workers), ("epochs", epochs)) if value]
         changes += [] if max_steps is None else [f"--max-steps={max_steps}"]
         given = _given(out)
-        words = again(given, [*changes, *context.args, *(["--json"] if json else [])], Path(out).resolve())
+        words = resumed_words(given, [*changes, *context.args, *(["--json"] if json else [])], Path(out).resolve())
         there = Path(given.folder)
         if not there.is_dir() and not Path(words[-1]).exists():
             command = shlex.join(["elastune", *words])
@@ -90,7 +90,7 @@ def resume_by(call: Call) -> Callable[..., int]:
     return resume
 
 
-def _given(out: str) -> CommandGiven:
+def _given(out: str) -> CommandLine:
     """The command that the results in ``out`` are of, as it was given last."""
     from elastune.core.journal.files import read
     from elastune.core.journal.records import RunStarted, StudyStarted
@@ -123,18 +123,18 @@ def _given(out: str) -> CommandGiven:
 @flatten
 def run(
     file: options.File,
-    training: Training,
-    execution: Execution,
-    folders: Folders,
+    training: TrainingOptions,
+    execution_options: ExecutionOptions,
+    folders: FolderOptions,
     faults: FaultOptions,
-    notices: Notices,
+    notices: NoticeOptions,
     where: ClusterOptions,
-    course: Course,
-    adapting: Adapting,
+    course: RunLengthOptions,
+    adapting: AdaptOptions,
     money: RunPrices,
-    agreeing: Agreeing,
-    beginning: Beginning,
-    command: CommandGiven,
+    agreeing: SyncOptions,
+    beginning: InitialWeightsOptions,
+    command: CommandLine,
     workers: options.Workers = None,
     tensorboard: options.TensorBoard = False,
     heartbeat: options.Heartbeat = f"{Elastic.heartbeat_s:g}s",
@@ -179,19 +179,21 @@ def run(
     With --dry-run {kind: "dry_run", command: "run", program, out, cluster, seed, config, batch_size (where the config
     has it), workers, mesh, mechanism, mode, num_slots, micro_batch, device, most_workers, sync, policies, copies_note}.
     """
-    from elastune.runtime.clusters.kind import RoomWanted, opened
+    from elastune.runtime.clusters.kind import CapacityRequest, opened
     from elastune.runtime.job.resumption import accepted_changes, begun_means, check_resumed, may_adopt
     from elastune.runtime.job.run import check_free
     from elastune.runtime.placement import from_environment
     from elastune.train.preflight import examined_meanwhile
 
     place = from_environment(os.environ)
-    chosen = faults.choose(execution.mode, place)
+    chosen = faults.choose(execution_options.mode, place)
     asked = where.request()
     if place is not None and not where.local:
         rule = "workers of torchrun, srun or mpirun are where those started them"
         raise UserError(rule, f"--cluster {where.cluster}", "leave it out, or start the command by itself")
-    begin, elastic = choose_workers(workers, heartbeat, execution.collective_timeout_s, execution.chosen_mesh)
+    begin, elastic = choose_workers(
+        workers, heartbeat, execution_options.collective_timeout_s, execution_options.chosen_mesh
+    )
     elastic = replace(elastic, grace_s=parse.grace(grace))
     if place is not None:
         begin = _static_workers(workers, place, folders.out)
@@ -204,7 +206,7 @@ def run(
         out=out,
         config=training.config,
         seed=training.seed,
-        means=_means(execution, begin, elastic.high, learners, begun, here=where.local),
+        execution=_means(execution_options, begin, elastic.high, learners, begun, here=where.local),
         epochs=training.epochs,
         resume=folders.resume,
         accept_changes=folders.accept_changes,
@@ -224,7 +226,7 @@ def run(
         return _run_static(spec, place, folders.json, tensorboard, prices, command)
     changes = workers is not None and ":" in workers
     check_free(spec.out, spec.resume)
-    adopts, least = may_adopt(spec), elastic.low if changes else spec.means.workers
+    adopts, least = may_adopt(spec), elastic.low if changes else spec.execution.workers
     if not adopts:
         accepted_changes(spec)
     if beyond := check_resumed(spec):
@@ -233,26 +235,34 @@ def run(
         tracker = _tracker(spec, adopts=adopts)  # before agents come: loading torch can take longer than they wait
     if dry_run:
         return _dry_run(spec, where.cluster, as_json=folders.json)
-    room = RoomWanted(spec.out, least, spec.most_workers, grace_s=elastic.grace_s, adopts=adopts, spot=spot)
+    room = CapacityRequest(spec.out, least, spec.most_workers, grace_s=elastic.grace_s, adopts=adopts, spot=spot)
     with opened(asked, room) as cluster:
-        if cluster is not None and changes and execution.mesh is None and cluster.free:
+        if cluster is not None and changes and execution_options.mesh is None and cluster.free:
             begin = min(elastic.high or begin, cluster.free)
-            spec = replace(spec, means=_means(execution, begin, elastic.high, learners, begun, here=where.local))
+            spec = replace(
+                spec, execution=_means(execution_options, begin, elastic.high, learners, begun, here=where.local)
+            )
         return _run_local(spec, tracker, folders.json, chosen, sources, tensorboard, cluster, prices, command)
 
 
 def _means(
-    execution: Execution, begin: int, high: int | None, learners: int, begun: Means | None, *, here: bool
-) -> Means:
+    execution_options: ExecutionOptions,
+    begin: int,
+    high: int | None,
+    learners: int,
+    begun: ExecutionSettings | None,
+    *,
+    here: bool,
+) -> ExecutionSettings:
     """The system parameters asked for; those that show in the result are as in a run that was ``begun`` already."""
-    means = execution.means(begin, high, learners, here=here)
-    if begun is None or means.mode != "exact":
-        return means
-    blocks = begun.virtual_tensor if means.parts.tensor and begun.parts.tensor else means.virtual_tensor
+    execution = execution_options.execution(begin, high, learners, here=here)
+    if begun is None or execution.mode != "exact":
+        return execution
+    blocks = begun.virtual_tensor if execution.parts.tensor and begun.parts.tensor else execution.virtual_tensor
     return replace(
-        means,
-        num_slots=begun.num_slots if execution.slots is None else means.num_slots,
-        virtual_tensor=blocks if execution.virtual_tensor is None else means.virtual_tensor,
+        execution,
+        num_slots=begun.num_slots if execution_options.slots is None else execution.num_slots,
+        virtual_tensor=blocks if execution_options.virtual_tensor is None else execution.virtual_tensor,
     )
 
 
@@ -278,7 +288,7 @@ def _run_local(
     tensorboard: bool,
     cluster: Cluster | None,
     prices: Prices | None,
-    command: CommandGiven,
+    command: CommandLine,
 ) -> int:
     from elastune.cli.progress import Progress
     from elastune.runtime.job.run import JobFailed, run_job
@@ -298,13 +308,13 @@ def _run_local(
 
 
 def _run_static(
-    spec: RunSpec, place: Place, as_json: bool, tensorboard: bool, prices: Prices | None, command: CommandGiven
+    spec: RunSpec, place: Place, as_json: bool, tensorboard: bool, prices: Prices | None, command: CommandLine
 ) -> NoReturn:
     """Be one worker; rank 0 also shows progress and tells the result. Ends the process: see ``comm.group.join``."""
     from elastune.cli.progress import Progress
     from elastune.runtime.job.run import on_device, run_here
 
-    place = on_device(place, spec.means.device, os.environ)
+    place = on_device(place, spec.execution.device, os.environ)
     if place.rank != 0:
         code = run_here(spec, place)
     else:
@@ -347,7 +357,7 @@ def _tracker(spec: RunSpec, *, adopts: bool = False) -> RunTracker:
         from elastune.core.plan.memory import copies_text
 
         own = load_as_guest(spec.program).config
-        first = _advice(spec), copies_text(spec.means)
+        first = _advice(spec), copies_text(spec.execution)
     epochs = spec.epochs or {**own, **spec.config}.get("epochs")
     return RunTracker(epochs if isinstance(epochs, int) else None, spec.max_steps, first)
 
@@ -357,7 +367,7 @@ def _advice(spec: RunSpec) -> str:
     from elastune.runtime.job.program_check import is_checked
 
     path = spec.program.path
-    if spec.means.mode != "exact" or spec.most_workers == 1 or is_checked(spec.program):
+    if spec.execution.mode != "exact" or spec.most_workers == 1 or is_checked(spec.program):
         return ""
     return f"{path.name} was never checked: 'elastune check {shlex.quote(str(path))}' compares one worker with two"
 

@@ -8,20 +8,20 @@ from pathlib import Path
 from elastune.cli import options, parse
 from elastune.cli.flatten import flatten
 from elastune.cli.groups import (
-    Agreeing,
-    Beginning,
     ClusterOptions,
-    FastExecution,
-    Folders,
-    FrontierQuestion,
+    FastExecutionOptions,
+    FolderOptions,
+    FrontierOptions,
     HostPrices,
-    Search,
-    Training,
-    WorkerExecution,
+    InitialWeightsOptions,
+    SearchOptions,
+    SyncOptions,
+    TrainingOptions,
+    WorkerExecutionOptions,
 )
 from elastune.cli.output import INTERRUPTED, OK, print_error, print_result
 from elastune.core.errors import UserError
-from elastune.core.run import CommandGiven
+from elastune.core.run import CommandLine
 from elastune.tune.study.request import FrontierRequest, StudyRequest
 
 AUTO = "auto"
@@ -30,15 +30,15 @@ AUTO = "auto"
 @flatten
 def tune(
     file: options.File,
-    search: Search,
-    training: Training,
-    execution: FastExecution,
-    agreeing: Agreeing,
-    folders: Folders,
+    search: SearchOptions,
+    training: TrainingOptions,
+    execution_options: FastExecutionOptions,
+    agreeing: SyncOptions,
+    folders: FolderOptions,
     where: ClusterOptions,
     money: HostPrices,
-    beginning: Beginning,
-    command: CommandGiven,
+    beginning: InitialWeightsOptions,
+    command: CommandLine,
     workers: options.StudyWorkers = StudyRequest.workers,
     warm_start: options.WarmStart = None,
     grace: options.Grace = None,
@@ -70,24 +70,24 @@ def tune(
     of the trials since. With --dry-run {kind: "dry_run", command: "tune", ...}.
     """
     from elastune.cli.dry_run import of_study, tell_dry_run
-    from elastune.cli.progress import Progress, StudyTracker, told_before
-    from elastune.tune.study.resume import begun_slots
+    from elastune.cli.progress import Progress, StudyTracker, earlier_entries
+    from elastune.tune.study.resume import journaled_slots
     from elastune.tune.study.run import checked as checked_study
     from elastune.tune.study.run import tune as run_study
 
     cluster = where.request()
     out = folders.choose(file, "tune")
     low, high = search.bounds or (None, None)
-    low = None if execution.mesh is not None else low
-    means = execution.means(low, most_workers=high, learners=agreeing.learners, here=where.local)
-    if folders.resume and execution.slots is None:
-        means = replace(means, num_slots=begun_slots(out) or means.num_slots)
-    request = search.request(folders.program(file), out, workers, means, training, folders)
+    low = None if execution_options.mesh is not None else low
+    execution = execution_options.execution(low, most_workers=high, learners=agreeing.learners, here=where.local)
+    if folders.resume and execution_options.slots is None:
+        execution = replace(execution, num_slots=journaled_slots(out) or execution.num_slots)
+    request = search.request(folders.program(file), out, workers, execution, training, folders)
     request = replace(
         request,
         warm_start=tuple(warm_start or ()),
         sync=agreeing.choice,
-        collective_timeout_s=execution.collective_timeout_s,
+        collective_timeout_s=execution_options.collective_timeout_s,
         grace_s=parse.grace(grace),
         start_from=beginning.choose(),
         keep=keep,
@@ -99,7 +99,7 @@ def tune(
     request = money.of_study(request, local=where.local)
     if dry_run:
         return tell_dry_run(of_study(checked_study(request, cluster=cluster).plan, where.cluster), as_json=folders.json)
-    before = told_before(out, request.resume)
+    before = earlier_entries(out, request.resume)
     with Progress(StudyTracker(request.trials, request.budget_s, before)) as progress:
         run_study(request, cluster=cluster, observe=progress.observe)
     return tell_study(out, folders.json)
@@ -108,13 +108,13 @@ def tune(
 @flatten
 def frontier(
     file: options.File,
-    training: Training,
-    execution: WorkerExecution,
-    folders: Folders,
+    training: TrainingOptions,
+    execution_options: WorkerExecutionOptions,
+    folders: FolderOptions,
     where: ClusterOptions,
-    question: FrontierQuestion,
+    question: FrontierOptions,
     money: HostPrices,
-    command: CommandGiven,
+    command: CommandLine,
     budget: options.FrontierBudget = "3m",
     constraint: options.Constraints = None,
     sampler: options.Sampler = FrontierRequest.sampler,
@@ -166,7 +166,7 @@ def frontier(
     With --dry-run {kind: "dry_run", command: "frontier", ...}.
     """
     from elastune.cli.dry_run import of_frontier, tell_dry_run
-    from elastune.cli.progress import Progress, StudyTracker, told_before
+    from elastune.cli.progress import Progress, StudyTracker, earlier_entries
     from elastune.tune.frontier.find_frontier import checked
     from elastune.tune.frontier.find_frontier import frontier as find_frontier
     from elastune.tune.frontier.worker_layouts import COUNTS
@@ -183,7 +183,7 @@ def frontier(
         quality=question.quality,
         margin=question.margin,
         seeds=question.seeds,
-        means=execution.of_one(here=where.local),
+        execution=execution_options.of_one(here=where.local),
         policies=tuple(question.policy or ()),
         throughput=question.throughput,
         config=training.config,
@@ -195,7 +195,7 @@ def frontier(
         seed=training.seed,
         divergence=training.factor,
         price_per_worker_hour=price,
-        collective_timeout_s=execution.collective_timeout_s,
+        collective_timeout_s=execution_options.collective_timeout_s,
         grace_s=parse.grace(grace),
         resume=folders.resume,
         command=command,
@@ -204,7 +204,7 @@ def frontier(
     request = money.of_study(request, local=where.local)
     if dry_run:
         return tell_dry_run(of_frontier(checked(request, cluster)[0], where.cluster), as_json=folders.json)
-    before = told_before(request.out, request.resume)
+    before = earlier_entries(request.out, request.resume)
     with Progress(StudyTracker(None, request.budget_s, before)) as progress:
         find_frontier(request, cluster=cluster, observe=progress.observe)
     return tell_study(request.out, folders.json)

@@ -12,18 +12,18 @@ import typer
 from elastune.cli import options, parse
 from elastune.cli.commands.search import tell_study
 from elastune.cli.flatten import flatten
-from elastune.cli.groups import Folders, Search, Training
+from elastune.cli.groups import FolderOptions, SearchOptions, TrainingOptions
 from elastune.cli.output import OK, print_result
 from elastune.cli.parse import use_data
 from elastune.core.errors import UserError
 from elastune.core.mesh import MOST_WORKERS
-from elastune.core.run import DEFAULT_SLOTS, Config, Means, Program
+from elastune.core.run import DEFAULT_SLOTS, Config, ExecutionSettings, Program
 
 if TYPE_CHECKING:
     from elastune.adapt.policies.library.spot import SpotRules
     from elastune.cli.results import Result
     from elastune.tune.simulate.market import CostForecast, Market, MarketJob, Overheads
-    from elastune.tune.simulate.run import Simulation, Sourced
+    from elastune.tune.simulate.run import DescribedTrialModel, Simulation
 
 
 # [market] What a training would cost on spot and on-demand workers, as the command line asks and tells it.
@@ -68,7 +68,7 @@ class MarketOptions:
         ),
     ] = "20s:74s"
 
-    def read(self, workers: int) -> AskedMarket:
+    def read(self, workers: int) -> MarketRequest:
         """What is on offer, and the bounds of a training on at most so many ``workers``. Raises ``UserError``."""
         from elastune.adapt.policies.library.spot import SpotRules
         from elastune.runtime.spot import read_availability, read_prices
@@ -81,11 +81,11 @@ class MarketOptions:
         market, deadline_s = Market(offer.from_zero(), prices), parse.duration(self.deadline, "--deadline")
         rules = SpotRules(deadline_s, workers, math.inf if self.spend is None else self.spend, self.patience_)
         check_reach(market, rules)
-        return AskedMarket(market, rules, _recovery(self.recovery))
+        return MarketRequest(market, rules, _recovery(self.recovery))
 
 
 @dataclass(frozen=True)
-class AskedMarket:
+class MarketRequest:
     """A market as it was asked for: read, and checked before anything else is looked at."""
 
     market: Market
@@ -100,7 +100,7 @@ class AskedMarket:
         return _result(found, job, self.rules.deadline_s, self.rules.most, source)
 
 
-def job_of(model: Sourced, config: Config, epochs: int | None, most: int) -> MarketJob:
+def job_of(model: DescribedTrialModel, config: Config, epochs: int | None, most: int) -> MarketJob:
     """The training of ``config`` as work, and how much faster so many workers do it."""
     from elastune.tune.simulate.market import MarketJob
 
@@ -185,9 +185,9 @@ def simulate(
             help="The program: a Python file with surrogate(config, workers). For a cost also the folder of a run."
         ),
     ],
-    search: Search,
-    training: Training,
-    folders: Folders,
+    search: SearchOptions,
+    training: TrainingOptions,
+    folders: FolderOptions,
     market: MarketOptions,
     workers: Annotated[int, typer.Option(help="Number of simulated workers, for all trials together.")] = 64,
     recorded: Annotated[
@@ -227,35 +227,35 @@ def simulate(
     in_time, goodput, done_s (null: not done), done, spot_s, on_demand_s, useful_s (all three worker-seconds), changes,
     losses}]}. The last way, the hindsight optimum, has a cost only.
     """
-    from elastune.cli.progress import Progress, StudyTracker, told_before
-    from elastune.tune.simulate.cluster import Losses
+    from elastune.cli.progress import Progress, StudyTracker, earlier_entries
+    from elastune.tune.simulate.cluster import WorkerFailures
     from elastune.tune.simulate.market import Overheads
     from elastune.tune.simulate.run import simulate as run_simulation
 
     if not 1 <= workers <= MOST_WORKERS:
         raise UserError(f"--workers must be from 1 to {MOST_WORKERS}", workers, "such as 2048")
     if market != MarketOptions():
-        if search != Search():
+        if search != SearchOptions():
             raise UserError("a market is for one training", "options of a search", "leave them out, or --availability")
         overheads = Overheads(start, pause, pause)
         found = _forecast(market.read(workers), file, training, folders, recorded, scaling, overheads)
         print_result(found, as_json=folders.json)
         return OK
     out = folders.choose(file, "simulate")
-    program, means = folders.program(file), _means(search.bounds)
-    request = search.request(program, out, workers, means, training, folders)
+    program, execution = folders.program(file), _means(search.bounds)
+    request = search.request(program, out, workers, execution, training, folders)
     model = _model(request.program, recorded, scaling, start, pause)
-    losses = None if lose_every is None else Losses(parse.duration(lose_every, "--lose-every"), training.seed)
-    with Progress(StudyTracker(request.trials, None, told_before(out, request.resume))) as progress:
+    losses = None if lose_every is None else WorkerFailures(parse.duration(lose_every, "--lose-every"), training.seed)
+    with Progress(StudyTracker(request.trials, None, earlier_entries(out, request.resume))) as progress:
         simulated = run_simulation(request, model, losses=losses, observe=progress.observe)
     return tell_study(out, folders.json, simulated=_data(simulated) if folders.json else _line(simulated))
 
 
 def _forecast(
-    market: AskedMarket,
+    market: MarketRequest,
     file: Path,
-    training: Training,
-    folders: Folders,
+    training: TrainingOptions,
+    folders: FolderOptions,
     recorded: Path | None,
     scaling: str,
     overheads: Overheads,
@@ -267,7 +267,7 @@ def _forecast(
 
     most = market.rules.most
     if file.is_dir():
-        if training != Training() or recorded is not None:
+        if training != TrainingOptions() or recorded is not None:
             fix = "leave them out, or name a program"
             raise UserError("a run is taken as it was", "settings of a program, or --recorded", fix)
         job, source = job_of_run(file, most, scaling)
@@ -281,12 +281,14 @@ def _forecast(
     return market.forecast(job, overheads, model.source)
 
 
-def _means(bounds: tuple[int, int] | None) -> Means:
+def _means(bounds: tuple[int, int] | None) -> ExecutionSettings:
     low, high = bounds or (1, 1)
-    return Means(workers=low, mode="fast", num_slots=max(DEFAULT_SLOTS, high))
+    return ExecutionSettings(workers=low, mode="fast", num_slots=max(DEFAULT_SLOTS, high))
 
 
-def _model(program: Program, recorded: Path | None, scaling: str, start_s: float, pause_s: float) -> Sourced:
+def _model(
+    program: Program, recorded: Path | None, scaling: str, start_s: float, pause_s: float
+) -> DescribedTrialModel:
     """How trials go."""
     from elastune.train.program.load import load_as_guest
     from elastune.tune.simulate.run import SurrogateModel

@@ -32,23 +32,23 @@ class SyncChanged:
 
 
 @dataclass(frozen=True, config=_RULES)
-class RoundsCut:
+class RoundsShortened:
     """A round of ``sync`` would be longer than a pass over the data, of ``steps`` steps, and ends where that does."""
 
     sync: str
     steps: Count
-    kind: Literal["rounds_cut"] = "rounds_cut"
+    kind: Literal["rounds_shortened"] = "rounds_shortened"
 
 
 @dataclass(frozen=True, config=_RULES)
-class ChangesUnreached:
+class SyncChangesUnreached:
     """The run's schedule has ``changes`` of strategy, written as ``--sync-schedule``, that come when it is over: it is
     planned to have ``steps`` steps, or had them.
     """
 
     changes: str
     steps: Count
-    kind: Literal["changes_unreached"] = "changes_unreached"
+    kind: Literal["sync_changes_unreached"] = "sync_changes_unreached"
 
 
 @dataclass(frozen=True, config=_RULES)
@@ -102,7 +102,7 @@ class LinkMeasured:
 
 
 @dataclass(frozen=True, config=_RULES)
-class TopologyLaid:
+class TopologyChanged:
     """After ``step`` steps and ``seconds`` of training the sums of ``workers`` began to travel by the routes of
     ``topology``; ``cause``: who asked for it, and where it could not be had what was asked for."""
 
@@ -111,14 +111,14 @@ class TopologyLaid:
     workers: Count
     cause: str
     seconds: float
-    kind: Literal["topology_laid"] = "topology_laid"
+    kind: Literal["topology_changed"] = "topology_changed"
 
 
 # [division records] What is recorded of how a model is divided among the workers of a replica.
 
 
 @dataclass(frozen=True, config=_RULES)
-class StagesCut:
+class StagesDivided:
     """A pipeline's stages, in the order of layers: ``names`` of the layers that they begin with, and their ``shares``
     of the whole cost. ``weighed``: by what costs were told ("counted operations").
     """
@@ -126,7 +126,7 @@ class StagesCut:
     names: list[str]
     shares: list[float]
     weighed: str
-    kind: Literal["stages_cut"] = "stages_cut"
+    kind: Literal["stages_divided"] = "stages_divided"
 
 
 @dataclass(frozen=True, config=_RULES)

@@ -229,12 +229,12 @@ def _acquire(path: Path) -> int:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         if descriptor >= 0:
-            holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+            owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
             os.close(descriptor)
         else:
-            holder = str(os.getpid())
+            owner = str(os.getpid())
         rule = "a journal has one writer at a time"
-        raise UserError(rule, f"{path}, held by pid {holder}", "wait for that process, or end it") from None
+        raise UserError(rule, f"{path}, held by pid {owner}", "wait for that process, or end it") from None
     _locked_here.add(lock)
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

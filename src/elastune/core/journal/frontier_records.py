@@ -13,7 +13,7 @@ from elastune.core.journal.run_records import Count
 from elastune.core.journal.study_records import LinkFitted
 
 _RULES = ConfigDict(extra="forbid")
-SETTINGS_OF_MEANS = ("compress", "micro_batch", "precision", "sync", "sync_schedule", "policy")
+ROW_SETTINGS = ("compress", "micro_batch", "precision", "sync", "sync_schedule", "policy")
 """The means that are a row's settings: all others say who computes, and by which routes."""
 
 
@@ -60,7 +60,7 @@ class FrontierRow:
         time_to_target_ci: Its 95 % interval over seeds.
         noise_scale: The noise scale at the end of training, in samples; ``noise_scale_error`` is its standard error.
         means: All system parameters, the sync strategy and the policies.
-        ways: Which of ``means`` are not as they were asked for, in words.
+        ways: Which of ``execution`` are not as they were asked for, in words.
     """
 
     role: Literal["naive", "tuned"]
@@ -100,7 +100,7 @@ class FrontierRow:
     noise_scale_error: float | None = None
     quality_label: Literal["measured", "emulated"] = "measured"
     num_slots: Count = 1
-    means: dict[str, Any] = field(default_factory=dict)
+    execution: dict[str, Any] = field(default_factory=dict)
     ways: str = ""
     scaling: list[ScalingPoint] = field(default_factory=list)
     seed_values: list[float] = field(default_factory=list)
@@ -109,8 +109,8 @@ class FrontierRow:
     @property
     def settings(self) -> str:
         """What makes the settings of two rows the same, however many workers they have."""
-        means = {name: value for name, value in self.means.items() if name in SETTINGS_OF_MEANS}
-        return json.dumps([self.config, self.mode, means], sort_keys=True)
+        execution = {name: value for name, value in self.execution.items() if name in ROW_SETTINGS}
+        return json.dumps([self.config, self.mode, execution], sort_keys=True)
 
     @property
     def division(self) -> str:
@@ -125,7 +125,7 @@ class FrontierRow:
 
 
 @dataclass(frozen=True, config=_RULES)
-class MeansTimed:
+class ExecutionTimed:
     """Means of a crew, and the time of a step by them.
 
     Attributes:
@@ -133,7 +133,7 @@ class MeansTimed:
             failed, and so was not timed.
     """
 
-    means: dict[str, Any]
+    execution: dict[str, Any]
     changed: str
     step_s: float | None
     same: bool | None
@@ -149,7 +149,7 @@ class ThroughputTuned:
     """
 
     batch: Count
-    tried: list[MeansTimed]
+    tried: list[ExecutionTimed]
     chosen: Count
     kind: Literal["throughput_tuned"] = "throughput_tuned"
 

@@ -13,25 +13,25 @@ from typing import Annotated
 from pydantic import Field, TypeAdapter
 
 from elastune.core.journal.execution_records import (
-    ChangesUnreached,
     Compiled,
     LayersDivided,
     LearnerLeftOut,
     LinkMeasured,
-    RoundsCut,
-    StagesCut,
+    RoundsShortened,
+    StagesDivided,
     SyncChanged,
-    TopologyLaid,
+    SyncChangesUnreached,
+    TopologyChanged,
 )
 from elastune.core.journal.frontier_records import (
     Conclusion,
+    ExecutionTimed,
     FrontierAnswer,
     FrontierFound,
     FrontierReason,
     FrontierRow,
     FrontierVolumes,
     Gain,
-    MeansTimed,
     OwnMachine,
     ReferencePoint,
     ScalingPoint,
@@ -44,13 +44,13 @@ from elastune.core.journal.run_records import (
     ChangesAccepted,
     Checkpointed,
     CheckpointFailed,
+    ConnectionsRefused,
     DataContext,
     Decided,
     FaultInjected,
     HostsHeld,
     Measured,
     MembershipEvent,
-    NotLetIn,
     NotMeasured,
     PolicyFailed,
     PredictionsAdded,
@@ -67,8 +67,8 @@ from elastune.core.journal.run_records import (
     StateLost,
     StepsCompleted,
     StepsPlanned,
-    Straggling,
-    TrialBegan,
+    StragglerDetected,
+    TrialStartedFrom,
     WorkerGone,
     WorkerMemory,
     WorkerSteps,
@@ -94,11 +94,11 @@ from elastune.core.journal.study_records import (
     TrialAdopted,
     TrialFinished,
     TrialPaused,
+    TrialProgressed,
     TrialReallocated,
     TrialRegrouped,
     TrialReported,
     TrialResumed,
-    TrialSeen,
     TrialStarted,
     WarmStarted,
 )
@@ -116,7 +116,7 @@ __all__ = [
     "AssetMember",
     "AssetPart",
     "ChangesAccepted",
-    "ChangesUnreached",
+    "SyncChangesUnreached",
     "CheckpointFailed",
     "Checkpointed",
     "Compiled",
@@ -136,10 +136,10 @@ __all__ = [
     "LearnerLeftOut",
     "LinkFitted",
     "LinkMeasured",
-    "MeansTimed",
+    "ExecutionTimed",
     "Measured",
     "MembershipEvent",
-    "NotLetIn",
+    "ConnectionsRefused",
     "NotMeasured",
     "OwnMachine",
     "Phase",
@@ -155,7 +155,7 @@ __all__ = [
     "Regrouped",
     "Reported",
     "Restarted",
-    "RoundsCut",
+    "RoundsShortened",
     "RunContext",
     "RunFailed",
     "RunFinished",
@@ -164,27 +164,27 @@ __all__ = [
     "ScalingPredicted",
     "SideVolume",
     "SingleScore",
-    "StagesCut",
+    "StagesDivided",
     "StartedFrom",
     "StateLost",
     "StepsCompleted",
     "StepsPlanned",
-    "Straggling",
+    "StragglerDetected",
     "StudyFinished",
     "StudyStarted",
     "SyncChanged",
     "ThroughputTuned",
     "TimesFitted",
-    "TopologyLaid",
+    "TopologyChanged",
     "TrialAdopted",
-    "TrialBegan",
+    "TrialStartedFrom",
     "TrialFinished",
     "TrialPaused",
     "TrialReallocated",
     "TrialRegrouped",
     "TrialReported",
     "TrialResumed",
-    "TrialSeen",
+    "TrialProgressed",
     "TrialStarted",
     "WarmStarted",
     "WorkerGone",
@@ -205,7 +205,7 @@ Record = Annotated[
     | PredictionsAdded
     | AssetMade
     | StartedFrom
-    | StagesCut
+    | StagesDivided
     | LayersDivided
     | LinkMeasured
     | RunFinished
@@ -219,15 +219,15 @@ Record = Annotated[
     | PolicyFailed
     | Restarted
     | SyncChanged
-    | RoundsCut
-    | ChangesUnreached
+    | RoundsShortened
+    | SyncChangesUnreached
     | LearnerLeftOut
     | StateLost
     | MembershipEvent
     | WorkerGone
-    | Straggling
-    | TopologyLaid
-    | NotLetIn
+    | StragglerDetected
+    | TopologyChanged
+    | ConnectionsRefused
     | HostsHeld
     | FaultInjected
     | StudyStarted
@@ -237,11 +237,11 @@ Record = Annotated[
     | TrialStarted
     | TrialReported
     | TrialAdopted
-    | TrialBegan
+    | TrialStartedFrom
     | TrialFinished
     | TrialRegrouped
     | TrialReallocated
-    | TrialSeen
+    | TrialProgressed
     | TrialResumed
     | TrialPaused
     | ArtifactKept

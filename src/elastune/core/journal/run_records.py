@@ -14,7 +14,7 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationE
 from pydantic.dataclasses import dataclass
 
 from elastune.core.formatting import printable
-from elastune.core.run import CommandGiven
+from elastune.core.run import CommandLine
 
 # [values] What values of a record may be: a journal is read years later, elsewhere, by programs that reckon with them.
 
@@ -45,13 +45,13 @@ def _having(kinds: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, An
     return check
 
 
-MeansUsed = Annotated[
+ExecutionValues = Annotated[
     dict[str, Any],
     AfterValidator(
         _having({"workers": Count, "mechanism": str, "mesh": str | None, "sync": str, "sync_schedule": str})
     ),
 ]
-"""The fields of ``core.run.Means``, and what else decided how a training was run."""
+"""The fields of ``core.run.ExecutionSettings``, and what else decided how a training was run."""
 Settings = Annotated[
     dict[str, Any],
     AfterValidator(
@@ -67,7 +67,7 @@ Settings = Annotated[
                 "epochs": Count | None,
                 "stopping": str,
                 "allocation": str,
-                "means": MeansUsed,
+                "execution": ExecutionValues,
                 "defaults": dict[str, Any],
                 "target": float | str | None,  # of a frontier the quality, of a study a comparison
                 "until": list[str] | tuple[str, ...],
@@ -110,7 +110,7 @@ class RunStarted:
     program: str
     config: dict[str, Any]
     seed: Whole
-    means: MeansUsed
+    execution: ExecutionValues
     context: dict[str, Any] = field(default_factory=dict)
     epochs: Count | None = None
     resumed_step: Count | None = None
@@ -122,7 +122,7 @@ class RunStarted:
     max_steps: Count | None = None
     start_from: dict[str, Any] | None = None
     from_dcp: str | None = None
-    command: CommandGiven | None = None
+    command: CommandLine | None = None
     source: dict[str, dict[str, str]] = field(default_factory=dict)
     kind: Literal["run_started"] = "run_started"
 
@@ -448,22 +448,22 @@ class WorkerGone:
 
 
 @dataclass(frozen=True, config=_RULES)
-class Straggling:
+class StragglerDetected:
     """A worker keeps the others waiting: one line for people."""
 
     worker: Whole
     line: Words
-    kind: Literal["straggling"] = "straggling"
+    kind: Literal["straggler_detected"] = "straggler_detected"
 
 
 @dataclass(frozen=True, config=_RULES)
-class NotLetIn:
+class ConnectionsRefused:
     """Connections from ``host`` to a run's coordinator were refused: so many, for the same reason."""
 
     host: str
     why: Words
     times: Count
-    kind: Literal["not_let_in"] = "not_let_in"
+    kind: Literal["connections_refused"] = "connections_refused"
 
 
 @dataclass(frozen=True, config=_RULES)
@@ -503,12 +503,12 @@ class StartedFrom:
 
 
 @dataclass(frozen=True, config=_RULES)
-class TrialBegan:
+class TrialStartedFrom:
     """A trial has taken another model's weights, by itself or because its study was begun so."""
 
     trial: Number
     told: StartedFrom
-    kind: Literal["trial_began"] = "trial_began"
+    kind: Literal["trial_started_from"] = "trial_started_from"
 
 
 # [change records] What is recorded where a run or a study goes on with another program or other data than it was begun with.

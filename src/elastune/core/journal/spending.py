@@ -159,7 +159,7 @@ def training_of(entries: Sequence[Entry], table: TrialTable, trials: Iterable[in
     return Training(own_s + before.worker_seconds, (*untold, *before.untold))
 
 
-def training_together(trials: Iterable[tuple[Path, int]]) -> Training:
+def training_of_studies(trials: Iterable[tuple[Path, int]]) -> Training:
     """That of trials of several studies, each in its folder, of those that they descend from, and of what all these
     began with: each once, however many began with it. Raises ``UserError`` where a study's journal cannot be read."""
     todo, seen = list(trials), set[tuple[Path, int]]()

@@ -12,7 +12,7 @@ from elastune.core.journal.run_records import (
     EXACT,
     Adopted,
     Count,
-    MeansUsed,
+    ExecutionValues,
     Number,
     Regrouped,
     Reported,
@@ -21,7 +21,7 @@ from elastune.core.journal.run_records import (
     Whole,
     Words,
 )
-from elastune.core.run import CommandGiven
+from elastune.core.run import CommandLine
 
 # [study records] What is recorded of a study or a frontier: its trials from their start to their end, and fitted times.
 
@@ -39,7 +39,7 @@ class StudyStarted:
     settings: Settings
     context: dict[str, Any] = field(default_factory=dict)
     resumed: bool = False
-    command: CommandGiven | None = None
+    command: CommandLine | None = None
     kind: Literal["study_started"] = "study_started"
 
 
@@ -105,7 +105,7 @@ class TrialStarted:
 
     trial: Number
     config: dict[str, Any]
-    means: MeansUsed
+    execution: ExecutionValues
     seed: Whole
     phase: Phase = "search"
     params: dict[str, Any] = field(default_factory=dict)
@@ -185,12 +185,12 @@ class TrialReallocated:
 
 
 @dataclass(frozen=True, config=_RULES)
-class TrialSeen:
+class TrialProgressed:
     """A running trial has completed ``step`` steps. Its workers have changed: two such looks tell its speed on them."""
 
     trial: Number
     step: Count
-    kind: Literal["trial_seen"] = "trial_seen"
+    kind: Literal["trial_progressed"] = "trial_progressed"
 
 
 @dataclass(frozen=True, config=_RULES)

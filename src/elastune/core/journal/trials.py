@@ -21,7 +21,6 @@ from elastune.core.journal.records import (
     StudyFinished,
     StudyStarted,
     TrialAdopted,
-    TrialBegan,
     TrialFinished,
     TrialPaused,
     TrialReallocated,
@@ -29,6 +28,7 @@ from elastune.core.journal.records import (
     TrialReported,
     TrialResumed,
     TrialStarted,
+    TrialStartedFrom,
 )
 
 State = Literal["running", "paused", "over"]
@@ -37,7 +37,7 @@ Change = (
     | TrialPaused
     | TrialResumed
     | TrialAdopted
-    | TrialBegan
+    | TrialStartedFrom
     | TrialReallocated
     | TrialRegrouped
     | TrialFinished
@@ -71,7 +71,7 @@ class AllocationSpan:
 
 
 @dataclass(frozen=True)
-class TrialLife:
+class TrialSummary:
     """One trial, as far as the journal tells. A trial that was started again forgets what it had done before.
 
     ``started_at``: seconds since the epoch; ``begun_at``: when it was started or resumed last. ``last_at``, ``last_s``:
@@ -109,7 +109,7 @@ class TrialLife:
     @property
     def first_workers(self) -> int:
         """Those that it began with."""
-        return int(self.started.means.get("workers", 1))
+        return int(self.started.execution.get("workers", 1))
 
     @property
     def epochs_done(self) -> int:
@@ -117,7 +117,7 @@ class TrialLife:
         paused = [self.pause.epoch] if self.pause is not None else []
         return max((*paused, *(report.epoch for report, _ in self.reports[-1:])), default=0)
 
-    def after(self, entry: Entry, now_s: float) -> TrialLife:
+    def after(self, entry: Entry, now_s: float) -> TrialSummary:
         """The same once ``entry``, a record of this trial's, has happened."""
         changes: dict[str, Any] = {"last_at": entry.at, "last_s": now_s}
         if isinstance(entry.record, TrialReported | TrialPaused | TrialFinished) and entry.record.cost is not None:
@@ -131,7 +131,9 @@ class TrialLife:
                 return replace(self, workers=len(change.members))
             case TrialAdopted(found=found):
                 return replace(self, workers=len(found.workers))
-            case TrialBegan(told=told) if told not in self.begun:  # else: it has lost all workers, and began again
+            case TrialStartedFrom(told=told) if (
+                told not in self.begun
+            ):  # else: it has lost all workers, and began again
                 return replace(self, begun=(*self.begun, told))
             case TrialPaused() as pause:
                 changes |= {"state": "paused", "epoch": pause.epoch, "pause": pause}
@@ -157,7 +159,7 @@ class TrialTable:
     """
 
     def __init__(self) -> None:
-        self.trials: dict[int, TrialLife] = {}
+        self.trials: dict[int, TrialSummary] = {}
         self.ended: dict[int, None] = {}
         self.cut_off: dict[int, None] = {}
         self.artifacts: dict[int, ArtifactKept] = {}
@@ -251,9 +253,9 @@ def compared_all(entries: Iterable[Entry]) -> list[Entry]:
     ]
 
 
-def _begun(record: TrialStarted, at: float, now_s: float) -> TrialLife:
-    workers = int(record.means.get("workers", 1))
-    return TrialLife(record, at, at, at, now_s, workers, until_epoch=record.until_epoch)
+def _begun(record: TrialStarted, at: float, now_s: float) -> TrialSummary:
+    workers = int(record.execution.get("workers", 1))
+    return TrialSummary(record, at, at, at, now_s, workers, until_epoch=record.until_epoch)
 
 
 class _Spans:
@@ -266,8 +268,8 @@ class _Spans:
 
     def hear(self, record: TrialRecord, now_s: float) -> None:
         match record:
-            case TrialStarted(trial=trial, means=means):
-                self._begin(trial, int(means.get("workers", 1)), "started", now_s)
+            case TrialStarted(trial=trial, execution=execution):
+                self._begin(trial, int(execution.get("workers", 1)), "started", now_s)
             case TrialResumed(trial=trial, workers=workers):
                 self._begin(trial, workers, "resumed", now_s)
             case TrialAdopted(trial=trial, found=found):

@@ -512,7 +512,7 @@ def _column(plan: ClusterPlan, mesh: Mesh, nodes: Nodes) -> StepSplits:
 LEAST_LOSS = 1.05  # by what factor a step on all workers must be longer than on fewer, to be told
 
 
-def unused_text(forecast: ProgramForecast, nodes: Nodes, batch: int, parameters: float) -> str:
+def unused_workers_text(forecast: ProgramForecast, nodes: Nodes, batch: int, parameters: float) -> str:
     """Return why one training cannot use all workers of a cluster, in one sentence; "" where it can.
 
     Args:
@@ -525,7 +525,7 @@ def unused_text(forecast: ProgramForecast, nodes: Nodes, batch: int, parameters:
         The sentence, with what each worker would compute in a step and how long it would wait for gradients.
 
     Example:
-        >>> unused_text(forecast, Nodes(8, 8), 64, 27_700)
+        >>> unused_workers_text(forecast, Nodes(8, 8), 64, 27_700)
         'too small for 64 workers: ...'
     """
     most = min(nodes.workers, batch)

@@ -3,7 +3,7 @@
 ``step_time`` gives the time of a step on any mesh from counts of a program's work. Frontiers, and policies in a run,
 count nothing: they have timed the program, and ask for other batches and other numbers of workers. To them all terms
 of a pass are one line, ``base_s + per_sample_s * share``, where the largest share decides. Gradients are summed by the
-formula of ``links.summed_s``. Both forms agree on the same step (a test holds that).
+formula of ``links.allreduce_s``. Both forms agree on the same step (a test holds that).
 
 Where links were not measured, a sum has Pollux's form: a time for two workers, and an addition for each further one
 (``DataParallelStep.linear``). Pass and sum together take (Tg^y + Tr^y)^(1/y), y = 1 for no overlap (Qiao et al.,
@@ -26,7 +26,7 @@ import numpy as np
 
 from elastune.core.errors import UserError
 from elastune.core.journal.records import LinkMeasured, TimesFitted
-from elastune.core.plan.links import Hosts, RingLink, fit_links, summed_s
+from elastune.core.plan.links import Hosts, RingLink, allreduce_s, fit_links
 from elastune.core.plan.step_time import Floats
 
 # [data parallel] How long a step takes in data parallelism, of a program that was timed and not looked into.
@@ -34,7 +34,7 @@ from elastune.core.plan.step_time import Floats
 # ``terms`` says what a step takes on any mesh, from what a rehearsal has counted of the program. Frontiers, and policies
 # in a run, count nothing. They have timed the program, and ask for other batches and other numbers of workers. To them
 # all terms of a pass are one line, ``base_s + per_sample_s * share``, where the largest share decides; gradients are
-# summed by the formula of ``terms`` (``plan.links.summed_s``). Both say the same of the same step
+# summed by the formula of ``terms`` (``plan.links.allreduce_s``). Both say the same of the same step
 # (``tests/core/plan/steps/test_data_parallel.py``). ``timed_steps`` has the fits.
 #
 # Where links were not measured, a sum has Pollux's form: so much on two workers, and so much more for each further one
@@ -102,7 +102,7 @@ class DataParallelStep:
             return 0.0
         count = 1 if self.hosts is None else min(workers, hosts or self.hosts.needed(workers))
         across = self.link if self.hosts is None else self.hosts.link
-        return self.fixed_s + float(summed_s(self.link, across, self.grad_bytes, workers, count))
+        return self.fixed_s + float(allreduce_s(self.link, across, self.grad_bytes, workers, count))
 
     def step_s(self, batch: int, workers: int, hosts: int | None = None, *, passes: int = 1, every: int = 1) -> float:
         """Seconds of one whole step.

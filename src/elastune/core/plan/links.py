@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from elastune.core.communication import Hop, Route, Topology, chunks_of, itinerary, routes_of
+from elastune.core.communication import Hop, Route, Topology, chunks_of, relay_steps, routes_of
 from elastune.core.journal.records import LinkFitted, LinkMeasured
 from elastune.core.slots import cut, subtrees
 
@@ -46,13 +46,15 @@ class RingLink(NamedTuple):
         return LinkFitted(self.latency_s, self.seconds_per_byte)
 
 
-def ring_s(link: tuple[FloatOrArray, FloatOrArray], size_bytes: FloatOrArray, workers: FloatOrArray) -> FloatOrArray:
+def ring_allreduce_s(
+    link: tuple[FloatOrArray, FloatOrArray], size_bytes: FloatOrArray, workers: FloatOrArray
+) -> FloatOrArray:
     """Seconds of a ring all-reduce, or of many, as arrays; 0 for a lone worker. ``link``: as in ``RingLink``."""
     hop_s, seconds_per_byte = link
     return 2 * (workers - 1) * (hop_s + size_bytes * seconds_per_byte / workers)
 
 
-def summed_s(
+def allreduce_s(
     within: tuple[FloatOrArray, FloatOrArray],
     across: tuple[FloatOrArray, FloatOrArray],
     size_bytes: FloatOrArray,
@@ -60,7 +62,7 @@ def summed_s(
     hosts: FloatOrArray,
 ) -> FloatOrArray:
     """The same where workers stand on so many ``hosts``: a ring ``within`` the fullest, then one ``across`` them."""
-    return ring_s(within, size_bytes, np.ceil(workers / hosts)) + ring_s(across, size_bytes, hosts)
+    return ring_allreduce_s(within, size_bytes, np.ceil(workers / hosts)) + ring_allreduce_s(across, size_bytes, hosts)
 
 
 @dataclass(frozen=True)
@@ -231,7 +233,7 @@ class _Flow:
         self._ready: list[tuple[float, int, bool, int, int]] = []
         for rank in range(sums.workers):
             waits: dict[int, list[Hop]] = {}
-            for call in itinerary(routes, chunks, rank):
+            for call in relay_steps(routes, chunks, rank):
                 if call.arrives is not None and call.arrives.up:
                     waits.setdefault(call.arrives.chunk, []).append(call.arrives)
                 for hop in call.leaves:

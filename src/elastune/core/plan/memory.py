@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elastune.core.formatting import byte_count, count
-from elastune.core.layout import holders
+from elastune.core.layout import owners
 from elastune.core.mesh import MechanismName, Mesh
 from elastune.core.plan.step_time import Floats, StepSplits, StepWork
-from elastune.core.run import Means
+from elastune.core.run import ExecutionSettings
 
 # [copies] What further holders of divided state cost, and what ``tensor`` leaves whole: in shares, before anything runs. Pure.
 #
@@ -37,7 +37,7 @@ SHOWN_FROM_SHARE = 0.01  # of the whole: what a copy takes beyond it is worth a 
 
 
 def further_parts(data: Shares, shard: Shares, inner: Shares, copies: float) -> tuple[Shares, Shares]:
-    """How many parts the fullest worker holds beside its own, as ``core.ownership.holders`` deals them on one host.
+    """How many parts the fullest worker holds beside its own, as ``core.ownership.owners`` deals them on one host.
 
     Args:
         data: Workers along that axis, who hold the same.
@@ -58,8 +58,8 @@ def further_parts(data: Shares, shard: Shares, inner: Shares, copies: float) -> 
     return own, more - own
 
 
-def copies_text(means: Means, *, elastic: bool = True) -> str:
-    """What the holders of ``means`` take of a worker's memory, in one sentence; "" where they take nothing.
+def copies_text(execution: ExecutionSettings, *, elastic: bool = True) -> str:
+    """What the holders of ``execution`` take of a worker's memory, in one sentence; "" where they take nothing.
 
     Args:
         means: How a run is executed.
@@ -72,14 +72,14 @@ def copies_text(means: Means, *, elastic: bool = True) -> str:
         >>> copies_text(Means(mesh=Mesh(tensor=2)))
         'each part of the divided state has 2 holders (the default): a worker holds 100 % of ...'
     """
-    name, mesh = means.parts, means.first_mesh
-    copies = means.copies or (ELASTIC_COPIES if elastic else 1)
+    name, mesh = execution.parts, execution.first_mesh
+    copies = execution.copies or (ELASTIC_COPIES if elastic else 1)
     if not name.dividing or name.foreign or mesh.workers == 1 or copies == 1:
         return ""
     (values, state), (least_values, least) = (_shares(mesh, each, name.state == "sharded") for each in (copies, 1))
     if state - least < SHOWN_FROM_SHARE:
         return ""
-    default = " (the default)" if means.copies is None else ""
+    default = " (the default)" if execution.copies is None else ""
     saved = " (dividing saves no memory)" if min(values, state) > 1 - SHOWN_FROM_SHARE else ""
     return (
         f"each part of the divided state has {copies} holders{default}, so that a lost worker costs no progress: a "
@@ -97,7 +97,7 @@ def _shares(mesh: Mesh, copies: int, sharded: bool) -> tuple[float, float]:
     return (state if sharded else mesh.shard / parts + others / parts), state
 
 
-def serial_text(parameters: float, compute: float | None, mesh: Mesh | None = None) -> str:
+def serial_share_text(parameters: float, compute: float | None, mesh: Mesh | None = None) -> str:
     """What ``tensor`` leaves whole of a model, and what that bounds (Amdahl, 1967), in one sentence.
 
     Args:
@@ -109,7 +109,7 @@ def serial_text(parameters: float, compute: float | None, mesh: Mesh | None = No
         The sentence.
 
     Example:
-        >>> serial_text(0.25, 0.5)
+        >>> serial_share_text(0.25, 0.5)
         'tensor leaves 25% of parameters and 50% of arithmetic whole on each worker (the serial share): ...'
     """
     if parameters >= 1:
@@ -171,7 +171,7 @@ def state_of_worker(
     left = undivided if mesh.tensor > 1 else 0.0
     inner = mesh.tensor * mesh.pipeline
     parts = mesh.shard * inner  # those that differ in the data axis alone hold the same
-    by_worker = holders(mesh, copies)
+    by_worker = owners(mesh, copies)
     held: list[set[int]] = [set() for _ in range(mesh.workers)]
     for part in range(parts):
         for rank in by_worker[part]:
@@ -179,10 +179,10 @@ def state_of_worker(
     fullest = max(range(mesh.workers), key=lambda rank: len(held[rank]))
     # Of what it computes with it may hold only a part; what it holds for others (wards) lies there beside that.
     own = sum(part % inner == fullest % inner for part in held[fullest]) / mesh.shard
-    wards = (len(held[fullest]) - own * mesh.shard) / parts * (1 - left)
+    remote_owners = (len(held[fullest]) - own * mesh.shard) / parts * (1 - left)
     computed = (1 - left) / inner + left / mesh.pipeline
-    share = own * computed + wards
-    values = share if name.state == "sharded" else computed + wards
+    share = own * computed + remote_owners
+    values = share if name.state == "sharded" else computed + remote_owners
     optimizer = whole.optimizer * share
     kept_for_others = optimizer - whole.optimizer * computed / mesh.batch
     return StateBytes(whole.parameters * values, whole.gradients * share, optimizer, kept_for_others)
@@ -245,9 +245,9 @@ def peak_bytes(held: HeldAlone, work: StepWork, splits: StepSplits, sharded: boo
     own, others = further_parts(splits.data, splits.shard, splits.inner, held.copies)
     # What ``tensor`` leaves whole has as many holders as workers along it.
     whole = np.where(splits.tensor > 1, work.stage_share(splits.pipeline, np.full_like(splits.tensor, np.inf)), 0.0)
-    wards = others * (share - whole) / splits.shard  # parts that it holds for others, and does not compute with
-    owned = share * (1 + own) / splits.shard + wards
-    parameters = held.parameters * (owned if sharded else share + wards)
+    remote_owners = others * (share - whole) / splits.shard  # parts that it holds for others, and does not compute with
+    owned = share * (1 + own) / splits.shard + remote_owners
+    parameters = held.parameters * (owned if sharded else share + remote_owners)
     state = (held.gradients + held.optimizer) * owned
     in_flight = np.minimum(splits.passes, splits.pipeline)
     kept = (held.kept_split / splits.tensor + held.kept_whole) / splits.pipeline
@@ -271,7 +271,7 @@ def held_most(held: HeldAlone, work: StepWork, splits: StepSplits, sharded: NDAr
 # [fitting] Whether a worker can hold a program, in words: by how much it does not, and what would. Modelled.
 
 
-def fit_in_words(
+def fit_text(
     held: HeldAlone, work: StepWork, memory_bytes: float, micro: int, most_workers: int, of: str = "a worker"
 ) -> str:
     """ "fits: 10 GiB of 24 GiB a worker" or "does not fit: 31 GiB of 24 GiB a worker; 'sharded' on 2 would".

@@ -190,7 +190,7 @@ class MarketSpan:
     on_demand_price: float
 
 
-def stretches(offer: Availability, prices: Prices, until_s: float) -> list[MarketSpan]:
+def market_spans(offer: Availability, prices: Prices, until_s: float) -> list[MarketSpan]:
     """The market from second 0 to ``until_s``, cut where anything changes."""
     inside = {at for at in (*(at for at, _ in offer.steps), *prices.changes) if 0 < at < until_s}
     times = [0.0, *sorted(inside), until_s]

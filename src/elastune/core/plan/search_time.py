@@ -34,7 +34,7 @@ CROWDING: Mapping[bool, tuple[float, tuple[float, float]]] = MappingProxyType(
     {False: (0.0785, (0.0479, 0.1191)), True: (0.0762, (0.0441, 0.1202))}
 )
 """By whether generations are waited for: more trainings for each further one at once, and the 80 % interval."""
-BLIND = 5.4
+RANDOM_SEARCH_FACTOR = 5.4
 """Times as many trainings that random search needs: no crowd needs more."""
 VARIATION = 0.74
 GENETIC = 0.81

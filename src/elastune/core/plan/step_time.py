@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from elastune.core.errors import UserError
 from elastune.core.journal.records import Entry, PlanMade
-from elastune.core.plan.links import summed_s
-from elastune.core.run import Means
+from elastune.core.plan.links import allreduce_s
+from elastune.core.run import ExecutionSettings
 
 # [work] What one model asks of the machine in one step, told without a machine: arithmetic, traffic and parameters.
 #
@@ -411,7 +411,7 @@ def _summing(
     senders = neighbours * np.where(splits.shard * splits.inner > 1, np.ceil(splits.parts / splits.nodes), 1.0)
     near = sums * c["gradient_hop_s"], c["gradient_byte_s"]
     far = sums * (c["gradient_hop_s"] + c["across_hop_s"]), senders * c["across_byte_s"]
-    summed = summed_s(near, far, gradients, splits.parts, splits.nodes)
+    summed = allreduce_s(near, far, gradients, splits.parts, splits.nodes)
     # Both edges of a pipeline's chain have one table, whose gradients they sum.
     tied = np.where(splits.pipeline > 1, work.edge_bytes / splits.tensor * c["gradient_byte_s"], 0.0)
     return np.asarray(summed + tied, dtype=np.float64)
@@ -435,18 +435,18 @@ MODELLED_MECHANISMS = (
 NEGLIGIBLE_S = 1e-12  # seconds of a constant that plans of before did not have
 
 
-def plan_told(entries: Sequence[Entry]) -> PlanMade | None:
+def last_plan(entries: Sequence[Entry]) -> PlanMade | None:
     """The last plan that a journal tells of."""
     made = [entry.record for entry in entries if isinstance(entry.record, PlanMade)]
     return made[-1] if made else None
 
 
-def predicted_step(made: PlanMade, means: Means, batch: int) -> float | None:
+def predicted_step(made: PlanMade, execution: ExecutionSettings, batch: int) -> float | None:
     """Seconds by the plan's physical form; None for mechanisms that it does not speak of."""
-    if any(part not in MODELLED_MECHANISMS for part in means.mechanism.split("+")):
+    if any(part not in MODELLED_MECHANISMS for part in execution.mechanism.split("+")):
         return None
-    size, mesh = made.found["size"], means.first_mesh
-    micro = min(means.micro_batch or batch, math.ceil(batch / mesh.batch))
+    size, mesh = made.found["size"], execution.first_mesh
+    micro = min(execution.micro_batch or batch, math.ceil(batch / mesh.batch))
     columns = (batch, micro, mesh.data, mesh.shard, mesh.tensor, mesh.pipeline, made.asked["workers_each"])
     splits = StepSplits(*(np.array([each], float) for each in columns))
     known = {
@@ -455,7 +455,7 @@ def predicted_step(made: PlanMade, means: Means, batch: int) -> float | None:
         if name in size
     }
     work = chain_of(size["layers"], size["flops"], size["kept_bytes"], size["gradient_bytes"], **known)
-    sharded = np.array(["sharded" in means.mechanism.split("+")])
+    sharded = np.array(["sharded" in execution.mechanism.split("+")])
     constants = np.array([made.constants.get(name, NEGLIGIBLE_S) for name in CONSTANTS])
     return float(seconds(constants, work, splits, sharded)[0])
 

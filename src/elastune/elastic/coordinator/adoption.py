@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 from elastune.elastic.coordinator import machine
-from elastune.elastic.coordinator.controller_interface import CrewBounds, Entrance, Lookups, Timeouts
+from elastune.elastic.coordinator.controller_interface import ListenOptions, Timeouts, WorkerBounds, WorkerLookups
 from elastune.elastic.coordinator.coordinator import CLOSE_LIMIT_S, Coordinator
 from elastune.elastic.coordinator.machine import Confirm, Instruction, Membership, Outcome, Release, Stage, Worker
 from elastune.elastic.wire import messages
@@ -197,7 +197,9 @@ class AdoptingCoordinator(Coordinator):
     at the same address and with the same token. They train on meanwhile; nothing is decided.
     """
 
-    def __init__(self, bounds: CrewBounds, timeouts: Timeouts, entrance: Entrance, lookups: Lookups) -> None:
+    def __init__(
+        self, bounds: WorkerBounds, timeouts: Timeouts, entrance: ListenOptions, lookups: WorkerLookups
+    ) -> None:
         self._adoption: Adoption | None = Adoption()
         self._unheard: list[tuple[Connection, Exit | RoundTaken, int]] = []  # said before the adoption
         super().__init__((), bounds, timeouts, entrance, lookups)
@@ -232,7 +234,7 @@ class AdoptingCoordinator(Coordinator):
         for worker in set(adoption.back) - set(back):
             self._say_to(worker, messages.Bye())
             self._lose(worker, "its process is out of reach")
-            self._roll.strike(worker)
+            self._registry.mark_gone(worker)
         self._adoption = None
         self._state, instructions = take_over(replace(self._state, next_worker=next_worker), back, adoption.hosts)
         if (view := self._state.current) is not None and view.number:
@@ -255,7 +257,7 @@ class AdoptingCoordinator(Coordinator):
             super()._greet(connection, hello)
             return
         connection.worker = worker
-        self._roll.add([worker])
+        self._registry.add([worker])
         self._let_in(connection, worker, hello)
 
     def _hear(self, connection: Connection, message: Message, size: int) -> None:

@@ -8,11 +8,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from elastune.core.journal.records import Record, Straggling
+from elastune.core.journal.records import Record, StragglerDetected
 from elastune.core.mesh_choice import MeshChoice
-from elastune.elastic.coordinator.liveness import VitalsOf
+from elastune.elastic.coordinator.liveness import ProcessStatusOf
 from elastune.elastic.coordinator.machine import End, GiveUp, Start, StopRun
-from elastune.elastic.stragglers import Standstill, Straggler
+from elastune.elastic.stragglers import Stall, Straggler
 from elastune.elastic.wire.messages import WorkerSpec
 from elastune.elastic.wire.transport import WakeupPipe
 
@@ -22,7 +22,7 @@ SILENCE_S = 30.0  # far beyond a heartbeat: a coordinator may be slow without be
 
 
 @dataclass(frozen=True)
-class CrewBounds:
+class WorkerBounds:
     """How many workers there may be, and how they may stand.
 
     Attributes:
@@ -57,7 +57,7 @@ class Timeouts:
 
 
 @dataclass(frozen=True)
-class Entrance:
+class ListenOptions:
     """Where workers find their coordinator, and what lets them in.
 
     Attributes:
@@ -74,7 +74,7 @@ class Entrance:
 
 
 @dataclass(frozen=True)
-class Lookups:
+class WorkerLookups:
     """What the controller can tell of a worker, by its number. The coordinator's thread asks.
 
     Attributes:
@@ -85,7 +85,7 @@ class Lookups:
 
     spec_of: Callable[[int], WorkerSpec | None] = lambda worker: None
     last_line: Callable[[int], str] = lambda worker: ""
-    vitals_of: VitalsOf = lambda worker: None
+    vitals_of: ProcessStatusOf = lambda worker: None
 
 
 # [for controller] What a coordinator has for its controller: things to do, and what workers report.
@@ -103,7 +103,7 @@ class RecordSent:
 
 
 @dataclass(frozen=True)
-class Parted:
+class WorkerDisconnected:
     """``worker`` has ended its connection: with the exit ``code`` of its entry point, or without a word (None)."""
 
     worker: int
@@ -111,13 +111,13 @@ class Parted:
 
 
 @dataclass(frozen=True)
-class Buried:
+class WorkerDrained:
     """The end of ``worker``, which the controller told of, is known here; all that it ever sent was handed over."""
 
     worker: int
 
 
-ForController = Start | End | GiveUp | StopRun | RecordSent | Parted | Buried | Standstill
+ForController = Start | End | GiveUp | StopRun | RecordSent | WorkerDisconnected | WorkerDrained | Stall
 
 
 class ControllerQueue:
@@ -185,13 +185,13 @@ class ControllerQueue:
                 self._bell.quiet()
             return taken
 
-    def tell(self, found: Standstill | Straggler | None) -> bool:
+    def tell(self, found: Stall | Straggler | None) -> bool:
         """Who keeps the others waiting, or why they will never come together: True for that, the end of the run."""
-        if isinstance(found, Standstill):
+        if isinstance(found, Stall):
             self.put(found)
         elif found is not None:
-            self.keep(Straggling(found.worker, found.line))
-        return isinstance(found, Standstill)
+            self.keep(StragglerDetected(found.worker, found.line))
+        return isinstance(found, Stall)
 
     def release(self) -> None:
         """Give the file descriptor back. Idempotent."""

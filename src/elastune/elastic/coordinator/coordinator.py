@@ -15,19 +15,19 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from elastune.core.journal.records import Checkpointed, MembershipEvent, NotLetIn, Record, Reported
+from elastune.core.journal.records import Checkpointed, ConnectionsRefused, MembershipEvent, Record, Reported
 from elastune.elastic.coordinator import machine
 from elastune.elastic.coordinator.controller_interface import (
     SILENCE_S,
-    Buried,
     ControllerQueue,
-    CrewBounds,
-    Entrance,
     ForController,
-    Lookups,
-    Parted,
+    ListenOptions,
     RecordSent,
     Timeouts,
+    WorkerBounds,
+    WorkerDisconnected,
+    WorkerDrained,
+    WorkerLookups,
 )
 from elastune.elastic.coordinator.liveness import WorkerConnections, beat_every_s, least_beat_s
 from elastune.elastic.coordinator.machine import (
@@ -45,10 +45,10 @@ from elastune.elastic.coordinator.machine import (
     StopRun,
     answer,
     begin,
-    keeps_company,
     objection,
+    waits_for_host,
 )
-from elastune.elastic.coordinator.round_quorum import Later, RoundWatch
+from elastune.elastic.coordinator.round_quorum import RoundWatch, Timers
 from elastune.elastic.wire import messages
 from elastune.elastic.wire.messages import (
     Beat,
@@ -63,7 +63,7 @@ from elastune.elastic.wire.messages import (
     ReshapeAsked,
     ResizeAsked,
 )
-from elastune.elastic.wire.server import GONE, Closed, Connection, ConnectionServer, Greeted, Heard
+from elastune.elastic.wire.server import CONNECTION_CLOSED, Closed, Connection, ConnectionServer, Greeted, Heard
 from elastune.elastic.wire.transport import ProtocolError, WakeupPipe
 from elastune.elastic.wire.view import RendezvousStore, View
 
@@ -72,7 +72,7 @@ from elastune.elastic.wire.view import RendezvousStore, View
 LIMIT_S = 2.0
 
 
-class Company:
+class HostBatching:
     """Asked from time to time."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Company:
 
     def waited_enough(self, state: Membership, now: float) -> bool:
         """Whether somebody has waited for ``LIMIT_S``; said once."""
-        if not keeps_company(state):
+        if not waits_for_host(state):
             self._since = None
         elif self._since is None:
             self._since = now
@@ -93,7 +93,7 @@ class Company:
 # [roll] The workers that a coordinator knows by number: who may come, who has gone for good, and why one leaves.
 
 
-class Roll:
+class WorkerRegistry:
     """Begins with ``workers``, the first ones."""
 
     def __init__(self, workers: Iterable[int]) -> None:
@@ -107,7 +107,7 @@ class Roll:
         """These were started."""
         self._known.update(workers)
 
-    def strike(self, worker: int) -> None:
+    def mark_gone(self, worker: int) -> None:
         """It has gone for good: whatever it says is late."""
         self._gone.add(worker)
 
@@ -119,7 +119,7 @@ class Roll:
         """Remember what ``event`` says of anybody's leaving."""
         match event:
             case Left() if worker is not None:
-                self.strike(worker)
+                self.mark_gone(worker)
             case Noticed(why=why) if worker is not None:
                 self._reasons[worker] = why
             case ReplaceAsked() if worker is not None:
@@ -149,7 +149,7 @@ class Roll:
 BROKEN_GRACE_S = 0.02
 CLOSE_LIMIT_S = 5.0
 WORDS = 6  # to a worker in the time of silence that it bears
-LAST_WORDS_S = 2.0  # how long after a worker's end what it had sent may take to arrive
+FINAL_MESSAGES_S = 2.0  # how long after a worker's end what it had sent may take to arrive
 BEAT = messages.encode(Beat())
 
 
@@ -164,10 +164,10 @@ class Coordinator:
     def __init__(
         self,
         workers: Sequence[int],
-        bounds: CrewBounds,
+        bounds: WorkerBounds,
         timeouts: Timeouts,
-        entrance: Entrance,
-        lookups: Lookups,
+        entrance: ListenOptions,
+        lookups: WorkerLookups,
     ) -> None:
         host, heartbeat_s, silence_s = entrance.host, timeouts.heartbeat_s, timeouts.silence_s
         self.token = entrance.token or secrets.token_hex(16)
@@ -178,7 +178,7 @@ class Coordinator:
         self._kept: dict[int, int] = {}
         self._timeouts, self._lookups = timeouts, lookups
         self._beat_s, self._least_beat_s = beat_every_s(heartbeat_s, bounds.high), least_beat_s(bounds.high)
-        self._roll = Roll(workers)
+        self._registry = WorkerRegistry(workers)
         loading_s = max(heartbeat_s, min(silence_s, SILENCE_S))
         self._peers = WorkerConnections(heartbeat_s, loading_s, lookups.vitals_of, silence_s)
         self._newest: View | None = None
@@ -187,9 +187,9 @@ class Coordinator:
         self._ending: dict[int, str] = {}  # whose last words are awaited: how the process ended
         self._over = self._stopping = self._closing = False
         self._calls: deque[Callable[[], None]] = deque()
-        self._later, self._company = Later(), Company()
+        self._timers, self._host_batching = Timers(), HostBatching()
         hurry = partial(self._peers.waits, self._beat_s)
-        self._rounds = RoundWatch(self._later, self._drop, lambda: self._state, lambda: self._out.full, hurry)
+        self._rounds = RoundWatch(self._timers, self._drop, lambda: self._state, lambda: self._out.full, hurry)
         self._due = self._next_beat = self._next_word = time.monotonic()
         self._out = ControllerQueue(on_room=self._bell.ring)
         self._thread = threading.Thread(target=self._serve, name="coordinator", daemon=True)
@@ -227,11 +227,11 @@ class Coordinator:
 
     def why_left(self, worker: int) -> str:
         """Why ``worker`` was to leave, as it was asked for: what it was given notice by, or the newest resize."""
-        return self._roll.why_left(worker)
+        return self._registry.why_left(worker)
 
     def lost(self, worker: int, why: str) -> None:
-        """``worker``'s process has ended or could not be started. ``Buried`` follows all that it had sent."""
-        self._call(lambda: self._await_last_words(worker, why))
+        """``worker``'s process has ended or could not be started. ``WorkerDrained`` follows all that it had sent."""
+        self._call(lambda: self._await_final_messages(worker, why))
 
     def stop(self) -> None:
         """Ask all workers, those too that are still to come, for a checkpoint and the end of the run."""
@@ -290,7 +290,7 @@ class Coordinator:
     def _round(self) -> None:
         full = self._out.full  # the controller is busy: its workers wait with what they have to say
         self._hub.hear_workers(not full)
-        self._due = min([self._next_beat, self._peers.next_silence, *self._later.next_at])
+        self._due = min([self._next_beat, self._peers.next_silence, *self._timers.next_at])
         # What the controller says of a worker comes after what the worker itself had said before that.
         calls = [self._calls.popleft() for _ in range(len(self._calls))]
         for event in self._hub.wait(0.0 if calls else self._due - time.monotonic()):
@@ -301,12 +301,12 @@ class Coordinator:
                     self._hear(connection, message, size)
                 case Closed(connection, why):
                     self._part(connection, why)
-                case NotLetIn():
+                case ConnectionsRefused():
                     self._out.keep(event)
         for call in calls:
             call()
         now = time.monotonic()
-        self._later.run(now)
+        self._timers.run(now)
         if full:
             self._peers.excuse(now)
         for worker in self._peers.silent(now, self._due):
@@ -324,7 +324,7 @@ class Coordinator:
             for worker, nth in self._kept.items():
                 self._say_to(worker, messages.RecordsKept(nth))
             self._kept.clear()
-            if self._company.waited_enough(self._state, now):
+            if self._host_batching.waited_enough(self._state, now):
                 self._feed(None, messages.WaitedEnough())
             if self._state.current is not None and not self._over:
                 members = self._state.current.members
@@ -337,7 +337,7 @@ class Coordinator:
         worker = connection.worker = hello.worker
         if worker is None:
             return
-        if not self._roll.expects(worker) or worker in self._peers or self._over or hello.returns:
+        if not self._registry.expects(worker) or worker in self._peers or self._over or hello.returns:
             if hello.returns:  # the others go on without it
                 self._say([connection], messages.Bye())
             self._hub.end(connection)
@@ -368,12 +368,12 @@ class Coordinator:
             case messages.Report(record, nth):
                 self._out.put(RecordSent(worker, record, nth), size)
                 # It would change nothing while nothing has failed.
-                if (step := self._roll.further(record)) is not None and self._state.consecutive_failures:
+                if (step := self._registry.further(record)) is not None and self._state.consecutive_failures:
                     self._feed(None, messages.Progressed(step))
             case messages.Exit(code):
                 self._say([connection], messages.Bye())
                 self._end_connection(worker, code, f"it ended with exit code {code}")
-            case _ if isinstance(message, messages.RoundTaken) or not self._roll.expects(worker):
+            case _ if isinstance(message, messages.RoundTaken) or not self._registry.expects(worker):
                 pass  # ``_rounds`` has heard it; or it is released, or about to be ended
             case Beat():
                 self._peers.beaten(worker, message, now)
@@ -381,7 +381,7 @@ class Coordinator:
                 self._publish(worker, message)
             case Broken():
                 # A death that explains it is to be heard first: its end of connection is on its way.
-                self._later.put(now + BROKEN_GRACE_S, partial(self._feed, worker, message))
+                self._timers.put(now + BROKEN_GRACE_S, partial(self._feed, worker, message))
             case messages.ResizeAsked() | messages.ReshapeAsked():
                 self.ask(message)
             case messages.LayersFound(layers):
@@ -413,7 +413,7 @@ class Coordinator:
         worker = connection.worker
         if worker is None or worker not in self._peers:
             return
-        if why == GONE:
+        if why == CONNECTION_CLOSED:
             self._end_connection(worker, None, why)
         else:  # it was cut off
             self._lose(worker, why)
@@ -421,20 +421,20 @@ class Coordinator:
 
     def _end_connection(self, worker: int, code: int | None, why: str) -> None:
         """``worker`` has said all that it had to say."""
-        self._out.put(Parted(worker, code))
+        self._out.put(WorkerDisconnected(worker, code))
         self._lose(worker, self._ending.get(worker, why))
         self._bury(worker)
 
-    def _await_last_words(self, worker: int, why: str) -> None:
+    def _await_final_messages(self, worker: int, why: str) -> None:
         self._ending[worker] = why
-        self._later.put(time.monotonic() + LAST_WORDS_S, partial(self._bury, worker))
+        self._timers.put(time.monotonic() + FINAL_MESSAGES_S, partial(self._bury, worker))
         if worker not in self._peers:
             self._bury(worker)
 
     def _bury(self, worker: int) -> None:
         if worker in self._ending:
             self._lose(worker, self._ending.pop(worker))
-            self._out.put(Buried(worker))
+            self._out.put(WorkerDrained(worker))
 
     def _ask_to_stop(self) -> None:
         self._stopping = True
@@ -445,8 +445,8 @@ class Coordinator:
     def _lose(self, worker: int, why: str) -> None:
         if connection := self._peers.remove(worker):
             self._hub.end(connection)
-        if self._roll.expects(worker):
-            self._roll.strike(worker)
+        if self._registry.expects(worker):
+            self._registry.mark_gone(worker)
             self._feed(worker, messages.Lost(why))
 
     def _drop(self, worker: int, why: str) -> None:
@@ -456,7 +456,7 @@ class Coordinator:
     def _feed(self, worker: int | None, event: Event) -> None:
         if self._over:
             return
-        self._roll.note(worker, event)
+        self._registry.note(worker, event)
         self._out.keep(MembershipEvent(messages.encode_event(worker, event)))
         try:
             self._state, instructions = machine.step(self._state, worker, event)
@@ -473,16 +473,16 @@ class Coordinator:
             case Confirm(worker, view):
                 self._say_to(worker, messages.Confirmed(view))
             case Release(worker):
-                self._roll.strike(worker)
+                self._registry.mark_gone(worker)
                 self._say_to(worker, messages.Bye())
             case Dismiss():
                 self._over = True
                 self._say(self._peers.connections(), messages.Bye())
             case Start(workers):
-                self._roll.add(workers)
+                self._registry.add(workers)
                 self._out.put(instruction)
             case End(worker):
-                self._roll.strike(worker)
+                self._registry.mark_gone(worker)
                 self._say_to(worker, messages.Bye())  # who cannot be reached by the controller ends itself
                 self._out.put(instruction)
             case GiveUp():

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from elastune.elastic.stragglers import Pace, Sight, Standstill, Straggler, standstill, straggler
+from elastune.elastic.stragglers import HeartbeatSample, Pace, Stall, Straggler, find_stall, straggler
 from elastune.elastic.wire.messages import Beat, Message, Report
 from elastune.elastic.wire.server import Connection
 
@@ -29,7 +29,7 @@ def least_beat_s(workers: int) -> float:
 
 
 @dataclass(frozen=True)
-class Vitals:
+class ProcessStatus:
     """What the system says of a process: its ``state`` as in proc(5), and the processor time that it has used."""
 
     state: str
@@ -40,14 +40,14 @@ class Vitals:
         """Whether it can go on by itself: it has not ended, and nobody has stopped it."""
         return self.state not in "TtZX"
 
-    def works_since(self, before: Vitals | None) -> bool:
+    def works_since(self, before: ProcessStatus | None) -> bool:
         """Whether it runs, waits for a disk, or has run since ``before``; a stopped or traced one never does."""
         if not self.lives:
             return False
         return self.state in "RD" or (before is not None and self.cpu_s > before.cpu_s)
 
 
-VitalsOf = Callable[[int], Vitals | None]
+ProcessStatusOf = Callable[[int], ProcessStatus | None]
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Peer:
     beat: Beat = field(default_factory=Beat)
     loading: bool = True
     excused_at: float = -inf
-    vitals: Vitals | None = None
+    vitals: ProcessStatus | None = None
     looked_at: float | None = None
     waits_s: float = inf
     stands_at: int | None = None
@@ -93,7 +93,7 @@ class WorkerConnections:
         self,
         heartbeat_s: float,
         loading_s: float,
-        vitals_of: VitalsOf = lambda worker: None,
+        vitals_of: ProcessStatusOf = lambda worker: None,
         pause_s: float = 0.0,
     ) -> None:
         self._pause_s = pause_s
@@ -238,7 +238,7 @@ class WorkerConnections:
         """When it can be told whether its process has worked since it was looked at."""
         return -inf if peer.looked_at is None else peer.looked_at + min(LOOKS_APART_S, self._heartbeat_s / 2)
 
-    def _all_pause(self, peer: Peer, vitals: Vitals | None, now: float, newest: float) -> bool:
+    def _all_pause(self, peer: Peer, vitals: ProcessStatus | None, now: float, newest: float) -> bool:
         """Whether ``peer``, which is silent, may be so because nobody can be heard."""
         if now - newest < self._due_s(peer) / 2 or now - peer.heard_at >= self._pause_s:
             return False
@@ -267,13 +267,13 @@ class WorkerConnections:
 
     def look(
         self, members: Sequence[int], now: float, limit_s: float, last_line: Callable[[int], str]
-    ) -> Standstill | Straggler | None:
+    ) -> Stall | Straggler | None:
         """Why ``members``, by rank, will never come together, if so: they wait for one for ``limit_s`` at most.
 
         Else which of them keeps the others waiting; told once for each of its steps.
         """
         sights = self._sights(members, now)
-        if (apart := standstill(sights, limit_s)) is not None:
+        if (apart := find_stall(sights, limit_s)) is not None:
             return apart
         found = straggler(sights, self._pace.patience_s, last_line)
         if found is None or (found.worker, found.step) in self._told:
@@ -281,9 +281,9 @@ class WorkerConnections:
         self._told.add((found.worker, found.step))
         return found
 
-    def _sights(self, members: Sequence[int], now: float) -> list[Sight]:
+    def _sights(self, members: Sequence[int], now: float) -> list[HeartbeatSample]:
         return [
-            Sight(worker, rank, peer.host, peer.beat, now - peer.beat_at)
+            HeartbeatSample(worker, rank, peer.host, peer.beat, now - peer.beat_at)
             for rank, worker in enumerate(members)
             if (peer := self._peers.get(worker)) is not None
         ]

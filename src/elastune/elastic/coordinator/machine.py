@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
-from elastune.core.mesh_choice import MeshChoice, by_host, dispensable, seated
+from elastune.core.mesh_choice import MeshChoice, assign_ranks, by_host, fitting_workers
 from elastune.elastic.wire.messages import (
     Answer,
     Broken,
@@ -274,7 +274,7 @@ def who_stays(state: Membership, ready: tuple[int, ...]) -> tuple[tuple[int, ...
     return tuple(worker.number for worker in members if worker.number in stay), joiners
 
 
-def in_company(state: Membership, ready: tuple[int, ...]) -> tuple[int, ...]:
+def batched_by_host(state: Membership, ready: tuple[int, ...]) -> tuple[int, ...]:
     """Those of ``ready`` that join now: the first workers of a host come together, as each view costs all a pause.
 
     Where one that has not connected yet will run nobody knows, so it may be there.
@@ -287,12 +287,12 @@ def in_company(state: Membership, ready: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(n for n in ready if (host := known[n].host) in settled or not (anywhere or host in hosts))
 
 
-def keeps_company(state: Membership) -> bool:
+def waits_for_host(state: Membership) -> bool:
     """Whether somebody who is ready waits for others of its host."""
     if state.current is None:
         return False
     ready = tuple(worker.number for worker in state.workers if worker.phase == "ready")
-    return ready != in_company(state, ready)
+    return ready != batched_by_host(state, ready)
 
 
 def waits_for_more(state: Membership, mesh: Mesh) -> bool:
@@ -571,7 +571,7 @@ def _replace_broken(state: Membership) -> Outcome:
         return replace(state, current=None), ()
     places = state.meshes.for_workers(len(staying)).workers
     # It may be that the newest view never came into force; then each holds what the one before it says, copies too.
-    staying = dispensable(staying, newest.grid, newest.ranks, places)
+    staying = fitting_workers(staying, newest.grid, newest.ranks, places)
     state, told = _let_go(state, members - set(staying))
     state, install = _install(state, staying, initial=initial)
     return state, (*told, install)
@@ -636,17 +636,17 @@ def _propose(state: Membership) -> Outcome:
         ready = by_host(ready[: state.meshes.for_workers(len(ready)).workers], _hosts(state))
         state, install = _install(state.put_all(ready, phase="member"), ready, initial=True)
         return state, (install,)
-    staying, joiners = who_stays(state, in_company(state, ready))
+    staying, joiners = who_stays(state, batched_by_host(state, ready))
     if not staying:  # somebody has to hand the state over: they leave by the view after
         staying = state.current.members
     mesh = state.meshes.for_workers(len(staying) + len(joiners))
     joiners = joiners[: max(0, mesh.workers - len(staying))]
     if joiners and waits_for_more(state, mesh):
         joiners, mesh = (), state.meshes.for_workers(len(staying))
-    staying = dispensable(staying, state.current.grid, state.current.ranks, mesh.workers)
+    staying = fitting_workers(staying, state.current.grid, state.current.ranks, mesh.workers)
     if (staying, joiners) == (state.current.members, ()) and mesh == state.current.grid:
         return state, ()
-    members = seated(staying, joiners, state.current.grid, state.current.ranks, mesh, _hosts(state))
+    members = assign_ranks(staying, joiners, state.current.grid, state.current.ranks, mesh, _hosts(state))
     state, install = _install(state, members, scheduled=True, joiners=joiners)
     return state, (install,)
 
@@ -663,7 +663,7 @@ def _install(
     mesh, known, inside = state.meshes.for_workers(len(members)), state.by_number, set(members)
     hosts = tuple(known[number].host for number in members)
     leavers: tuple[int, ...] = ()
-    if scheduled and state.current is not None and state.meshes.leavers_give:
+    if scheduled and state.current is not None and state.meshes.leavers_send_state:
         leavers = tuple(number for number in state.current.members if number not in inside)
     view = View(
         state.next_view,

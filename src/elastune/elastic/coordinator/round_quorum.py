@@ -19,7 +19,7 @@ from elastune.elastic.wire.messages import Message, RoundTaken, Running
 Action = Callable[[], None]
 
 
-class Later:
+class Timers:
     """Actions, by when they are due; those of one moment in the order in which they were put."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ def patience_s(taken: Collection[RoundTaken]) -> float:
     return max(0.0, most_s - took_s) + max(GRACE_PART * took_s, *(each.grace_s for each in taken))
 
 
-class Latecomers:
+class RoundQuorum:
     """Hears of each worker's part of a round. A round is known by its view and its first step.
 
     This is the one place that decides: whoever is named is no member of the next view, whether it comes or not.
@@ -137,14 +137,14 @@ class RoundWatch:
 
     def __init__(
         self,
-        later: Later,
+        later: Timers,
         lose: Callable[[int, str], None],
         membership: Callable[[], Membership],
         deaf: Callable[[], bool],
         hurry: Callable[[int, int, float, float], None],
     ) -> None:
-        self._later, self._lose, self._membership, self._deaf, self._hurry = later, lose, membership, deaf, hurry
-        self._latecomers = Latecomers()
+        self._timers, self._lose, self._membership, self._deaf, self._hurry = later, lose, membership, deaf, hurry
+        self._latecomers = RoundQuorum()
 
     def heard(self, worker: int, said: Message, now: float) -> None:
         """``worker`` has said something. What it says of a view that is over, or never had it, is ignored."""
@@ -155,7 +155,7 @@ class RoundWatch:
                 before, due = self._latecomers.round, self._latecomers.heard(worker, said, now)
                 hurried = [worker]
                 if due is not None:
-                    self._later.put(due, partial(self._look, due))
+                    self._timers.put(due, partial(self._look, due))
                 # Who is silent is waited for no longer by the first that is there, and by a quorum.
                 if (due is not None or self._latecomers.round != before) and not self._forms(version):
                     hurried += self._latecomers.missing(self._members(version))
@@ -186,4 +186,4 @@ class RoundWatch:
                 self._lose(worker, self._latecomers.why)
 
     def _again(self, at: float) -> None:
-        self._later.put(at, partial(self._look, at))
+        self._timers.put(at, partial(self._look, at))

@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass
 
 from elastune.core.errors import UserError
 from elastune.core.journal.files import atomic_write
-from elastune.elastic.wire.handshake import PushedOut, TokenRefused, enter_at
+from elastune.elastic.wire.handshake import ServerBusy, TokenRefused, enter_at
 from elastune.elastic.wire.messages import PURPOSE, Answer, Hello, Message, decode, encode
 from elastune.elastic.wire.transport import Lines, ProtocolError, Unreachable, split_address
 
@@ -52,7 +52,7 @@ def at_host(address: str, host: str) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-class Elsewhere:
+class ControllerLocator:
     """Where to look for what has listened at ``home`` ("host:port"): at the same port of the host that ``file`` names
     by then, a JSON object with an ``address``; "": there is no such file. What it does not say is as before."""
 
@@ -149,7 +149,7 @@ def ask(folder: Path, message: Message, contact: Contact | None = None) -> Answe
         entered = enter_at(contact.address, Lines(), contact.token, PURPOSE, words, ANSWER_LIMIT_S, dial_s=DIAL_LIMIT_S)
         entered.connection.close()
         answer = decode(entered.line)
-    except PushedOut as error:
+    except ServerBusy as error:
         raise UserError("a run must have room for a question", f"{folder}: {error}", "ask again") from None
     except (Unreachable, ConnectionError, TokenRefused):  # another run's coordinator may have got the port
         raise _not_running(folder) from None

@@ -128,7 +128,7 @@ def _is_nonce(text: bytes) -> bool:
 AGAIN_S, MOST_S = 0.05, 1.0  # between two tries to be let in: doubled each time, and never quite the same
 
 
-class PushedOut(ConnectionError):
+class ServerBusy(ConnectionError):
     """Too many came at once, and this one was not looked at: it may come again."""
 
 
@@ -153,7 +153,7 @@ def enter_at(
         connection = dial(address, until - time.monotonic())
         try:
             return enter(connection, lines, token, purpose, words, limit_s)
-        except PushedOut:
+        except ServerBusy:
             again_s = pause_s * random.uniform(0.5, 1.5)
             if time.monotonic() + again_s >= until:
                 raise
@@ -165,7 +165,7 @@ def enter(connection: socket.socket, lines: Lines, token: str, purpose: str, wor
     """The handshake with a server for ``purpose``, then ``words``; encrypted where ``token`` says so.
 
     Nothing of what the server says is read as a message before it has proved itself. Raises ``OSError`` where it closes
-    or is silent for ``limit_s`` (``PushedOut`` where too many came), ``ProtocolError`` for a stranger; the connection
+    or is silent for ``limit_s`` (``ServerBusy`` where too many came), ``ProtocolError`` for a stranger; the connection
     is closed then.
     """
     until = time.monotonic() + limit_s
@@ -177,7 +177,7 @@ def enter(connection: socket.socket, lines: Lines, token: str, purpose: str, wor
             connection.sendall(response + words)
         said = exactly(connection, PROOF_BYTES, until)
         if said == BUSY:
-            raise PushedOut("too many came at once")
+            raise ServerBusy("too many came at once")
         verify(said, proof)
         return Entered(connection, *first_line(connection, lines, until - time.monotonic()))
     except BaseException:
@@ -189,7 +189,7 @@ def _encrypted(connection: socket.socket, wanted: str, limit_s: float) -> socket
     try:
         return pinned(connection, wanted, limit_s)
     except ConnectionError as error:  # nothing can be said before it is encrypted
-        raise PushedOut(str(error)) from None
+        raise ServerBusy(str(error)) from None
 
 
 def exactly(connection: socket.socket, size: int, until: float) -> bytes:

@@ -19,7 +19,7 @@ from pydantic.dataclasses import dataclass
 from elastune.core.divergence import Divergence
 from elastune.core.errors import UserError
 from elastune.core.journal.records import Record
-from elastune.core.run import Adapt, Elastic, Means, Place, Program, RunSpec, StartFrom
+from elastune.core.run import Adapt, Elastic, ExecutionSettings, Place, Program, RunSpec, StartFrom
 from elastune.core.sync_plan import SyncPlan, SyncSchedule
 from elastune.elastic.wire.view import View
 
@@ -51,7 +51,7 @@ def spec_to_json(spec: WorkerSpec | None) -> dict[str, Any] | None:
     if spec is None:
         return None
     plain = dataclasses.asdict(spec)
-    plain["spec"]["means"] = spec.spec.means.to_json()
+    plain["spec"]["execution"] = spec.spec.execution.to_json()
     plain["spec"]["sync_schedule"] = str(spec.spec.sync_schedule)
     return plain
 
@@ -64,7 +64,11 @@ def spec_from_json(fields: Any) -> WorkerSpec | None:
         told = dict(fields["spec"])
         data = told["program"]["data"]
         program = Program(Path(told["program"]["path"]), told["program"]["train"], data and Path(data))
-        known = {"program": program, "out": Path(told["out"]), "means": Means.from_json(told["means"])}
+        known = {
+            "program": program,
+            "out": Path(told["out"]),
+            "execution": ExecutionSettings.from_json(told["execution"]),
+        }
         for name in ("parent", "from_dcp", "spool"):
             known[name] = None if told[name] is None else Path(told[name])
         known["start_from"] = None if told["start_from"] is None else StartFrom.from_json(told["start_from"])

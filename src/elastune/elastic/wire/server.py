@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from elastune.core.journal.records import NotLetIn
+from elastune.core.journal.records import ConnectionsRefused
 from elastune.elastic.wire import messages
 from elastune.elastic.wire.handshake import BUSY, REFUSAL, RESPONSE_BYTES, TokenRefused, admit, challenge, new_nonce
 from elastune.elastic.wire.transport import (
@@ -35,7 +35,7 @@ from elastune.parallel.comm.sockets import repeat_soon
 # [connection] One peer of a controller, and what it does as events of ``connections.ConnectionServer``.
 
 HELLO_LIMIT_BYTES = 1 << 12
-GONE = "its connection closed"
+CONNECTION_CLOSED = "its connection closed"
 
 
 class Greeting(Protocol):
@@ -56,14 +56,14 @@ class Connection:
         self.born = born
         self.nonce = new_nonce()  # until its proof has answered it
         self.response = b""
-        self.stranger = True  # until its greeting
+        self.unauthenticated = True  # until its greeting
         self.stays = False
         self.worker: int | None = None
         self.dead = ""
         self.lines = Lines(HELLO_LIMIT_BYTES)
         self.unread = RESPONSE_BYTES
         self.output = bytearray()
-        self.last_words = False  # close it once its output is written
+        self.closes_after_output = False  # close it once its output is written
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Closed:
     why: str
 
 
-HubEvent = Greeted | Heard | Closed | NotLetIn
+HubEvent = Greeted | Heard | Closed | ConnectionsRefused
 
 
 # [refusals] Who was not let in, and why: told at once the first time, then once a minute how often, so a flood is a few lines.
@@ -112,7 +112,7 @@ class Refusals:
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str], _Count] = {}
-        self._new: list[NotLetIn] = []
+        self._new: list[ConnectionsRefused] = []
 
     def note(self, host: str, why: str, now: float) -> None:
         """A connection from ``host`` was not let in, at the time ``now``."""
@@ -123,22 +123,22 @@ class Refusals:
             self._counts[key].untold += 1
         elif len(self._counts) < 2 * KNOWN_LIMIT:
             self._counts[key] = _Count(now)
-            self._new.append(NotLetIn(*key, 1))
+            self._new.append(ConnectionsRefused(*key, 1))
 
-    def due(self, now: float) -> list[NotLetIn]:
+    def due(self, now: float) -> list[ConnectionsRefused]:
         """What is to be told now."""
         found, self._new = self._new, []
         for (host, why), count in list(self._counts.items()):
             if now >= count.told_at + EVERY_S:
                 if count.untold:
-                    found.append(NotLetIn(host, why, count.untold))
+                    found.append(ConnectionsRefused(host, why, count.untold))
                     self._counts[host, why] = _Count(now)
                 else:
                     del self._counts[host, why]
         return found
 
 
-def refusal_line(refusal: NotLetIn) -> str:
+def refusal_line(refusal: ConnectionsRefused) -> str:
     """In words."""
     times = f", {refusal.times} times within a minute" if refusal.times > 1 else ""
     return f"a connection from {refusal.host} was not let in: {refusal.why}{times}"
@@ -304,7 +304,7 @@ class ConnectionServer:
         return True
 
     def _refuse(self, connection: Connection, why: str) -> None:
-        if connection.stranger:
+        if connection.unauthenticated:
             self._refusals.note(connection.host, why, time.monotonic())
 
     def _read(self, connection: Connection) -> Iterator[HubEvent]:
@@ -314,31 +314,31 @@ class ConnectionServer:
                 self.send([connection], challenge(connection.nonce))
                 return
             # Of a stranger no byte more is read than a proof has, and then a greeting may have.
-            data = connection.socket.recv(connection.unread if connection.stranger else READ_BYTES)
+            data = connection.socket.recv(connection.unread if connection.unauthenticated else READ_BYTES)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
             gone = isinstance(error, ssl.SSLEOFError)
-            if connection.stranger and isinstance(error, ssl.SSLError) and not gone:
+            if connection.unauthenticated and isinstance(error, ssl.SSLError) and not gone:
                 self._cut_off(connection, "it does not encrypt (TLS 1.3)")
                 return
             data = b""
         if not data:
-            self._cut_off(connection, GONE)
+            self._cut_off(connection, CONNECTION_CLOSED)
             return
         try:
             if connection.nonce:
                 self._examine(connection, data)
                 return
             lines = connection.lines.feed(data)
-            if connection.stranger:
+            if connection.unauthenticated:
                 connection.unread -= len(data)
                 if lines:
                     yield Greeted(connection, self._greet(connection, lines.pop(0)))
                 elif not connection.unread:
                     raise ProtocolError("no greeting")
             for line in lines:
-                if connection.dead or connection.last_words:  # by its owner, meanwhile
+                if connection.dead or connection.closes_after_output:  # by its owner, meanwhile
                     return
                 yield Heard(connection, self._decode(line), len(line))
         except ValueError:
@@ -372,7 +372,7 @@ class ConnectionServer:
         hello = self._decode(line)
         if not isinstance(hello, self._greeting):
             raise ProtocolError("no right greeting")
-        connection.stranger = False
+        connection.unauthenticated = False
         connection.stays = hello.stays
         connection.lines.limit_bytes = LINE_LIMIT_BYTES
         if hello.stays:
@@ -392,9 +392,9 @@ class ConnectionServer:
     def _bury(self) -> Iterator[Closed]:
         cut, self._cut = self._cut, []
         for connection in cut:
-            if connection.dead != GONE:
+            if connection.dead != CONNECTION_CLOSED:
                 self._refuse(connection, connection.dead)
-            missed = not connection.stranger and not connection.last_words
+            missed = not connection.unauthenticated and not connection.closes_after_output
             self._close(connection)
             if missed:
                 yield Closed(connection, connection.dead)
@@ -404,7 +404,7 @@ class ConnectionServer:
     def send(self, connections: Iterable[Connection], line: bytes) -> None:
         """Send ``line`` to each. Who does not read is cut off."""
         for connection in connections:
-            if connection.dead or connection.last_words:
+            if connection.dead or connection.closes_after_output:
                 continue
             sent = 0 if connection.output else self._write(connection, line)
             if sent == len(line):
@@ -419,7 +419,7 @@ class ConnectionServer:
 
     def end(self, connection: Connection) -> None:
         """Hear no more of it, and close it once it has been sent everything."""
-        connection.last_words = True
+        connection.closes_after_output = True
         if not connection.output:
             self._close(connection)
 
@@ -434,7 +434,7 @@ class ConnectionServer:
         del connection.output[: self._write(connection, connection.output)]
         if connection.output or connection.dead:
             return
-        if connection.last_words:
+        if connection.closes_after_output:
             self._close(connection)
         else:
             self._watch(connection)
@@ -446,7 +446,7 @@ class ConnectionServer:
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError:
-            self._cut_off(connection, GONE)
+            self._cut_off(connection, CONNECTION_CLOSED)
             return 0
 
     def _cut_off(self, connection: Connection, why: str) -> None:
@@ -459,7 +459,7 @@ class ConnectionServer:
         descriptor = connection.socket.fileno()
         if descriptor < 0:
             return
-        connection.dead = connection.dead or GONE
+        connection.dead = connection.dead or CONNECTION_CLOSED
         del self._connections[descriptor]
         self._guests.pop(descriptor, None)
         if connection.socket in self._selector.get_map():

@@ -31,7 +31,7 @@ from elastune.core.errors import UserError
 from elastune.core.journal.records import Record
 from elastune.core.sync_plan import SyncPlan
 from elastune.elastic.wire import messages
-from elastune.elastic.wire.contact import Elsewhere
+from elastune.elastic.wire.contact import ControllerLocator
 from elastune.elastic.wire.handshake import enter_at
 from elastune.elastic.wire.messages import (
     Beat,
@@ -169,7 +169,7 @@ class RunOver(Exception):
     """The run has ended, or this worker is cut off from it: there is nothing to wait for."""
 
 
-class News:
+class CoordinatorInbox:
     """Of worker ``worker``. ``note`` is called by the thread that hears; the main thread asks and waits."""
 
     def __init__(self, worker: int) -> None:
@@ -178,7 +178,7 @@ class News:
         """Whether the coordinator is gone and nobody came in its place: this worker ends at its next checkpoint."""
         self.turned_away = False
         """Whether this worker lost its connection, came back, and the run goes on without it."""
-        self._news = threading.Condition()
+        self._inbox = threading.Condition()
         self._latest: View | None = None
         self._forced = self._confirmed = 0
         self._board = RendezvousStore()
@@ -187,9 +187,9 @@ class News:
 
     def note(self, message: Message) -> None:
         """Hear ``message``. Raises ``ProtocolError`` for what no coordinator sends."""
-        with self._news:
+        with self._inbox:
             self._take(message)
-            self._news.notify_all()
+            self._inbox.notify_all()
 
     def _take(self, message: Message) -> None:
         match message:
@@ -229,7 +229,7 @@ class News:
         """Whether version ``number`` is over: a newer one took effect at once, or the run has ended."""
         return self._forced > number or bool(self._over)
 
-    def await_version(self, after: int, timeout_s: float) -> View:
+    def await_view(self, after: int, timeout_s: float) -> View:
         """Block until there is a version newer than ``after`` that this worker has to enter at once.
 
         That is one which takes effect at once, or takes this worker in. Raises ``TimeoutError`` and ``RunOver``.
@@ -284,7 +284,7 @@ class News:
 
     def published(self, key: str) -> bool:
         """Whether anything is published under ``key``."""
-        with self._news:
+        with self._inbox:
             return self._board.get(key) is not None
 
     def _to_enter(self, after: int) -> View | None:
@@ -297,8 +297,8 @@ class News:
         return self._latest is not None and self._latest.number > version
 
     def _wait(self, there: Callable[[], bool], timeout_s: float | None) -> None:
-        with self._news:
-            self._news.wait_for(lambda: there() or bool(self._over) or self.abandoned, timeout_s)
+        with self._inbox:
+            self._inbox.wait_for(lambda: there() or bool(self._over) or self.abandoned, timeout_s)
             if (self._over or self.abandoned) and not there():
                 raise RunOver(self._over or "the coordinator is gone")
 
@@ -306,7 +306,7 @@ class News:
 # [whereabouts] What a worker would tell a coordinator that knows nothing of it: where it stands, and what it has reported.
 
 
-class Whereabouts:
+class ReconnectState:
     """Where a worker stands by what it has said, and the records that may not be in the journal yet.
 
     ``member``: it holds the run's state for good; ``exit``: its last words. ``keeps``: whether records are kept until
@@ -396,10 +396,10 @@ AGAIN_S, AGAIN_LIMIT_S = 0.05, 0.5  # between two looks for the next coordinator
 LAST_STEP_S = 300.0  # how long a worker that nobody has come for may take to its next checkpoint
 
 
-class CoordinatorClient(News):
+class CoordinatorClient(CoordinatorInbox):
     """Worker ``worker``, connected and known to the coordinator at ``address``.
 
-    ``moves``: the file that says where the next one is, if on another host (``Elsewhere``). The constructor returns
+    ``moves``: the file that says where the next one is, if on another host (``ControllerLocator``). The constructor returns
     once the coordinator has let it in. Raises ``UserError`` where it does not.
     """
 
@@ -422,7 +422,7 @@ class CoordinatorClient(News):
         self._leaving = self._closed = False
         self._left = threading.Event()
         self._address, self._token, self._hello = address, token, messages.Hello(worker, host)
-        self._elsewhere = Elsewhere(address, moves)
+        self._elsewhere = ControllerLocator(address, moves)
         welcome = self._enter(self._hello)
         self.joins = welcome.joins
         """Whether training goes on already: this worker has to be warm before it is ``ready``."""
@@ -434,7 +434,7 @@ class CoordinatorClient(News):
         self._every_s = welcome.beat_s
         self._silent_limit_s = max(SILENT_BEATS * welcome.beat_s, welcome.silence_s)
         self._grace_s = welcome.grace_s
-        self._whereabouts = Whereabouts(keeps=welcome.grace_s > 0)
+        self._reconnect_state = ReconnectState(keeps=welcome.grace_s > 0)
         self._speaking = threading.RLock()  # a signal handler may speak while the main thread does
         _leave_to_parent(self)
         self._thread = threading.Thread(target=self._live, name="member", daemon=True)
@@ -478,7 +478,7 @@ class CoordinatorClient(News):
 
         ``joins``: not for good yet, see ``await_confirmed``.
         """
-        self._whereabouts.member = self._whereabouts.member or not joins
+        self._reconnect_state.member = self._reconnect_state.member or not joins
         self._send(messages.Running(version, step))
 
     def broken(self, version: int, why: str) -> None:
@@ -505,7 +505,7 @@ class CoordinatorClient(News):
         """The model can be cut into so many stages."""
         self._send(messages.LayersFound(layers))
 
-    def took_round(self, version: int, step: int, learners: int, sync: SyncPlan, most: int, took_s: float) -> None:
+    def report_round(self, version: int, step: int, learners: int, sync: SyncPlan, most: int, took_s: float) -> None:
         """Under ``version`` so many ``learners`` here have taken the round after ``step``; see ``RoundTaken``.
 
         From here on beats come as often as the grace: who freezes is to be missed as soon as who is late.
@@ -523,9 +523,9 @@ class CoordinatorClient(News):
 
     def publish(self, key: str, value: str) -> None:
         """Let everybody read ``value`` under ``key``, which begins with a version's number and a slash."""
-        with self._news:
+        with self._inbox:
             kept = self._board.put(key, value)
-            self._news.notify_all()
+            self._inbox.notify_all()
         if kept:
             self._send(messages.Publish(key, value))
 
@@ -543,13 +543,13 @@ class CoordinatorClient(News):
         while self._waits and self._thread.is_alive() and not self.abandoned:
             time.sleep(FULL_LOOK_S)
         with self._speaking:
-            self._outbox.put(self._whereabouts.report(record))
+            self._outbox.put(self._reconnect_state.report(record))
 
     @property
     def _waits(self) -> bool:
         """Whether so much lies here that nobody has read, or put in the journal, that the program is to wait."""
         unread = self._outbox.full and self._outbox.size_bytes > LIMIT_BYTES
-        return unread or self._whereabouts.unkept_bytes > LIMIT_BYTES
+        return unread or self._reconnect_state.unkept_bytes > LIMIT_BYTES
 
     def refuse_fork(self) -> None:
         """Raises ``UserError`` in a forked child of this worker, which has its variables but no place in the run."""
@@ -563,7 +563,7 @@ class CoordinatorClient(News):
         Returns once the coordinator has read all that was ever sent, or is gone.
         """
         self._leaving = True
-        self._whereabouts.exit = messages.Exit(code)
+        self._reconnect_state.exit = messages.Exit(code)
         self._left.set()
         self._send(messages.Exit(code))
         self._thread.join()
@@ -585,10 +585,10 @@ class CoordinatorClient(News):
         why, closed_here = self._hold()
         while not self._ended and not closed_here and self._comes_back():
             why, closed_here = self._hold()
-        with self._news:
+        with self._inbox:
             ended = self._ended or self._leaving
             self._over = self._over or f"the coordinator is gone: {why}"
-            self._news.notify_all()
+            self._inbox.notify_all()
         if not ended and closed_here:
             self._disconnected()
         elif not ended:
@@ -623,13 +623,13 @@ class CoordinatorClient(News):
             self._lines.limit_bytes = LINE_LIMIT_BYTES
             with self._speaking:
                 self._outbox.begin(self._socket)
-                for line in self._whereabouts.lines(self._latest, self._stop):
+                for line in self._reconnect_state.lines(self._latest, self._stop):
                     self._outbox.put(line)
             return True
         if not self._ended and self._grace_s:
-            with self._news:
+            with self._inbox:
                 self._stop = self.abandoned = True
-                self._news.notify_all()
+                self._inbox.notify_all()
             if not self._left.wait(LAST_STEP_S):
                 end_process("nobody came in the coordinator's place, and no step ended", ABANDONED_CODE)
         return False
@@ -669,10 +669,10 @@ class CoordinatorClient(News):
             message = messages.decode(line)
             if isinstance(message, messages.RecordsKept):
                 with self._speaking:
-                    self._whereabouts.kept(message.nth)
+                    self._reconnect_state.kept(message.nth)
                 continue
             if isinstance(message, messages.Confirmed):
-                self._whereabouts.member = True
+                self._reconnect_state.member = True
             self.note(message)
             try:
                 match message:
@@ -685,7 +685,7 @@ class CoordinatorClient(News):
 
     def _send(self, message: Message) -> None:
         with self._speaking:
-            self._whereabouts.say(message)
+            self._reconnect_state.say(message)
             self._outbox.put(messages.encode(message))
 
     def _end_process(self, why: str) -> None:

@@ -16,7 +16,7 @@ from elastune.elastic.wire.messages import Doing
 from elastune.elastic.wire.view import View
 from elastune.elastic.worker.client import CoordinatorClient, RunOver
 from elastune.elastic.worker.group import CommitLog, Leave, Rewind, WorkerGroup
-from elastune.elastic.worker.reconcile import Dealing, RecoveryPlan
+from elastune.elastic.worker.reconcile import LearnerAssignment, RecoveryPlan
 from elastune.elastic.worker.state_transfer import StateOwner
 from elastune.elastic.worker.view_groups import LateLevels, ViewComms, let_go_of
 from elastune.parallel.comm.group import Group, GroupBroken, drop
@@ -49,7 +49,7 @@ class ElasticWorkerGroup(WorkerGroup):
         self._voted: View | None = None
         self._over: Group | None = None  # that state is being handed over in
         self._levels: LateLevels | None = None
-        self._dealing = Dealing()
+        self._dealing = LearnerAssignment()
         client.on_break, client.on_scheduled, client.on_bye = self._break, self._forming.heard, self._abandon
         client.where = lambda: ", ".join(filter(None, [self.where(), self.left]))
 
@@ -168,7 +168,7 @@ class ElasticWorkerGroup(WorkerGroup):
             self._agreed = self._voted or self._client.await_pending(self.view)
 
     @property
-    def dealt_by(self) -> int:
+    def assignment_view(self) -> int:
         return 0 if self._now is None else self._dealing.by(self._now).number
 
     @property
@@ -178,11 +178,11 @@ class ElasticWorkerGroup(WorkerGroup):
         view = self._dealing.by(self._now)
         return len(view.members), view.ranks[self.worker]
 
-    def carriers(self, dealt_by: int, learners: int) -> Mapping[int, int]:
-        return self._dealing.carriers(dealt_by, learners)
+    def learner_workers(self, assignment_view: int, learners: int) -> Mapping[int, int]:
+        return self._dealing.learner_workers(assignment_view, learners)
 
-    def took_round(self, step: int, learners: int, sync: SyncPlan, took_s: float) -> None:
-        self._client.took_round(self.view, step, learners, sync, sync.most_carried(self.seat[0]), took_s)
+    def report_round(self, step: int, learners: int, sync: SyncPlan, took_s: float) -> None:
+        self._client.report_round(self.view, step, learners, sync, sync.most_carried(self.seat[0]), took_s)
 
     # -- change -------------------------------------------------------------------------------------------------------
 
@@ -267,7 +267,7 @@ class ElasticWorkerGroup(WorkerGroup):
     def _await(self, after: int) -> View:
         while True:
             try:
-                return self._client.await_version(after, LONG_S)
+                return self._client.await_view(after, LONG_S)
             except TimeoutError:
                 continue
             except RunOver:
@@ -317,7 +317,7 @@ class ElasticWorkerGroup(WorkerGroup):
             comms.abandon()
         try:
             plan = self._log.compare(self.group, self.owner, view, self._dealing, joins=joins)
-            self._dealing.decided(plan.dealt_by)
+            self._dealing.decided(plan.assignment_view)
         finally:
             let_go_of(last)  # of a planned view: only now has everybody completed the last step before it
         self.say("handing over", self.owner.step)

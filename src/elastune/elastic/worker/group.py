@@ -27,13 +27,20 @@ from elastune.core.layout import Unrecoverable
 from elastune.core.mesh import Mesh
 from elastune.core.slots import cut
 from elastune.core.sync_plan import SyncPlan
-from elastune.elastic.stragglers import COLLECTIVES, Sight, Standstill, ranks_differ, standstill
+from elastune.elastic.stragglers import COLLECTIVES, HeartbeatSample, Stall, find_stall, rank_differences
 from elastune.elastic.wire.messages import Beat, Doing, decode, encode
 from elastune.elastic.wire.view import View
 from elastune.elastic.worker import state_transfer
-from elastune.elastic.worker.reconcile import Dealing, MemberStatus, OpenRound, RecoveryPlan, goes_on, reconcile
+from elastune.elastic.worker.reconcile import (
+    LearnerAssignment,
+    MemberStatus,
+    OpenRound,
+    RecoveryPlan,
+    goes_on,
+    reconcile,
+)
 from elastune.elastic.worker.state_transfer import Packed, StateOwner
-from elastune.parallel.comm.group import GathersDiffer, Group, GroupBroken
+from elastune.parallel.comm.group import CollectiveMismatch, Group, GroupBroken
 from elastune.parallel.comm.process_groups import Comms, replicated
 
 # [commit log] What one worker has completed of the sequence that all members execute, and what it holds for those that have not.
@@ -72,7 +79,9 @@ class CommitLog:
         """A step is completed here."""
         self.completed, self.rows = self.completed + 1, None
 
-    def compare(self, group: Group, owner: StateOwner, view: View, dealing: Dealing, *, joins: bool) -> RecoveryPlan:
+    def compare(
+        self, group: Group, owner: StateOwner, view: View, dealing: LearnerAssignment, *, joins: bool
+    ) -> RecoveryPlan:
         """Tell the others how far this worker is, hear the same of them, and draw the conclusion that all draw.
 
         ``view``: whose ``group`` it is. ``dealing``: who has which learner of an open round.
@@ -243,7 +252,7 @@ class WorkerGroup:
         return self.group.size
 
     @property
-    def dealt_by(self) -> int:
+    def assignment_view(self) -> int:
         """The number of the view by which learners are dealt out in the open round, or in the next one."""
         return self.view
 
@@ -252,12 +261,12 @@ class WorkerGroup:
         """How many workers learners are dealt out to in the open round, or in the next one, and which this one is."""
         return self.size, self.rank
 
-    def carriers(self, dealt_by: int, learners: int) -> Mapping[int, int]:
-        """Which worker has each of so many ``learners`` in the deal of the view ``dealt_by``."""
+    def learner_workers(self, assignment_view: int, learners: int) -> Mapping[int, int]:
+        """Which worker has each of so many ``learners`` in the deal of the view ``assignment_view``."""
         parts = cut(learners, self.size)
         return {learner: worker for worker, part in zip(self.members, parts, strict=True) for learner in part}
 
-    def took_round(self, step: int, learners: int, sync: SyncPlan, took_s: float) -> None:
+    def report_round(self, step: int, learners: int, sync: SyncPlan, took_s: float) -> None:
         """Tell that this worker's ``learners`` have taken all steps of the round that begins after ``step``, of
         ``sync``, in ``took_s``, and wait for the others'."""
 
@@ -299,11 +308,11 @@ class WorkerGroup:
     def _gather_alike(self, mine: torch.Tensor, what: str) -> list[torch.Tensor]:
         try:
             return self.group.gather_tensors(mine, zlib.crc32(f"{what} {mine.dtype}".encode()))
-        except GathersDiffer:
+        except CollectiveMismatch:
             own = f"in {what}{self.at}".encode()
             rows = self.group.gather_tensors(torch.frombuffer(bytearray(own), dtype=torch.uint8))
             told = {rank: row.numpy().tobytes().decode(errors="replace") for rank, row in enumerate(rows)}
-            raise ranks_differ(self._step, told) from None
+            raise rank_differences(self._step, told) from None
 
     def leaves(self, loop: str) -> None:
         """The program has left ``loop`` before its end: perhaps no other one has."""
@@ -392,10 +401,10 @@ EVERY_S = 0.5
 STUCK_S = 5.0  # a library that does not let go of the main thread by then never will
 
 
-class Apart(Exception):
+class WorkersDiverged(Exception):
     """The workers of a static run will never come together; ``found`` says why."""
 
-    def __init__(self, found: Standstill) -> None:
+    def __init__(self, found: Stall) -> None:
         super().__init__(found.detail)
         self.found = found
 
@@ -408,13 +417,17 @@ class StaticWatch:
     """
 
     def __init__(
-        self, workers: WorkerGroup, store: Store, limit_s: float, on_stuck: Callable[[Apart], None] = lambda why: None
+        self,
+        workers: WorkerGroup,
+        store: Store,
+        limit_s: float,
+        on_stuck: Callable[[WorkersDiverged], None] = lambda why: None,
     ) -> None:
         self._workers = workers
         self._store = store
         self._limit_s = limit_s
         self._on_stuck = on_stuck
-        self._found: Standstill | None = None
+        self._found: Stall | None = None
         self._told = 0  # how often this worker has told what it does
         self._seen: dict[int, tuple[bytes, float]] = {}  # what each other one told last, and since when that is known
         self._lock = threading.Lock()
@@ -427,24 +440,24 @@ class StaticWatch:
         self._ended.set()
 
     @property
-    def found(self) -> Standstill | None:
+    def found(self) -> Stall | None:
         """Why a collective that has failed here could not succeed; another worker may have found it first, and ended.
 
         Raises ``RuntimeError`` where the store is gone.
         """
         return self._found or self._compare(self._workers.failed or self._workers.beat())
 
-    def _compare(self, own: Beat) -> Standstill | None:
+    def _compare(self, own: Beat) -> Stall | None:
         """What follows from ``own``, which the others are told, and from what they told."""
         self._tell(own)
-        sights = [Sight(self._workers.rank, self._workers.rank, "", own, 0.0)]
+        sights = [HeartbeatSample(self._workers.rank, self._workers.rank, "", own, 0.0)]
         for rank in set(range(self._workers.size)) - {self._workers.rank}:
             if self._store.check([_key(rank)]):
                 told = self._store.get(_key(rank))
                 beat = decode(told.partition(b" ")[2])
                 assert isinstance(beat, Beat)
-                sights.append(Sight(rank, rank, "", beat, self._known_s(rank, told)))
-        return standstill(sights, self._limit_s)
+                sights.append(HeartbeatSample(rank, rank, "", beat, self._known_s(rank, told)))
+        return find_stall(sights, self._limit_s)
 
     def _known_s(self, rank: int, told: bytes) -> float:
         """For how long it is known here that ``rank`` has ``told`` this, and nothing since. No clock is compared with
@@ -469,7 +482,7 @@ class StaticWatch:
                     self._found = found
                     self._workers.group.abandon(found.detail)
                     if not self._ended.wait(STUCK_S):
-                        self._on_stuck(Apart(found))
+                        self._on_stuck(WorkersDiverged(found))
                     return
         except RuntimeError:  # the store went with its worker: what waits for that one ends by its connections
             return

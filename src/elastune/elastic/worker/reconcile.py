@@ -24,12 +24,12 @@ from elastune.elastic.wire.view import View
 
 @dataclass(frozen=True)
 class OpenRound:
-    """A round that a worker has begun: dealt out by the view ``dealt_by``; ``quorum`` of ``learners`` have to be there.
+    """A round that a worker has begun: dealt out by the view ``assignment_view``; ``quorum`` of ``learners`` have to be there.
 
-    ``dealt_by`` is 0 where there is none, or none that can end without some of its learners.
+    ``assignment_view`` is 0 where there is none, or none that can end without some of its learners.
     """
 
-    dealt_by: int = 0
+    assignment_view: int = 0
     learners: int = 0
     quorum: int = 0
 
@@ -47,15 +47,15 @@ def goes_on(rounds: Sequence[OpenRound], dealt: Dealt, size_of: Callable[[int], 
         dealt: Where the new view's members stood in an earlier one.
         size_of: How many members that had.
     """
-    newest = max(rounds, key=lambda each: each.dealt_by, default=NO_ROUND)
-    if not newest.dealt_by:
+    newest = max(rounds, key=lambda each: each.assignment_view, default=NO_ROUND)
+    if not newest.assignment_view:
         return 0
-    shares = cut(newest.learners, size_of(newest.dealt_by))
-    here = sum(len(shares[seat]) for seat in dealt(newest.dealt_by) if seat is not None)
-    return newest.dealt_by if here >= newest.quorum > 0 else 0
+    shares = cut(newest.learners, size_of(newest.assignment_view))
+    here = sum(len(shares[seat]) for seat in dealt(newest.assignment_view) if seat is not None)
+    return newest.assignment_view if here >= newest.quorum > 0 else 0
 
 
-class Dealing:
+class LearnerAssignment:
     """By which view learners are dealt out to this worker and the others: the newest, or that of the open round."""
 
     def __init__(self) -> None:
@@ -66,9 +66,9 @@ class Dealing:
         """This worker forms ``view``; an open round may turn out to be dealt out by it, or by one before it."""
         self._known[view.number] = view
 
-    def decided(self, dealt_by: int) -> None:
-        """The open round goes on as the view ``dealt_by`` deals it out; 0: there is none that does."""
-        self._by = self._known[dealt_by] if dealt_by else None
+    def decided(self, assignment_view: int) -> None:
+        """The open round goes on as the view ``assignment_view`` deals it out; 0: there is none that does."""
+        self._by = self._known[assignment_view] if assignment_view else None
 
     def round_over(self, now: View | None) -> None:
         """A round is completed here; the next one is dealt out by ``now``."""
@@ -78,20 +78,20 @@ class Dealing:
         """The view by which the open round, or the next one, is dealt out; ``now``: the newest."""
         return self._by or now
 
-    def carriers(self, dealt_by: int, learners: int) -> Mapping[int, int]:
-        """Which worker has each of so many ``learners`` in the deal of the view ``dealt_by``."""
-        members = self._known[dealt_by].members
+    def learner_workers(self, assignment_view: int, learners: int) -> Mapping[int, int]:
+        """Which worker has each of so many ``learners`` in the deal of the view ``assignment_view``."""
+        members = self._known[assignment_view].members
         parts = cut(learners, len(members))
         return {learner: worker for worker, part in zip(members, parts, strict=True) for learner in part}
 
-    def seats(self, dealt_by: int, members: Sequence[int]) -> Sequence[int | None]:
+    def seats(self, assignment_view: int, members: Sequence[int]) -> Sequence[int | None]:
         """See ``Dealt``, for a view of ``members``."""
-        ranks = self._known[dealt_by].ranks
+        ranks = self._known[assignment_view].ranks
         return [ranks.get(worker) for worker in members]
 
-    def size_of(self, dealt_by: int) -> int:
-        """How many members the view ``dealt_by`` had."""
-        return len(self._known[dealt_by].members)
+    def size_of(self, assignment_view: int) -> int:
+        """How many members the view ``assignment_view`` had."""
+        return len(self._known[assignment_view].members)
 
 
 # [reconcile] The members of a new view compare how far each is and decide how to go on; the same decision on every member.
@@ -122,7 +122,7 @@ class RecoveryPlan:
     operation's result to the ``lagging``. ``state_source``: who sends each joiner the state, in this order: a member,
     or a joiner that has got it. ``step``: completed steps once all that is done, and so the first step of the view,
     counted from 0; 0 where ``rewind_to`` is -1 (the caller finds the checkpoint's). ``rewinds``: how often all members
-    were rewound then. ``dealt_by``: the view by which the open round goes on to be dealt out; 0: none goes on.
+    were rewound then. ``assignment_view``: the view by which the open round goes on to be dealt out; 0: none goes on.
     """
 
     rewind_to: int | None
@@ -133,7 +133,7 @@ class RecoveryPlan:
     state_source: dict[int, int]
     step: int
     rewinds: int
-    dealt_by: int = 0
+    assignment_view: int = 0
 
 
 def reconcile(
@@ -145,28 +145,30 @@ def reconcile(
 
     ``hosts``: where each of them runs; empty where that is one machine. ``goes_on``: see ``open_round.goes_on``.
     """
-    holders = [rank for rank, row in enumerate(rows) if not row.joins]
+    owners = [rank for rank, row in enumerate(rows) if not row.joins]
     joiners = [rank for rank, row in enumerate(rows) if row.joins]
-    if not holders:
+    if not owners:
         raise ProtocolViolation(f"nobody holds the state: {list(rows)}")
-    newest = max(rows[rank].completed for rank in holders)
-    furthest = [rank for rank in holders if rows[rank].completed == newest]
-    lagging = tuple(rank for rank in holders if rows[rank].completed < newest)
-    rewinds = {rows[rank].rewinds for rank in holders}
+    newest = max(rows[rank].completed for rank in owners)
+    furthest = [rank for rank in owners if rows[rank].completed == newest]
+    lagging = tuple(rank for rank in owners if rows[rank].completed < newest)
+    rewinds = {rows[rank].rewinds for rank in owners}
     # A member that lacks the newest operation had given its part to it, so all that it evaluated before is in that
     # operation's result: only what the furthest have evaluated since their last step can lack a lost worker's part.
     # And once one has completed the last operation of all, nothing that was evaluated is still to be gathered.
-    open_ended = not any(rows[rank].done for rank in holders)
+    open_ended = not any(rows[rank].done for rank in owners)
     # A round that goes on is not repeated.
-    dealt_by = goes_on([rows[rank].open for rank in furthest])
-    redone = [rows[rank] for rank in furthest if not dealt_by or rows[rank].open.dealt_by != dealt_by]
-    spoilt = open_ended and any(rows[rank].lost for rank in holders) and any(row.unrepeatable for row in redone)
+    assignment_view = goes_on([rows[rank].open for rank in furthest])
+    redone = [
+        rows[rank] for rank in furthest if not assignment_view or rows[rank].open.assignment_view != assignment_view
+    ]
+    spoilt = open_ended and any(rows[rank].lost for rank in owners) and any(row.unrepeatable for row in redone)
     # Some were rewound in a view that broke before the others were.
     unfinished = len(rewinds) > 1
     if joiners and (lagging or spoilt or unfinished):
         raise ProtocolViolation(f"a worker joins before the members have reconciled: {list(rows)}")
     if spoilt or unfinished:
-        return _rewound(rows, holders, max(rewinds) + 1)
+        return _rewound(rows, owners, max(rewinds) + 1)
     step = _common_step(rows, furthest, lagging)
     return RecoveryPlan(
         rewind_to=None,
@@ -174,22 +176,22 @@ def reconcile(
         rewind_lacking=(),
         result_source=furthest[0] if lagging else None,
         lagging=lagging,
-        state_source=_sources(holders, joiners, hosts),
+        state_source=_sources(owners, joiners, hosts),
         step=step,
         rewinds=max(rewinds),
-        dealt_by=dealt_by,
+        assignment_view=assignment_view,
     )
 
 
-def _sources(holders: Sequence[int], joiners: Sequence[int], hosts: Sequence[str]) -> dict[int, int]:
+def _sources(owners: Sequence[int], joiners: Sequence[int], hosts: Sequence[str]) -> dict[int, int]:
     """Who sends each joiner the state, in this order.
 
     Between hosts it travels once for each host that lacks it; who has got it passes it on to two others there.
     """
     if not hosts:
-        return {joiner: holders[i % len(holders)] for i, joiner in enumerate(joiners)}
+        return {joiner: owners[i % len(owners)] for i, joiner in enumerate(joiners)}
     there: dict[str, list[int]] = {}
-    for rank in holders:
+    for rank in owners:
         there.setdefault(hosts[rank], []).append(rank)
     nth = [(place, rank) for ranks in there.values() for place, rank in enumerate(ranks)]
     afar = [rank for _, rank in sorted(nth)]  # one of each host before the second of any
@@ -205,14 +207,14 @@ def _sources(holders: Sequence[int], joiners: Sequence[int], hosts: Sequence[str
     return sources
 
 
-def _rewound(rows: Sequence[MemberStatus], holders: Sequence[int], rewinds: int) -> RecoveryPlan:
-    newest = max(rows[rank].snapshot for rank in holders)
-    having = [rank for rank in holders if rows[rank].snapshot == newest]
+def _rewound(rows: Sequence[MemberStatus], owners: Sequence[int], rewinds: int) -> RecoveryPlan:
+    newest = max(rows[rank].snapshot for rank in owners)
+    having = [rank for rank in owners if rows[rank].snapshot == newest]
     found = newest >= 0
     return RecoveryPlan(
         rewind_to=newest if found else -1,
         rewind_source=having[0] if found else None,
-        rewind_lacking=tuple(rank for rank in holders if rank not in having),
+        rewind_lacking=tuple(rank for rank in owners if rank not in having),
         result_source=None,
         lagging=(),
         state_source={},

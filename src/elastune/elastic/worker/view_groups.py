@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import Store
 
 from elastune.elastic.wire.view import View
 from elastune.elastic.worker.client import CoordinatorClient, RunOver
-from elastune.parallel.comm.forming import Preparing
+from elastune.parallel.comm.forming import BackgroundForming
 from elastune.parallel.comm.group import Group, GroupBroken, drop
 from elastune.parallel.comm.process_groups import Comms, GroupFactory, drop_all, form_comms, form_levels
 
@@ -34,12 +34,12 @@ class LateLevels:
 
     def __init__(self, completed: int, form: Callable[[], tuple[Group, ...]]) -> None:
         self._completed, self._form = completed, form
-        self._preparing: Preparing[tuple[Group, ...]] | None = None
+        self._preparing: BackgroundForming[tuple[Group, ...]] | None = None
 
     def due(self, completed: int) -> bool:
         """At a step boundary with so many operations behind all: whether they are to be taken up."""
         if self._preparing is None and completed >= self._completed + BEGIN_AFTER:
-            self._preparing = Preparing(self._form, drop_all)
+            self._preparing = BackgroundForming(self._form, drop_all)
         return completed >= self._completed + TAKEN_AFTER
 
     def result(self) -> tuple[Group, ...]:
@@ -116,7 +116,7 @@ class ViewComms:
         self._store = MemberStore(member)
         self._lock = threading.Lock()
         self._newest = 0
-        self._preparing: Preparing[Comms] | None = None
+        self._preparing: BackgroundForming[Comms] | None = None
 
     def alone(self) -> Group:
         """This worker by itself."""
@@ -143,7 +143,7 @@ class ViewComms:
             if self._preparing is not None:
                 self._preparing.discard()
             self._newest = view.number
-            self._preparing = Preparing(partial(self._form, view), _drop)
+            self._preparing = BackgroundForming(partial(self._form, view), _drop)
 
     def take(self, view: View) -> Comms:
         """The groups of ``view``, the caller's from now on; waits for them. Raises ``GroupBroken``."""

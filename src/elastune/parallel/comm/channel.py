@@ -1,6 +1,6 @@
 """Messages between the workers of a group whose sender does not wait: small threads send and receive them.
 
-``Post`` delivers every message in order. ``Offers`` carries values that a receiver may take when it wants to:
+``Channel`` delivers every message in order. ``AsyncValues`` carries values that a receiver may take when it wants to:
 a sender has one untaken value per receiver at most, so a slow link or worker lets nothing pile up.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from elastune.parallel.comm.group import LOOK, OFFERS_TAG, POST_TAG, Group, GroupBroken
+from elastune.parallel.comm.group import ASYNC_VALUES_TAG, CHANNEL_TAG, LOOK, Group, GroupBroken
 
 # [post] Messages between the workers of a group that nobody waits for when sending: small threads send and receive them.
 
@@ -22,7 +22,7 @@ HEAD = 6
 
 
 @dataclass(frozen=True)
-class Letter:
+class ChannelMessage:
     """What one worker tells another.
 
     Attributes:
@@ -38,27 +38,27 @@ class Letter:
 
 @dataclass
 class _Outbox:
-    waiting: queue.SimpleQueue[Letter | None] = field(default_factory=queue.SimpleQueue)
+    waiting: queue.SimpleQueue[ChannelMessage | None] = field(default_factory=queue.SimpleQueue)
     known: dict[str, int] = field(default_factory=dict)
     sent: threading.Event = field(default_factory=threading.Event)
 
 
-class Post:
+class Channel:
     """This worker's messages to and from the others of ``group``. What one sends to another arrives in order.
 
     Several posts of a group differ by ``tag``. Groups of one have no post. Whatever ends the group ends its threads,
     and raises ``GroupBroken`` in ``next`` and ``send``.
     """
 
-    def __init__(self, group: Group, tag: int = POST_TAG) -> None:
+    def __init__(self, group: Group, tag: int = CHANNEL_TAG) -> None:
         self._group, self._tag = group, tag
-        self._came: queue.SimpleQueue[tuple[int, Letter] | None] = queue.SimpleQueue()
+        self._came: queue.SimpleQueue[tuple[int, ChannelMessage] | None] = queue.SimpleQueue()
         self._outboxes: dict[int, _Outbox] = {}
         for peer in range(group.size):
             if peer != group.rank:
                 self._start(f"mail from {peer}", lambda peer=peer: self._receive_all(peer))  # type: ignore[misc]
 
-    def send(self, to: int, message: Letter) -> None:
+    def send(self, to: int, message: ChannelMessage) -> None:
         """Send ``message`` to rank ``to`` as soon as the line is free; its payload must not change any more."""
         if self._group.broken:
             raise GroupBroken(f"no message can be sent: {self._group.why}")
@@ -67,7 +67,7 @@ class Post:
             self._start(f"mail to {to}", lambda: self._send_all(to, box))
         self._outboxes[to].waiting.put(message)
 
-    def next(self, *, wait: bool = True) -> tuple[int, Letter] | None:
+    def next(self, *, wait: bool = True) -> tuple[int, ChannelMessage] | None:
         """The next message that came, with its sender; None where there is none and ``wait`` is False."""
         while True:
             try:
@@ -99,25 +99,27 @@ class Post:
             sizes = [layout, len(text), message.payload.numel()]
             for part in (torch.tensor([*message.number, *sizes]), text, message.payload):
                 if part.numel():
-                    self._group.send_here(part, to, self._tag)
+                    self._group.send_blocking(part, to, self._tag)
         box.sent.set()
 
     def _receive_all(self, source: int) -> None:
         texts: list[str] = []
         while True:
             head = torch.empty(HEAD, dtype=torch.int64)
-            self._group.receive_here(head, source, self._tag)
+            self._group.receive_blocking(head, source, self._tag)
             *number, layout, text_size, size = head.tolist()
             if text_size:
                 texts.append(bytes(self._read(text_size, source).tolist()).decode())
             first, second, third = number
-            message = Letter((first, second, third), texts[layout] if layout >= 0 else "", self._read(size, source))
+            message = ChannelMessage(
+                (first, second, third), texts[layout] if layout >= 0 else "", self._read(size, source)
+            )
             self._came.put((source, message))
 
     def _read(self, size: int, source: int) -> torch.Tensor:
         room = torch.empty(size, dtype=torch.uint8)
         if size:
-            self._group.receive_here(room, source, self._tag)
+            self._group.receive_blocking(room, source, self._tag)
         return room
 
     def _start(self, name: str, act: Callable[[], None]) -> None:
@@ -138,14 +140,14 @@ _NOTHING = torch.empty(0, dtype=torch.uint8)
 
 
 @dataclass(frozen=True)
-class Offered:
+class AsyncValue:
     """What came from another worker: ``number`` is the sender's, ``values`` are bytes on the CPU."""
 
     number: tuple[int, int, int]
     values: torch.Tensor
 
 
-class Offers:
+class AsyncValues:
     """This worker's offers to and from the others of a group over gloo, of several workers.
 
     Nobody waits: ``make`` hands an offer to a thread, ``take`` returns what has come. From one worker to each receiver
@@ -156,12 +158,12 @@ class Offers:
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self._post = Post(group, OFFERS_TAG)
+        self._channel = Channel(group, ASYNC_VALUES_TAG)
         self._untaken: set[int] = set()  # receivers
         self.served = 0
 
     @classmethod
-    def of(cls, group: Group) -> Offers:
+    def of(cls, group: Group) -> AsyncValues:
         """The one of ``group``: its threads end with the group, so there is one for all who come."""
         found = group.kept.setdefault("offers", None)
         if found is None:
@@ -178,20 +180,20 @@ class Offers:
         receiver = number[1]
         if receiver in self._untaken:
             return False
-        self._post.send(to, Letter(number, "", values))
+        self._channel.send(to, ChannelMessage(number, "", values))
         self._untaken.add(receiver)
         self._group.count_sent(values.nbytes)
         return True
 
-    def take(self) -> list[Offered]:
+    def take(self) -> list[AsyncValue]:
         """All that have come, in the order in which they came. Raises ``GroupBroken``."""
-        found: list[Offered] = []
-        while (came := self._post.next(wait=False)) is not None:
+        found: list[AsyncValue] = []
+        while (came := self._channel.next(wait=False)) is not None:
             sender, letter = came
             kind, receiver, _ = letter.number
             if kind < 0:
                 self._untaken.discard(receiver)
                 continue
-            self._post.send(sender, Letter((-1, receiver, 0), "", _NOTHING))
-            found.append(Offered(letter.number, letter.payload))
+            self._channel.send(sender, ChannelMessage((-1, receiver, 0), "", _NOTHING))
+            found.append(AsyncValue(letter.number, letter.payload))
         return found

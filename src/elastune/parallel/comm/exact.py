@@ -18,7 +18,7 @@ import torch
 
 from elastune.core.slots import Deal, Fold, cut, node_sum, subtrees
 from elastune.parallel.comm.group import Group, Work
-from elastune.parallel.comm.reducer import SLACK, Bucket, Crossing, Reducer, outbox, plan
+from elastune.parallel.comm.reducer import SLACK, Bucket, DeviceCopy, Reducer, outbox, plan
 from elastune.parallel.comm.relay import Relay
 
 # [levels] The levels by which sums over slots climb: first among the workers of a host, then among hosts. Pure, but for groups.
@@ -275,14 +275,14 @@ class ExactBucket(Bucket):
                 self._relay.start(parts, self._sets[self._turn][: self._numel])
             elif parts:
                 self._sent.append(outbox(stacked := torch.stack(parts), self._group.wire))
-                self._crossing = Crossing(stacked, self._sent[-1])
+                self._crossing = DeviceCopy(stacked, self._sent[-1])
             return
         if not self._legs:
             return
         sent = self._laid_out([value[: self._length] for value in self._slots.parts()], 0)
         if self._staged:
             self._sent.append(outbox(sent, self._group.wire))
-            self._crossing = Crossing(sent, self._sent[-1])
+            self._crossing = DeviceCopy(sent, self._sent[-1])
         else:
             self._sent.append(sent)
             self._climb(0)

@@ -1,6 +1,6 @@
 """Groups form on a thread of their own, because nothing can interrupt a backend while it forms one.
 
-``Forming`` is the base of both backends. With ``Preparing`` a group forms while its workers go on training.
+``Forming`` is the base of both backends. With ``BackgroundForming`` a group forms while its workers go on training.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class _Patient(Store):
 T = TypeVar("T")
 
 
-class Preparing(Generic[T]):
+class BackgroundForming(Generic[T]):
     """What ``form`` makes, on a thread of its own; who does not want it any more calls ``discard``.
 
     Args:

@@ -33,8 +33,8 @@ from elastune.parallel.comm.group import Group, GroupBroken, drop
 from elastune.parallel.comm.sockets import (
     Address,
     Connections,
-    Ends,
-    Found,
+    Endpoints,
+    SocketRef,
     borrowed,
     connections,
     ends,
@@ -81,14 +81,14 @@ class _GlooForming(Forming):
         self._rank, self._size, self._interface = rank, size, factory.interface
         self._own: Address | None = None
         self._others: Collection[Address] = ()
-        self._before: Collection[Found] = ()  # sockets that are none of this group's
+        self._before: Collection[SocketRef] = ()  # sockets that are none of this group's
 
     def make(self) -> Group:
         device, listener, self._own, self._before = _listening_device(self._interface)
         told = self._meet("at", f"{self._own[0]} {self._own[1]}")
         places = [(host, int(port)) for host, port in (one.split(" ") for one in told)]
         self._others = [place for place in places if place != self._own]
-        if door.knocked(listener):
+        if door.has_dropped_input(listener):
             _STRANGERS.set()
         options = _GLOO._Options()
         options._devices = [device]
@@ -116,16 +116,16 @@ class _GlooForming(Forming):
         sever(self._connections())
 
     @contextlib.contextmanager
-    def _introducing(self, listener: Found) -> Iterator[None]:
+    def _introducing(self, listener: SocketRef) -> Iterator[None]:
         """The listener is open meanwhile. Where strangers are about, nobody is heard who was not introduced.
 
         Who connects is introduced by its process, by what it has connected from.
         """
         wary, connected = _STRANGERS.is_set(), threading.Event()
-        (door.silence if wary else door.open_door)(listener)
+        (door.drop_input if wary else door.remove_filter)(listener)
 
         def introduce() -> None:
-            known: set[Found] = set()
+            known: set[SocketRef] = set()
             pause_s = INTRODUCE_AFTER_S
             while not connected.wait(pause_s):
                 pause_s = INTRODUCE_EVERY_S
@@ -134,12 +134,12 @@ class _GlooForming(Forming):
                     if it in known:
                         continue
                     if other in self._others:
-                        self._store.set(f"from/{_words(Ends(other, own))}", b"")
+                        self._store.set(f"from/{_words(Endpoints(other, own))}", b"")
                         known.add(it)
                     elif wary and (
-                        Ends(other, own) in arrived or self._store.check([f"from/{_words(Ends(own, other))}"])
+                        Endpoints(other, own) in arrived or self._store.check([f"from/{_words(Endpoints(own, other))}"])
                     ):
-                        door.open_door(it)
+                        door.remove_filter(it)
                         known.add(it)
 
         thread = threading.Thread(target=introduce, name="introduce", daemon=True)
@@ -150,19 +150,19 @@ class _GlooForming(Forming):
             _STRANGERS.set()  # perhaps; it costs the next group a fifth of a second
             raise
         finally:
-            door.shut(listener)
+            door.refuse_connections(listener)
             connected.set()
             thread.join()
 
-    def _arrived(self) -> set[Ends]:
+    def _arrived(self) -> set[Endpoints]:
         """The connections of those who have all that they wait for: they introduce nobody any more."""
         there = [key for key in (f"met/{rank}" for rank in range(self._size)) if self._store.check([key])]
         return {one for key in there for one in _card(self._store.get(key).decode())[1]}
 
-    def _end_strangers(self, connected: Collection[Found], peers: Collection[Ends]) -> None:
+    def _end_strangers(self, connected: Collection[SocketRef], peers: Collection[Endpoints]) -> None:
         """End the connections that no peer has; where a network hides who has them, that cannot be told."""
         own = ends(connected)
-        strange = [it for it, (here, there) in own.items() if Ends(there, here) not in peers]
+        strange = [it for it, (here, there) in own.items() if Endpoints(there, here) not in peers]
         if strange and len(own) - len(strange) == self._size - 1:
             _STRANGERS.set()
             sever(strange)
@@ -185,22 +185,22 @@ class _GlooForming(Forming):
     def _meet(self, place: str, message: str) -> list[str]:
         return self.meet(place, self._rank, self._size, message)
 
-    def _connections(self) -> list[Found]:
+    def _connections(self) -> list[SocketRef]:
         return connections(self._own, self._others, self._before) if self._own is not None else []
 
 
-def _card(text: str) -> tuple[int, list[Ends]]:
+def _card(text: str) -> tuple[int, list[Endpoints]]:
     """A worker's nonce, and the connections that it has."""
     nonce, theirs = json.loads(text)
-    return int(nonce), [Ends(tuple(own), tuple(other)) for own, other in theirs]
+    return int(nonce), [Endpoints(tuple(own), tuple(other)) for own, other in theirs]
 
 
-def _words(connection: Ends) -> str:
+def _words(connection: Endpoints) -> str:
     (host, port), (from_host, from_port) = connection
     return f"{host} {port} {from_host} {from_port}"
 
 
-def _listening_device(interface: str) -> tuple[Any, Found, Address, Collection[Found]]:
+def _listening_device(interface: str) -> tuple[Any, SocketRef, Address, Collection[SocketRef]]:
     """A device of its own for one group, so that its connections are known from those of other groups; ~0.5 ms.
 
     Nobody can connect to it yet, and nobody has: gloo's listener is open for a moment before its door can be shut. Who
@@ -217,7 +217,7 @@ def _listening_device(interface: str) -> tuple[Any, Found, Address, Collection[F
         if len(new) > 1:  # the program has begun to listen somewhere in this very moment: which one is it?
             continue
         ((listener, own),) = new.items()
-        door.shut(listener)
+        door.refuse_connections(listener)
         if not door.entered(listener, own, but=before):
             return device, listener, own, before
         _STRANGERS.set()

@@ -23,9 +23,9 @@ from elastune.core.communication import DEFAULT_CHUNK_KIB, Route
 # Two kinds with one number would take each other's messages wherever both are under way.
 
 POINT_TO_POINT_TAG = 1  # one for all, so that what is sent in order is received in order
-POST_TAG = 2
+CHANNEL_TAG = 2
 CALLS_TAG = 3  # of named collectives (train.collectives), which may be beside anything else
-OFFERS_TAG = 4
+ASYNC_VALUES_TAG = 4
 EXCHANGE_TAG = 5  # of state that moves between workers
 FIRST_ROUTE_TAG = 16  # of sums along the routes of a topology (comm.relay), and so are all above
 
@@ -118,7 +118,7 @@ STUCK_S = 0.02  # after its connections are closed, what does not end within thi
 LOOK = timedelta(milliseconds=10)  # each costs 0.1 ms
 
 
-class Lifeline(Protocol):
+class GroupConnections(Protocol):
     """What a group's traffic goes through, and how it is ended: sockets (gloo), or a communicator (NCCL)."""
 
     def sever(self) -> None:
@@ -134,7 +134,7 @@ class GroupBroken(Exception):
     """A collective failed here, or its group was abandoned; nothing more comes of this group."""
 
 
-class GathersDiffer(Exception):
+class CollectiveMismatch(Exception):
     """Workers met in one gather and meant different ones. All of them are told, and the group is as good as before."""
 
 
@@ -178,13 +178,13 @@ class Work:
         return self._work is None or bool(self._work.is_completed())
 
 
-class Parcel:
+class PendingMessage:
     """What is on its way between two workers, for a thread of its own that may wait for ever."""
 
     def __init__(self, group: Group, work: Any) -> None:
         self._group, self._work = group, work
 
-    def wait_here(self) -> None:
+    def wait_blocking(self) -> None:
         """Until it is through. Raises ``GroupBroken``; where the group was given up, that may never come."""
         try:
             self._work.wait()
@@ -213,7 +213,7 @@ class Group:
         pg: Any = None,
         backend: str = "",
         device: torch.device | None = None,
-        connections: Lifeline | None = None,
+        connections: GroupConnections | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
@@ -282,7 +282,7 @@ class Group:
     def gather_tensors(self, mine: torch.Tensor, kind: int = 0) -> list[torch.Tensor]:
         """Every worker's flat tensor, by rank, on every worker's CPU; blocks. Sizes may differ, dtypes not.
 
-        ``kind``: what is gathered, as a number. Raises ``GathersDiffer`` on every worker where it is not the same.
+        ``kind``: what is gathered, as a number. Raises ``CollectiveMismatch`` on every worker where it is not the same.
         """
         if self.size == 1:
             return [mine.detach().cpu().clone()]
@@ -293,7 +293,7 @@ class Group:
         self._start(lambda pg: pg._allgather_base(heads, head)).wait()
         lengths, kinds = heads.view(-1, 2).T.tolist()
         if len(set(kinds)) > 1:
-            raise GathersDiffer
+            raise CollectiveMismatch
         # All are here now, so that one message goes from each to each: around a ring each would wait for all, in turn.
         data = mine.detach().to(self.wire).contiguous().view(torch.uint8)
         sizes = [length * mine.itemsize for length in lengths]
@@ -343,27 +343,27 @@ class Group:
             return Work(self, None)
         return self._start(lambda pg: straight(pg, sends, receives))
 
-    def send_here(self, tensor: torch.Tensor, to: int, tag: int = POST_TAG) -> None:
+    def send_blocking(self, tensor: torch.Tensor, to: int, tag: int = CHANNEL_TAG) -> None:
         """As ``send`` of a tensor on the CPU, for a thread of its own that may wait for ever: it costs no other one.
 
-        Pairs with ``receive_here``.
+        Pairs with ``receive_blocking``.
         """
         self._run_here(lambda pg: pg.send([tensor], to, tag))
 
-    def receive_here(self, tensor: torch.Tensor, source: int, tag: int = POST_TAG) -> None:
-        """As ``receive``, for a thread of its own; see ``send_here``."""
+    def receive_blocking(self, tensor: torch.Tensor, source: int, tag: int = CHANNEL_TAG) -> None:
+        """As ``receive``, for a thread of its own; see ``send_blocking``."""
         self._run_here(lambda pg: pg.recv([tensor], source, tag))
 
-    def begin_send(self, tensor: torch.Tensor, to: int, tag: int) -> Parcel:
+    def begin_send(self, tensor: torch.Tensor, to: int, tag: int) -> PendingMessage:
         """Begin to send ``tensor``, on the CPU; pairs with ``begin_receive`` of that ``tag`` there."""
-        return Parcel(self, self._begin_here(lambda pg: pg.send([tensor], to, tag)))
+        return PendingMessage(self, self._begin_here(lambda pg: pg.send([tensor], to, tag)))
 
-    def begin_receive(self, tensor: torch.Tensor, source: int, tag: int) -> Parcel:
+    def begin_receive(self, tensor: torch.Tensor, source: int, tag: int) -> PendingMessage:
         """Begin to receive into ``tensor``, on the CPU; see ``begin_send``."""
-        return Parcel(self, self._begin_here(lambda pg: pg.recv([tensor], source, tag)))
+        return PendingMessage(self, self._begin_here(lambda pg: pg.recv([tensor], source, tag)))
 
     def _run_here(self, start: Callable[[Any], Any]) -> None:
-        Parcel(self, self._begin_here(start)).wait_here()
+        PendingMessage(self, self._begin_here(start)).wait_blocking()
 
     def _begin_here(self, start: Callable[[Any], Any]) -> Any:
         pg = self._pg

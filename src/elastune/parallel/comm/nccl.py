@@ -78,7 +78,7 @@ class _NcclForming(Forming):
 
 
 class Communicator:
-    """A group's NCCL communicators, as a ``Group`` ends them (``comm.group.Lifeline``)."""
+    """A group's NCCL communicators, as a ``Group`` ends them (``comm.group.GroupConnections``)."""
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend

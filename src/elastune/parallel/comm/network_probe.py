@@ -143,14 +143,14 @@ def _hears(group: Group, other: int) -> bool:
 
 # [route trial] How long sums take on several routes, measured by doing them: a model of links knows nothing of busy processors.
 
-Way = tuple[tuple[Route, ...], int]
+RouteChoice = tuple[tuple[Route, ...], int]
 """Routes, and the KiB of a chunk; no routes: the backend's own way, or everybody to everybody."""
 Action = Callable[[], object]
 TURNS = 4  # the first of which counts where it is the only one
 LONG_S = 0.5  # of all ways together: one turn that takes as long is enough, and so are several
 
 
-def try_ways(group: Group, ways: Sequence[Way], numel: int, num_slots: int = 0) -> list[float]:
+def time_routes(group: Group, ways: Sequence[RouteChoice], numel: int, num_slots: int = 0) -> list[float]:
     """Seconds of a sum of ``numel`` numbers on each of ``ways``, in turns; medians of the workers' means.
 
     All workers of ``group`` call it alike, with nothing under way among them, and all come to the same seconds.

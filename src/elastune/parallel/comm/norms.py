@@ -107,8 +107,8 @@ def _groups(pieces: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
         yield group
 
 
-def squares_of_rows(leaves: Sequence[tuple[Sequence[range], torch.Tensor]], group: Group) -> torch.Tensor:
-    """The squares of all units of ``leaves`` that workers of ``group`` have in parts; equal on all, in any order.
+def squares_of_rows(param_blocks: Sequence[tuple[Sequence[range], torch.Tensor]], group: Group) -> torch.Tensor:
+    """The squares of all units of ``param_blocks`` that workers of ``group`` have in parts; equal on all, in any order.
 
     Each is given by the elements that each worker has, and by this worker's. Parts end inside of units, so their first
     elements travel to where the unit begins.
@@ -116,13 +116,13 @@ def squares_of_rows(leaves: Sequence[tuple[Sequence[range], torch.Tensor]], grou
     outgoing: list[list[torch.Tensor]] = [[] for _ in range(group.size)]
     incoming: list[list[tuple[int, int]]] = [[] for _ in range(group.size)]
     pieces: list[list[torch.Tensor]] = []
-    for rows, flat in leaves:
+    for rows, flat in param_blocks:
         begun = 0
-        for worker, adder, head in unit_heads(rows):
+        for worker, reducer, head in unit_heads(rows):
             if worker == group.rank:
                 begun = len(head)
-                outgoing[adder].append(flat[:begun])
-            if adder == group.rank:
+                outgoing[reducer].append(flat[:begun])
+            if reducer == group.rank:
                 incoming[worker].append((len(pieces), len(head)))
         pieces.append([flat[begun:]])
     sizes, out_sizes = [sum(map(len, each)) for each in outgoing], [sum(n for _, n in each) for each in incoming]
@@ -130,8 +130,8 @@ def squares_of_rows(leaves: Sequence[tuple[Sequence[range], torch.Tensor]], grou
     received = torch.empty(sum(out_sizes), dtype=torch.float64, device=group.wire)
     group.all_to_all(received, torch.cat([received[:0], *data]), out_sizes, sizes).wait()
     expected = [place for each in incoming for place in each]
-    for (leaf, _), head in zip(expected, received.split([n for _, n in expected]), strict=True):
-        pieces[leaf].append(head.to(pieces[leaf][0]))
+    for (param_block, _), head in zip(expected, received.split([n for _, n in expected]), strict=True):
+        pieces[param_block].append(head.to(pieces[param_block][0]))
     whole = [torch.cat(parts) for parts in pieces]
     return torch.cat(group.gather_tensors(unit_squares([piece for piece in whole if len(piece)])))
 

@@ -14,7 +14,7 @@ from math import fsum
 
 import torch
 
-from elastune.core.layout import UNIT, BucketPlan, Segment, Split, Ward, buckets, by_leaf
+from elastune.core.layout import UNIT, BucketPlan, RemoteOwner, Segment, Split, buckets, by_param_block
 from elastune.core.mesh import Mesh
 from elastune.core.slots import Deal, Fold, cut, subtrees, tree_sum
 from elastune.parallel.comm.exact import SlotSums
@@ -25,9 +25,9 @@ from elastune.parallel.comm.norms import unit_squares
 #
 # Every worker adds up its slots along the canonical tree. Of each bucket, part c of every worker's subtree sums goes to
 # worker c (all-to-all), which adds them in tree order, to the bits that ``comm.exact`` comes to. From there the sum goes
-# to the part's other holders only. What all must know of a step goes through the ``Gate``.
+# to the part's other holders only. What all must know of a step goes through the ``CommitBarrier``.
 
-Holders = Sequence[tuple[int, ...]]
+Owners = Sequence[tuple[int, ...]]
 """By batch rank: the batch ranks that hold what that one adds up, itself first."""
 
 
@@ -61,16 +61,16 @@ class OwnedBucket:
     def __init__(self, plan: BucketPlan, split: Split, device: torch.device) -> None:
         self.plan = plan
         self.launched = False
-        dtype: torch.dtype = getattr(torch, split.leaves[plan.leaves[0]].dtype)
+        dtype: torch.dtype = getattr(torch, split.param_blocks[plan.param_blocks[0]].dtype)
         self.held = torch.zeros(0, dtype=dtype, device=device)
-        self._sizes = [split.leaves[i].size for i in plan.leaves]
-        self._shapes = [split.leaves[i].shape for i in plan.leaves]
+        self._sizes = [split.param_blocks[i].size for i in plan.param_blocks]
+        self._shapes = [split.param_blocks[i].shape for i in plan.param_blocks]
         self.numel = sum(self._sizes)
         self._dtype, self._device = dtype, device
         self._received = self._ordered = torch.zeros(0, dtype=dtype)
         self._sums = SlotSums(lambda: torch.empty(self.numel, dtype=dtype, device=device), self._views)
 
-    def regroup(self, plan: BucketPlan, group: Group, num_slots: int, holders: Holders) -> None:
+    def regroup(self, plan: BucketPlan, group: Group, num_slots: int, owners: Owners) -> None:
         """Reduce on ``group`` from the next step on. ``plan``: of the same leaves, a part for each of its workers."""
         self.plan = plan
         self._group, self._num_slots = group, num_slots
@@ -80,15 +80,17 @@ class OwnedBucket:
         self._parts_of = [len(subtrees(run, num_slots)) for run in runs]
         self._cuts = self.plan.sizes
         self._mine = self._cuts[rank]
-        self._copied = [adder for adder in range(group.size) if rank in holders[adder] and adder != rank]
-        self._copiers = sorted(set(holders[rank]) - {rank})
-        self._keeps = all(each == (adder,) for adder, each in enumerate(holders))  # nobody holds what another adds up
+        self._copied = [reducer for reducer in range(group.size) if rank in owners[reducer] and reducer != rank]
+        self._copiers = sorted(set(owners[rank]) - {rank})
+        self._keeps = all(
+            each == (reducer,) for reducer, each in enumerate(owners)
+        )  # nobody holds what another adds up
         at = 0
         own: list[tuple[Segment, int]] = []
         copied: list[tuple[Segment, int]] = []
-        for adder in (rank, *self._copied):
-            for segment in self.plan.parts[adder]:
-                (own if adder == rank else copied).append((segment, at))
+        for reducer in (rank, *self._copied):
+            for segment in self.plan.parts[reducer]:
+                (own if reducer == rank else copied).append((segment, at))
                 at += segment.size
         self.places = [*_joined(own), *_joined(copied)]
         self.held = torch.zeros(at, dtype=self._dtype, device=self._device)
@@ -96,7 +98,7 @@ class OwnedBucket:
 
     def begin(self) -> None:
         """A step begins: forget the last one's gradients, but for ``held``."""
-        self._sums.begin(self._run, self._num_slots, self.plan.leaves)
+        self._sums.begin(self._run, self._num_slots, self.plan.param_blocks)
         self._works: list[Work] = []
         self._sent: list[torch.Tensor] = []
         self.launched = False
@@ -108,9 +110,9 @@ class OwnedBucket:
         self.held = self.held.clone()
         self._works, self._sent = [], []
 
-    def put(self, leaf: int, gradient: torch.Tensor | None) -> bool:
-        """The gradient of ``leaf`` for the current slot; see ``SlotSums.put``."""
-        return self._sums.put(leaf, gradient)
+    def put(self, param_block: int, gradient: torch.Tensor | None) -> bool:
+        """The gradient of ``param_block`` for the current slot; see ``SlotSums.put``."""
+        return self._sums.put(param_block, gradient)
 
     def end_slot(self, slot: int) -> None:
         """All gradients of ``slot`` are in."""
@@ -157,7 +159,7 @@ class OwnedBucket:
         # Nothing changes it before it has gone: ``wait`` is for that, too.
         copies = total if len(self._copiers) == 1 else total.repeat(len(self._copiers))
         sizes = [self._mine if worker in self._copiers else 0 for worker in range(group.size)]
-        out_sizes = [n if adder in self._copied else 0 for adder, n in enumerate(self._cuts)]
+        out_sizes = [n if reducer in self._copied else 0 for reducer, n in enumerate(self._cuts)]
         room = others if others.device == group.wire else torch.empty_like(others, device=group.wire)
         self._sent = [copies, room]
         self._works = [group.all_to_all(room, copies, out_sizes, sizes)]
@@ -182,16 +184,18 @@ class OwnedBucket:
 
     def _views(self, flat: torch.Tensor) -> dict[int, torch.Tensor]:
         pieces = flat.split(self._sizes)
-        return {i: part.view(shape) for i, part, shape in zip(self.plan.leaves, pieces, self._shapes, strict=True)}
+        return {
+            i: part.view(shape) for i, part, shape in zip(self.plan.param_blocks, pieces, self._shapes, strict=True)
+        }
 
 
 def _joined(places: Sequence[tuple[Segment, int]]) -> list[tuple[Segment, int]]:
     """Neighbours in a leaf, which are neighbours in the vector as well, as one."""
     found: list[tuple[Segment, int]] = []
     for segment, at in places:
-        if found and (found[-1][0].leaf, found[-1][0].stop) == (segment.leaf, segment.start):
+        if found and (found[-1][0].param_block, found[-1][0].stop) == (segment.param_block, segment.start):
             first, place = found[-1]
-            found[-1] = Segment(segment.leaf, first.start, segment.stop), place
+            found[-1] = Segment(segment.param_block, first.start, segment.stop), place
         else:
             found.append((segment, at))
     return found
@@ -221,19 +225,19 @@ class OwnedReducer:
         device: torch.device,
         group: Group,
         num_slots: int,
-        holders: Holders,
+        owners: Owners,
     ) -> None:
         """Sum on ``group`` from the next step on, over ``num_slots`` slots; ``plans`` say who adds up what.
 
         Where leaves stay together the memory of their bucket is there already.
         """
         self.drain()
-        there = {bucket.plan.leaves: bucket for bucket in self.buckets}
+        there = {bucket.plan.param_blocks: bucket for bucket in self.buckets}
         self.group = group
-        self.buckets = [there.get(plan.leaves) or OwnedBucket(plan, split, device) for plan in plans]
-        self._bucket_of = {leaf: bucket for bucket in self.buckets for leaf in bucket.plan.leaves}
+        self.buckets = [there.get(plan.param_blocks) or OwnedBucket(plan, split, device) for plan in plans]
+        self._bucket_of = {param_block: bucket for bucket in self.buckets for param_block in bucket.plan.param_blocks}
         for bucket, plan in zip(self.buckets, plans, strict=True):
-            bucket.regroup(plan, group, num_slots, holders)
+            bucket.regroup(plan, group, num_slots, owners)
 
     def begin(self) -> None:
         """A step begins."""
@@ -248,12 +252,12 @@ class OwnedReducer:
         """What is ``put`` from here on is of ``slot``; ``last``: this worker has no further one in this step."""
         self._slot, self._last, self._squares = slot, last, {}
 
-    def put(self, leaf: int, gradient: torch.Tensor | None) -> None:
-        """The gradient of ``leaf``; it is copied. Buckets of the last slot leave as they fill."""
+    def put(self, param_block: int, gradient: torch.Tensor | None) -> None:
+        """The gradient of ``param_block``; it is copied. Buckets of the last slot leave as they fill."""
         if self.measures:
-            self._squares[leaf] = 0.0 if gradient is None else square(gradient)
-        bucket = self._bucket_of[leaf]
-        if bucket.put(leaf, gradient):
+            self._squares[param_block] = 0.0 if gradient is None else square(gradient)
+        bucket = self._bucket_of[param_block]
+        if bucket.put(param_block, gradient):
             bucket.end_slot(self._slot)
             if self._last:
                 self._launch_in_order(bucket)
@@ -319,24 +323,24 @@ Sums = Sequence[tuple[Segment, torch.Tensor]]
 """Segments of leaves, each with its flat sum."""
 
 
-class WardSums:
-    """What ``wards`` say travels over ``group``, to lie on ``device``; it is made anew for each mesh.
+class RemoteOwnerSums:
+    """What ``remote_owners`` say travels over ``group``, to lie on ``device``; it is made anew for each mesh.
 
     Where ``exchange`` raises ``GroupBroken`` there must be a ``drain`` before the next one.
     """
 
-    def __init__(self, wards: Sequence[Ward], split: Split, group: Group, device: torch.device) -> None:
-        by_type: dict[str, list[Ward]] = {}
-        for ward in wards:
-            leaf = split.leaves[ward.segment.leaf]
-            if leaf.trained:
-                by_type.setdefault(leaf.dtype, []).append(ward)
+    def __init__(self, remote_owners: Sequence[RemoteOwner], split: Split, group: Group, device: torch.device) -> None:
+        by_type: dict[str, list[RemoteOwner]] = {}
+        for remote_owner in remote_owners:
+            param_block = split.param_blocks[remote_owner.segment.param_block]
+            if param_block.trained:
+                by_type.setdefault(param_block.dtype, []).append(remote_owner)
         self._group = group
         self._lines = [_Line(by_type[name], getattr(torch, name), group, device) for name in sorted(by_type)]
 
     def exchange(self, sums: Sums) -> None:
         """Send what of ``sums``, this worker's, others hold as well; return once all that it holds for them is here."""
-        found = by_leaf(sums) if self._lines else {}
+        found = by_param_block(sums) if self._lines else {}
         under_way = [(line, *line.start(found)) for line in self._lines]
         for line, work, _ in under_way:
             line.finish(work)
@@ -360,11 +364,13 @@ class WardSums:
 class _Line:
     """What travels of one dtype, as one collective."""
 
-    def __init__(self, wards: Sequence[Ward], dtype: torch.dtype, group: Group, device: torch.device) -> None:
+    def __init__(
+        self, remote_owners: Sequence[RemoteOwner], dtype: torch.dtype, group: Group, device: torch.device
+    ) -> None:
         self._group = group
         ranks = range(group.size)
-        self._sent = [[w.segment for w in wards if (w.source, w.holder) == (group.rank, to)] for to in ranks]
-        came = [[w.segment for w in wards if (w.source, w.holder) == (source, group.rank)] for source in ranks]
+        self._sent = [[w.segment for w in remote_owners if (w.source, w.owner) == (group.rank, to)] for to in ranks]
+        came = [[w.segment for w in remote_owners if (w.source, w.owner) == (source, group.rank)] for source in ranks]
         self._sizes, self._out_sizes = list(map(_size, self._sent)), list(map(_size, came))
         self._came = [segment for each in came for segment in each]
         self._room = torch.zeros(sum(self._out_sizes), dtype=dtype, device=group.wire)
@@ -372,7 +378,7 @@ class _Line:
 
     def start(self, sums: Mapping[int, Sums]) -> tuple[Work, torch.Tensor]:
         """The work, and what is kept as long as it may be read."""
-        parts = [part for each in self._sent for segment in each for part in _parts(sums[segment.leaf], segment)]
+        parts = [part for each in self._sent for segment in each for part in _parts(sums[segment.param_block], segment)]
         sent = torch.cat([self._room[:0], *(part.to(self._group.wire) for part in parts)])
         return self._group.all_to_all(self._room, sent, self._out_sizes, self._sizes), sent
 
@@ -403,7 +409,7 @@ def _parts(sums: Sums, wanted: Segment) -> Iterator[torch.Tensor]:
 # [gate] The end of a step's reduction: what all workers must know of it, and that everything has arrived.
 
 
-class Gate:
+class CommitBarrier:
     """What every worker tells every other one of a step, once all that it adds up or holds a copy of has come.
 
     So whoever comes through knows that each sum lies with all its holders: the step is committed. A worker tells its
@@ -413,11 +419,11 @@ class Gate:
 
     def __init__(self, split: Split, control: int, statistics: int, num_slots: int | None, deal: Deal = cut) -> None:
         self._split, self._deal = split, deal
-        self._widths = control, statistics, len(split.trained), sum(split.leaves[i].units for i in split.trained)
+        self._widths = control, statistics, len(split.trained), sum(split.param_blocks[i].units for i in split.trained)
         self._slots = num_slots
-        starts = [0, *accumulate(split.leaves[i].units for i in split.trained)]
+        starts = [0, *accumulate(split.param_blocks[i].units for i in split.trained)]
         self._first_unit = dict(zip(split.trained, starts, strict=False))
-        self._place = {leaf: place for place, leaf in enumerate(split.trained)}
+        self._place = {param_block: place for place, param_block in enumerate(split.trained)}
         self.result = torch.zeros(sum(self._widths), dtype=torch.float64)
 
     def regroup(self, everyone: Group, mesh: Mesh) -> None:
@@ -441,10 +447,10 @@ class Gate:
             self._lengths.append(control + told + flags + len(self._units[-1]))
 
     def _units_of(self, segment: Segment) -> torch.Tensor:
-        first = self._first_unit[segment.leaf]
+        first = self._first_unit[segment.param_block]
         return torch.arange(first + segment.start // UNIT, first - (-segment.stop // UNIT))
 
-    def pass_through(
+    def wait_for_all(
         self,
         control: Sequence[float],
         statistics: Mapping[int, torch.Tensor],
@@ -464,7 +470,7 @@ class Gate:
         for slot in self.run:
             fold.push(slot, statistics.get(slot, zero))
         flags = torch.zeros(self._widths[2], dtype=torch.float64)
-        flags[[self._place[leaf] for leaf in used]] = 1.0
+        flags[[self._place[param_block] for param_block in used]] = 1.0
         sums = [value.double() for _, value in fold.parts]
         mine = torch.cat([torch.tensor(control, dtype=torch.float64), *sums, flags, squares])
         self.result = self._assembled(self._gathered(mine))
@@ -509,7 +515,7 @@ class Gate:
     def used(self) -> frozenset[int]:
         """The leaves that any worker's passes have given gradients."""
         flags = self._result_part(2).tolist()
-        return frozenset(leaf for leaf, flag in zip(self._split.trained, flags, strict=True) if flag)
+        return frozenset(param_block for param_block, flag in zip(self._split.trained, flags, strict=True) if flag)
 
     @property
     def squares(self) -> torch.Tensor:

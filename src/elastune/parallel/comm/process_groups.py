@@ -235,7 +235,7 @@ def stand(group: Group, place: Place, mesh: Mesh) -> Comms:
     return Comms(mesh, group, along, batch)
 
 
-def meeting_place() -> Store:
+def rendezvous_store() -> Store:
     """The store by which the workers that have joined found each other."""
     store: Store = dist.distributed_c10d._get_default_store()
     return store

@@ -26,7 +26,7 @@ def room(numel: int, dtype: torch.dtype, device: torch.device, comes_from: torch
     return torch.empty(numel, dtype=dtype, device=device, pin_memory=pinned).zero_()
 
 
-class Crossing:
+class DeviceCopy:
     """``data`` on its way to ``target``, on another device where they differ. Until ``wait`` it may not be there yet.
 
     A GPU goes on with what it was asked before, such as the backward pass, and copies when it has come to that.

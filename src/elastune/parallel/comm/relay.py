@@ -15,15 +15,15 @@ from hashlib import blake2b
 
 import torch
 
-from elastune.core.communication import MOST_CHUNKS, Hop, PortCall, Route, chunks_of, itinerary
+from elastune.core.communication import MOST_CHUNKS, Hop, RelayStep, Route, chunks_of, relay_steps
 from elastune.core.slots import cut, node_sum, subtrees
-from elastune.parallel.comm.group import FIRST_ROUTE_TAG, LOOK, Group, GroupBroken, Parcel
+from elastune.parallel.comm.group import FIRST_ROUTE_TAG, LOOK, Group, GroupBroken, PendingMessage
 
 # [relay] Sums of one flat vector over the workers of a group, along the routes of a topology, chunk behind chunk.
 #
 # A thread does this worker's part while training goes on. In what order numbers are added is not the route's to say where
 # it matters: then a worker adds only what the canonical tree over slots lets it, and passes on the sums of several nodes
-# of that tree side by side (``Passing``).
+# of that tree side by side (``RouteNodes``).
 
 ENDS_S = 0.05  # after its group was given up, a thread that has not ended within this may never
 Nodes = tuple[range, ...]
@@ -31,7 +31,7 @@ AnyOrder: Nodes = (range(1),)
 
 
 @dataclass(frozen=True)
-class Passing:
+class RouteNodes:
     """The nodes of the canonical tree whose sums pass through one worker on one route.
 
     Attributes:
@@ -60,17 +60,17 @@ def _add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a.add_(b)
 
 
-def passing(route: Route, rank: int, runs: Sequence[range] = (), num_slots: int = 0) -> Passing:
+def passing(route: Route, rank: int, runs: Sequence[range] = (), num_slots: int = 0) -> RouteNodes:
     """What passes through ``rank``; ``runs``: the slots that each worker has; none: sums in any order."""
-    givers = route.givers(rank)
+    children = route.children(rank)
     if not runs:
-        return Passing(AnyOrder, dict.fromkeys(givers, AnyOrder), AnyOrder, ordered=False)
+        return RouteNodes(AnyOrder, dict.fromkeys(children, AnyOrder), AnyOrder, ordered=False)
 
     def nodes(ranks: Sequence[int]) -> Nodes:
         return tuple(subtrees({slot for other in ranks for slot in runs[other]}, num_slots))
 
-    brought = {giver: nodes(sorted(route.below(giver))) for giver in givers}
-    return Passing(nodes([rank]), brought, nodes(sorted(route.below(rank))), ordered=True)
+    brought = {giver: nodes(sorted(route.below(giver))) for giver in children}
+    return RouteNodes(nodes([rank]), brought, nodes(sorted(route.below(rank))), ordered=True)
 
 
 class Relay:
@@ -85,7 +85,7 @@ class Relay:
     ) -> None:
         self._group, self._number, self._routes = group, number, group.routes
         chunks = chunks_of(like.numel(), like.element_size(), len(group.routes), group.chunk_kib)
-        self._stops = itinerary(group.routes, chunks, group.rank)
+        self._stops = relay_steps(group.routes, chunks, group.rank)
         used = group.routes[: min(chunks, len(group.routes))]
         ways = [passing(route, group.rank, runs, num_slots) for route in used]
         self._ways = [ways[chunk % len(ways)] for chunk in range(chunks)]
@@ -166,7 +166,7 @@ class _Act:
         self,
         group: Group,
         number: int,
-        ways: Sequence[Passing],
+        ways: Sequence[RouteNodes],
         edges: Sequence[range],
         room: Mapping[Hop, list[torch.Tensor]],
         parts: Sequence[torch.Tensor],
@@ -174,22 +174,22 @@ class _Act:
     ) -> None:
         self._group, self._number, self._ways, self._edges, self._room = group, number, ways, edges, room
         self._parts, self._total = parts, total
-        self._sent: list[Parcel] = []
+        self._sent: list[PendingMessage] = []
 
-    def run(self, stops: Sequence[PortCall]) -> None:
+    def run(self, stops: Sequence[RelayStep]) -> None:
         """All of it. Raises ``GroupBroken``."""
         arriving = {stop.arrives: self._receive(stop.arrives) for stop in stops if stop.arrives is not None}
         for stop in stops:
             if stop.arrives is not None:
                 for each in arriving.pop(stop.arrives):
-                    each.wait_here()
+                    each.wait_blocking()
             sums = self._sums(stop) if stop.completes else []
             for hop in stop.leaves:
                 self._send(hop, sums)
         for sent in self._sent:
-            sent.wait_here()
+            sent.wait_blocking()
 
-    def _sums(self, stop: PortCall) -> list[torch.Tensor]:
+    def _sums(self, stop: RelayStep) -> list[torch.Tensor]:
         """Add all that came of a chunk to this worker's own. At the root that is the total."""
         chunk, up = stop.leaves[0].chunk, stop.leaves[0].up
         way, edge = self._ways[chunk], self._edges[chunk]
@@ -201,7 +201,7 @@ class _Act:
             self._piece(chunk).copy_(sums[0])
         return sums
 
-    def _receive(self, hop: Hop) -> list[Parcel]:
+    def _receive(self, hop: Hop) -> list[PendingMessage]:
         rows = self._room[hop] if hop.up else [self._piece(hop.chunk)]
         return [self._group.begin_receive(row, hop.source, self._tag(hop)) for row in rows if row.numel()]
 
@@ -227,7 +227,7 @@ NUMBER = 1 << 19  # of the sum, above those of all vectors that a step sums
 DIGEST_BYTES = 6  # exact as a floating-point number
 
 
-class RoutesDiffer(Exception):
+class RouteMismatch(Exception):
     """Workers would not have summed along the same routes, or a sum along them did not come out right."""
 
 

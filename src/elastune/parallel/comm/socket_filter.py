@@ -12,7 +12,7 @@ import struct
 import sys
 from collections.abc import Collection, Sequence
 
-from elastune.parallel.comm.sockets import Address, Found, borrowed, connections
+from elastune.parallel.comm.sockets import Address, SocketRef, borrowed, connections
 
 # <asm-generic/socket.h>
 SO_ATTACH_FILTER = 26
@@ -39,17 +39,17 @@ SILENCE: Program = [
 """Connections come about, but no byte arrives on them: each has this program too, until it is ``open``."""
 
 
-def shut(it: Found) -> None:
+def refuse_connections(it: SocketRef) -> None:
     """Nobody can connect any more; who has connected stays."""
     _filter(it, NOTHING)
 
 
-def silence(it: Found) -> None:
+def drop_input(it: SocketRef) -> None:
     """Who connects is not heard before its own connection is opened. What it says until then arrives 0.2 s later."""
     _filter(it, SILENCE)
 
 
-def knocked(it: Found) -> bool:
+def has_dropped_input(it: SocketRef) -> bool:
     """Whether anything came to it that was not let through."""
     with borrowed(it) as sock:
         if sys.platform != "linux" or sock is None:
@@ -58,7 +58,7 @@ def knocked(it: Found) -> bool:
         return bool(struct.unpack_from("I", counts, MEMINFO_DROPPED)[0])
 
 
-def entered(it: Found, own: Address, but: Collection[Found] = ()) -> bool:
+def entered(it: SocketRef, own: Address, but: Collection[SocketRef] = ()) -> bool:
     """Whether anybody has connected to ``it``, which listens at ``own``: who was accepted, and who waits for that.
 
     ``but``: sockets that were there before it.
@@ -71,7 +71,7 @@ def entered(it: Found, own: Address, but: Collection[Found] = ()) -> bool:
     return bool(connections(own, [], but))  # after those that wait: who is accepted in between is in one of the two
 
 
-def open_door(it: Found) -> None:
+def remove_filter(it: SocketRef) -> None:
     """Let everything through. Idempotent."""
     if sys.platform == "linux":
         with borrowed(it) as sock:
@@ -82,7 +82,7 @@ def open_door(it: Found) -> None:
                     return
 
 
-def _filter(it: Found, program: Program) -> None:
+def _filter(it: SocketRef, program: Program) -> None:
     if sys.platform == "linux":
         with borrowed(it) as sock:
             if sock is not None:

@@ -69,19 +69,19 @@ TCP_RTO_MAX_MS = 44  # <linux/tcp.h>
 GIVEN_UP_AFTER_MS = 600_000
 
 
-class Found(NamedTuple):
+class SocketRef(NamedTuple):
     """A socket of this process: its number may be another's by now, its inode not."""
 
     fd: int
     inode: int
 
 
-def sockets() -> frozenset[Found]:
+def sockets() -> frozenset[SocketRef]:
     """All sockets: who looks for new ones later need not look at these again."""
     return frozenset(_sockets())
 
 
-def listeners(but: Collection[Found] = ()) -> dict[Found, Address]:
+def listeners(but: Collection[SocketRef] = ()) -> dict[SocketRef, Address]:
     """The TCP sockets that listen, and where; ``but`` for these."""
     found = {}
     for it in _sockets(but):
@@ -91,7 +91,7 @@ def listeners(but: Collection[Found] = ()) -> dict[Found, Address]:
     return found
 
 
-def connections(own: Address, others: Collection[Address], but: Collection[Found] = ()) -> list[Found]:
+def connections(own: Address, others: Collection[Address], but: Collection[SocketRef] = ()) -> list[SocketRef]:
     """The connections that came in at ``own``, or go out to one of ``others``; ``but`` for these."""
     found = []
     for it in _sockets(but):
@@ -101,27 +101,27 @@ def connections(own: Address, others: Collection[Address], but: Collection[Found
     return found
 
 
-class Ends(NamedTuple):
+class Endpoints(NamedTuple):
     """A connection's two ends; the other process that has it calls them the other way round."""
 
     own: Address
     other: Address
 
 
-def ends(found: Collection[Found]) -> dict[Found, Ends]:
+def ends(found: Collection[SocketRef]) -> dict[SocketRef, Endpoints]:
     """Both ends of each, of those that are connected still."""
     known = {}
     for it in found:
         with borrowed(it) as sock, contextlib.suppress(OSError):
             if sock is not None:
-                known[it] = Ends(_address(sock.getsockname()), _address(sock.getpeername()))
+                known[it] = Endpoints(_address(sock.getsockname()), _address(sock.getpeername()))
     return known
 
 
 class Connections:
     """Connections that a library has opened and will close."""
 
-    def __init__(self, found: Collection[Found]) -> None:
+    def __init__(self, found: Collection[SocketRef]) -> None:
         self.found = found
 
     def sever(self) -> None:
@@ -133,7 +133,7 @@ class Connections:
         return not any(_is(it) for it in self.found)
 
 
-def sever(found: Collection[Found]) -> None:
+def sever(found: Collection[SocketRef]) -> None:
     """End these connections in both directions at once; who reads or writes them sees an error."""
     for it in found:
         with borrowed(it) as sock, contextlib.suppress(OSError):
@@ -141,18 +141,18 @@ def sever(found: Collection[Found]) -> None:
                 sock.shutdown(socket.SHUT_RDWR)
 
 
-def _is(it: Found) -> bool:
+def _is(it: SocketRef) -> bool:
     try:
         return os.fstat(it.fd).st_ino == it.inode
     except OSError:
         return False
 
 
-def _sockets(but: Collection[Found] = ()) -> Iterator[Found]:
+def _sockets(but: Collection[SocketRef] = ()) -> Iterator[SocketRef]:
     for name in os.listdir("/dev/fd"):
         with contextlib.suppress(OSError):  # closed in the meantime
             status = os.fstat(int(name))
-            if stat.S_ISSOCK(status.st_mode) and (it := Found(int(name), status.st_ino)) not in but:
+            if stat.S_ISSOCK(status.st_mode) and (it := SocketRef(int(name), status.st_ino)) not in but:
                 yield it
 
 
@@ -169,7 +169,7 @@ def repeat_soon(sock: socket.socket) -> None:
 
 
 @contextmanager
-def borrowed(it: Found) -> Iterator[socket.socket | None]:
+def borrowed(it: SocketRef) -> Iterator[socket.socket | None]:
     """The socket itself, which stays its owner's; None where the number is not its own any more, or it is not TCP."""
     sock = None
     with contextlib.suppress(OSError):

@@ -21,12 +21,12 @@ from elastune.core.layout import BucketPlan, Segment, Split, joined
 from elastune.core.slots import TreeSum
 from elastune.parallel.comm.group import Group, Work
 from elastune.parallel.comm.norms import unit_squares
-from elastune.parallel.comm.owned import Holders, square
+from elastune.parallel.comm.owned import Owners, square
 
 # [rooms] Memory for what travels, used again: a library gives large blocks back to the system, and asking anew is slow.
 
 
-class Rooms:
+class BufferPool:
     """Flat memory of one device. As much is kept as was in use at one time; what was given back goes out again."""
 
     def __init__(self, device: torch.device) -> None:
@@ -79,9 +79,9 @@ class _Message:
     sum: TreeSum[torch.Tensor]
     home: torch.Tensor | None = None
 
-    def size(self, adder: int) -> int:
-        """Elements that ``adder`` adds up."""
-        return sum(segment.size for segment in self.parts[adder])
+    def size(self, reducer: int) -> int:
+        """Elements that ``reducer`` adds up."""
+        return sum(segment.size for segment in self.parts[reducer])
 
     def add(self, slots: Sequence[int], rows: torch.Tensor) -> None:
         """What ``slots`` bring, a row each; ``rows`` may change after this, and be changed by it."""
@@ -130,20 +130,25 @@ class StreamedReducer:
         device: torch.device,
         group: Group,
         num_slots: int,
-        holders: Holders,
+        owners: Owners,
     ) -> None:
         """Sum on ``group`` from the next step on, over ``num_slots`` slots; ``plans`` say who adds up what."""
         self.drain()
         self.group, self._plans, self._split = group, plans, split
         self._device, self._num_slots = device, num_slots
         rank = group.rank
-        self._held_of = [adder for adder in range(group.size) if rank in holders[adder]]
-        self._others = [holder for holder in holders[rank] if holder != rank]
-        self._keeps = all(each == (adder,) for adder, each in enumerate(holders))  # nobody holds what another adds up
+        self._held_of = [reducer for reducer in range(group.size) if rank in owners[reducer]]
+        self._others = [owner for owner in owners[rank] if owner != rank]
+        self._keeps = all(
+            each == (reducer,) for reducer, each in enumerate(owners)
+        )  # nobody holds what another adds up
         self._held: dict[int, list[Segment]] = {}
-        for adders in ([rank], [adder for adder in self._held_of if adder != rank]):  # updated one after the other
-            for segment in joined([s for plan in plans for adder in adders for s in plan.parts[adder]]):
-                self._held.setdefault(segment.leaf, []).append(segment)
+        for reducers in (
+            [rank],
+            [reducer for reducer in self._held_of if reducer != rank],
+        ):  # updated one after the other
+            for segment in joined([s for plan in plans for reducer in reducers for s in plan.parts[reducer]]):
+                self._held.setdefault(segment.param_block, []).append(segment)
         self._adds_on = device if group.size == 1 else group.wire
         self._parts = [list(_parts(frozenset(block), plans, MESSAGE // group.size)) for block in self._blocks]
         self._sums: dict[Segment, torch.Tensor] = {}
@@ -153,7 +158,7 @@ class StreamedReducer:
     def _renew(self) -> None:
         """A library may still use the memory of what was under way: take other memory."""
         self._under_way.clear()
-        self._rooms, self._wire_rooms = Rooms(self._device), Rooms(self.group.wire)
+        self._rooms, self._wire_rooms = BufferPool(self._device), BufferPool(self.group.wire)
 
     def begin(self) -> None:
         """A step begins: forget the last one."""
@@ -161,8 +166,8 @@ class StreamedReducer:
         self._gradients = {}
 
     def _message(self, parts: Parts) -> _Message:
-        leaf = next(segment.leaf for part in parts for segment in part)
-        dtype: torch.dtype = getattr(torch, self._split.leaves[leaf].dtype)
+        param_block = next(segment.param_block for part in parts for segment in part)
+        dtype: torch.dtype = getattr(torch, self._split.param_blocks[param_block].dtype)
         own = parts[self.group.rank]
         home = self._view(own[0], dtype) if len(own) == 1 and self._adds_on == self._device else None
         return _Message(parts, dtype, TreeSum(self._num_slots, torch.Tensor.add_), home)
@@ -177,11 +182,11 @@ class StreamedReducer:
         """What is ``put`` from here on is of another slot. Which, and that it is the last, the others know."""
         self._squares = {}
 
-    def put(self, leaf: int, gradient: torch.Tensor | None) -> None:
-        """The gradient of ``leaf`` for the slot that ends here in this pass; it is kept until its block leaves."""
+    def put(self, param_block: int, gradient: torch.Tensor | None) -> None:
+        """The gradient of ``param_block`` for the slot that ends here in this pass; it is kept until its block leaves."""
         if self.measures:
-            self._squares[leaf] = 0.0 if gradient is None else square(gradient)
-        self._gradients[leaf] = gradient
+            self._squares[param_block] = 0.0 if gradient is None else square(gradient)
+        self._gradients[param_block] = gradient
 
     def slot_square(self) -> float:
         """The squared norm of the gradients that were ``put`` in this pass, where ``measures`` is true."""
@@ -190,10 +195,10 @@ class StreamedReducer:
     def leave(self, block: int) -> None:
         """This pass is through with ``block``: its gradients leave. All workers call this in one order, 0 last."""
         flat = {}
-        for leaf in self._blocks[block]:
-            gradient = self._gradients.pop(leaf, None)
+        for param_block in self._blocks[block]:
+            gradient = self._gradients.pop(param_block, None)
             if gradient is not None:
-                flat[leaf] = gradient.reshape(-1)
+                flat[param_block] = gradient.reshape(-1)
         if any(slot >= 0 for slot in self._ending):
             for message in self._messages[block]:
                 self._send(message, flat)
@@ -219,15 +224,15 @@ class StreamedReducer:
         if group.size == 1:
             arrive(mine)
             return
-        sizes = [message.size(adder) if ends else 0 for adder in range(group.size)]
+        sizes = [message.size(reducer) if ends else 0 for reducer in range(group.size)]
         self._start(mine, sizes, [size if slot >= 0 else 0 for slot in ending], arrive)
 
     @staticmethod
     def _collect(segments: Sequence[Segment], flat: Mapping[int, torch.Tensor], room: torch.Tensor) -> None:
         """The gradients of ``segments`` into ``room``, one behind the other."""
         for segment, place in zip(segments, room.split([segment.size for segment in segments]), strict=True):
-            if segment.leaf in flat:
-                place.copy_(flat[segment.leaf][segment.start : segment.stop])
+            if segment.param_block in flat:
+                place.copy_(flat[segment.param_block][segment.start : segment.stop])
             else:
                 place.zero_()
 
@@ -251,11 +256,11 @@ class StreamedReducer:
     def _copy(self, message: _Message, total: torch.Tensor) -> None:
         workers, rank = range(self.group.size), self.group.rank
         sizes = [len(total) if worker in self._others else 0 for worker in workers]
-        held = [adder for adder in self._held_of if adder != rank]
-        out_sizes = [message.size(adder) if adder in held else 0 for adder in workers]
+        held = [reducer for reducer in self._held_of if reducer != rank]
+        out_sizes = [message.size(reducer) if reducer in held else 0 for reducer in workers]
 
         def arrive(room: torch.Tensor) -> None:
-            self._write([segment for adder in held for segment in message.parts[adder]], room)
+            self._write([segment for reducer in held for segment in message.parts[reducer]], room)
 
         copies = total if len(self._others) == 1 else total.repeat(len(self._others))
         self._start(copies, sizes, out_sizes, arrive)
@@ -269,16 +274,16 @@ class StreamedReducer:
 
     def _view(self, segment: Segment, dtype: torch.dtype) -> torch.Tensor:
         """Where the sums of ``segment`` lie."""
-        place = next(s for s in self._held[segment.leaf] if s.start <= segment.start < s.stop)
+        place = next(s for s in self._held[segment.param_block] if s.start <= segment.start < s.stop)
         if place not in self._sums:
             self._sums[place] = torch.empty(place.size, dtype=dtype, device=self._device)
         return self._sums[place][segment.start - place.start : segment.stop - place.start]
 
     def squares(self) -> torch.Tensor:
         """The squared norm of each unit that this worker adds up, in order of the plans; float64, on the CPU."""
-        rank, leaves = self.group.rank, self._split.leaves
+        rank, param_blocks = self.group.rank, self._split.param_blocks
         own = [segment for plan in self._plans for segment in plan.parts[rank]]
-        return unit_squares([self._view(s, getattr(torch, leaves[s.leaf].dtype)) for s in own])
+        return unit_squares([self._view(s, getattr(torch, param_blocks[s.param_block].dtype)) for s in own])
 
     def wait(self) -> None:
         """Until everything that this worker holds is here."""
@@ -328,16 +333,19 @@ class StreamedReducer:
 
 def _one_piece(segments: Sequence[Segment], flat: Mapping[int, torch.Tensor]) -> torch.Tensor | None:
     """The gradient of ``segments`` where they adjoin in one leaf: its own memory, which nobody else uses any more."""
-    adjoin = all(a.leaf == b.leaf and a.stop == b.start for a, b in pairwise(segments))
-    if not segments or not adjoin or segments[0].leaf not in flat:
+    adjoin = all(a.param_block == b.param_block and a.stop == b.start for a, b in pairwise(segments))
+    if not segments or not adjoin or segments[0].param_block not in flat:
         return None
-    return flat[segments[0].leaf][segments[0].start : segments[-1].stop]
+    return flat[segments[0].param_block][segments[0].start : segments[-1].stop]
 
 
-def _parts(leaves: frozenset[int], plans: Sequence[BucketPlan], most: int) -> Iterator[Parts]:
-    """What ``plans`` have of ``leaves``, in messages of at most ``most`` elements for each worker."""
+def _parts(param_blocks: frozenset[int], plans: Sequence[BucketPlan], most: int) -> Iterator[Parts]:
+    """What ``plans`` have of ``param_blocks``, in messages of at most ``most`` elements for each worker."""
     for plan in plans:
-        own = [list(_runs([segment for segment in part if segment.leaf in leaves], most)) for part in plan.parts]
+        own = [
+            list(_runs([segment for segment in part if segment.param_block in param_blocks], most))
+            for part in plan.parts
+        ]
         yield from zip_longest(*own, fillvalue=())
 
 
@@ -349,7 +357,7 @@ def _runs(segments: Sequence[Segment], most: int) -> Iterator[list[Segment]]:
         start = segment.start
         while start < segment.stop:
             stop = min(segment.stop, start + room)
-            run.append(Segment(segment.leaf, start, stop))
+            run.append(Segment(segment.param_block, start, stop))
             room -= stop - start
             start = stop
             if room == 0:

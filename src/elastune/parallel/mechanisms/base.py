@@ -20,10 +20,10 @@ from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
 from elastune.core.layout import Box, Piece
 from elastune.core.mesh import Mesh
-from elastune.core.run import Means
+from elastune.core.run import ExecutionSettings
 from elastune.parallel.comm.norms import clip_factor, global_norm, gradient_squares
 from elastune.parallel.comm.process_groups import Comms
-from elastune.parallel.mechanisms.capabilities import EVERYTHING, Abilities
+from elastune.parallel.mechanisms.capabilities import ALL_CAPABILITIES, Capabilities
 
 # [memory] Bytes that state takes in a worker's memory.
 
@@ -135,14 +135,14 @@ class Mechanism(ABC):
 
     name: ClassVar[str]
     exact: ClassVar[bool]
-    abilities: ClassVar[Abilities] = EVERYTHING
+    capabilities: ClassVar[Capabilities] = ALL_CAPABILITIES
 
     @abstractmethod
-    def check(self, means: Means, mesh: Mesh) -> None:
+    def check(self, execution: ExecutionSettings, mesh: Mesh) -> None:
         """Raise ``UserError`` for what this mechanism cannot do; asked before a worker starts."""
 
     def examine(  # noqa: B027 - most take every model
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, means: Means
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, execution: ExecutionSettings
     ) -> None:
         """Raise the ``UserError`` with which ``attach`` would refuse ``model`` and ``optimizer`` on every worker.
 
@@ -151,7 +151,9 @@ class Mechanism(ABC):
         """
 
     @abstractmethod
-    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, means: Means) -> Replica:
+    def attach(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, execution: ExecutionSettings
+    ) -> Replica:
         """This worker's part of a replica of ``model``, whose values are equal on all workers already.
 
         ``optimizer`` was built on the whole model; from here on it updates what lies on this worker. A run may attach
@@ -475,10 +477,12 @@ class Replicated(Mechanism):
     name: ClassVar[str] = "replicated"
     exact: ClassVar[bool] = True
 
-    def check(self, means: Means, mesh: Mesh) -> None:
+    def check(self, execution: ExecutionSettings, mesh: Mesh) -> None:
         if mesh.replica > 1:
             rule = f"a replica of {self.name} lies on one worker"
             raise UserError(rule, f"{mesh.replica} workers a replica", f"use data={mesh.workers} alone")
 
-    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, means: Means) -> Replica:
+    def attach(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, execution: ExecutionSettings
+    ) -> Replica:
         return Replica(model, optimizer, comms)

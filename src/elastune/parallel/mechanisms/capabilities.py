@@ -8,11 +8,11 @@ from importlib.util import find_spec
 from types import MappingProxyType
 
 from elastune.core.mesh_choice import MeshChoice
-from elastune.core.run import Means, RunSpec
+from elastune.core.run import ExecutionSettings, RunSpec
 
 
 @dataclass(frozen=True)
-class Abilities:
+class Capabilities:
     """What a mechanism can do beside training; what it cannot is refused before a worker starts (``registry``).
 
     Args:
@@ -39,16 +39,18 @@ class Abilities:
         return not self.package or find_spec(self.package) is not None
 
 
-EVERYTHING = Abilities()
-ENGINE = Abilities(elastic=False, reshapes=False, bf16=False, measures=False)
+ALL_CAPABILITIES = Capabilities()
+ENGINE = Capabilities(elastic=False, reshapes=False, bf16=False, measures=False)
 """Of one that leaves a step to another engine."""
 
 
-def _packaged(package: str, install: str = "pip install 'elastune[engines]'", stages: Sequence[int] = ()) -> Abilities:
+def _packaged(
+    package: str, install: str = "pip install 'elastune[engines]'", stages: Sequence[int] = ()
+) -> Capabilities:
     return replace(ENGINE, package=package, install=install, stages=tuple(stages))
 
 
-OF_ENGINES: Mapping[str, Abilities] = MappingProxyType(
+ENGINE_CAPABILITIES: Mapping[str, Capabilities] = MappingProxyType(
     {
         "fsdp2": ENGINE,
         "deepspeed": _packaged("deepspeed", stages=(2, 0, 1, 3)),
@@ -59,19 +61,19 @@ OF_ENGINES: Mapping[str, Abilities] = MappingProxyType(
 """By the names of those that are engines."""
 
 
-def abilities_of(means: Means) -> Abilities:
-    """Those of the mechanism that ``means`` name."""
-    return OF_ENGINES.get(means.parts.foreign, EVERYTHING)
+def capabilities_of(execution: ExecutionSettings) -> Capabilities:
+    """Those of the mechanism that ``execution`` name."""
+    return ENGINE_CAPABILITIES.get(execution.parts.foreign, ALL_CAPABILITIES)
 
 
 def settled(spec: RunSpec) -> RunSpec:
     """``spec`` as its mechanism can be run: where it cannot lose a worker, the first loss ends the run."""
-    if abilities_of(spec.means).elastic:
+    if capabilities_of(spec.execution).elastic:
         return spec
-    workers = spec.means.workers
+    workers = spec.execution.workers
     return replace(spec, elastic=replace(spec.elastic, low=workers, high=workers, most_losses=1))
 
 
-def meshes_of(means: Means) -> MeshChoice:
-    """What the mesh of a run with ``means`` should be, and what it may be."""
-    return replace(MeshChoice.of(means), fixed=not abilities_of(means).reshapes)
+def meshes_of(execution: ExecutionSettings) -> MeshChoice:
+    """What the mesh of a run with ``execution`` should be, and what it may be."""
+    return replace(MeshChoice.of(execution), fixed=not capabilities_of(execution).reshapes)

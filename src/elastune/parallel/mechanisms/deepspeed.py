@@ -18,28 +18,30 @@ from torch import nn
 
 from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
-from elastune.core.run import Means
+from elastune.core.run import ExecutionSettings
 from elastune.parallel.comm.process_groups import Comms, open_default_group
 from elastune.parallel.mechanisms.base import Replica
-from elastune.parallel.mechanisms.capabilities import OF_ENGINES, Abilities
-from elastune.parallel.mechanisms.engine import Engine, EngineReplica, Held
+from elastune.parallel.mechanisms.capabilities import ENGINE_CAPABILITIES, Capabilities
+from elastune.parallel.mechanisms.engine import Engine, EngineReplica, EngineTensors
 
 
 class DeepSpeed(Engine):
     """Everything but forward and backward passes is DeepSpeed's."""
 
     name: ClassVar[str] = "deepspeed"
-    abilities: ClassVar[Abilities] = OF_ENGINES["deepspeed"]
+    capabilities: ClassVar[Capabilities] = ENGINE_CAPABILITIES["deepspeed"]
 
-    def examine(self, model: nn.Module, optimizer: torch.optim.Optimizer, means: Means) -> None:
+    def examine(self, model: nn.Module, optimizer: torch.optim.Optimizer, execution: ExecutionSettings) -> None:
         if narrow := [name for name, p in model.named_parameters() if p.dtype != torch.float32]:
             fix = "use --mechanism sharded, or a model in fp32"
             raise UserError("deepspeed keeps parameters and optimizer state in fp32", f"{narrow[0]} is not", fix)
 
-    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, means: Means) -> Replica:
+    def attach(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, execution: ExecutionSettings
+    ) -> Replica:
         open_default_group(comms.everyone)
-        self.examine(model, optimizer, means)
-        stage = self.abilities.stages[0] if means.zero_stage is None else means.zero_stage
+        self.examine(model, optimizer, execution)
+        stage = self.capabilities.stages[0] if execution.zero_stage is None else execution.zero_stage
         return DeepSpeedReplica(model, optimizer, comms, stage)
 
 
@@ -98,14 +100,14 @@ class DeepSpeedReplica(EngineReplica):
         """This worker's part."""
         return [grad for grads in self._engine.optimizer.averaged_gradients.values() for grad in grads or ()]
 
-    def held(self) -> Held:
+    def held(self) -> EngineTensors:
         if not self._stage:
             return super().held()
         zero = self._engine.optimizer
         flat = zero.fp32_partitioned_groups_flat if self._stage == 3 else zero.single_partition_of_fp32_groups
         model = [tensor for p in self.module.parameters() for tensor in (p, getattr(p, "ds_tensor", None))]
         parameters = [tensor for tensor in (*model, *flat) if tensor is not None]
-        return Held(parameters, self._gradients(), list(self.optimizer.state.values()))
+        return EngineTensors(parameters, self._gradients(), list(self.optimizer.state.values()))
 
     def _clear(self) -> None:
         for p in self.params:

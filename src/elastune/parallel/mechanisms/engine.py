@@ -15,11 +15,11 @@ from torch import nn
 from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
-from elastune.core.run import Means
+from elastune.core.run import ExecutionSettings
 from elastune.parallel.comm.norms import clip_factor
 from elastune.parallel.comm.process_groups import Comms
 from elastune.parallel.mechanisms.base import Mechanism, Replica, optimizer_bytes, storage_bytes
-from elastune.parallel.mechanisms.capabilities import ENGINE, Abilities
+from elastune.parallel.mechanisms.capabilities import ENGINE, Capabilities
 from elastune.parallel.mechanisms.guards import GradientGuard
 
 
@@ -27,15 +27,15 @@ class Engine(Mechanism, ABC):
     """A mechanism that leaves a step to another engine, whose workers stay as they are along one axis."""
 
     exact: ClassVar[bool] = False
-    abilities: ClassVar[Abilities] = ENGINE
+    capabilities: ClassVar[Capabilities] = ENGINE
 
-    def check(self, means: Means, mesh: Mesh) -> None:
+    def check(self, execution: ExecutionSettings, mesh: Mesh) -> None:
         if mesh.workers not in (mesh.data, mesh.shard):
             raise UserError(f"{self.name} lays all workers along one axis", mesh, f"use --workers {mesh.workers}")
 
 
 @dataclass(frozen=True)
-class Held:
+class EngineTensors:
     """The tensors that one worker has: parameters, gradients, and what the optimizer keeps for each of its own."""
 
     parameters: Sequence[torch.Tensor]
@@ -154,10 +154,10 @@ class EngineReplica(Replica, ABC):
             torch._foreach_mul_(list(held), factor)
         return norm
 
-    def held(self) -> Held:
+    def held(self) -> EngineTensors:
         """What lies on this worker, after a step's reduction."""
         gradients = self._mine or [p.grad for p in self.params]
-        return Held(list(self.module.parameters()), gradients, list(self.optimizer.state.values()))
+        return EngineTensors(list(self.module.parameters()), gradients, list(self.optimizer.state.values()))
 
     def memory(self) -> dict[str, int]:
         held = self.held()

@@ -15,11 +15,11 @@ import torch
 from torch import nn
 
 from elastune.core.batch_slices import BatchSlice
-from elastune.core.run import Means
+from elastune.core.run import ExecutionSettings
 from elastune.parallel.comm.process_groups import Comms, open_default_group
 from elastune.parallel.mechanisms.base import Replica
-from elastune.parallel.mechanisms.capabilities import OF_ENGINES, Abilities
-from elastune.parallel.mechanisms.engine import Engine, EngineReplica, Held
+from elastune.parallel.mechanisms.capabilities import ENGINE_CAPABILITIES, Capabilities
+from elastune.parallel.mechanisms.engine import Engine, EngineReplica, EngineTensors
 
 
 class FairScale(Engine):
@@ -30,9 +30,11 @@ class FairScale(Engine):
     """
 
     name: ClassVar[str] = "fairscale"
-    abilities: ClassVar[Abilities] = OF_ENGINES["fairscale"]
+    capabilities: ClassVar[Capabilities] = ENGINE_CAPABILITIES["fairscale"]
 
-    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, means: Means) -> Replica:
+    def attach(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, execution: ExecutionSettings
+    ) -> Replica:
         open_default_group(comms.everyone)
         return FairScaleReplica(model, optimizer, comms)
 
@@ -73,8 +75,8 @@ class FairScaleReplica(EngineReplica):
     def clip(self, max_norm: float) -> float:
         return self.clip_divided([grad for grad in self._mine if grad is not None], max_norm)
 
-    def held(self) -> Held:
-        return Held(list(self.module.parameters()), self._mine, list(self._oss.optim.state.values()))
+    def held(self) -> EngineTensors:
+        return EngineTensors(list(self.module.parameters()), self._mine, list(self._oss.optim.state.values()))
 
     # -- whole --------------------------------------------------------------------------------------------------------
 

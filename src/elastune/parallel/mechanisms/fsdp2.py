@@ -9,7 +9,7 @@ from torch import nn
 
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
-from elastune.core.run import Means
+from elastune.core.run import ExecutionSettings
 from elastune.parallel.comm.process_groups import Comms, open_default_group
 from elastune.parallel.mechanisms.base import Replica
 from elastune.parallel.mechanisms.engine import Engine
@@ -29,13 +29,13 @@ class Fsdp2(Engine):
     name: ClassVar[str] = "fsdp2"
     exact: ClassVar[bool] = True
 
-    def check(self, means: Means, mesh: Mesh) -> None:
-        super().check(means, mesh)
-        if means.mode == "exact" and torch.torch_version.TorchVersion(torch.__version__) < ORDERED:
+    def check(self, execution: ExecutionSettings, mesh: Mesh) -> None:
+        super().check(execution, mesh)
+        if execution.mode == "exact" and torch.torch_version.TorchVersion(torch.__version__) < ORDERED:
             rule = f"fsdp2 in exact mode needs torch {ORDERED} or newer"
             raise UserError(rule, torch.__version__, "use --mode fast, or --mechanism sharded")
 
-    def examine(self, model: nn.Module, optimizer: torch.optim.Optimizer, means: Means) -> None:
+    def examine(self, model: nn.Module, optimizer: torch.optim.Optimizer, execution: ExecutionSettings) -> None:
         for name, p in model.named_parameters():
             if not p.dim():
                 fix = "use --mechanism sharded, or give it one element: shape (1,)"
@@ -43,18 +43,20 @@ class Fsdp2(Engine):
             if not p.is_contiguous():
                 fix = "use --mechanism sharded, or make it contiguous"
                 raise UserError("fsdp2 divides contiguous parameters", f"{name} is not", fix)
-        if means.mode == "exact":
+        if execution.mode == "exact":
             _refuse_inexact(optimizer)
 
-    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, means: Means) -> Replica:
-        self.examine(model, optimizer, means)
-        if means.mode == "exact" and comms.everyone.size == 1:
+    def attach(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, execution: ExecutionSettings
+    ) -> Replica:
+        self.examine(model, optimizer, execution)
+        if execution.mode == "exact" and comms.everyone.size == 1:
             return Replica(model, optimizer, comms)
         open_default_group(comms.everyone)
-        if means.mode == "exact":
+        if execution.mode == "exact":
             from elastune.parallel.mechanisms.fsdp2_replica import ExactFsdp2Replica
 
-            return ExactFsdp2Replica(model, optimizer, comms, means.num_slots)
+            return ExactFsdp2Replica(model, optimizer, comms, execution.num_slots)
         from elastune.parallel.mechanisms.fsdp2_replica import Fsdp2Replica
 
         return Fsdp2Replica(model, optimizer, comms)

@@ -19,15 +19,15 @@ from torch.distributed.tensor import DTensor
 
 from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
-from elastune.core.layout import Stretch, whole_stretch
+from elastune.core.layout import FlatRange, whole_range
 from elastune.core.slots import cut, subtrees, tree_sum
 from elastune.parallel.comm.exact import SlotSums
 from elastune.parallel.comm.group import Group, Work
 from elastune.parallel.comm.norms import clip_factor, global_norm, squares_of_rows
 from elastune.parallel.comm.process_groups import Comms
-from elastune.parallel.mechanisms.engine import EngineReplica, Held, SlotEngine
+from elastune.parallel.mechanisms.engine import EngineReplica, EngineTensors, SlotEngine
 from elastune.parallel.mechanisms.owned.placement import VALUES
-from elastune.parallel.mechanisms.tensor_storage import Scattered, elements, whole
+from elastune.parallel.mechanisms.tensor_storage import PartialTensor, elements, whole
 
 # [fsdp2 replica] One worker's rows of a model that ``fully_shard`` divides. Imported where it is used: FSDP2 takes long to import.
 
@@ -71,13 +71,13 @@ class Fsdp2Replica(EngineReplica):
         gradients = [p.grad for p in self.params if p.grad is not None]
         return self.clip_divided([local(gradient) for gradient in gradients], max_norm)
 
-    def held(self) -> Held:
+    def held(self) -> EngineTensors:
         gradients = [local(grad) for grad in super().held().gradients if grad is not None]
         states = [
             {key: local(value) for key, value in state.items() if isinstance(value, torch.Tensor)}
             for state in self.optimizer.state.values()
         ]
-        return Held([local(p.detach()) for p in self.module.parameters()], gradients, states)
+        return EngineTensors([local(p.detach()) for p in self.module.parameters()], gradients, states)
 
     def gather(self) -> None:
         self._hold_whole(True)
@@ -135,15 +135,15 @@ class Fsdp2Replica(EngineReplica):
             if isinstance(value, DTensor):
                 rows = local(value.detach()).reshape(-1)
                 pieces = ((self._stretch(value), rows),) if len(rows) else ()
-                found[key] = Scattered(name, tuple(value.shape), value.dtype, pieces)
+                found[key] = PartialTensor(name, tuple(value.shape), value.dtype, pieces)
             elif self.comms.rank == 0:
                 found[key] = value.detach() if isinstance(value, torch.Tensor) else value
         return found
 
-    def _stretch(self, like: DTensor) -> Stretch:
+    def _stretch(self, like: DTensor) -> FlatRange:
         """Where this worker's rows lie in ``like``."""
         rows = rows_of(like, self.comms.everyone.size)[self.comms.rank]
-        return Stretch(whole_stretch(like.shape).box, rows.start, rows.stop)
+        return FlatRange(whole_range(like.shape).box, rows.start, rows.stop)
 
     def _rows(self, values: Any, like: Any) -> Any:
         """This worker's part of ``values``, which are here, whole, or stored."""

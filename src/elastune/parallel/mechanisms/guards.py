@@ -24,7 +24,7 @@ SAVED_ELSEWHERE = "save by session.save and elastune export"
 """What to do in place of writing a model that lies in parts."""
 
 
-class InPlace:
+class ProcessLocal:
     """A copy of the model (an average of its weights, say) has the same one, and nothing that has it is pickled."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:

@@ -12,11 +12,11 @@ from torch import nn
 
 from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
-from elastune.core.run import Means
+from elastune.core.run import ExecutionSettings
 from elastune.parallel.comm.group import Group
 from elastune.parallel.comm.process_groups import Comms, own_address
 from elastune.parallel.mechanisms.base import Replica
-from elastune.parallel.mechanisms.capabilities import OF_ENGINES, Abilities
+from elastune.parallel.mechanisms.capabilities import ENGINE_CAPABILITIES, Capabilities
 from elastune.parallel.mechanisms.engine import Engine, EngineReplica
 
 
@@ -27,9 +27,11 @@ class Horovod(Engine):
     """
 
     name: ClassVar[str] = "horovod"
-    abilities: ClassVar[Abilities] = OF_ENGINES["horovod"]
+    capabilities: ClassVar[Capabilities] = ENGINE_CAPABILITIES["horovod"]
 
-    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, means: Means) -> Replica:
+    def attach(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, execution: ExecutionSettings
+    ) -> Replica:
         return HorovodReplica(model, optimizer, comms, _engine(comms.everyone))
 
 

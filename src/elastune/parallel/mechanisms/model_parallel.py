@@ -15,18 +15,18 @@ import torch
 from torch import nn
 
 from elastune.core.batch_slices import BatchSlice
-from elastune.core.journal.records import LayersDivided, StagesCut
-from elastune.core.layout import Split, whole_leaves
+from elastune.core.journal.records import LayersDivided, StagesDivided
+from elastune.core.layout import Split, undivided_blocks
 from elastune.core.mesh import Mesh
-from elastune.core.run import Means
+from elastune.core.run import ExecutionSettings
 from elastune.parallel.comm.group import GroupBroken
 from elastune.parallel.comm.process_groups import Comms
-from elastune.parallel.mechanisms.guards import InPlace
+from elastune.parallel.mechanisms.guards import ProcessLocal
 
 # [streams] The random stream of a micro-batch: it goes from stage to stage as the activations do.
 
 
-def drawn_state() -> list[torch.Tensor]:
+def rng_states() -> list[torch.Tensor]:
     """Where the streams of the CPU and of this worker's accelerator stand."""
     found = [torch.get_rng_state()]
     if torch.cuda.is_available() and torch.cuda.is_initialized():
@@ -34,8 +34,8 @@ def drawn_state() -> list[torch.Tensor]:
     return found
 
 
-def draw_from(state: Sequence[torch.Tensor]) -> None:
-    """Go on from ``drawn_state``, of this worker or another one."""
+def restore_rng_states(state: Sequence[torch.Tensor]) -> None:
+    """Go on from ``rng_states``, of this worker or another one."""
     # Copies, because torch reads a state from the beginning of its memory, whatever the tensor's place in that.
     torch.set_rng_state(state[0].cpu().clone())
     if len(state) > 1:
@@ -53,7 +53,7 @@ def _raised(error: GroupBroken) -> NoReturn:
 
 
 @dataclass
-class Rescue:
+class FailureHooks:
     """What a pass has to know of lost workers; the run tells (``train.checkpoints.run_state``).
 
     Attributes:
@@ -67,10 +67,10 @@ class Rescue:
     meet: Callable[[GroupBroken], None] = _raised
 
 
-class Division(InPlace):
+class ModelParallel(ProcessLocal):
     """One worker's way through a model. This one divides nothing; ``tensor`` and ``pipeline`` override it.
 
-    What lies where is not its business (``owned.store.LeafStore``): the storage of the leaves that this worker computes
+    What lies where is not its business (``owned.store.ParameterStore``): the storage of the leaves that this worker computes
     with (``split.computed``) is there when ``enter`` and the passes are called, and holds the right values.
 
     Attributes:
@@ -93,7 +93,7 @@ class Division(InPlace):
     parameters: list[nn.Parameter]
     module: nn.Module
     model: nn.Module
-    rescue: Rescue
+    failure_hooks: FailureHooks
     streams = True
     waits = False
     apart = False
@@ -101,17 +101,17 @@ class Division(InPlace):
 
     def __init__(self, module: nn.Module) -> None:
         named = list(module.named_parameters())
-        self.split = whole_leaves([(name, tuple(p.shape), str(p.dtype)[6:], p.requires_grad) for name, p in named])
+        self.split = undivided_blocks([(name, tuple(p.shape), str(p.dtype)[6:], p.requires_grad) for name, p in named])
         self.parameters = [p for _, p in named]
         self.module = self.model = module
-        self.rescue = Rescue()
+        self.failure_hooks = FailureHooks()
 
     def enter(self, comms: Comms) -> None:
         """Be worker ``comms.rank`` of ``comms.mesh`` from the next step on: at the beginning, and after every change of
         workers or mesh. No collective may be started here: others may not have come as far.
         """
 
-    def told(self, mesh: Mesh) -> tuple[LayersDivided | StagesCut, ...]:
+    def told(self, mesh: Mesh) -> tuple[LayersDivided | StagesDivided, ...]:
         """How it is divided on ``mesh``, for the journal."""
         return ()
 
@@ -161,6 +161,6 @@ class Division(InPlace):
         """Drop what is under way: passes in flight, and what they have kept."""
 
 
-Divide = Callable[[Division, Means], Division]
+Parallelize = Callable[[ModelParallel, ExecutionSettings], ModelParallel]
 """Makes a finer division of another one: "tensor" replaces layers of ``division.module`` by layers of blocks, and
 "pipeline" then cuts what there is into stages. Called once on every worker, before anything is taken out of memory."""

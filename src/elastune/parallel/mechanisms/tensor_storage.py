@@ -1,7 +1,7 @@
 """Tensors that are not whole in this worker's memory: they lie with several workers, or in files.
 
-``Scattered`` describes a tensor of a run's state by the pieces that are here.
-``parked_parameters`` builds a model that fits into no worker's memory. Its parameters are mapped to files without
+``PartialTensor`` describes a tensor of a run's state by the pieces that are here.
+``memory_mapped_parameters`` builds a model that fits into no worker's memory. Its parameters are mapped to files without
 names, and their pages leave memory after each operation. Initial values are those of a plain construction.
 """
 
@@ -23,14 +23,14 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
-from elastune.core.layout import Stretch, intersection, whole_stretch
-from elastune.core.run import Means
+from elastune.core.layout import FlatRange, intersection, whole_range
+from elastune.core.run import ExecutionSettings
 
 # [scattered] Tensors of a run's state that are not whole here: lying with several workers, or in files.
 
 
 @dataclass(frozen=True)
-class Scattered:
+class PartialTensor:
     """The tensor ``name`` of ``shape``, of which this worker has ``pieces`` to write: stretches with flat values.
 
     What has the same name is the same tensor (tied weights).
@@ -39,7 +39,7 @@ class Scattered:
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
-    pieces: tuple[tuple[Stretch, torch.Tensor], ...]
+    pieces: tuple[tuple[FlatRange, torch.Tensor], ...]
 
 
 class Stored(Protocol):
@@ -51,12 +51,12 @@ class Stored(Protocol):
     @property
     def dtype(self) -> torch.dtype: ...
 
-    def read(self, stretch: Stretch) -> torch.Tensor:
+    def read(self, stretch: FlatRange) -> torch.Tensor:
         """The flat values of a stretch of it, in memory of their own."""
         ...
 
 
-def elements(value: torch.Tensor | Stored, stretch: Stretch) -> torch.Tensor:
+def elements(value: torch.Tensor | Stored, stretch: FlatRange) -> torch.Tensor:
     """The flat values of a stretch of ``value``; of a tensor that is here perhaps a view.
 
     Raises:
@@ -74,10 +74,10 @@ def whole(value: torch.Tensor | Stored) -> torch.Tensor:
     """All of ``value``, in its shape."""
     if isinstance(value, torch.Tensor):
         return value
-    return value.read(whole_stretch(value.shape)).view(value.shape)
+    return value.read(whole_range(value.shape)).view(value.shape)
 
 
-def copy_common(to: Stretch, into: torch.Tensor, source: Stretch, values: torch.Tensor) -> None:
+def copy_common(to: FlatRange, into: torch.Tensor, source: FlatRange, values: torch.Tensor) -> None:
     """Copy what two stretches of one tensor have in common: out of the flat ``values`` of one ``into`` the other's."""
     if to.box == source.box:
         start, stop = max(to.start, source.start), min(to.stop, source.stop)
@@ -118,7 +118,7 @@ _MAPPED: WeakValueDictionary[int, mmap.mmap] = WeakValueDictionary()
 
 
 @contextmanager
-def parked_parameters(folder: Path) -> Iterator[None]:
+def memory_mapped_parameters(folder: Path) -> Iterator[None]:
     """Parameters that modules get meanwhile lie in a file in ``folder``, which needs as much room as they have.
 
     The file has no name: it is gone with the last parameter, or the process. Parameters on other devices than the CPU,
@@ -126,7 +126,7 @@ def parked_parameters(folder: Path) -> Iterator[None]:
     """
 
     def park(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is None or parameter.nbytes < SMALLEST_BYTES or is_parked(parameter):
+        if parameter is None or parameter.nbytes < SMALLEST_BYTES or is_memory_mapped(parameter):
             return
         if parameter.device.type != "cpu" or not parameter.is_contiguous():
             return
@@ -147,14 +147,14 @@ def parked_parameters(folder: Path) -> Iterator[None]:
         hook.remove()
 
 
-def built_in_parts(means: Means, folder: Path) -> AbstractContextManager[None]:
+def built_in_parts(execution: ExecutionSettings, folder: Path) -> AbstractContextManager[None]:
     """Where to build a model of which no worker will have all parameters: in ``folder``, or where there is none, among
     the machine's temporary files. Nothing special, where each worker will have all of them.
     """
-    name = means.parts
+    name = execution.parts
     if name.state != "sharded" and not name.tensor and not name.pipeline:
         return nullcontext()
-    return parked_parameters(folder if folder.is_dir() else Path(tempfile.gettempdir()))
+    return memory_mapped_parameters(folder if folder.is_dir() else Path(tempfile.gettempdir()))
 
 
 class _LettingGo(TorchFunctionMode):
@@ -180,7 +180,7 @@ def _mapping(tensor: torch.Tensor) -> mmap.mmap | None:
     return _MAPPED.get(tensor.untyped_storage().data_ptr())
 
 
-def is_parked(tensor: torch.Tensor) -> bool:
+def is_memory_mapped(tensor: torch.Tensor) -> bool:
     """Whether ``tensor`` lies in a file."""
     return _mapping(tensor) is not None
 
@@ -194,7 +194,7 @@ def let_go(tensor: torch.Tensor) -> None:
 
 def take_in(parameter: torch.Tensor) -> None:
     """Give ``parameter`` ordinary memory, where it is parked."""
-    if is_parked(parameter):
+    if is_memory_mapped(parameter):
         parked = parameter.detach()
         parameter.data = parked.clone()
         let_go(parked)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from elastune.core.sync_plan import SyncPlan, fragments_of, sendings
+from elastune.core.sync_plan import SyncPlan, fragments_of, send_schedule
 from elastune.parallel.comm.exact import ExactReducer
 from elastune.parallel.comm.group import Group
 from elastune.parallel.sync.local_sgd import Local, Values
@@ -36,16 +36,16 @@ class DiLoCo(Local):
     def begin(self, values: Values) -> None:
         self._centre, self._moving = list(values), list(self._momentum)
 
-    def end(self, begun: Values, means: Values) -> Values:
-        super().end(begun, means)
-        values = self._outer_step(range(len(means)), means)
+    def end(self, begun: Values, execution: Values) -> Values:
+        super().end(begun, execution)
+        values = self._outer_step(range(len(execution)), execution)
         self._momentum, self._centre, self._moving = self._moving, [], []
         return values
 
-    def _outer_step(self, places: Sequence[int], means: Values) -> list[torch.Tensor]:
-        """One with the parameters at ``places``, whose ``means`` these are; what they come to."""
+    def _outer_step(self, places: Sequence[int], execution: Values) -> list[torch.Tensor]:
+        """One with the parameters at ``places``, whose ``execution`` these are; what they come to."""
         begun = [self._centre[place] for place in places]
-        steps = torch._foreach_sub(begun, list(means))
+        steps = torch._foreach_sub(begun, list(execution))
         moved = torch._foreach_mul([self._moving[place] for place in places], self.plan.outer_momentum)
         torch._foreach_add_(moved, steps)
         torch._foreach_add_(steps, moved, alpha=self.plan.outer_momentum)
@@ -70,7 +70,7 @@ class DiLoCo(Local):
 
 
 class StreamingDiLoCo(DiLoCo):
-    """After its steps of a round (``core.fragments.sendings``) a fragment of each learner leaves; ``plan.delay`` steps
+    """After its steps of a round (``core.fragments.send_schedule``) a fragment of each learner leaves; ``plan.delay`` steps
     later the mean is waited for, the fragment takes an outer step from where its last one had come to, and each learner
     adopts that: x becomes blend x + (1 - blend) outer. At most one fragment is under way. A round's end is DiLoCo's,
     with an outer step of every fragment from its newest one.
@@ -89,7 +89,7 @@ class StreamingDiLoCo(DiLoCo):
         self._reducers = [
             ExactReducer([like[place].detach() for place in places], plan.learners, group) for places in self._fragments
         ]
-        self._leaves = sendings(plan.every, plan.fragments, plan.cycles)
+        self._leaves = send_schedule(plan.every, plan.fragments, plan.cycles)
         self._under_way: tuple[int, int] | None = None  # a fragment, and after how many steps it left
 
     def mix(self, learners: Mapping[int, Values], turn: int) -> None:
@@ -112,9 +112,9 @@ class StreamingDiLoCo(DiLoCo):
 
     def _adopt(self, fragment: int, learners: Mapping[int, Values]) -> None:
         places = self._fragments[fragment]
-        means = [total / self.plan.learners for total in self._reducers[fragment].finish()]
+        execution = [total / self.plan.learners for total in self._reducers[fragment].finish()]
         self._under_way = None
-        outer = self._outer_step(places, means)
+        outer = self._outer_step(places, execution)
         for values in learners.values():
             for place, value in zip(places, outer, strict=True):
                 values[place].lerp_(value, 1.0 - self.plan.blend)

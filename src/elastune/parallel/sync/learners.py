@@ -234,20 +234,20 @@ class Learners:
             moments = numbers_of(held.moments) if self._keeps_moments else []
             yield learner, [*held.values, *buffers, *moments]
 
-    def settle(self, means: Sequence[torch.Tensor], end: Callable[[Values, Values], Values]) -> None:
-        """All learners are one again: ``means`` has the mean of each number that ``states`` told.
+    def settle(self, execution: Sequence[torch.Tensor], end: Callable[[Values, Values], Values]) -> None:
+        """All learners are one again: ``execution`` has the mean of each number that ``states`` told.
 
         ``end``: what parameters become, of what they were when the round began and their means. What has no mean (a
         model's counters) is the first learner's of this worker: it moves alike for all.
         """
         self._put_away()
         numel = len(self._replica.params)
-        values = end(self.begun, means[:numel])
+        values = end(self.begun, execution[:numel])
         self._install(self._held[min(self._held)])
         if not self._keeps_moments:
             for p in self._replica.params:
                 self._replica.optimizer.state.pop(p, None)
-        left = iter([*values, *means[numel:]])
+        left = iter([*values, *execution[numel:]])
         live = self._live()
         for target in (*live.values, *(buffer for buffer in live.buffers if buffer.is_floating_point())):
             target.copy_(next(left))

@@ -49,10 +49,10 @@ class Local:
     def finish(self) -> None:
         """A round's last step was taken: wait for what is under way. Raises ``GroupBroken``."""
 
-    def end(self, begun: Values, means: Values) -> Values:
-        """What every learner's parameters become where a round ends: ``begun`` as the round was, ``means`` now."""
+    def end(self, begun: Values, execution: Values) -> Values:
+        """What every learner's parameters become where a round ends: ``begun`` as the round was, ``execution`` now."""
         self.rounds += 1
-        return means
+        return execution
 
     def abandon(self) -> None:
         """Drop what is under way of a round. No collective of it reads or writes any more."""
@@ -86,9 +86,9 @@ class Averaging(Local):
 
     def mix(self, learners: Mapping[int, Values], turn: int) -> None:
         self._reducer.begin_with(learners)
-        means = [total / self.plan.learners for total in self._reducer.finish()]
+        execution = [total / self.plan.learners for total in self._reducer.finish()]
         for values in learners.values():
-            for value, mean in zip(values, means, strict=True):
+            for value, mean in zip(values, execution, strict=True):
                 value.lerp_(mean, self.plan.pull)
 
     def abandon(self) -> None:
@@ -136,9 +136,9 @@ class ParameterServer(Local):
         self._under_way.append(now)
         if len(self._under_way) > self.plan.staleness:
             oldest = self._reducers[(turn - self.plan.staleness) % len(self._reducers)]
-            means = [total / self.plan.learners for total in oldest.finish()]
+            execution = [total / self.plan.learners for total in oldest.finish()]
             for learner, own in self._under_way.pop(0).items():
-                torch._foreach_add_(list(learners[learner]), torch._foreach_sub(means, own))
+                torch._foreach_add_(list(learners[learner]), torch._foreach_sub(execution, own))
         self._turn = turn
         self._before = {learner: [value.clone() for value in values] for learner, values in learners.items()}
 

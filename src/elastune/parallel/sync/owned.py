@@ -14,7 +14,7 @@ from elastune.core.run import Mode
 from elastune.core.slots import cut, dealt
 from elastune.parallel.comm.exact import ExactReducer
 from elastune.parallel.comm.group import Group
-from elastune.parallel.comm.owned import Gate, OwnedReducer, WardSums
+from elastune.parallel.comm.owned import CommitBarrier, OwnedReducer, RemoteOwnerSums
 from elastune.parallel.comm.process_groups import Comms
 from elastune.parallel.comm.streamed import StreamedReducer
 from elastune.parallel.mechanisms.owned.replica import OwnedReplica
@@ -53,7 +53,7 @@ class OwnedAllReduce(Sync):
         self._elastic = elastic
         self._leaves_early = not replica.equal_passes  # else passes have collectives of their own, in one order
         deal = dealt if replica.in_turn and self.exact else cut
-        self._gate = Gate(replica.split, control, len(STATISTICS), num_slots if self.exact else None, deal)
+        self._gate = CommitBarrier(replica.split, control, len(STATISTICS), num_slots if self.exact else None, deal)
         self._reducer: OwnedReducer | StreamedReducer = OwnedReducer()
         if replica.blocks:
             self._reducer = StreamedReducer(replica.blocks)
@@ -74,7 +74,7 @@ class OwnedAllReduce(Sync):
         replica, store = self.replica, self.replica.store
         layout = replica.plans, replica.split, store.parameters[0].device
         self._reducer.regroup(*layout, comms.batch, self._gate.num_slots, replica.held_by)
-        self._wards = WardSums(replica.wards, replica.split, comms.everyone, store.parameters[0].device)
+        self._wards = RemoteOwnerSums(replica.remote_owners, replica.split, comms.everyone, store.parameters[0].device)
         self._computed = frozenset(store.computed)
         self._rank = comms.mesh.batch_rank(comms.rank)
 
@@ -137,17 +137,17 @@ class OwnedAllReduce(Sync):
         self._reducer.begin_slot(self._slot_of(part), last=self._leaves_early and part.ends_step)
 
     def _put(self, place: int, gradient: torch.Tensor | None) -> None:
-        leaf = self.replica.split.trained[place]
-        if leaf not in self._computed:
+        param_block = self.replica.split.trained[place]
+        if param_block not in self._computed:
             return
         if gradient is not None:
-            self._used.add(leaf)
+            self._used.add(param_block)
             if gradient.is_sparse:
                 if self.exact:
                     fix = "use sparse=False or --mode fast"
                     raise UserError("exact mode sums dense gradients", "a sparse gradient", fix)
                 gradient = gradient.to_dense()
-        self._reducer.put(leaf, gradient)
+        self._reducer.put(param_block, gradient)
 
     def _end_slot(self, part: BatchSlice) -> None:
         if self._measures:
@@ -173,7 +173,7 @@ class OwnedAllReduce(Sync):
         if self.replica.apart:
             self._hear_of_others()
         statistics = {slot: part.tensor() for slot, part in self._parts.items()}
-        self._gate.pass_through(self.control, statistics, self._used, squares)
+        self._gate.wait_for_all(self.control, statistics, self._used, squares)
         self.wait_s = time.perf_counter() - started
         self._complete()
 

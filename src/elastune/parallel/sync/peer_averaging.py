@@ -14,7 +14,7 @@ import torch
 
 from elastune.core.run import derive
 from elastune.core.sync_plan import SyncPlan
-from elastune.parallel.comm.channel import Offered, Offers
+from elastune.parallel.comm.channel import AsyncValue, AsyncValues
 from elastune.parallel.comm.group import Group, Work
 from elastune.parallel.comm.reducer import plan as plan_buckets
 from elastune.parallel.sync.local_sgd import Local, Values
@@ -25,7 +25,7 @@ Flat = dict[int, torch.Tensor]
 """By learner: some of its parameters as one vector."""
 
 
-class Peers(Local):
+class PeerAveraging(Local):
     """In a mix every learner's parameters become the mean of its own and those of its source, as both were before."""
 
     def __init__(self, plan: SyncPlan, like: Values, group: Group) -> None:
@@ -38,10 +38,10 @@ class Peers(Local):
 
     def mix(self, learners: Mapping[int, Values], turn: int) -> None:
         sources = self.sources(turn)
-        under_way: list[tuple[list[int], Flat, Work, _Mail]] = []
+        under_way: list[tuple[list[int], Flat, Work, _PeerExchange]] = []
         for places in self._buckets:
             own = {learner: _flat([values[i] for i in places]) for learner, values in learners.items()}
-            mail = _Mail(self.plan, sources, self.group, own)
+            mail = _PeerExchange(self.plan, sources, self.group, own)
             under_way.append((places, own, mail.start(), mail))
         for places, own, work, mail in under_way:
             work.wait()
@@ -52,7 +52,7 @@ class Peers(Local):
                     _spread(mean, [values[i] for i in places])
 
 
-class _Mail:
+class _PeerExchange:
     """What workers send each other of one bucket, so that every learner has its source's values beside it."""
 
     def __init__(self, plan: SyncPlan, sources: Sequence[int], group: Group, own: Flat) -> None:
@@ -100,7 +100,7 @@ def _spread(flat: torch.Tensor, values: Values) -> None:
 # [gossip] Gossip: each learner takes the mean with one neighbour, another one each time.
 
 
-class Gossip(Peers):
+class Gossip(PeerAveraging):
     """At its t-th mix learner i takes the values of learner i - 2^t: an exponential graph with one neighbour at a time.
 
     What all have thus goes to all within log2 of their number of mixes. Everyone gives one half and takes one, so that
@@ -117,7 +117,7 @@ class Gossip(Peers):
 # [pair averaging] Pair averaging: learners become the mean of pairs that are drawn anew each time.
 
 
-class PairAveraging(Peers):
+class PairAveraging(PeerAveraging):
     """In each mix learners are paired at random, by the run's seed, the same way on every worker; of an odd number one
     stays alone.
 
@@ -154,7 +154,7 @@ class AsyncPairAveraging(PairAveraging):
 
     def __init__(self, plan: SyncPlan, like: Values, group: Group) -> None:
         super().__init__(plan, like, group)
-        self._offers: Offers | None = None
+        self._offers: AsyncValues | None = None
         self._use = 0  # of the group's offers: those of a strategy before this one are not for it
 
     def begin(self, values: Values) -> None:
@@ -174,9 +174,9 @@ class AsyncPairAveraging(PairAveraging):
             if sources[learner] not in learners:
                 self._offer(offers, sources[learner], values, turn)
 
-    def _opened(self) -> Offers:
+    def _opened(self) -> AsyncValues:
         if self._offers is None:
-            self._offers = Offers.of(self.group)
+            self._offers = AsyncValues.of(self.group)
             self._offers.served += 1
             self._use = self._offers.served
         return self._offers
@@ -189,13 +189,13 @@ class AsyncPairAveraging(PairAveraging):
                     value.lerp_(other, 0.5)
                     other.copy_(value)
 
-    def _newest(self, offers: Offers, learners: Mapping[int, Values]) -> dict[int, Offered]:
+    def _newest(self, offers: AsyncValues, learners: Mapping[int, Values]) -> dict[int, AsyncValue]:
         """By learner: what was offered to it last in this round, of what has come since its last mix."""
         now = self._now()
         came = (offer for offer in offers.take() if offer.number[0] == now)
         return {offer.number[1]: offer for offer in came if offer.number[1] in learners}
 
-    def _offer(self, offers: Offers, receiver: int, values: Values, turn: int) -> None:
+    def _offer(self, offers: AsyncValues, receiver: int, values: Values, turn: int) -> None:
         ranks = (rank for rank in range(self.group.size) if receiver in self.plan.carried(self.group.size, rank))
         offers.make(next(ranks), (self._now(), receiver, turn), _bytes(values))
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from elastune.core.errors import UserError
-from elastune.core.run import Means, RunSpec, check_strategy
+from elastune.core.run import ExecutionSettings, RunSpec, check_strategy
 from elastune.core.sync_plan import SyncPlan, SyncSchedule
 from elastune.parallel.comm.process_groups import Comms
 from elastune.parallel.mechanisms.base import Replica
@@ -26,7 +26,7 @@ from elastune.parallel.sync.rounds import RoundSync, check_model, check_rounding
 # [in use] The strategy in use over one replica, and how another takes its place.
 
 
-class SyncInUse:
+class ActiveSync:
     """How this worker's replica comes together with others', now and from the next change on.
 
     Between rounds all learners are equal, so a change moves nothing: many become one as each round ends, and one
@@ -132,7 +132,7 @@ class SyncInUse:
 def prepare(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    means: Means,
+    execution: ExecutionSettings,
     comms: Comms,
     plan: SyncPlan | None = None,
     *,
@@ -140,27 +140,27 @@ def prepare(
     elastic: bool = False,
     seed: int = 0,
 ) -> Sync:
-    """This worker's part of a replica of ``model``, and its side of the strategy, as ``means`` ask.
+    """This worker's part of a replica of ``model``, and its side of the strategy, as ``execution`` ask.
 
     All workers must hold equal parameters already. ``plan``: how replicas agree; None: by all-reduce. ``control``: how
     many numbers each worker adds to an exchange beside gradients. ``elastic``: the group may change or break, and a
     result may be asked for by another worker. ``seed``: of the run.
     """
-    mechanism = mechanism_for(means)
+    mechanism = mechanism_for(execution)
     _refuse_untrainable(model)
-    if means.copies is None:
-        means = replace(means, copies=2 if elastic else 1)
+    if execution.copies is None:
+        execution = replace(execution, copies=2 if elastic else 1)
     if plan is not None:
         check_optimizer(plan, optimizer)
-    replica = mechanism.attach(model, optimizer, comms, means)
-    return sync_of(replica, comms, means, plan, control=control, elastic=elastic, seed=seed)
+    replica = mechanism.attach(model, optimizer, comms, execution)
+    return sync_of(replica, comms, execution, plan, control=control, elastic=elastic, seed=seed)
 
 
-def refuse_unfit(model: nn.Module, optimizer: torch.optim.Optimizer, means: Means) -> None:
+def refuse_unfit(model: nn.Module, optimizer: torch.optim.Optimizer, execution: ExecutionSettings) -> None:
     """Raise the ``UserError`` that ``prepare`` would raise on every worker. Nobody uses ``model`` afterwards."""
-    mechanism = mechanism_for(means)
+    mechanism = mechanism_for(execution)
     _refuse_untrainable(model)
-    mechanism.examine(model, optimizer, means)
+    mechanism.examine(model, optimizer, execution)
 
 
 def _refuse_untrainable(model: nn.Module) -> None:
@@ -168,12 +168,12 @@ def _refuse_untrainable(model: nn.Module) -> None:
         raise UserError("a model must have parameters to train", type(model).__name__, "check requires_grad")
 
 
-def in_use(sync: Sync, spec: RunSpec, control: int, *, elastic: bool) -> SyncInUse:
+def active_sync(sync: Sync, spec: RunSpec, control: int, *, elastic: bool) -> ActiveSync:
     """``sync``, which ``prepare`` made for ``spec``, as what another strategy may take the place of."""
-    replica, means = sync.replica, spec.means
+    replica, execution = sync.replica, spec.execution
 
     def make(plan: SyncPlan) -> Sync:
-        return sync_of(replica, replica.comms, means, plan, control=control, elastic=elastic, seed=spec.seed)
+        return sync_of(replica, replica.comms, execution, plan, control=control, elastic=elastic, seed=spec.seed)
 
     def check(plan: SyncPlan) -> None:
         check_strategy(plan, spec)
@@ -181,7 +181,7 @@ def in_use(sync: Sync, spec: RunSpec, control: int, *, elastic: bool) -> SyncInU
         check_model(plan, replica.params)
         plan.check_quorum(elastic=elastic)
 
-    return SyncInUse(sync, make, check)
+    return ActiveSync(sync, make, check)
 
 
 def check_optimizer(plan: SyncPlan, optimizer: torch.optim.Optimizer) -> None:
@@ -194,31 +194,33 @@ def check_optimizer(plan: SyncPlan, optimizer: torch.optim.Optimizer) -> None:
 def sync_of(
     replica: Replica,
     comms: Comms,
-    means: Means,
+    execution: ExecutionSettings,
     plan: SyncPlan | None = None,
     *,
     control: int = 0,
     elastic: bool = False,
     seed: int = 0,
 ) -> Sync:
-    """The strategy of ``plan`` that ``means`` ask for, over ``replica``; see ``prepare``."""
+    """The strategy of ``plan`` that ``execution`` ask for, over ``replica``; see ``prepare``."""
     if plan is not None and plan.in_rounds:
-        return RoundSync(replica, comms, plan, means.num_slots, control, mode=means.mode, elastic=elastic, seed=seed)
-    sync = _every_step(replica, comms, means, control, elastic=elastic)
+        return RoundSync(
+            replica, comms, plan, execution.num_slots, control, mode=execution.mode, elastic=elastic, seed=seed
+        )
+    sync = _every_step(replica, comms, execution, control, elastic=elastic)
     sync.plan = plan or SyncPlan()  # which may be a parameter server without staleness
     return sync
 
 
-def _every_step(replica: Replica, comms: Comms, means: Means, control: int, *, elastic: bool) -> Sync:
+def _every_step(replica: Replica, comms: Comms, execution: ExecutionSettings, control: int, *, elastic: bool) -> Sync:
     if isinstance(replica, SlotEngine):
-        return OrderedEngineReduce(replica, comms, means.num_slots, control)
+        return OrderedEngineReduce(replica, comms, execution.num_slots, control)
     if isinstance(replica, EngineReplica):
         return EngineReduce(replica, comms, control)
     if isinstance(replica, OwnedReplica):
-        return OwnedAllReduce(replica, comms, means.num_slots, control, mode=means.mode, elastic=elastic)
-    if means.mode == "exact":
-        slots, size = means.num_slots, means.bucket_bytes
+        return OwnedAllReduce(replica, comms, execution.num_slots, control, mode=execution.mode, elastic=elastic)
+    if execution.mode == "exact":
+        slots, size = execution.num_slots, execution.bucket_bytes
         return ExactAllReduce(replica, comms, slots, control, elastic=elastic, bucket_bytes=size)
-    if means.compression is not None:
-        return CompressedAllReduce(replica, comms, means.compression, control, elastic=elastic)
-    return FastAllReduce(replica, comms, control, elastic=elastic, bucket_bytes=means.bucket_bytes)
+    if execution.compression is not None:
+        return CompressedAllReduce(replica, comms, execution.compression, control, elastic=elastic)
+    return FastAllReduce(replica, comms, control, elastic=elastic, bucket_bytes=execution.bucket_bytes)

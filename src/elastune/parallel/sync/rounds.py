@@ -53,28 +53,28 @@ from elastune.parallel.sync.peer_averaging import AsyncPairAveraging, Gossip, Pa
 Tensors = Sequence[torch.Tensor]
 
 
-def squared_way(values: Tensors, begun: Tensors) -> torch.Tensor:
+def squared_delta(values: Tensors, begun: Tensors) -> torch.Tensor:
     """The squared norm of ``values - begun``, as one number on their device, in single precision."""
     # One tensor at a time: a second copy of all parameters is not held for a figure.
     norms = [torch.linalg.vector_norm((now - then).float()) for now, then in zip(values, begun, strict=True)]
     return torch.stack(norms).square().sum()
 
 
-def distance(mean_square: float, means: Tensors, begun: Tensors) -> float | None:
+def distance(mean_square: float, execution: Tensors, begun: Tensors) -> float | None:
     """The root mean square of learners' distances from their mean, over the norm of the mean; relative, without unit.
 
     (Consensus distance, over the norm of the model: Kong et al., ICML 2021, arXiv 2102.04828.)
 
     Args:
-        mean_square: The mean of learners' ``squared_way``.
+        mean_square: The mean of learners' ``squared_delta``.
         means: The means of their parameters.
         begun: The parameters that the round began with.
 
     Returns:
         None where it is no finite number: a learner has diverged, or all parameters are zero.
     """
-    norms = torch.stack([torch.linalg.vector_norm(mean.float()) for mean in means])
-    common, square = torch.stack([squared_way(means, begun), norms.square().sum()]).tolist()
+    norms = torch.stack([torch.linalg.vector_norm(mean.float()) for mean in execution])
+    common, square = torch.stack([squared_delta(execution, begun), norms.square().sum()]).tolist()
     if not (math.isfinite(mean_square - common) and 0 < square < math.inf):
         return None
     return math.sqrt(max(0.0, mean_square - common) / square)
@@ -257,7 +257,7 @@ class RoundSync(Sync):
         self._complete()
         self._mixing_s += time.perf_counter() - started
         parts, slots = self._contributions(self._carried), self._carried
-        if self.plan.spares or (self._rounding and not self.exact):
+        if self.plan.has_quorum or (self._rounding and not self.exact):
             # All as one part, in a slot that this worker has: its learners may be of an earlier deal than the group's,
             # and what is rounded travels once a worker then, not once a learner.
             slots = [self.plan.carried(self.group.size, self.group.rank).start]
@@ -294,7 +294,7 @@ class RoundSync(Sync):
             ours = told if learner == carried[-1] else [0.0] * len(told)
             here = self._here(learner, last=learner == carried[-1])
             tail = torch.tensor([*ours, *here, 0.0], device=params[0].device)
-            tail[-1] = squared_way(numbers[: len(params)], self._learners.begun)
+            tail[-1] = squared_delta(numbers[: len(params)], self._learners.begun)
             if self._rounding:
                 begun, codecs = self._learners.begun_numbers(self._entries), self._codecs_of(numbers)
                 numbers = [
@@ -304,7 +304,7 @@ class RoundSync(Sync):
 
     def _here(self, learner: int, *, last: bool) -> list[float]:
         """Where a round may end without some learners: a 1 at the place of this one, and the worker's part of it."""
-        if not self.plan.spares:
+        if not self.plan.has_quorum:
             return []
         return [*(float(each == learner) for each in range(self.plan.learners)), self._counted if last else 0.0]
 
@@ -327,19 +327,19 @@ class RoundSync(Sync):
         *numbers, tail = sums
         *told, square = tail.tolist()
         count, part = self.plan.learners, 1.0
-        if self.plan.spares:
+        if self.plan.has_quorum:
             *told, part = told
             told, here = told[:-count], told[-count:]
             self.absent = tuple(learner for learner, there in enumerate(here) if there == 0)
             count -= len(self.absent)
         *told, taken, taken_age = told
-        params, means = self.replica.params, [number / count for number in numbers]
+        params, execution = self.replica.params, [number / count for number in numbers]
         if self._rounding:
             begun = self._learners.begun_numbers(self._entries)
-            for i in self._codecs_of(means):
-                means[i] = begun[i] + means[i]
-        apart = distance(square / count, means[: len(params)], self._learners.begun)
-        self._learners.settle(means, self._strategy.end)
+            for i in self._codecs_of(execution):
+                execution[i] = begun[i] + execution[i]
+        apart = distance(square / count, execution[: len(params)], self._learners.begun)
+        self._learners.settle(execution, self._strategy.end)
         self.totals = told[: -len(STATISTICS)]
         self.statistics = step_statistics([each / (part or 1.0) for each in told[-len(STATISTICS) :]], None, apart)
         self.statistics = replace(self.statistics, staleness=taken_age / taken if taken else None)

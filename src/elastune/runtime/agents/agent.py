@@ -20,11 +20,11 @@ from pathlib import Path
 
 from elastune.core.cost import KINDS, ON_DEMAND
 from elastune.core.errors import UserError
-from elastune.elastic.wire.handshake import SALT_DIGITS, PushedOut, derived, enter_at
+from elastune.elastic.wire.handshake import SALT_DIGITS, ServerBusy, derived, enter_at
 from elastune.elastic.wire.transport import READ_BYTES, Lines, ProtocolError, Unreachable
 from elastune.elastic.worker.client import ABANDONED_CODE
 from elastune.runtime.agents import messages
-from elastune.runtime.agents.host_report import facts, looked
+from elastune.runtime.agents.host_report import facts, probe_folder
 from elastune.runtime.agents.messages import (
     AgentBeat,
     AgentBye,
@@ -32,9 +32,9 @@ from elastune.runtime.agents.messages import (
     AgentRefused,
     AgentWelcome,
     EndWorker,
-    HostNoticed,
-    LookFor,
-    ProbeHost,
+    FolderProbeRequest,
+    HostFactsRequest,
+    PreemptionNoticed,
     StartWorker,
     TakeFiles,
     WorkerEnded,
@@ -42,7 +42,7 @@ from elastune.runtime.agents.messages import (
     WorkerSeen,
     WorkerStarted,
 )
-from elastune.runtime.agents.transfer_client import Mover
+from elastune.runtime.agents.transfer_client import FileTransferClient
 from elastune.runtime.launcher import Bootstrap, Launcher, Needs, ProcessEnded, ProcessEvent, ProcessStarted
 from elastune.runtime.preemption import NoticeSource
 
@@ -60,7 +60,7 @@ def run_of(worker: Bootstrap) -> str:
     return worker.token[:SALT_DIGITS]
 
 
-class HeldEnds:
+class PendingExits:
     """Of the workers of one agent. ``folder``: where their files may lie; nothing is made there before it is needed.
 
     ``tell``: is called with a line that whoever looks after this machine should see.
@@ -68,7 +68,7 @@ class HeldEnds:
 
     def __init__(self, folder: Path, tell: Callable[[str], None]) -> None:
         self._folder, self._tell = folder, tell
-        self._mover: Mover | None = None
+        self._mover: FileTransferClient | None = None
         self._used = False
         self._held: list[tuple[float, ProcessEnded]] = []
         self._closing = False
@@ -80,7 +80,7 @@ class HeldEnds:
             return
         if self._mover is None:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._mover = Mover(Path(tempfile.mkdtemp(prefix="files-", dir=self._folder)), self._tell)
+            self._mover = FileTransferClient(Path(tempfile.mkdtemp(prefix="files-", dir=self._folder)), self._tell)
         self._mover.use(f"{host}:{port}", token)
 
     def spool_of(self, run: str) -> str:
@@ -166,13 +166,13 @@ def join(address: str, token: str, hello: AgentHello, limit_s: float) -> Link:
     lines, words = Lines(), messages.encode(hello)
     try:
         entered = enter_at(address, lines, token, messages.PURPOSE, words, GREETING_LIMIT_S, dial_s=limit_s)
-    except (Unreachable, PushedOut):
+    except (Unreachable, ServerBusy):
         raise
     except (OSError, ProtocolError) as error:
         raise _kept_out(f"{address}: {error}") from None
     connection = entered.connection
     try:
-        answer = messages.decode_told(entered.line)
+        answer = messages.decode_from_controller(entered.line)
     except ValueError:
         connection.close()
         raise _kept_out(f"{address}: it said what is no message") from None
@@ -198,7 +198,7 @@ class Agent:
     are with the controller. ``leaving``: whether this machine is to
     be given up, and in how many seconds: asked again and again, as ``notices`` are. ``again``: goes to the controller
     after this one with so many workers that were kept, as ``join`` does; ``moves``: the file by which workers find it,
-    too (``Elsewhere``). ``tell``: is called, from any thread, with a
+    too (``ControllerLocator``). ``tell``: is called, from any thread, with a
     line that whoever looks after this machine should see.
     """
 
@@ -220,7 +220,7 @@ class Agent:
         self._key_of: dict[Bootstrap, int] = {}
         self._pids: dict[int, int] = {}
         self._untold: dict[int, tuple[Bootstrap, WorkerEnded]] = {}  # ends that no controller has been sent
-        self._files = HeldEnds(logs, tell)
+        self._files = PendingExits(logs, tell)
         self._again, self._moves, self._tell = again, moves, tell
         self._heard_at = time.monotonic()
         self._next_beat = 0.0
@@ -298,7 +298,7 @@ class Agent:
             self._say(end)
             del self._untold[key]
         if self._go_by is not None:
-            self._say(HostNoticed(max(0.0, self._go_by - time.monotonic()), self._goes_why))
+            self._say(PreemptionNoticed(max(0.0, self._go_by - time.monotonic()), self._goes_why))
 
     def _look(self) -> None:
         """Note what has happened to workers while there is nobody to tell."""
@@ -343,15 +343,15 @@ class Agent:
         return False
 
     def _heed(self, line: bytes) -> bool:
-        match messages.decode_told(line):
+        match messages.decode_from_controller(line):
             case StartWorker() as wanted:
                 self._start(wanted)
             case EndWorker(key=key, why=why) if key in self._workers:
                 self._launcher.end([self._workers[key]], why)
-            case ProbeHost() as asked:
+            case HostFactsRequest() as asked:
                 self._say(facts(asked))
-            case LookFor() as asked:
-                self._say(looked(asked))
+            case FolderProbeRequest() as asked:
+                self._say(probe_folder(asked))
             case TakeFiles(port=port):
                 self._files.use(self._link.socket.getpeername()[0], port, self._link.token)
             case AgentBye():
@@ -416,18 +416,18 @@ class Agent:
             self._say(notice)
         return self._go_by is not None and (not self._workers or time.monotonic() >= self._go_by)
 
-    def _goes(self, notice: HostNoticed) -> None:
+    def _goes(self, notice: PreemptionNoticed) -> None:
         self._go_by, self._goes_why = time.monotonic() + notice.seconds, notice.why
 
-    def _notice(self) -> HostNoticed | None:
+    def _notice(self) -> PreemptionNoticed | None:
         if (seconds := self._leaving()) is not None:
-            return HostNoticed(seconds, "its agent was asked to end")
+            return PreemptionNoticed(seconds, "its agent was asked to end")
         for source in self._notices:
             if (found := source.poll()) is not None:
-                return HostNoticed(found.seconds, found.why)
+                return PreemptionNoticed(found.seconds, found.why)
         return None
 
-    def _say(self, message: messages.Said) -> None:
+    def _say(self, message: messages.AgentMessage) -> None:
         self._link.socket.sendall(messages.encode(message))
 
     def _end_all(self) -> None:

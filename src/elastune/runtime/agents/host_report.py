@@ -17,7 +17,7 @@ from pathlib import Path
 
 from elastune.core.errors import UserError
 from elastune.parallel.comm.sockets import address_of
-from elastune.runtime.agents.messages import HostFacts, HostLooked, LookFor, ProbeHost
+from elastune.runtime.agents.messages import FolderProbeRequest, FolderProbeResult, HostFacts, HostFactsRequest
 from elastune.runtime.placement import devices
 
 # [run folder] Whether hosts see the folder of a run: a file that they look for, and what came of it, for the next controller.
@@ -28,7 +28,7 @@ _MARK = re.compile(r"\.elastune-([0-9a-f]{8})")
 
 
 @dataclass(frozen=True)
-class FolderMark:
+class FolderMarker:
     """The file ``path``, which holds ``text`` where it is the controller's own."""
 
     path: Path
@@ -40,10 +40,10 @@ class FolderMark:
             self.path.unlink(missing_ok=True)
 
 
-def place(folder: Path) -> FolderMark:
+def place(folder: Path) -> FolderMarker:
     """A file in ``folder`` with a text that nobody else would write. Raises ``UserError``."""
     text = secrets.token_hex(DIGITS // 2)
-    mark = FolderMark(folder.resolve() / f".elastune-{text[:8]}", text)
+    mark = FolderMarker(folder.resolve() / f".elastune-{text[:8]}", text)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         mark.path.write_text(text)
@@ -53,14 +53,14 @@ def place(folder: Path) -> FolderMark:
     return mark
 
 
-def sweep(folder: Path, own: FolderMark | None) -> None:
+def remove_stale_markers(folder: Path, own: FolderMarker | None) -> None:
     """Remove the marks in ``folder`` of controllers that were killed: every one but ``own``, and no other file.
 
     For whoever has the run in ``folder``: nobody else may want marks there.
     """
     for path in folder.resolve().glob(".elastune-*"):
         if (own is None or path != own.path) and (found := _MARK.fullmatch(path.name)) and _is_mark(path, found[1]):
-            FolderMark(path, "").remove()
+            FolderMarker(path, "").remove()
 
 
 def _is_mark(path: Path, begins: str) -> bool:
@@ -75,7 +75,7 @@ def _is_mark(path: Path, begins: str) -> bool:
     return not text or (re.fullmatch(rb"[0-9a-f]+", text) is not None and text[:8] == begins.encode()[: len(text)])
 
 
-def remember(folder: Path, *, local: bool) -> None:
+def write_folder_mode(folder: Path, *, local: bool) -> None:
     """For the next controller: whether hosts push the files of the run in ``folder``. Raises ``UserError``."""
     try:
         if local:
@@ -88,7 +88,7 @@ def remember(folder: Path, *, local: bool) -> None:
         raise UserError(rule, f"{folder}: {error.strerror}", "choose another folder") from None
 
 
-def was_local(folder: Path) -> bool:
+def had_local_folders(folder: Path) -> bool:
     """Whether the controller before had hosts push the files of the run in ``folder``."""
     return (folder / LOCAL).is_file()
 
@@ -98,19 +98,19 @@ def was_local(folder: Path) -> bool:
 MOST_SKEW_S = 5.0  # beyond it the times of logs, certificates and leases of clouds mean something else elsewhere
 
 
-def facts(asked: ProbeHost) -> HostFacts:
+def facts(asked: HostFactsRequest) -> HostFacts:
     """This machine's, for its agent to tell."""
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "")
     return HostFacts(list(devices()), interface, time.time(), _sees(asked.path, asked.text))
 
 
-def looked(asked: LookFor) -> HostLooked:
+def probe_folder(asked: FolderProbeRequest) -> FolderProbeResult:
     """What this machine sees, for its agent to tell; quickly."""
     try:
         address = address_of(os.environ.get("GLOO_SOCKET_IFNAME", ""))
     except UserError:  # it has gone, or nobody has chosen one
-        return HostLooked(_sees(asked.path, asked.text))
-    return HostLooked(_sees(asked.path, asked.text), 6 if ":" in address else 4)
+        return FolderProbeResult(_sees(asked.path, asked.text))
+    return FolderProbeResult(_sees(asked.path, asked.text), 6 if ":" in address else 4)
 
 
 def _sees(path: str, text: str) -> bool | None:

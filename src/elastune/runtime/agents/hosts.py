@@ -14,7 +14,13 @@ from elastune.elastic.wire.contact import at_host
 from elastune.elastic.wire.handshake import derived
 from elastune.elastic.wire.server import Connection
 from elastune.runtime.agents.host_report import HostReport
-from elastune.runtime.agents.messages import AgentHello, HostLooked, HostNoticed, LookFor, WorkerSeen
+from elastune.runtime.agents.messages import (
+    AgentHello,
+    FolderProbeRequest,
+    FolderProbeResult,
+    PreemptionNoticed,
+    WorkerSeen,
+)
 from elastune.runtime.launcher import Bootstrap
 
 # [host] An agent as its controller knows it.
@@ -27,7 +33,7 @@ class AgentHost:
     """One that was let in. ``workers``: those that it has, by key, and ``unnamed``: so many more that it kept from a
     controller before; ``notice``: it will go, and gets no more; ``kind``: of its machine (``core.cost.KINDS``);
     ``label``: what whoever started it calls it. ``looks``: how often it was asked to look for the run's folder, and
-    what it ``looked`` last; ``blind``: it does not see that; ``mixes``: its address is of another kind than others'."""
+    what it ``probe_result`` last; ``lacks_folder``: it does not see that; ``mixes``: its address is of another kind than others'."""
 
     host: str
     room: int
@@ -36,15 +42,15 @@ class AgentHost:
     workers: dict[int, Bootstrap] = field(default_factory=dict)
     kind: str = ON_DEMAND
     sights: dict[int, WorkerSeen] = field(default_factory=dict)
-    notice: HostNoticed | None = None
+    notice: PreemptionNoticed | None = None
     probed_s: float | None = None
     report: HostReport | None = None
     unnamed: int = 0
     label: str = ""
     looks: int = 0
-    looked: HostLooked | None = None
+    probe_result: FolderProbeResult | None = None
     looks_again: bool = False
-    blind: bool = False
+    lacks_folder: bool = False
     mixes: bool = False
 
     @classmethod
@@ -56,14 +62,14 @@ class AgentHost:
     @property
     def usable(self) -> bool:
         """Whether it may get workers, as far as it is known."""
-        return not (self.notice or self.blind or self.mixes or (self.looks and self.looked is None))
+        return not (self.notice or self.lacks_folder or self.mixes or (self.looks and self.probe_result is None))
 
-    def asked_to_look(self) -> None:
+    def start_probe(self) -> None:
         """Until it answers it gets no workers."""
         self.looks += 1
-        self.looked, self.looks_again, self.blind, self.mixes = None, False, False, False
+        self.probe_result, self.looks_again, self.lacks_folder, self.mixes = None, False, False, False
 
-    def has_looked(self, found: HostLooked, others: Collection[int]) -> None:
+    def set_probe_result(self, found: FolderProbeResult, others: Collection[int]) -> None:
         """It sees what is ``found``. ``others``: the kinds of address (4, 6; 0 is not known) of usable hosts.
 
         The folder of a network may show a new file late: it is to look again before it counts as blind.
@@ -71,7 +77,7 @@ class AgentHost:
         kinds = set(others) - {0}
         self.looks_again = found.sees is False and self.looks < LOOKS
         if not self.looks_again:
-            self.looked, self.blind = found, found.sees is False
+            self.probe_result, self.lacks_folder = found, found.sees is False
             self.mixes = bool(found.ip and kinds) and found.ip not in kinds
 
     @property
@@ -89,19 +95,22 @@ def as_kept(worker: Bootstrap, host: str, token: str) -> Bootstrap:
 # [lookout] Which agents may get workers: those that see the run's folder, and whose workers reach the others'.
 
 
-class Lookout:
+class FolderProbe:
     """Of ``agents``, by their numbers. ``ask`` sends one of them a message, ``say`` takes a line for the user."""
 
     def __init__(
-        self, agents: Mapping[int, AgentHost], ask: Callable[[int, LookFor], None], say: Callable[[str], None]
+        self,
+        agents: Mapping[int, AgentHost],
+        ask: Callable[[int, FolderProbeRequest], None],
+        say: Callable[[str], None],
     ) -> None:
         self._agents, self._ask, self._say = agents, ask, say
-        self._wanted: LookFor | None = None
+        self._wanted: FolderProbeRequest | None = None
         self._strangers: list[str] = []
 
     def begin(self, path: str, text: str) -> None:
         """All are asked from now on, those that are there too, whether the file ``path`` ("": none) holds ``text``."""
-        self._wanted = LookFor(path, text)
+        self._wanted = FolderProbeRequest(path, text)
         for number, agent in self._agents.items():
             agent.looks = 0
             self.greet(number)
@@ -109,7 +118,7 @@ class Lookout:
     def greet(self, number: int) -> None:
         """Ask this one, if any is asked."""
         if self._wanted is not None:
-            self._agents[number].asked_to_look()
+            self._agents[number].start_probe()
             self._ask(number, self._wanted)
 
     def again(self) -> None:
@@ -117,19 +126,21 @@ class Lookout:
         for number in [number for number, agent in self._agents.items() if agent.looks_again]:
             self.greet(number)
 
-    def hear(self, agent: AgentHost, found: HostLooked) -> None:
+    def hear(self, agent: AgentHost, found: FolderProbeResult) -> None:
         """An answer; what nobody has asked for is no answer."""
         if not agent.looks:
             return
-        others = {other.looked.ip for other in self._agents.values() if other.usable and other.looked is not None}
-        agent.has_looked(found, others)
+        others = {
+            other.probe_result.ip for other in self._agents.values() if other.usable and other.probe_result is not None
+        }
+        agent.set_probe_result(found, others)
         if agent.mixes:
             has = f"its interface has IPv{found.ip}, those of the other hosts have not"
             self._say(f"host {agent.host} gets no workers: {has}; choose another one there by --interface")
-        elif agent.blind:
+        elif agent.lacks_folder:
             self._strangers.append(agent.host)
 
-    def strangers(self) -> list[str]:
+    def hosts_without_folder(self) -> list[str]:
         """Hosts that do not see the file, each once."""
         found, self._strangers = self._strangers, []
         return found

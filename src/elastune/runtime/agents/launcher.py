@@ -14,15 +14,15 @@ from dataclasses import replace
 from pathlib import Path, PurePath
 
 from elastune.core.errors import UserError
-from elastune.core.journal.records import NotLetIn
-from elastune.elastic.coordinator.liveness import Vitals
+from elastune.core.journal.records import ConnectionsRefused
+from elastune.elastic.coordinator.liveness import ProcessStatus
 from elastune.elastic.wire.contact import ANSWER_LIMIT_S, DIAL_LIMIT_S, Contact
 from elastune.elastic.wire.handshake import SALT_DIGITS, TokenRefused, derived, enter_at
 from elastune.elastic.wire.server import Closed, Connection, ConnectionServer, Greeted, Heard, refusal_line
 from elastune.elastic.wire.transport import Lines, ProtocolError, WakeupPipe
 from elastune.runtime.agents import messages
 from elastune.runtime.agents.host_report import HostReport
-from elastune.runtime.agents.hosts import AgentHost, AgentRoom, Lookout, as_kept
+from elastune.runtime.agents.hosts import AgentHost, AgentRoom, FolderProbe, as_kept
 from elastune.runtime.agents.messages import (
     AgentBeat,
     AgentBye,
@@ -30,10 +30,10 @@ from elastune.runtime.agents.messages import (
     AgentRefused,
     AgentWelcome,
     EndWorker,
+    FolderProbeResult,
     HostFacts,
-    HostLooked,
-    HostNoticed,
-    ProbeHost,
+    HostFactsRequest,
+    PreemptionNoticed,
     RunAsked,
     RunFound,
     StartWorker,
@@ -88,7 +88,7 @@ def find_run(address: str, token: str, out: Path) -> Contact:
     try:
         entered = enter_at(address, Lines(), token, messages.PURPOSE, words, ANSWER_LIMIT_S, dial_s=DIAL_LIMIT_S)
         entered.connection.close()
-        told = messages.decode_told(entered.line)
+        told = messages.decode_from_controller(entered.line)
     except TokenRefused as error:
         fix = "give the controller's own token file, and the address that it listens on for agents"
         raise UserError("a controller must let in who asks it", f"{address}: {error}", fix) from None
@@ -150,7 +150,7 @@ class AgentLauncher(Launcher):
                 tls=tls,
                 port=port,
                 greeting=(AgentHello, RunAsked),
-                decode=messages.decode_said,
+                decode=messages.decode_from_agent,
             )
         except OSError as error:
             self._bell.close()
@@ -170,7 +170,7 @@ class AgentLauncher(Launcher):
         self._next_beat = 0.0
         self._closed = False
         self.room = AgentRoom(self._agents)
-        self._lookout = Lookout(self._agents, self._tell, tell)
+        self._lookout = FolderProbe(self._agents, self._tell, tell)
         self.runs: Callable[[], Mapping[Path, Contact]] = dict  # by their folders: those that may be asked about
 
     @property
@@ -206,7 +206,7 @@ class AgentLauncher(Launcher):
         for number, agent in self._agents.items():
             if agent.probed_s is None:
                 agent.probed_s = time.time()
-                self._tell(number, ProbeHost(path, text))
+                self._tell(number, HostFactsRequest(path, text))
 
     def look_for(self, path: str = "", text: str = "") -> None:
         """From now on an agent gets workers only once it has told that it sees the file ``path`` ("": none) with
@@ -221,9 +221,9 @@ class AgentLauncher(Launcher):
             self._tell(number, TakeFiles(port))
         self.look_for()
 
-    def strangers(self) -> list[str]:
+    def hosts_without_folder(self) -> list[str]:
         """Hosts that do not see the file that they were to look for, each once."""
-        return self._lookout.strangers()
+        return self._lookout.hosts_without_folder()
 
     def new_token(self) -> str:
         return derived(self._token)
@@ -241,7 +241,7 @@ class AgentLauncher(Launcher):
         """Let an agent without workers go; one with workers stays."""
         agent = self._agents.get(number)
         if agent is not None and not (agent.workers or agent.unnamed) and agent.notice is None:
-            agent.notice = HostNoticed(0.0, "there is no use for it")
+            agent.notice = PreemptionNoticed(0.0, "there is no use for it")
             self.room.changed()
             self._tell(number, AgentBye())
 
@@ -279,9 +279,9 @@ class AgentLauncher(Launcher):
         sight = self._sight(worker)
         return sight.line if sight is not None else ""
 
-    def vitals(self, worker: Bootstrap) -> Vitals | None:
+    def vitals(self, worker: Bootstrap) -> ProcessStatus | None:
         sight = self._sight(worker)
-        return Vitals(sight.state, sight.cpu_s) if sight is not None else None
+        return ProcessStatus(sight.state, sight.cpu_s) if sight is not None else None
 
     def close(self) -> None:
         """Agents end with everything that they have started; those that do not say so in time are given up."""
@@ -317,7 +317,7 @@ class AgentLauncher(Launcher):
                     self._hear(self._number_of[connection], message)
                 case Closed(connection, why) if connection in self._number_of:
                     self._lose(self._number_of[connection], why)
-                case NotLetIn():
+                case ConnectionsRefused():
                     self._say(refusal_line(event))
         if due:  # with all that they have said meanwhile, however long this process did not look
             self._lose_silent(time.monotonic())
@@ -347,7 +347,7 @@ class AgentLauncher(Launcher):
         has = f", and {hello.kept} that it has kept" if hello.kept else ""
         self._say(f"host {hello.host} has come, with room for {hello.workers} workers{has}")
 
-    def _hear(self, number: int, message: messages.Said) -> None:
+    def _hear(self, number: int, message: messages.AgentMessage) -> None:
         agent = self._agents[number]
         agent.heard_at = time.monotonic()
         if not isinstance(message, AgentBeat):
@@ -369,9 +369,9 @@ class AgentLauncher(Launcher):
                 now_s, versions = time.time(), ", ".join(f"{name} {self._versions[name]}" for name in SAME)
                 skew_s, error_s = message.clock_s - (agent.probed_s + now_s) / 2, (now_s - agent.probed_s) / 2
                 agent.report = HostReport(agent.host, agent.room, versions, message, skew_s, error_s)
-            case HostLooked():
+            case FolderProbeResult():
                 self._lookout.hear(agent, message)
-            case HostNoticed(seconds=seconds, why=why):
+            case PreemptionNoticed(seconds=seconds, why=why):
                 agent.notice = message
                 self._say(f"host {agent.host} will go in {seconds:g} s: {why}")
                 told = f"host {agent.host}: {why}"
@@ -392,7 +392,7 @@ class AgentLauncher(Launcher):
             self._finish(agent, key, None, "", f"host {agent.host} was lost: {why}")
         self._say(f"host {agent.host} has gone" + ("" if agent.notice else f": {why}"))
 
-    def _tell(self, number: int, message: messages.Told) -> None:
+    def _tell(self, number: int, message: messages.ControllerMessage) -> None:
         self._hub.send([self._agents[number].connection], messages.encode(message))
 
     def _sight(self, worker: Bootstrap) -> WorkerSeen | None:

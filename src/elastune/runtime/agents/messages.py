@@ -90,7 +90,7 @@ class WorkerEnded:
 
 @dataclass(frozen=True, config=_RULES)
 class WorkerSeen:
-    """What an agent sees of a worker: its state and processor time (``coordinator.liveness.Vitals``), its last line."""
+    """What an agent sees of a worker: its state and processor time (``coordinator.liveness.ProcessStatus``), its last line."""
 
     key: Count
     state: Annotated[str, Field(min_length=1, max_length=1)]
@@ -107,7 +107,7 @@ class AgentBeat:
 
 
 @dataclass(frozen=True, config=_RULES)
-class HostNoticed:
+class PreemptionNoticed:
     """The agent's machine will be taken away in ``seconds``: nothing more is to be started there."""
 
     seconds: Seconds
@@ -128,7 +128,7 @@ class HostFacts:
 
 
 @dataclass(frozen=True, config=_RULES)
-class HostLooked:
+class FolderProbeResult:
     """``sees``: whether the file is there that the agent was to look for, None: there was none; ``ip``: the kind of
     address by which workers there reach others, 0: not known."""
 
@@ -192,7 +192,7 @@ class EndWorker:
 
 
 @dataclass(frozen=True, config=_RULES)
-class ProbeHost:
+class HostFactsRequest:
     """Tell what your machine is like, and whether the file ``path`` ("": none) holds ``text`` there."""
 
     path: Text
@@ -201,7 +201,7 @@ class ProbeHost:
 
 
 @dataclass(frozen=True, config=_RULES)
-class LookFor:
+class FolderProbeRequest:
     """Tell whether the file ``path`` ("": none) holds ``text`` there, and how workers there reach others."""
 
     path: Text
@@ -225,24 +225,26 @@ class AgentBye:
 
 
 Greeting = AgentHello | RunAsked
-Said = Greeting | WorkerStarted | WorkerKept | WorkerEnded | AgentBeat | HostNoticed | HostFacts | HostLooked
-_Orders = StartWorker | EndWorker | AgentBye | AgentBeat | ProbeHost | LookFor | TakeFiles
-Told = AgentWelcome | AgentRefused | RunFound | _Orders
-_SAID: TypeAdapter[Said] = TypeAdapter(Annotated[Said, Field(discriminator="kind")])
-_TOLD: TypeAdapter[Told] = TypeAdapter(Annotated[Told, Field(discriminator="kind")])
+AgentMessage = (
+    Greeting | WorkerStarted | WorkerKept | WorkerEnded | AgentBeat | PreemptionNoticed | HostFacts | FolderProbeResult
+)
+_Orders = StartWorker | EndWorker | AgentBye | AgentBeat | HostFactsRequest | FolderProbeRequest | TakeFiles
+ControllerMessage = AgentWelcome | AgentRefused | RunFound | _Orders
+_SAID: TypeAdapter[AgentMessage] = TypeAdapter(Annotated[AgentMessage, Field(discriminator="kind")])
+_TOLD: TypeAdapter[ControllerMessage] = TypeAdapter(Annotated[ControllerMessage, Field(discriminator="kind")])
 
 
-def encode(message: Said | Told) -> bytes:
+def encode(message: AgentMessage | ControllerMessage) -> bytes:
     """One line of JSON, with its line end."""
     text = json.dumps(asdict(message), separators=(",", ":"), ensure_ascii=False)
     return text.encode("utf-8", "replace") + b"\n"
 
 
-def decode_said(line: bytes) -> Said:
+def decode_from_agent(line: bytes) -> AgentMessage:
     """What an agent says in ``line``. Raises ``ValueError`` for anything else."""
     return _SAID.validate_json(line, strict=True)
 
 
-def decode_told(line: bytes) -> Told:
+def decode_from_controller(line: bytes) -> ControllerMessage:
     """What an agent is told in ``line``. Raises ``ValueError`` for anything else."""
     return _TOLD.validate_json(line, strict=True)

@@ -24,16 +24,16 @@ from elastune.runtime.agents.transfer_messages import (
     Contents,
     Fetch,
     FilePiece,
+    FileReply,
+    FileRequest,
     FilesHello,
     FilesWelcome,
     FileTaken,
     Offer,
     Refused,
-    SaidOfFiles,
     SendFrom,
-    ToldOfFiles,
 )
-from elastune.train.checkpoints.spool import CheckpointWish, Granted, Spool, Ticket
+from elastune.train.checkpoints.spool import CheckpointReply, CheckpointRequest, Spool, Ticket
 
 LOOK_S = 0.05  # between looks at the spools
 AGAIN_S = 0.5  # after a connection broke, or files were refused for now
@@ -53,21 +53,21 @@ class FilesLink:
         self._socket: socket.socket = entered.connection
         self._heard = list(entered.early)
         self._socket.settimeout(ANSWER_LIMIT_S)
-        if not isinstance(messages.decode_told(entered.line), FilesWelcome):
+        if not isinstance(messages.decode_from_controller(entered.line), FilesWelcome):
             raise ProtocolError("it does not take files")
 
-    def say(self, message: SaidOfFiles) -> None:
+    def say(self, message: FileRequest) -> None:
         """Send it."""
         self._socket.sendall(messages.encode(message))
 
-    def hear(self) -> ToldOfFiles:
+    def hear(self) -> FileReply:
         """The next answer."""
         while not self._heard:
             data = self._socket.recv(READ_BYTES)
             if not data:
                 raise ConnectionError("the controller closed the connection")
             self._heard += self._lines.feed(data)
-        return messages.decode_told(self._heard.pop(0))
+        return messages.decode_from_controller(self._heard.pop(0))
 
     def close(self) -> None:
         """Whoever waits on it hears so. Idempotent."""
@@ -87,7 +87,7 @@ class _Run:
     marks: dict[Path, str] = field(default_factory=dict)  # of checkpoints that were brought here
 
 
-class Mover:
+class FileTransferClient:
     """Moves files of runs, each by its spool in ``folder``. Its methods are for one other thread.
 
     ``tell``: is called, from the mover's thread, with a line that whoever looks after this machine should see.
@@ -200,7 +200,7 @@ class Mover:
             self._link, self._used = FilesLink(address, token), (address, token)
         return self._link
 
-    def _asked(self, message: SaidOfFiles) -> ToldOfFiles:
+    def _asked(self, message: FileRequest) -> FileReply:
         link = self._linked()
         link.say(message)
         return link.hear()
@@ -231,7 +231,7 @@ class Mover:
         run.spool.gone(path, ticket)
         return True
 
-    def _send(self, file: Path, size: int, offset: int) -> ToldOfFiles:
+    def _send(self, file: Path, size: int, offset: int) -> FileReply:
         """The rest of ``file``; what the controller says then."""
         link = self._linked()
         with file.open("rb") as content:
@@ -247,7 +247,7 @@ class Mover:
 
     # -- from the controller ------------------------------------------------------------------------------------------
 
-    def _grant(self, name: str, run: _Run, path: Path, wish: CheckpointWish) -> bool:
+    def _grant(self, name: str, run: _Run, path: Path, wish: CheckpointRequest) -> bool:
         """Answer what a worker asks for, once it is here; whether that is done."""
         answer = self._asked(Ask(name, wish.whose, wish.step, wish.before))
         match answer:
@@ -255,20 +255,20 @@ class Mover:
                 run.not_before = time.monotonic() + AGAIN_S
                 return False
             case Refused(why=why):
-                granted = Granted(error=why)
+                granted = CheckpointReply(error=why)
             case Contents() if wish.step is None:
-                granted = Granted(answer.step)
+                granted = CheckpointReply(answer.step)
             case Contents(step=step) if step != wish.step:
-                granted = Granted(error=f"the controller has no checkpoint after step {wish.step}")
+                granted = CheckpointReply(error=f"the controller has no checkpoint after step {wish.step}")
             case Contents(step=step):
                 self._fetch(name, run, wish, answer)
-                granted = Granted(step)
+                granted = CheckpointReply(step)
             case _:
                 raise ProtocolError("it answers what was not asked")
         run.spool.answer(path, granted)
         return True
 
-    def _fetch(self, name: str, run: _Run, wish: CheckpointWish, contents: Contents) -> None:
+    def _fetch(self, name: str, run: _Run, wish: CheckpointRequest, contents: Contents) -> None:
         """Have the files of a checkpoint here, unless another worker of this machine has asked for them before."""
         folder = run.spool.checkpoints(wish.whose)
         here, coming = run.spool.checkpoint(wish.whose, contents.step), folder / f".coming-{contents.step}"

@@ -127,23 +127,23 @@ class Contents:
     kind: Literal["contents"] = "contents"
 
 
-SaidOfFiles = FilesHello | Offer | FilePiece | Ask | Fetch
-ToldOfFiles = FilesWelcome | SendFrom | FileTaken | Refused | Contents | FilePiece
-_SAID: TypeAdapter[SaidOfFiles] = TypeAdapter(Annotated[SaidOfFiles, Field(discriminator="kind")])
-_TOLD: TypeAdapter[ToldOfFiles] = TypeAdapter(Annotated[ToldOfFiles, Field(discriminator="kind")])
+FileRequest = FilesHello | Offer | FilePiece | Ask | Fetch
+FileReply = FilesWelcome | SendFrom | FileTaken | Refused | Contents | FilePiece
+_SAID: TypeAdapter[FileRequest] = TypeAdapter(Annotated[FileRequest, Field(discriminator="kind")])
+_TOLD: TypeAdapter[FileReply] = TypeAdapter(Annotated[FileReply, Field(discriminator="kind")])
 
 
-def encode(message: SaidOfFiles | ToldOfFiles) -> bytes:
+def encode(message: FileRequest | FileReply) -> bytes:
     """One line of JSON, with its line end."""
     return json.dumps(asdict(message), separators=(",", ":")).encode() + b"\n"
 
 
-def decode_said(line: bytes) -> SaidOfFiles:
+def decode_from_agent(line: bytes) -> FileRequest:
     """What an agent says in ``line``. Raises ``ValueError`` for anything else."""
     return _SAID.validate_json(line, strict=True)
 
 
-def decode_told(line: bytes) -> ToldOfFiles:
+def decode_from_controller(line: bytes) -> FileReply:
     """What an agent is told in ``line``. Raises ``ValueError`` for anything else."""
     return _TOLD.validate_json(line, strict=True)
 

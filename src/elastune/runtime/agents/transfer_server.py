@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter
 
 from elastune.core.errors import UserError
-from elastune.core.journal.records import Checkpointed, CheckpointFailed, NotLetIn
+from elastune.core.journal.records import Checkpointed, CheckpointFailed, ConnectionsRefused
 from elastune.elastic.wire.server import Closed, Connection, ConnectionServer, Greeted, Heard, refusal_line
 from elastune.elastic.wire.transport import WakeupPipe
 from elastune.runtime.agents import transfer_messages as messages
@@ -32,14 +32,14 @@ from elastune.runtime.agents.transfer_messages import (
     Contents,
     Fetch,
     FilePiece,
+    FileReply,
+    FileRequest,
     FilesHello,
     FilesWelcome,
     FileTaken,
     Offer,
     Refused,
-    SaidOfFiles,
     SendFrom,
-    ToldOfFiles,
 )
 from elastune.train.checkpoints.spool import NAME_PATTERN, Digest, FileName
 
@@ -57,11 +57,11 @@ _IS_NAME = re.compile(NAME_PATTERN)
 _FILES = TypeAdapter(dict[FileName, Digest])
 
 
-class NotWhole(Exception):
+class IncompleteFile(Exception):
     """What came is not what was offered; why, in one line."""
 
 
-class Receiving:
+class IncomingFile:
     """The file that ``offer`` tells of, on its way into ``folder``. What an earlier connection has brought is kept."""
 
     def __init__(self, offer: Offer, folder: Path) -> None:
@@ -84,10 +84,10 @@ class Receiving:
         return self.offset == self.offer.size
 
     def take(self, data: bytes) -> None:
-        """More of it. Raises ``NotWhole`` where that is more than was offered, ``OSError`` where there is no room."""
+        """More of it. Raises ``IncompleteFile`` where that is more than was offered, ``OSError`` where there is no room."""
         if self.offset + len(data) > self.offer.size:
             self._begin_again()
-            raise NotWhole(f"{self.offer.name} is longer than the {self.offer.size} bytes that were offered")
+            raise IncompleteFile(f"{self.offer.name} is longer than the {self.offer.size} bytes that were offered")
         left = memoryview(data)
         while left:
             left = left[self._file.write(left) :]
@@ -95,10 +95,10 @@ class Receiving:
         self.offset += len(data)
 
     def finish(self) -> None:
-        """Give it its name, once it is on the disk. Raises ``NotWhole`` where its digest is another one."""
+        """Give it its name, once it is on the disk. Raises ``IncompleteFile`` where its digest is another one."""
         if self._hash.hexdigest() != self.offer.sha256:
             self._begin_again()
-            raise NotWhole(f"the bytes of {self.offer.name} do not have the digest that was offered")
+            raise IncompleteFile(f"the bytes of {self.offer.name} do not have the digest that was offered")
         os.fsync(self._file.fileno())
         self._partial.rename(self.at)
         self.close()
@@ -114,7 +114,7 @@ class Receiving:
 
 
 @dataclass(frozen=True)
-class Arrived:
+class ReceivedCheckpoint:
     """A checkpoint of the run is complete here: after ``step``, at ``path``."""
 
     step: int
@@ -132,7 +132,7 @@ def _age(draft: str) -> tuple[int, int, int]:
     return view, step, nth
 
 
-class Inbox:
+class CheckpointReceiver:
     """The files of one run, whose folder is ``out``; ``parent``: that of the run which it begins with.
 
     One thread uses it. Every method may raise ``OSError``.
@@ -146,17 +146,17 @@ class Inbox:
         self._done: set[str] = set()  # drafts that are checkpoints now, or that nothing becomes of any more
         self._newest = (-1, -1, -1)  # the age of what became one last: nothing becomes of drafts before it
 
-    def receive(self, offer: Offer) -> Receiving | None:
+    def receive(self, offer: Offer) -> IncomingFile | None:
         """To be filled with what was offered; None where it is here already, or nobody has use for it."""
         known = self._digests.get(offer.draft, {}).get(offer.name)
         if self._is_over(offer.draft) or known == offer.sha256:
             return None
-        return Receiving(offer, self._draft(offer.draft))
+        return IncomingFile(offer, self._draft(offer.draft))
 
-    def accept(self, received: Receiving) -> Arrived | None:
+    def accept(self, received: IncomingFile) -> ReceivedCheckpoint | None:
         """The file has come; the checkpoint that it completes.
 
-        Raises ``NotWhole`` where it is not what was offered, or belongs to no checkpoint.
+        Raises ``IncompleteFile`` where it is not what was offered, or belongs to no checkpoint.
         """
         if self._is_over(received.offer.draft):
             return None
@@ -218,7 +218,7 @@ class Inbox:
     def _is_over(self, draft: str) -> bool:
         return draft in self._done or _age(draft) < self._newest
 
-    def _completed(self, draft: str) -> Arrived | None:
+    def _completed(self, draft: str) -> ReceivedCheckpoint | None:
         """What ``draft`` has become, if all of it is here."""
         from elastune.train.checkpoints.checkpoint import STATE, complete_draft
         from elastune.train.checkpoints.spool import digest_of, unseal
@@ -231,7 +231,7 @@ class Inbox:
             files, step = _FILES.validate_python(tree["files"]), int(tree["position"]["step"])
         except (ValueError, KeyError, TypeError) as error:
             self.give_up(draft)
-            raise NotWhole(f"the {STATE} of {draft} is none: {error}") from None
+            raise IncompleteFile(f"the {STATE} of {draft} is none: {error}") from None
         if not all((at / name).is_file() for name in files):
             return None
         for name, digest in files.items():  # what a controller before this one has taken is read again
@@ -239,15 +239,15 @@ class Inbox:
                 known[name] = digest_of(at / name)
             if known[name] != digest:
                 self.give_up(draft)
-                raise NotWhole(f"the {name} of {draft} is not the one that its {STATE} names")
+                raise IncompleteFile(f"the {name} of {draft} is not the one that its {STATE} names")
         if step != step_of_draft(draft):
             self.give_up(draft)
-            raise NotWhole(f"{draft} was taken after {step} steps")
+            raise IncompleteFile(f"{draft} was taken after {step} steps")
         self._done.add(draft)
         self._newest = _age(draft)
         path = complete_draft(at, at.parent, step)
         self._drop_older()
-        return Arrived(step, path)
+        return ReceivedCheckpoint(step, path)
 
     def _drop_older(self) -> None:
         """Nothing becomes of drafts before the one that became a checkpoint last."""
@@ -276,12 +276,12 @@ WHY_LIMIT = 1000  # characters
 class _Run:
     """A run's inbox, which one thread at a time uses."""
 
-    def __init__(self, inbox: Inbox) -> None:
+    def __init__(self, inbox: CheckpointReceiver) -> None:
         self.inbox = inbox
         self.using = threading.Lock()
 
 
-class FileServer:
+class FileTransferServer:
     """Listens on a free port of ``host`` for agents with ``token``.
 
     ``ring``: is called, from its thread, when there is ``news``; ``tell``: with what is to be told, likewise. Raises
@@ -306,7 +306,7 @@ class FileServer:
                 purpose=messages.PURPOSE,
                 tls=tls,
                 greeting=FilesHello,
-                decode=messages.decode_said,
+                decode=messages.decode_from_agent,
             )
         except OSError as error:
             self._bell.close()
@@ -318,7 +318,7 @@ class FileServer:
         self._runs: dict[str, _Run] = {}
         self._over: set[str] = set()
         self._news: list[tuple[str, Checkpointed | CheckpointFailed]] = []
-        self._receiving: dict[Connection, Receiving] = {}
+        self._receiving: dict[Connection, IncomingFile] = {}
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="files", daemon=True)
         self._thread.start()
@@ -330,7 +330,7 @@ class FileServer:
 
         ``goes_on``: what came of it for a controller before this one is still wanted.
         """
-        inbox = Inbox(out, parent)
+        inbox = CheckpointReceiver(out, parent)
         if not goes_on:
             inbox.drop_drafts()
         with self._changing:
@@ -373,7 +373,7 @@ class FileServer:
                             self._hear(connection, message)
                         case Closed(connection, _):
                             self._let_go(connection)
-                        case NotLetIn():
+                        case ConnectionsRefused():
                             self._tell(refusal_line(event))
         finally:
             for connection in list(self._receiving):
@@ -381,7 +381,7 @@ class FileServer:
             self._hub.close()
             self._bell.close()
 
-    def _hear(self, connection: Connection, message: SaidOfFiles) -> None:
+    def _hear(self, connection: Connection, message: FileRequest) -> None:
         if isinstance(message, FilePiece):
             self._take(connection, message)
             return
@@ -398,7 +398,7 @@ class FileServer:
             except (OSError, ValueError) as error:
                 self._say(connection, Refused(str(error)[:WHY_LIMIT], again=isinstance(message, Offer)))
 
-    def _answer(self, connection: Connection, inbox: Inbox, message: SaidOfFiles) -> None:
+    def _answer(self, connection: Connection, inbox: CheckpointReceiver, message: FileRequest) -> None:
         match message:
             case Offer():
                 for other in [c for c, r in self._receiving.items() if _same(r.offer, message)]:
@@ -430,7 +430,7 @@ class FileServer:
         with own.using:
             try:
                 received.take(messages.data_of(piece))
-            except (NotWhole, ValueError) as error:
+            except (IncompleteFile, ValueError) as error:
                 self._refuse(connection, str(error), again=True)
             except OSError as error:
                 self._miss(connection, own.inbox, received, error)
@@ -438,21 +438,23 @@ class FileServer:
                 if received.whole:
                     self._accept(connection, own.inbox, received)
 
-    def _accept(self, connection: Connection, inbox: Inbox, received: Receiving) -> None:
+    def _accept(self, connection: Connection, inbox: CheckpointReceiver, received: IncomingFile) -> None:
         try:
             arrived = inbox.accept(received)
-        except NotWhole as error:
+        except IncompleteFile as error:
             self._refuse(connection, str(error), again=True)
             return
         except OSError as error:
             self._miss(connection, inbox, received, error)
             return
         self._let_go(connection)
-        if isinstance(arrived, Arrived):  # before the agent hears of it: it may have nothing more to wait for then
+        if isinstance(
+            arrived, ReceivedCheckpoint
+        ):  # before the agent hears of it: it may have nothing more to wait for then
             self._note(received.offer.run, Checkpointed(arrived.step, str(arrived.path)))
         self._say(connection, FileTaken())
 
-    def _miss(self, connection: Connection, inbox: Inbox, received: Receiving, error: OSError) -> None:
+    def _miss(self, connection: Connection, inbox: CheckpointReceiver, received: IncomingFile, error: OSError) -> None:
         """There is no room here: nothing becomes of this checkpoint, and that is told."""
         draft, why = received.offer.draft, error.strerror or str(error)
         self._refuse(connection, why)
@@ -473,7 +475,7 @@ class FileServer:
         if (received := self._receiving.pop(connection, None)) is not None:
             received.close()
 
-    def _say(self, connection: Connection, message: ToldOfFiles) -> None:
+    def _say(self, connection: Connection, message: FileReply) -> None:
         self._hub.send([connection], messages.encode(message))
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from elastune.core.cost import UNTOLD
+from elastune.core.cost import UNKNOWN
 from elastune.core.errors import UserError
 from elastune.core.journal.records import Record
 from elastune.core.mesh import Mesh
@@ -233,7 +233,7 @@ class Handle(ABC):
 
 
 @dataclass(frozen=True)
-class LeftRun:
+class SurvivingRun:
     """A run whose workers may have outlived its controller.
 
     Attributes:
@@ -314,11 +314,11 @@ class Cluster(ABC):
 
         It counts used and free room: this is what is paid for (``core.cost``).
         """
-        return {UNTOLD: self.capacity}
+        return {UNKNOWN: self.capacity}
 
     def held(self, handle: Handle) -> Mapping[str, int]:
         """Return the worker processes of a run by the kind of their hosts; those that are still starting count, too."""
-        return {UNTOLD: len(handle.pids) if isinstance(handle, ElasticHandle) else handle.alive}
+        return {UNKNOWN: len(handle.pids) if isinstance(handle, ElasticHandle) else handle.alive}
 
     @abstractmethod
     def start(self, spec: RunSpec) -> Handle:
@@ -328,7 +328,7 @@ class Cluster(ABC):
             UserError: Where the request cannot be met; ``NoRoomError`` where there is no room.
         """
 
-    def adopt(self, left: Sequence[LeftRun]) -> list[Handle | None]:
+    def adopt(self, left: Sequence[SurvivingRun]) -> list[Handle | None]:
         """Take over those of these runs whose workers have outlived the earlier controller. Call it before any start.
 
         Returns:

@@ -16,7 +16,7 @@ from elastune.elastic.wire.contact import left_behind
 from elastune.elastic.wire.messages import WorkerSpec
 from elastune.elastic.wire.transport import HOST
 from elastune.parallel.mechanisms.capabilities import settled
-from elastune.runtime.clusters.base import Cluster, Handle, LeftRun, NoRoomError, RunFiles
+from elastune.runtime.clusters.base import Cluster, Handle, NoRoomError, RunFiles, SurvivingRun
 from elastune.runtime.elastic_run import AdoptedRun, ElasticRun
 from elastune.runtime.launcher import Launcher, ProcessStarted
 from elastune.runtime.worker import WORK
@@ -68,7 +68,7 @@ class ElasticCluster(Cluster):
         if self._closed:
             raise RuntimeError("this cluster was closed")
         self.pump(0.0)
-        count = spec.means.workers
+        count = spec.execution.workers
         if not 1 <= count <= self.free:
             rule = f"workers must be from 1 to the {self.free} that are free of {self.capacity} in the cluster"
             raise NoRoomError(rule, count, "ask for fewer, or give the cluster a larger capacity")
@@ -87,7 +87,7 @@ class ElasticCluster(Cluster):
         self._tell_room()
         return run
 
-    def adopt(self, left: Sequence[LeftRun]) -> list[Handle | None]:
+    def adopt(self, left: Sequence[SurvivingRun]) -> list[Handle | None]:
         awaited = {at: run for at, one in enumerate(left) if (run := self._await(one)) is not None}
         found: list[Handle | None] = [None for _ in left]
         began, met = time.monotonic(), dict[int, float]()
@@ -106,7 +106,7 @@ class ElasticCluster(Cluster):
                 self.pump(LOOK_S)
         return found
 
-    def _await(self, left: LeftRun) -> AdoptedRun | None:
+    def _await(self, left: SurvivingRun) -> AdoptedRun | None:
         """Let the workers of ``left`` come back; None where that cannot be."""
         spec = settled(replace(left.spec, out=left.spec.out.resolve()))
         contact = left_behind(spec.out)
@@ -175,7 +175,7 @@ class ElasticCluster(Cluster):
                 self.launcher.end([event.bootstrap], "its run is not known here")
         for number in ready:
             if number in open_runs:
-                open_runs[number].heed()
+                open_runs[number].process_events()
 
     def _add(self, run: ElasticRun, *, goes_on: bool = False) -> None:
         """``run`` is one of this cluster's. ``goes_on``: its workers are those of a controller before this one."""
@@ -187,10 +187,10 @@ class ElasticCluster(Cluster):
         paths = [path or here for path in sys.path]
         if self.launcher.own_environment:
             ours = {name: value for name, value in os.environ.items() if name.startswith(OWN_PREFIX) and name != HOST}
-            environment = {**ours, **_threads(spec.means.threads)}
+            environment = {**ours, **_threads(spec.execution.threads)}
             paths = [path for path in paths if not path.startswith((sys.prefix, sys.base_prefix))]
             return WorkerSpec(self._entry, spec, Place(), environment, here, paths, adds=True)
-        environment = {**os.environ, **_threads(spec.means.threads), "GLOO_SOCKET_IFNAME": self.launcher.interface}
+        environment = {**os.environ, **_threads(spec.execution.threads), "GLOO_SOCKET_IFNAME": self.launcher.interface}
         return WorkerSpec(self._entry, spec, Place(), environment, here, paths)
 
     def _tell_room(self) -> None:

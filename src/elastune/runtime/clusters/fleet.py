@@ -32,7 +32,7 @@ from elastune.core.run import RunSpec
 from elastune.elastic.wire.contact import HostName
 from elastune.elastic.wire.handshake import PROTOCOL, exactly
 from elastune.elastic.wire.transport import ProtocolError, of_anybody
-from elastune.runtime.clusters.base import Handle, LeftRun
+from elastune.runtime.clusters.base import Handle, SurvivingRun
 from elastune.runtime.clusters.hosts import LOOK_S, HostsCluster
 from elastune.runtime.elastic_run import ElasticRun
 from elastune.runtime.spot import SpotWatch
@@ -49,7 +49,7 @@ Phase = Literal["waiting", "running"]
 
 
 @dataclass(frozen=True)
-class Never:
+class NeverStarts:
     """What was started will never come, however long one waits: ``value`` says what it is, ``fix`` what to do."""
 
     value: str
@@ -86,7 +86,7 @@ class Starter(ABC):
     def waits(self) -> str:
         """What those that wait are waiting for, as of the last look; "" where none waits."""
 
-    def never(self) -> Never | None:
+    def never(self) -> NeverStarts | None:
         """Why those that wait will never start, as of the last look; None where they may."""
         return None
 
@@ -96,7 +96,7 @@ class Starter(ABC):
 
 
 @dataclass(frozen=True)
-class AgentSeen:
+class AgentStatus:
     """An agent that is there. ``idle_s``: how long it has had no workers, 0 where it has some; ``going``: it will end
     soon."""
 
@@ -105,7 +105,7 @@ class AgentSeen:
 
 
 @dataclass(frozen=True)
-class Orders:
+class ScalingDecision:
     """``start``: how many more; ``cancel``: what waits and is wanted no more; ``dismiss``: agents to be let go."""
 
     start: int = 0
@@ -114,8 +114,8 @@ class Orders:
 
 
 def plan(
-    needed: int, starts: Mapping[str, Phase], agents: Mapping[str, AgentSeen], came: Collection[str], idle_s: float
-) -> Orders:
+    needed: int, starts: Mapping[str, Phase], agents: Mapping[str, AgentStatus], came: Collection[str], idle_s: float
+) -> ScalingDecision:
     """What makes ``needed`` agents of those that are there and those that come.
 
     ``starts``: what was started and has not ended; ``came``: the labels of all agents that ever came: a start whose
@@ -125,11 +125,11 @@ def plan(
     coming = [label for label in starts if label not in agents and label not in came]
     surplus = len(there) + len(coming) - needed
     if surplus <= 0:
-        return Orders(start=-surplus)
+        return ScalingDecision(start=-surplus)
     cancel = [label for label in coming if starts[label] == "waiting"][-surplus:]
     idle = sorted((label for label in there if there[label].idle_s >= idle_s), key=lambda name: -there[name].idle_s)
     most = min(surplus - len(cancel), len(there) - needed)
-    return Orders(cancel=tuple(cancel), dismiss=tuple(idle[: max(0, most)]))
+    return ScalingDecision(cancel=tuple(cancel), dismiss=tuple(idle[: max(0, most)]))
 
 
 class Fleet:
@@ -142,7 +142,7 @@ class Fleet:
         self._starter = starter
         self._idle_s = idle_s
         self._needed = 0
-        self._agents: Mapping[str, AgentSeen] = {}
+        self._agents: Mapping[str, AgentStatus] = {}
         self._came: frozenset[str] = frozenset()
         self._starts: dict[str, Phase] = {}
         self._news: deque[str] = deque()
@@ -168,7 +168,7 @@ class Fleet:
         self._starts = self._starter.look()
         self._thread.start()
 
-    def steer(self, needed: int, agents: Mapping[str, AgentSeen]) -> tuple[str, ...]:
+    def steer(self, needed: int, agents: Mapping[str, AgentStatus]) -> tuple[str, ...]:
         """From now on ``needed`` of them; ``agents`` are there. The labels of those that are to be let go now."""
         news = needed != self._needed or agents.keys() != self._agents.keys()
         news = news or any(agents[label].going != self._agents[label].going for label in agents)
@@ -188,7 +188,7 @@ class Fleet:
         """What the missing agents wait for."""
         return self._starter.waits()
 
-    def never(self) -> Never | None:
+    def never(self) -> NeverStarts | None:
         """Why they will never come, where that is known."""
         return self._starter.never()
 
@@ -253,7 +253,7 @@ REACH_S = 2.0
 
 
 @checked(frozen=True, config=ConfigDict(extra="forbid"))
-class Remembered:
+class ControllerAddress:
     """``name``: of all jobs or actors of a controller; their agents come to ``address``:``port``."""
 
     name: Annotated[str, Field(pattern=r"^elastune-[0-9a-f]{8}$")]
@@ -261,7 +261,7 @@ class Remembered:
     port: Annotated[int, Field(ge=1, le=65535)]
 
 
-_ADAPTER = TypeAdapter(Remembered)
+_ADAPTER = TypeAdapter(ControllerAddress)
 
 
 def new_name() -> str:
@@ -269,10 +269,10 @@ def new_name() -> str:
     return f"elastune-{secrets.token_hex(4)}"
 
 
-def remember(folder: Path, name: str, where: str) -> None:
+def write_controller_address(folder: Path, name: str, where: str) -> None:
     """For the next controller: agents called ``name`` come to ``where`` ("host:port"). Raises ``UserError``."""
     address, _, port = where.rpartition(":")
-    told = Remembered(name, address.strip("[]"), int(port))
+    told = ControllerAddress(name, address.strip("[]"), int(port))
     text = json.dumps({"name": told.name, "address": told.address, "port": told.port})
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -282,7 +282,7 @@ def remember(folder: Path, name: str, where: str) -> None:
         raise UserError("the next controller must find this one's agents", why, "see --out") from None
 
 
-def remembered(folder: Path) -> Remembered | None:
+def read_controller_address(folder: Path) -> ControllerAddress | None:
     """What the controller before this one left in ``folder``; None where it left nothing that can be used."""
     try:
         with (folder / NAME).open("rb") as file:
@@ -296,7 +296,7 @@ def file_in(folder: Path) -> Path:
     return folder / NAME
 
 
-def can_follow(left: Remembered, address: str, port: int) -> bool:
+def can_take_over(left: ControllerAddress, address: str, port: int) -> bool:
     """Whether a controller at ``address``, and at ``port`` (0: any), can have the port that agents of ``left`` know."""
     if port not in (0, left.port):
         return False
@@ -308,7 +308,7 @@ def can_follow(left: Remembered, address: str, port: int) -> bool:
     return True
 
 
-def check_gone(left: Remembered) -> None:
+def check_no_controller(left: ControllerAddress) -> None:
     """No controller listens any more where the agents of ``left`` come to, encrypted or not. Raises ``UserError``."""
     if not any(_greeting(left, encrypted=encrypted) == PROTOCOL for encrypted in (False, True)):
         return
@@ -316,7 +316,7 @@ def check_gone(left: Remembered) -> None:
     raise UserError("a run has one controller at a time", where, "end that one first, or let it go on")
 
 
-def _greeting(left: Remembered, *, encrypted: bool) -> bytes:
+def _greeting(left: ControllerAddress, *, encrypted: bool) -> bytes:
     """What is said first at that address; empty where nobody is there, or none who speaks so."""
     try:
         with socket.create_connection((left.address, left.port), REACH_S) as plain:
@@ -409,7 +409,7 @@ class FleetCluster(HostsCluster):
             self._expected = 0
         return run
 
-    def adopt(self, left: Sequence[LeftRun]) -> list[Handle | None]:
+    def adopt(self, left: Sequence[SurvivingRun]) -> list[Handle | None]:
         found = super().adopt(left)
         if self._grows and any(run is not None for run in found):
             self._expected = 0
@@ -434,7 +434,7 @@ class FleetCluster(HostsCluster):
         idle = {label for label, (_, agent) in agents.items() if not (agent.workers or agent.unnamed)}
         self._idle_since = {label: self._idle_since.get(label, now) for label in idle}
         seen = {
-            label: AgentSeen(now - self._idle_since.get(label, now), agent.notice is not None)
+            label: AgentStatus(now - self._idle_since.get(label, now), agent.notice is not None)
             for label, (_, agent) in agents.items()
         }
         for label in self._fleet.steer(self._size.agents(self.wanted), seen):

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from elastune.core.errors import UserError
-from elastune.elastic.coordinator.liveness import Vitals
+from elastune.elastic.coordinator.liveness import ProcessStatus
 from elastune.runtime import placement as machine
 from elastune.runtime.clusters.fork_server import REFUSED_CODE, REQUEST_LIMIT_BYTES, kill_group
 from elastune.runtime.launcher import Bootstrap, Launcher, Needs, ProcessEnded, ProcessEvent, ProcessStarted
@@ -33,11 +33,11 @@ from elastune.runtime.launcher import Bootstrap, Launcher, Needs, ProcessEnded, 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-def vitals_of(process: int) -> Vitals | None:
+def process_vitals(process: int) -> ProcessStatus | None:
     """Its state and the processor time of all its threads; None once it is gone. See proc(5)."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        return Vitals(fields[0], (int(fields[11]) + int(fields[12])) / _TICKS_PER_S)
+        return ProcessStatus(fields[0], (int(fields[11]) + int(fields[12])) / _TICKS_PER_S)
     except (OSError, ValueError, IndexError):
         return None
 
@@ -196,7 +196,7 @@ class Spawner:
 
     def wake(self) -> None:
         """Let a server go on that somebody has stopped (SIGSTOP): a run's end waits for it."""
-        vitals = vitals_of(self._process.pid)
+        vitals = process_vitals(self._process.pid)
         if vitals is not None and vitals.state == "T":
             self._process.send_signal(signal.SIGCONT)
 
@@ -344,9 +344,9 @@ class ForkLauncher(Launcher):
         process = self._processes.get(worker)
         return process.log.last_line() if process is not None else ""
 
-    def vitals(self, worker: Bootstrap) -> Vitals | None:
+    def vitals(self, worker: Bootstrap) -> ProcessStatus | None:
         process = self._processes.get(worker)
-        return None if process is None or process.pid is None else vitals_of(process.pid)
+        return None if process is None or process.pid is None else process_vitals(process.pid)
 
     def close(self) -> None:
         if self._spawner is not None:
@@ -371,8 +371,8 @@ class ForkLauncher(Launcher):
         for process in self._processes.values():
             same_run = process.bootstrap.coordinator == workers[0].coordinator
             (own if same_run else others).append(process.device)
-        idlest_first = machine.idlest_first(names, own, others)
-        return [machine.assign(device, index, idlest_first) for index in range(len(workers))]
+        least_used_first = machine.least_used_first(names, own, others)
+        return [machine.assign(device, index, least_used_first) for index in range(len(workers))]
 
     def _finish(self, process: _Process, code: int, why: str = "") -> None:
         del self._processes[process.bootstrap], self._by_key[process.key]

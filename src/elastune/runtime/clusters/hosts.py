@@ -25,29 +25,29 @@ from elastune.core.errors import UserError
 from elastune.core.run import RunSpec
 from elastune.elastic.wire.contact import Contact
 from elastune.elastic.wire.handshake import SALT_DIGITS
-from elastune.runtime.agents.host_report import HostReport, place, remember, sweep
+from elastune.runtime.agents.host_report import HostReport, place, remove_stale_markers, write_folder_mode
 from elastune.runtime.agents.hosts import AgentHost
 from elastune.runtime.agents.launcher import AgentLauncher
-from elastune.runtime.agents.transfer_server import FileServer
-from elastune.runtime.clusters.base import Handle, LeftRun
+from elastune.runtime.agents.transfer_server import FileTransferServer
+from elastune.runtime.clusters.base import Handle, SurvivingRun
 from elastune.runtime.clusters.elastic_cluster import ElasticCluster
-from elastune.runtime.clusters.kind import Access, ClusterKind, Folder, RoomWanted, own_folders_of
+from elastune.runtime.clusters.kind import Access, CapacityRequest, ClusterKind, Folder, has_own_folders
 from elastune.runtime.elastic_run import ElasticRun
-from elastune.runtime.spot import Seen, SpotWatch
+from elastune.runtime.spot import SpotState, SpotWatch
 from elastune.runtime.worker import WORK
 from elastune.train.machine import software
 
 # [pushed] The files that agents push, and the runs that they are of.
 
 
-class PushedFiles:
-    """Of the runs of one controller. ``address``, ``token``, ``tls``: see ``FileServer``; ``tell`` takes lines for the
+class TransferredRuns:
+    """Of the runs of one controller. ``address``, ``token``, ``tls``: see ``FileTransferServer``; ``tell`` takes lines for the
     user. ``ring``: has the controller look; any thread calls it."""
 
     def __init__(self, address: str, token: str, tls: ssl.SSLContext | None, tell: Callable[[str], None]) -> None:
         self.ring: Callable[[], None] = lambda: None
         self._tell = tell
-        self._server = FileServer(address, token, tls=tls, ring=lambda: self.ring(), tell=tell)
+        self._server = FileTransferServer(address, token, tls=tls, ring=lambda: self.ring(), tell=tell)
         self.port = self._server.port
         self._runs: dict[str, ElasticRun] = {}  # by the salts of their tokens, which agents know
 
@@ -151,9 +151,9 @@ class HostsCluster(ElasticCluster):
     ) -> None:
         allow_many_connections()
 
-        def push() -> PushedFiles:
+        def push() -> TransferredRuns:
 
-            return PushedFiles(address, token, tls, tell)
+            return TransferredRuns(address, token, tls, tell)
 
         self._push = push
         self._pushed = push() if own_folders else None
@@ -200,10 +200,10 @@ class HostsCluster(ElasticCluster):
 
     def start(self, spec: RunSpec) -> ElasticRun:
         if self._gather_s:
-            self.gather(spec.means.workers, self._gather_s)
+            self.gather(spec.execution.workers, self._gather_s)
         return self._grown(super().start(spec))
 
-    def adopt(self, left: Sequence[LeftRun]) -> list[Handle | None]:
+    def adopt(self, left: Sequence[SurvivingRun]) -> list[Handle | None]:
         found = super().adopt(left)
         for one, run in zip(left, found, strict=True):
             if isinstance(run, ElasticRun):
@@ -213,30 +213,30 @@ class HostsCluster(ElasticCluster):
         return found
 
     def _grown(self, run: ElasticRun) -> ElasticRun:
-        if self._grows and run.high > run.spec.means.workers:
+        if self._grows and run.high > run.spec.execution.workers:
             run.resize(run.high, "as many as there is room for")
         return run
 
     def _add(self, run: ElasticRun, *, goes_on: bool = False) -> None:
         super()._add(run, goes_on=goes_on)
         if self._results is not None:  # and nobody else has the run: its journal was locked before
-            remember(self._results, local=self._pushed is not None)
-            sweep(self._results, self._mark)
+            write_folder_mode(self._results, local=self._pushed is not None)
+            remove_stale_markers(self._results, self._mark)
         self._undecided = False
         if self._pushed:
             self._pushed.add(run, goes_on=goes_on)
 
     def pump(self, timeout_s: float) -> None:
         super().pump(timeout_s)
-        for host in self.launcher.strangers():
-            self._heed_stranger(host)
+        for host in self.launcher.hosts_without_folder():
+            self._check_host_without_folder(host)
         if self._pushed:  # after the launcher's news: who has ended there has had all of its files taken before
             self._pushed.look()
         if self._spot is not None and time.monotonic() >= self._next_spot:
             self._next_spot = time.monotonic() + SPOT_LOOK_S
             self._weigh(self._spot)
 
-    def _heed_stranger(self, host: str) -> None:
+    def _check_host_without_folder(self, host: str) -> None:
         """``host`` does not see the output folder."""
         assert self._results is not None
         if self._pushed is not None:
@@ -260,9 +260,9 @@ class HostsCluster(ElasticCluster):
         """Let the run have the on-demand workers that it needs, and no others."""
         launcher, room = self.launcher, self.launcher.room
         for run in [run for run in self._runs.values() if not run.over]:
-            known = [steps for steps in (run.said.planned_steps, run.spec.max_steps) if steps is not None]
+            known = [steps for steps in (run.record_filter.planned_steps, run.spec.max_steps) if steps is not None]
             planned = min(known, default=None)
-            choice = spot.look(Seen(room.by_kind, room.on_demand, len(run.members), run.step, planned))
+            choice = spot.look(SpotState(room.by_kind, room.on_demand, len(run.members), run.step, planned))
             if choice is None:
                 continue
             if spot.spent >= spot.rules.budget and not self._spent:
@@ -334,16 +334,16 @@ class HostsKind(ClusterKind):
     first = "port"
 
     @property
-    def tells_kinds(self) -> bool:
+    def reports_host_kind(self) -> bool:
         return True
 
     def check(self, access: Access) -> None:
         if access.token_file is None and self.token_file is None:
             raise UserError("a cluster of agents needs a secret", "no --token-file", "--token-file FILE, made if new")
 
-    def open(self, access: Access, room: RoomWanted) -> HostsCluster:
+    def open(self, access: Access, room: CapacityRequest) -> HostsCluster:
         later_s = access.gather_s if room.adopts and room.grows else 0.0  # who gives workers out waits by himself
-        own = own_folders_of(self.folder, room)
+        own = has_own_folders(self.folder, room)
         cluster = self.listen(
             access,
             grows=room.grows,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from pydantic import TypeAdapter, ValidationError
 
 from elastune.core.errors import UserError
-from elastune.runtime.agents.host_report import HostReport, was_local
+from elastune.runtime.agents.host_report import HostReport, had_local_folders
 from elastune.runtime.clusters.base import Cluster
 
 if TYPE_CHECKING:
@@ -28,11 +28,11 @@ Folder = Literal["auto", "shared", "local"]
 """Whether hosts see the folder of a run, or have folders of their own; "auto": as is found out."""
 
 
-def own_folders_of(folder: Folder, room: RoomWanted) -> bool | None:
+def has_own_folders(folder: Folder, room: CapacityRequest) -> bool | None:
     """Whether hosts have folders of their own; None: it is to be found out. What has outlived its controller goes on as
     it began."""
     if folder == "auto" and room.adopts:
-        return was_local(room.out)
+        return had_local_folders(room.out)
     return {"auto": None, "shared": False, "local": True}[folder]
 
 
@@ -53,7 +53,7 @@ class Access:
 
 
 @dataclass(frozen=True)
-class RoomWanted:
+class CapacityRequest:
     """What a job wants of its cluster. ``workers``: there must be room for so many before it begins; ``most``: it never
     has more; ``out``: the folder of its results. ``grows``: a run takes workers that come later by itself; false where
     somebody else gives them out. ``grace_s``: how long they go on without a controller; ``adopts``: some may have done
@@ -71,7 +71,7 @@ class RoomWanted:
 
 
 @dataclass(frozen=True)
-class ClusterFact:
+class ClusterFinding:
     """``what`` is there, as ``found`` says; where that is None it is not, or does not fit: ``fix``."""
 
     what: str
@@ -91,7 +91,7 @@ class ClusterKind(ABC):
     """The setting whose value may stand first, without its key."""
 
     @property
-    def tells_kinds(self) -> bool:
+    def reports_host_kind(self) -> bool:
         """Whether hosts tell of which kind they are, spot or on-demand, so that the policy ``spot`` can choose."""
         return False
 
@@ -105,7 +105,7 @@ class ClusterKind(ABC):
         """Raise ``UserError`` where ``access`` contradicts it, or lacks what it needs. Cheap; opens nothing."""
 
     @abstractmethod
-    def open(self, access: Access, room: RoomWanted) -> Cluster | None:
+    def open(self, access: Access, room: CapacityRequest) -> Cluster | None:
         """The cluster, once it has ``room``. None: workers run on this machine, and each job makes its own.
 
         Raises ``UserError`` where it cannot be had, with nothing left of it.
@@ -118,7 +118,7 @@ class ClusterKind(ABC):
         """
         raise UserError("a cluster of other hosts can be looked at", f"--cluster {self.name}", "such as hosts:7070")
 
-    def examine(self) -> list[ClusterFact]:
+    def examine(self) -> list[ClusterFinding]:
         """What such a cluster offers before any host comes; nothing where that cannot be told. Raises ``UserError``."""
         return []
 
@@ -159,19 +159,19 @@ class ClusterRequest:
     kind: ClusterKind
     access: Access
 
-    def open(self, room: RoomWanted) -> Cluster | None:
+    def open(self, room: CapacityRequest) -> Cluster | None:
         """See ``ClusterKind.open``."""
         return self.kind.open(self.access, room)
 
 
 @contextmanager
-def opened(cluster: Cluster | ClusterRequest | None, room: RoomWanted) -> Iterator[Cluster | None]:
+def opened(cluster: Cluster | ClusterRequest | None, room: CapacityRequest) -> Iterator[Cluster | None]:
     """The cluster that is asked for, open until the end of the block; one that is open already stays so.
 
     None: each job makes its own. Raises ``UserError`` where it cannot be had.
     """
     asked = cluster.kind if isinstance(cluster, ClusterRequest) else None
-    if room.spot is not None and (asked is None or not asked.tells_kinds):
+    if room.spot is not None and (asked is None or not asked.reports_host_kind):
         rule = "the policy spot chooses among hosts that tell their kind"
         fix = "use --cluster hosts:PORT, or kind=spot on Slurm and Ray"
         raise UserError(rule, "another cluster" if asked is None else asked.name, fix)

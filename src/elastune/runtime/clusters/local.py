@@ -20,11 +20,11 @@ from elastune.core.errors import UserError
 from elastune.core.journal.files import atomic_write
 from elastune.core.run import RunSpec
 from elastune.runtime.agents.credentials import BYTES, read_token
-from elastune.runtime.clusters.base import Handle, LeftRun
+from elastune.runtime.clusters.base import Handle, SurvivingRun
 from elastune.runtime.clusters.elastic_cluster import ElasticCluster
 from elastune.runtime.clusters.fork import PRELOAD, ForkLauncher
 from elastune.runtime.clusters.hosts import HostsCluster
-from elastune.runtime.clusters.kind import Access, ClusterKind, RoomWanted
+from elastune.runtime.clusters.kind import Access, CapacityRequest, ClusterKind
 from elastune.runtime.elastic_run import ElasticRun
 from elastune.runtime.worker import WORK
 
@@ -120,11 +120,11 @@ class DetachedCluster(HostsCluster):
             listen(0)
 
     def start(self, spec: RunSpec) -> ElasticRun:
-        if not self._fills and self._agent is None and self.free < spec.means.workers:
+        if not self._fills and self._agent is None and self.free < spec.execution.workers:
             self._start_agent(self._wanted)
         return super().start(spec)
 
-    def adopt(self, left: Sequence[LeftRun]) -> list[Handle | None]:
+    def adopt(self, left: Sequence[SurvivingRun]) -> list[Handle | None]:
         found = super().adopt(left)
         self._owns = self._owns or any(run is not None for run in found)
         if self._fills:
@@ -216,7 +216,7 @@ class LocalKind(ClusterKind):
         for option in (name for name, value in asked.items() if value):
             raise UserError(f"{option} belongs to a cluster of agents", "--cluster local", "leave it out")
 
-    def open(self, access: Access, room: RoomWanted) -> DetachedCluster | None:
+    def open(self, access: Access, room: CapacityRequest) -> DetachedCluster | None:
         if not (room.grace_s or room.adopts):
             return None
 

@@ -29,17 +29,17 @@ from elastune.core.errors import UserError
 from elastune.runtime.clusters.fleet import NotStarted, Phase, Starter, forget
 from elastune.runtime.clusters.kind import (
     Access,
-    ClusterFact,
+    CapacityRequest,
+    ClusterFinding,
     ClusterKind,
     Folder,
     HostKind,
-    RoomWanted,
-    own_folders_of,
+    has_own_folders,
 )
 from elastune.runtime.clusters.ray_actor import CALLS, AgentActor, AgentEnd
 
 if TYPE_CHECKING:
-    from elastune.runtime.clusters.fleet import FleetCluster, Remembered
+    from elastune.runtime.clusters.fleet import ControllerAddress, FleetCluster
 
 
 # [connection] The Ray cluster to be used: joined, and what its nodes have.
@@ -156,7 +156,7 @@ _NAMES = {"num_cpus": "CPU", "num_gpus": "GPU"}
 
 
 @dataclass(frozen=True)
-class Keeping:
+class DetachedActors:
     """Actors outlive their controller: all are called ``name``, a dash and their label; ``folder`` says so."""
 
     name: str
@@ -189,7 +189,7 @@ class Actors(Starter):
         workers: int,
         shape: WorkerShape,
         leave: Callable[[], None],
-        kept: Keeping | None = None,
+        kept: DetachedActors | None = None,
         kind: str = ON_DEMAND,
     ) -> None:
         self._leave, self._kept = leave, kept
@@ -335,14 +335,14 @@ class RayKind(ClusterKind):
     first = "address"
 
     @property
-    def tells_kinds(self) -> bool:
+    def reports_host_kind(self) -> bool:
         return self.kind == SPOT
 
     def check(self, access: Access) -> None:
 
         need_ray()
 
-    def open(self, access: Access, room: RoomWanted) -> FleetCluster:
+    def open(self, access: Access, room: CapacityRequest) -> FleetCluster:
         from elastune.parallel.comm.sockets import address_of
         from elastune.runtime.agents.credentials import credentials
         from elastune.runtime.clusters.fleet import FleetCluster, FleetSize
@@ -367,7 +367,7 @@ class RayKind(ClusterKind):
                 size=FleetSize(-(-room.most // each), each, idle_s=self.idle_s),
                 expected=room.most, grows=room.grows, grace_s=room.grace_s,
                 gather_s=access.gather_s if left is not None and room.grows else 0.0, tell=access.tell,
-                spot=room.spot, out=room.out, own_folders=own_folders_of(self.folder, room),
+                spot=room.spot, out=room.out, own_folders=has_own_folders(self.folder, room),
             )  # fmt: skip
         except BaseException:
             leave()
@@ -377,33 +377,35 @@ class RayKind(ClusterKind):
         access.tell(f"waiting for actors with room for {room.workers} workers, {each} at each")
         return cluster.gathered(room.workers, access.gather_s)
 
-    def _left(self, folder: Path, address: str, access: Access) -> Remembered | None:
+    def _left(self, folder: Path, address: str, access: Access) -> ControllerAddress | None:
         """The controller before this one, whose agents come to this one; those that would not find it are ended."""
-        from elastune.runtime.clusters.fleet import can_follow, check_gone, remembered
+        from elastune.runtime.clusters.fleet import can_take_over, check_no_controller, read_controller_address
 
-        left = remembered(folder)
+        left = read_controller_address(folder)
         if left is None or (left.address == address and self.port in (0, left.port)):
             return left
-        check_gone(left)
-        if can_follow(left, address, self.port):
+        check_no_controller(left)
+        if can_take_over(left, address, self.port):
             access.tell(f"actors {left.name} are told to come here, to {address} instead of {left.address}")
             return left
         access.tell(f"actors {left.name} look for their controller at {left.address}:{left.port}: they are ended")
         end_left(left.name)
         return None
 
-    def _keeping(self, folder: Path, room: RoomWanted, left: Remembered | None, where: str) -> Keeping | None:
+    def _keeping(
+        self, folder: Path, room: CapacityRequest, left: ControllerAddress | None, where: str
+    ) -> DetachedActors | None:
         """By what the next controller finds the actors of this one, which listens at ``where``; None: it is not to."""
-        from elastune.runtime.clusters.fleet import new_name, remember
+        from elastune.runtime.clusters.fleet import new_name, write_controller_address
 
         if not room.grace_s and left is None:
             return None
         name = new_name() if left is None else left.name
         if room.grace_s:
-            remember(folder, name, where)
-        return Keeping(name, folder)
+            write_controller_address(folder, name, where)
+        return DetachedActors(name, folder)
 
-    def examine(self) -> list[ClusterFact]:
+    def examine(self) -> list[ClusterFinding]:
 
         leave = join_ray(self.address)
         try:
@@ -413,10 +415,10 @@ class RayKind(ClusterKind):
         cpus, gpus = (sum(node.get(name, 0.0) for node in there) for name in ("CPU", "GPU"))
         room = self.workers_per_node or usual_room(there, self._shape)
         return [
-            ClusterFact("Ray", str(need_ray().__version__)),
-            ClusterFact("nodes", f"{len(there)}, with {cpus:g} CPUs and {gpus:g} GPUs"),
-            ClusterFact("workers on a node", str(room) if room else None, NO_ROOM),
-            ClusterFact("address for agents", address, "choose it by --interface"),
+            ClusterFinding("Ray", str(need_ray().__version__)),
+            ClusterFinding("nodes", f"{len(there)}, with {cpus:g} CPUs and {gpus:g} GPUs"),
+            ClusterFinding("workers on a node", str(room) if room else None, NO_ROOM),
+            ClusterFinding("address for agents", address, "choose it by --interface"),
         ]
 
     @property

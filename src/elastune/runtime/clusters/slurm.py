@@ -22,8 +22,15 @@ from pydantic.dataclasses import dataclass
 
 from elastune.core.cost import SPOT
 from elastune.core.errors import UserError
-from elastune.runtime.clusters.fleet import Never, NotStarted, Phase, Starter, forget
-from elastune.runtime.clusters.kind import Access, ClusterFact, ClusterKind, HostKind, RoomWanted, own_folders_of
+from elastune.runtime.clusters.fleet import NeverStarts, NotStarted, Phase, Starter, forget
+from elastune.runtime.clusters.kind import (
+    Access,
+    CapacityRequest,
+    ClusterFinding,
+    ClusterKind,
+    HostKind,
+    has_own_folders,
+)
 from elastune.runtime.clusters.slurm_commands import (
     QUEUE_FORMAT,
     JobShape,
@@ -43,7 +50,7 @@ from elastune.runtime.clusters.slurm_commands import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elastune.runtime.clusters.fleet import FleetCluster, FleetSize, Remembered
+    from elastune.runtime.clusters.fleet import ControllerAddress, FleetCluster, FleetSize
 
 
 # [jobs] Agents as batch jobs of one node each.
@@ -70,7 +77,7 @@ class Jobs(Starter):
         self._logs, self._sees_logs = (folder, True) if token is None else (NODE_LOGS, False)
         self._script = batch_script(command, shape.notice_s, token)
         self._queue: dict[str, QueueEntry] = {}
-        self._never: Never | None = None
+        self._never: NeverStarts | None = None
         self._closed = False
 
     def start(self, count: int) -> None:
@@ -100,7 +107,7 @@ class Jobs(Starter):
     def waits(self) -> str:
         return waits_for(self._queue)
 
-    def never(self) -> Never | None:
+    def never(self) -> NeverStarts | None:
         return self._never
 
     def close(self) -> None:
@@ -233,7 +240,7 @@ class SlurmKind(ClusterKind):
     form = "slurm[:partition=NAME,nodes=1:16,time=8:00:00,workers_per_node=4]"
 
     @property
-    def tells_kinds(self) -> bool:
+    def reports_host_kind(self) -> bool:
         return self.kind == SPOT
 
     def check(self, access: Access) -> None:
@@ -255,7 +262,7 @@ class SlurmKind(ClusterKind):
         """Whether agents are steps of the allocation that this process is in."""
         return self.agents == "steps" if self.agents else "SLURM_JOB_ID" in os.environ
 
-    def open(self, access: Access, room: RoomWanted) -> FleetCluster:
+    def open(self, access: Access, room: CapacityRequest) -> FleetCluster:
         from elastune.parallel.comm.sockets import address_of
         from elastune.runtime.agents.credentials import credentials
         from elastune.runtime.clusters.fleet import FleetCluster
@@ -285,7 +292,7 @@ class SlurmKind(ClusterKind):
             starter=lambda where: starter(where, entry),
             size=size, expected=room.most, grows=room.grows, grace_s=room.grace_s,
             gather_s=access.gather_s if left is not None and room.grows else 0.0, tell=access.tell,
-            spot=room.spot, out=room.out, own_folders=own_folders_of(self.folder, room),
+            spot=room.spot, out=room.out, own_folders=has_own_folders(self.folder, room),
         )  # fmt: skip
         if left is not None:  # its agents may have no room: their workers are to be taken over first
             return cluster
@@ -294,23 +301,28 @@ class SlurmKind(ClusterKind):
         access.tell(f"waiting for agents with room for {room.workers} workers, {how}; their logs are in {logs}")
         return cluster.gathered(room.workers, access.gather_s)
 
-    def examine(self) -> list[ClusterFact]:
+    def examine(self) -> list[ClusterFinding]:
         from elastune.runtime.clusters.slurm_commands import findings, need
         from elastune.train.machine import software
 
         need("sinfo", "scontrol", "srun", "sbatch", "squeue", "scancel")
         return findings(self.partition, software())
 
-    def _left(self, folder: Path, address: str, access: Access) -> Remembered | None:
+    def _left(self, folder: Path, address: str, access: Access) -> ControllerAddress | None:
         """The controller before this one, whose agents come to this one; those that would not find it are ended."""
-        from elastune.runtime.clusters.fleet import NotStarted, can_follow, check_gone, remembered
+        from elastune.runtime.clusters.fleet import (
+            NotStarted,
+            can_take_over,
+            check_no_controller,
+            read_controller_address,
+        )
         from elastune.runtime.clusters.slurm_commands import JobShape
 
-        left = remembered(folder)
+        left = read_controller_address(folder)
         if left is None or (left.address == address and self.port in (0, left.port)):
             return left
-        check_gone(left)
-        if self.folder == "shared" and can_follow(left, address, self.port):
+        check_no_controller(left)
+        if self.folder == "shared" and can_take_over(left, address, self.port):
             access.tell(f"jobs {left.name} are told to come here, to {address} instead of {left.address}")
             return left
         access.tell(f"jobs {left.name} look for their controller at {left.address}:{left.port}: they are ended")
@@ -322,9 +334,9 @@ class SlurmKind(ClusterKind):
         return None
 
     def _jobs(
-        self, folder: Path, room: RoomWanted, left: Remembered | None
+        self, folder: Path, room: CapacityRequest, left: ControllerAddress | None
     ) -> tuple[FleetSize, Callable[[str, AgentsToken], Starter]]:
-        from elastune.runtime.clusters.fleet import FleetSize, file_in, new_name, remember
+        from elastune.runtime.clusters.fleet import FleetSize, file_in, new_name, write_controller_address
         from elastune.runtime.clusters.slurm_commands import JobShape, agent_command
 
         each = self.workers_per_node or self.gpus_per_node or 1
@@ -337,7 +349,7 @@ class SlurmKind(ClusterKind):
         def starter(address: str, entry: AgentsToken) -> Starter:
             name = new_name() if left is None else left.name
             if room.grace_s or left is not None:  # before there is a job; those that there are come by it
-                remember(folder, name, address)
+                write_controller_address(folder, name, address)
             moves = file_in(folder) if room.grace_s and self.folder == "shared" else None
             command = agent_command(sys.executable, address, entry.file, each, self.kind, moves)
             return Jobs(command, shape, folder, name, entry.token)

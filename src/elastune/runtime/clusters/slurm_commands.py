@@ -21,8 +21,8 @@ from pathlib import Path
 
 from elastune.core.cost import ON_DEMAND
 from elastune.core.errors import UserError
-from elastune.runtime.clusters.fleet import Never, NotStarted, Phase
-from elastune.runtime.clusters.kind import ClusterFact
+from elastune.runtime.clusters.fleet import NeverStarts, NotStarted, Phase
+from elastune.runtime.clusters.kind import ClusterFinding
 
 # [commands] Slurm's own commands, run with a limit of time; what goes wrong is told in one line.
 
@@ -209,7 +209,7 @@ def waits_for(queue: Mapping[str, QueueEntry]) -> str:
     return f"{jobs} in Slurm's queue" + (f" ({reasons})" if reasons else "")
 
 
-def never_starts(before: Mapping[str, QueueEntry], queue: Mapping[str, QueueEntry]) -> Never | None:
+def never_starts(before: Mapping[str, QueueEntry], queue: Mapping[str, QueueEntry]) -> NeverStarts | None:
     """Whether a job of ``queue`` will never start; None where all may.
 
     It has said so in the look ``before``, too: some reasons show for a moment while a configuration is read.
@@ -217,7 +217,7 @@ def never_starts(before: Mapping[str, QueueEntry], queue: Mapping[str, QueueEntr
     for number, entry in queue.items():
         fix = NEVER.get(entry.reason) or (f"{LESS}, or choose another qos=" if PER_JOB.fullmatch(entry.reason) else "")
         if entry.phase == "waiting" and entry == before.get(number) and fix:
-            return Never(f"job {number} is held up by {entry.reason}, which no waiting changes", fix)
+            return NeverStarts(f"job {number} is held up by {entry.reason}, which no waiting changes", fix)
     return None
 
 
@@ -272,7 +272,7 @@ class NodeAnswer:
     versions: tuple[str, str]
 
 
-def findings(partition: str | None, versions: Mapping[str, str]) -> list[ClusterFact]:
+def findings(partition: str | None, versions: Mapping[str, str]) -> list[ClusterFinding]:
     """What there is in ``partition``, or in all of them. ``versions``: this side's. Raises ``UserError``."""
     chosen = [] if partition is None else [partition]
     try:
@@ -282,28 +282,28 @@ def findings(partition: str | None, versions: Mapping[str, str]) -> list[Cluster
         nodes = ask("sinfo", "--noheader", "--format=%R|%D|%t|%c|%m|%G", *(f"--partition={name}" for name in chosen))
     except NotStarted as error:
         raise UserError("Slurm must answer", error, "see sinfo, SLURM_CONF and the name of the partition") from None
-    found = [ClusterFact("Slurm", version), _preemption(config), _kill_wait(config.get("KillWait", ""))]
+    found = [ClusterFinding("Slurm", version), _preemption(config), _kill_wait(config.get("KillWait", ""))]
     found += [_partition(each, nodes.splitlines()) for each in partitions]
     address = address_towards_nodes(partition)
-    found.append(ClusterFact("address for agents", address, "choose it by --interface"))
+    found.append(ClusterFinding("address for agents", address, "choose it by --interface"))
     return [*found, *_node(partition, versions)]
 
 
-def _preemption(config: Mapping[str, str]) -> ClusterFact:
+def _preemption(config: Mapping[str, str]) -> ClusterFinding:
     mode, requeue = config.get("PreemptMode", "unknown"), config.get("JobRequeue", "unknown")
-    return ClusterFact(
+    return ClusterFinding(
         "preemption", f"PreemptMode={mode}, JobRequeue={requeue}; agents are submitted anew in all modes"
     )
 
 
-def _kill_wait(text: str) -> ClusterFact:
+def _kill_wait(text: str) -> ClusterFinding:
     seconds = re.match(r"[0-9]+", text)
     enough = seconds is not None and int(seconds[0]) >= GRACE_S
     fix = f"KillWait={text or 'unknown'}: workers may take {GRACE_S} s to leave; ask for {GRACE_S} or more"
-    return ClusterFact("time after SIGTERM", f"KillWait={text}" if enough else None, fix)
+    return ClusterFinding("time after SIGTERM", f"KillWait={text}" if enough else None, fix)
 
 
-def _partition(facts: Mapping[str, str], nodes: Sequence[str]) -> ClusterFact:
+def _partition(facts: Mapping[str, str], nodes: Sequence[str]) -> ClusterFinding:
     name = facts.get("PartitionName", "unknown")
     told = []
     for line in nodes:
@@ -314,22 +314,24 @@ def _partition(facts: Mapping[str, str], nodes: Sequence[str]) -> ClusterFact:
     limits = ", ".join(f"{key}={facts[key]}" for key in ("MaxTime", "PreemptMode", "GraceTime") if key in facts)
     up = facts.get("State") == "UP" and told
     fix = f"State={facts.get('State')}, {len(told)} kinds of nodes: choose another one, see sinfo"
-    return ClusterFact(f"partition {name}", f"{'; '.join(told)}; {limits}" if up else None, fix)
+    return ClusterFinding(f"partition {name}", f"{'; '.join(told)}; {limits}" if up else None, fix)
 
 
-def _node(partition: str | None, versions: Mapping[str, str]) -> list[ClusterFact]:
+def _node(partition: str | None, versions: Mapping[str, str]) -> list[ClusterFinding]:
     """What one node says, if it answers soon."""
     try:
         answer = probe(partition, Path.cwd())
     except NotStarted as error:
-        return [ClusterFact("a node's answer", None, f"{error}: no node was free at once, or see the log of srun")]
+        return [ClusterFinding("a node's answer", None, f"{error}: no node was free at once, or see the log of srun")]
     ours = versions["elastune"], versions["torch"]
     clocks = f"within {answer.most_apart_s:.1f} s" if answer.least_apart_s < MOST_APART_S else None
     said = f"elastune {answer.versions[0]}, torch {answer.versions[1]}"
     return [
-        ClusterFact("clocks", clocks, f"{answer.least_apart_s:.1f} s apart or more: let NTP set them"),
-        ClusterFact("shared folder", str(Path.cwd()) if answer.shares else None, f"nodes do not see {Path.cwd()}"),
-        ClusterFact("versions", said if answer.versions == ours else None, f"a node has {said}: install the same ones"),
+        ClusterFinding("clocks", clocks, f"{answer.least_apart_s:.1f} s apart or more: let NTP set them"),
+        ClusterFinding("shared folder", str(Path.cwd()) if answer.shares else None, f"nodes do not see {Path.cwd()}"),
+        ClusterFinding(
+            "versions", said if answer.versions == ours else None, f"a node has {said}: install the same ones"
+        ),
     ]
 
 

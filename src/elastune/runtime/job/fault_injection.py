@@ -225,7 +225,7 @@ class Injector:
         return FaultInjected(kind, worker)
 
     def _resize(self, kind: Kind, handle: ElasticHandle) -> FaultInjected | None:
-        workers, elastic = handle.spec.means.workers, handle.spec.elastic
+        workers, elastic = handle.spec.execution.workers, handle.spec.elastic
         target = (workers if self._target is None else self._target) + (1 if kind == "join" else -1)
         if not min(elastic.low, workers) <= target <= max(workers, elastic.high or workers):
             return None
@@ -234,8 +234,8 @@ class Injector:
         return FaultInjected(kind)
 
     def _reshape(self, handle: ElasticHandle) -> FaultInjected | None:
-        means, elastic = handle.spec.means, handle.spec.elastic
-        possible = meshes_of(means).meshes(min(elastic.low, means.workers), handle.spec.most_workers)
+        execution, elastic = handle.spec.execution, handle.spec.elastic
+        possible = meshes_of(execution).meshes(min(elastic.low, execution.workers), handle.spec.most_workers)
         mesh = self._dice.choice(possible)
         self._target = mesh.workers
         handle.reshape(mesh, "chaos: reshape")

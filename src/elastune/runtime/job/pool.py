@@ -15,7 +15,7 @@ from elastune.core.clock import Clock, SystemClock
 from elastune.core.cost import Paid, Prices
 from elastune.core.journal.records import Record, RunFailed, RunFinished
 from elastune.core.run import RunSpec
-from elastune.runtime.clusters.base import Cluster, ElasticHandle, Handle, LeftRun
+from elastune.runtime.clusters.base import Cluster, ElasticHandle, Handle, SurvivingRun
 from elastune.runtime.job.run import JobSupervisor
 
 # [meter] What each of several jobs on one cluster has cost, as time goes on. Pure.
@@ -105,13 +105,13 @@ class JobEvent:
 
 
 @dataclass(frozen=True)
-class LeftJob:
+class SurvivingJob:
     """A job that ran under a controller before this one, with ``worker_seconds`` by now.
 
     None: it has had the workers that it began with ever since.
     """
 
-    run: LeftRun
+    run: SurvivingRun
     worker_seconds: float | None = None
 
 
@@ -126,7 +126,7 @@ class Job:
     ) -> None:
         self.watch = watch
         self.spec = spec
-        self.wished = self.held = spec.means.workers
+        self.wished = self.held = spec.execution.workers
         self.started_s = started_s
         self.pausing = False
         self.given_up = False
@@ -227,7 +227,7 @@ class Pool:
         now_s = self._clock.now()
         self._follow(key, self._cluster.start(spec), spec, now_s, now_s)
 
-    def adopt(self, left: Mapping[int, LeftJob]) -> Collection[int]:
+    def adopt(self, left: Mapping[int, SurvivingJob]) -> Collection[int]:
         """Go on with those of the jobs that go on without their controller; which those are. Before any ``start``."""
         handles = self._cluster.adopt([one.run for one in left.values()])
         for (key, one), handle in zip(left.items(), handles, strict=True):

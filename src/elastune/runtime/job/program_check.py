@@ -17,7 +17,7 @@ from pathlib import Path
 
 from elastune.core.errors import UserError
 from elastune.core.journal.records import Record, Reported, RunFinished
-from elastune.core.run import Config, Means, Mode, Program, RunSpec
+from elastune.core.run import Config, ExecutionSettings, Mode, Program, RunSpec
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import JobFailed, run_job
 from elastune.train.program.load import FOLDER, written_by_several
@@ -133,8 +133,8 @@ def exact_cost(program: Program, config: Config, *, steps: int, seed: int = 0) -
     with LocalCluster(capacity=1) as cluster, tempfile.TemporaryDirectory(prefix="elastune-check-") as place:
         for nth in range(ROUNDS):
             for mode in MODES:
-                means, out = Means(mode=mode, num_slots=SLOTS), Path(place) / f"{mode}{nth}"
-                spec = RunSpec(program, out, config, seed=seed, means=means, max_steps=steps)
+                execution, out = ExecutionSettings(mode=mode, num_slots=SLOTS), Path(place) / f"{mode}{nth}"
+                spec = RunSpec(program, out, config, seed=seed, execution=execution, max_steps=steps)
                 runs[mode].append(run_job(spec, cluster=cluster))
     times = {mode: [run.step_s for run in done if run.step_s is not None] for mode, done in runs.items()}
     exact, plain = runs["exact"][0], runs["fast"][0]
@@ -155,7 +155,7 @@ PAGE = "docs/programs.md#what-elastune-check-finds"
 
 
 @dataclass(frozen=True)
-class NotPortable:
+class PortabilityProblem:
     """One thing that keeps a program from coming to the same everywhere.
 
     Attributes:
@@ -191,7 +191,7 @@ class Checked:
 
     steps: int
     sha256: str
-    found: tuple[NotPortable, ...]
+    found: tuple[PortabilityProblem, ...]
 
 
 def check_program(program: Program, config: Config, *, steps: int = 2, seed: int = 0) -> Checked:
@@ -214,8 +214,8 @@ def check_program(program: Program, config: Config, *, steps: int = 2, seed: int
         folder = Path(place)
 
         def run(workers: int, name: str) -> ShortRun:
-            means = Means(workers=workers, num_slots=CHECK_SLOTS)
-            spec = RunSpec(program, folder / name, config, seed=seed, means=means, max_steps=steps)
+            execution = ExecutionSettings(workers=workers, num_slots=CHECK_SLOTS)
+            spec = RunSpec(program, folder / name, config, seed=seed, execution=execution, max_steps=steps)
             heard: list[Record] = []
             done = run_job(spec, cluster=cluster, observe=heard.append)
             reports = tuple(record.metrics for record in heard if isinstance(record, Reported))
@@ -225,7 +225,7 @@ def check_program(program: Program, config: Config, *, steps: int = 2, seed: int
             one, again = run(1, "one"), run(1, "again")
         except JobFailed as error:
             fix = "Mend that first: 'elastune run' shows its log"
-            return Checked(0, "", (NotPortable("fails", (), f"it does not train: {error.failure.detail}", fix),))
+            return Checked(0, "", (PortabilityProblem("fails", (), f"it does not train: {error.failure.detail}", fix),))
         told = folder / "written"
         told.mkdir()
         two: ShortRun | str
@@ -240,21 +240,21 @@ def check_program(program: Program, config: Config, *, steps: int = 2, seed: int
 
 def judge(
     text: str, one: ShortRun, again: ShortRun, two: ShortRun | str, files: dict[str, int]
-) -> Iterator[NotPortable]:
+) -> Iterator[PortabilityProblem]:
     """What a program of ``text`` has shown: on one worker, once more, on two (or why it failed), and what all wrote."""
     same_bits = one.sha256 == again.sha256
     if not same_bits:
         said = "two equal runs end with different weights: something random has no seed"
         fix = "Draw from the generators of torch, numpy and Python, which the run seeds, or seed yours by session.seed"
-        yield NotPortable("random", tuple(unseeded(text)), said, fix)
+        yield PortabilityProblem("random", tuple(unseeded(text)), said, fix)
     if isinstance(two, str):
         fix = "Let all workers call the same lines of session; what depends on the rank belongs under session.leader"
-        yield NotPortable("fails on two workers", (), f"it trains on one worker and not on two: {two}", fix)
+        yield PortabilityProblem("fails on two workers", (), f"it trains on one worker and not on two: {two}", fix)
         two = one
     elif same_bits and two.sha256 != one.sha256:
         said = "two workers end with other weights than one: who a worker is, or how many there are, decides something"
         fix = "Let data, model and rates depend on neither session.rank nor session.size"
-        yield NotPortable("workers", tuple(of_workers(text)), said, fix)
+        yield PortabilityProblem("workers", tuple(of_workers(text)), said, fix)
     told: set[str] = set()
     for first, second, other in zip(one.reports, again.reports, two.reports, strict=False):
         for name in sorted(first.keys() - told):
@@ -262,10 +262,10 @@ def judge(
                 told.add(name)
                 said = f"the metric {name!r} is {first[name]:g} on one worker, {other.get(name)} on two"
                 fix = "Add it up over workers by session.sum or session.mean, and report that"
-                yield NotPortable("metric", (), said, fix)
+                yield PortabilityProblem("metric", (), said, fix)
     for path, line in sorted(files.items()):
         fix = "Write it under 'if session.leader:', or give each worker a name of its own"
-        yield NotPortable("files", (line,), f"all workers write {path}", fix)
+        yield PortabilityProblem("files", (line,), f"all workers write {path}", fix)
 
 
 @contextmanager

@@ -24,9 +24,9 @@ from elastune.core.journal.records import (
     RunStarted,
 )
 from elastune.core.mesh_choice import MeshChoice
-from elastune.core.run import LENGTHS, Config, Means, Position, RunSpec, changed_settings, grown, number
+from elastune.core.run import LENGTHS, Config, ExecutionSettings, Position, RunSpec, changed_settings, grown, number
 from elastune.elastic.wire.contact import CONTACT_NAME, left_behind
-from elastune.runtime.clusters.base import Cluster, Handle, LeftRun
+from elastune.runtime.clusters.base import Cluster, Handle, SurvivingRun
 from elastune.runtime.job.output import JOURNAL, check_out
 from elastune.train.program.source import differences, source_of
 
@@ -123,14 +123,14 @@ def history_in(entries: Sequence[Entry], path: Path) -> RunHistory | None:
     return RunHistory(started[0], started[-1], planned, saved[-1] if saved else 0)
 
 
-def begun_means(out: Path) -> Means | None:
+def begun_means(out: Path) -> ExecutionSettings | None:
     """Return the system parameters that the run in ``out`` was begun with; None where there is no run.
 
     Raises:
         UserError: For the folder of anything but a run, and for a bad journal.
     """
     history = _history(out)
-    return None if history is None else Means.from_json(history.first.means)
+    return None if history is None else ExecutionSettings.from_json(history.first.execution)
 
 
 def check_resumed(spec: RunSpec) -> str:
@@ -174,7 +174,7 @@ def _history(out: Path) -> RunHistory | None:
 
 def _differences(history: RunHistory, spec: RunSpec, own: Config) -> Iterator[UserError]:
     """What is wrong with ``spec``, the worst first."""
-    first, then, now = history.first, Means.from_json(history.first.means), spec.means
+    first, then, now = history.first, ExecutionSettings.from_json(history.first.execution), spec.execution
     exact = now.mode == "exact"
     told = [
         ("mode", "--mode", then.mode, now.mode, True),
@@ -297,7 +297,7 @@ def _schedules(history: RunHistory, spec: RunSpec, own: Config) -> str:
 
 
 @dataclass(frozen=True)
-class LeftOver:
+class SurvivingWorkers:
     """What is known of a run whose workers may train without a controller.
 
     Attributes:
@@ -310,11 +310,11 @@ class LeftOver:
 
 
 def may_adopt(spec: RunSpec) -> bool:
-    """Whether ``left_over`` finds anything."""
-    return left_over(spec) is not None
+    """Whether ``find_surviving_workers`` finds anything."""
+    return find_surviving_workers(spec) is not None
 
 
-def left_over(spec: RunSpec) -> LeftOver | None:
+def find_surviving_workers(spec: RunSpec) -> SurvivingWorkers | None:
     """The run in ``spec.out``, whose workers may have outlived its controller; None where nobody is left of it.
 
     Raises ``UserError`` where that is another run than ``spec``, which would not be done by taking them over.
@@ -345,12 +345,14 @@ def left_over(spec: RunSpec) -> LeftOver | None:
     return found
 
 
-def adopted(spec: RunSpec, found: LeftOver, cluster: Cluster) -> Handle | None:
+def adopted(spec: RunSpec, found: SurvivingWorkers, cluster: Cluster) -> Handle | None:
     """``spec``'s run, which was ``found``, as it goes on on ``cluster``; None where nobody comes back."""
-    return cluster.adopt([LeftRun(replace(spec, means=Means.from_json(found.started.means)), found.kept)])[0]
+    return cluster.adopt(
+        [SurvivingRun(replace(spec, execution=ExecutionSettings.from_json(found.started.execution)), found.kept)]
+    )[0]
 
 
-def _current(out: Path) -> LeftOver | None:
+def _current(out: Path) -> SurvivingWorkers | None:
     """None where the run in ``out`` has ended, or never began."""
     path = out / JOURNAL
     records = [entry.record for entry in read(path)] if path.exists() else []
@@ -359,4 +361,4 @@ def _current(out: Path) -> LeftOver | None:
         return None
     started, kept = records[starts[-1]], records[starts[-1] + 1 :]
     assert isinstance(started, RunStarted)
-    return None if any(isinstance(record, RunFinished) for record in kept) else LeftOver(started, kept)
+    return None if any(isinstance(record, RunFinished) for record in kept) else SurvivingWorkers(started, kept)

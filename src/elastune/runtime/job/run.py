@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from elastune.core.clock import Clock, SystemClock
-from elastune.core.cost import UNTOLD
+from elastune.core.cost import UNKNOWN
 from elastune.core.errors import UserError
 from elastune.core.journal.files import JournalWriter, check_unwritten, read
 from elastune.core.journal.records import (
@@ -34,13 +34,19 @@ from elastune.core.journal.records import (
     StudyStarted,
     WarmStarted,
 )
-from elastune.core.run import CommandGiven, Place, RunSpec
+from elastune.core.run import CommandLine, Place, RunSpec
 from elastune.runtime.clusters.base import Cluster, ElasticHandle, Exited, Handle, LocalFiles, RunFiles, how_it_ended
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.fault_injection import Injector
 from elastune.runtime.job.interrupts import Interrupts
 from elastune.runtime.job.output import CLAIMED, check_out
-from elastune.runtime.job.resumption import accepted_changes, adopted, check_resumed, left_over, with_source
+from elastune.runtime.job.resumption import (
+    accepted_changes,
+    adopted,
+    check_resumed,
+    find_surviving_workers,
+    with_source,
+)
 from elastune.runtime.placement import assign, devices, on_this_host
 from elastune.runtime.preemption import DEFAULT_S, Notice, NoticeSource
 from elastune.train.data.sample_log import records_of
@@ -300,7 +306,7 @@ def run_job(
     observe: Observe | None = None,
     notices: Sequence[NoticeSource] = (),
     injector: Injector | None = None,
-    command: CommandGiven | None = None,
+    command: CommandLine | None = None,
 ) -> RunFinished:
     """Run ``spec`` on ``cluster``, and keep its journal in ``spec.out``.
 
@@ -324,7 +330,7 @@ def run_job(
         JobFailed: For a run that ended without a result.
         UserError: For what can be known to be wrong before a worker starts.
     """
-    found = None if cluster is None else left_over(spec)
+    found = None if cluster is None else find_surviving_workers(spec)
     changed = accepted_changes(spec) if found is None else None
     spec = with_source(spec)
     if found is None:
@@ -376,7 +382,7 @@ def _held(place: Cluster, handle: Handle, *, whole: bool) -> HostsHeld:
     return HostsHeld(workers, dict(place.rooms) if whole else workers)
 
 
-def run_here(spec: RunSpec, place: Place, observe: Observe | None = None, command: CommandGiven | None = None) -> int:
+def run_here(spec: RunSpec, place: Place, observe: Observe | None = None, command: CommandLine | None = None) -> int:
     """Be one worker of a run that another program launched (torchrun, srun, mpirun). Returns an exit code.
 
     Rank 0 keeps the journal, with the ``command`` that asks for the run, and calls ``observe``; every other rank prints
@@ -400,7 +406,7 @@ def run_here(spec: RunSpec, place: Place, observe: Observe | None = None, comman
             if observe is not None:
                 observe(record)
 
-        workers = {UNTOLD: place.world}
+        workers = {UNKNOWN: place.world}
         for record in [*_opening(spec, LocalFiles(), command, changed), HostsHeld(workers, workers)]:
             keep(record)
         return work(spec, place, keep, stop.is_set)
@@ -427,7 +433,7 @@ def print_failure(record: Record) -> None:
 
 
 def _opening(
-    spec: RunSpec, files: RunFiles, command: CommandGiven | None, changed: ChangesAccepted | None
+    spec: RunSpec, files: RunFiles, command: CommandLine | None, changed: ChangesAccepted | None
 ) -> list[Record]:
     """What a journal begins with: where the run goes on, what has changed, and what had been done up to there.
 
@@ -436,10 +442,10 @@ def _opening(
     saved, damaged = _saved(spec, files)
     started = RunStarted(
         program=str(spec.program.path),
-        data=spec.program.told_data,
+        data=spec.program.data_text,
         config=dict(spec.config),
         seed=spec.seed,
-        means=spec.means.to_json(),
+        execution=spec.execution.to_json(),
         context=machine_context(),
         epochs=spec.epochs,
         resumed_step=saved[-1] if saved else None,

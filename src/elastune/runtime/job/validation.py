@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import get_args
 
 from elastune.adapt.monitors.registry import choose
-from elastune.adapt.policies.host import Named
+from elastune.adapt.policies.host import PolicyEntry
 from elastune.adapt.policies.library.registry import build, monitors_for
 from elastune.adapt.policies.library.spot import Spot
 from elastune.core.cost import ON_DEMAND
 from elastune.core.errors import UserError
 from elastune.core.mesh import AXES, STAGED, MechanismName, Mesh
 from elastune.core.mesh_choice import MeshChoice
-from elastune.core.run import Adapt, Means, RunSpec, Schedule, check_schedule, check_strategy
+from elastune.core.run import Adapt, ExecutionSettings, RunSpec, Schedule, check_schedule, check_strategy
 from elastune.core.sync_plan import SyncPlan
 from elastune.parallel.mechanisms.registry import check_workers, mechanism_for
 from elastune.runtime.spot import SpotWatch, read_host_prices
@@ -67,22 +67,22 @@ def check_adapt(adapt: Adapt, program: LoadedProgram, spec: RunSpec | None = Non
 
 def _check_monitors(measuring: Sequence[str], spec: RunSpec) -> None:
     """What is measured of gradients can be."""
-    means, sync = spec.means, spec.sync
+    execution, sync = spec.execution, spec.sync
     if measuring and sync.in_rounds:
         rule = "learners' gradients are not summed up, so nothing is measured of them"
         fix = "begin with --sync allreduce, or leave it out"
         raise UserError(rule, f"the monitor {measuring[0]} with {sync}", fix)
-    if measuring and means.compression is not None and means.compression.keeps_residual:
+    if measuring and execution.compression is not None and execution.compression.keeps_residual:
         rule = "where most of a gradient is sent in later steps, its norms tell nothing of its noise"
-        raise UserError(rule, f"the monitor {measuring[0]}, --compress {means.compress}", "use --compress int8")
-    if measuring and not mechanism_for(means).abilities.measures:
-        rule = f"{means.mechanism} does not tell gradients' norms or the loss's curvature"
+        raise UserError(rule, f"the monitor {measuring[0]}, --compress {execution.compress}", "use --compress int8")
+    if measuring and not mechanism_for(execution).capabilities.measures:
+        rule = f"{execution.mechanism} does not tell gradients' norms or the loss's curvature"
         raise UserError(rule, f"the monitor {measuring[0]}", "use another mechanism, or leave it out")
 
 
-def _check_strategies(named: Named, spec: RunSpec) -> None:
+def _check_strategies(named: PolicyEntry, spec: RunSpec) -> None:
     """The run can have what the policy may switch to: else it would stay with what it began with, all the time."""
-    for text in named.policy.strategies(spec.means.num_slots, spec.most_workers):
+    for text in named.policy.strategies(spec.execution.num_slots, spec.most_workers):
         try:
             check_strategy(SyncPlan.parse(text), spec)
         except UserError as error:
@@ -121,20 +121,22 @@ def check_means(spec: RunSpec) -> None:
 
 def why_impossible(spec: RunSpec) -> UserError | None:
     """Why values that are good each by itself cannot be had together: workers, mesh, mechanism and slots."""
-    means = spec.means
-    most = means.workers if spec.elastic.high is None else spec.elastic.high
+    execution = spec.execution
+    most = execution.workers if spec.elastic.high is None else spec.elastic.high
     try:
-        _check_mesh(means, most)
-        parts = MeshChoice.of(means).most_parts(most)
-        if means.num_slots < parts:
+        _check_mesh(execution, most)
+        parts = MeshChoice.of(execution).most_parts(most)
+        if execution.num_slots < parts:
             rule = "there must be a slot for every worker" + (" that has samples of its own" if parts < most else "")
-            raise UserError(rule, f"{means.num_slots} slots, {parts} workers", "use more --slots or fewer --workers")
+            raise UserError(
+                rule, f"{execution.num_slots} slots, {parts} workers", "use more --slots or fewer --workers"
+            )
         check_workers(spec)
         for plan in (spec.sync, *(plan for _, plan in spec.sync_schedule.changes)):
             check_strategy(plan, spec)
         check_schedule(spec)
         _check_compression(spec)
-        means.topology.check(means.workers, means.mechanism)
+        execution.topology.check(execution.workers, execution.mechanism)
     except UserError as error:
         return error
     return None
@@ -142,117 +144,119 @@ def why_impossible(spec: RunSpec) -> UserError | None:
 
 def check_values(spec: RunSpec) -> None:
     """Refuse system parameters that are wrong whatever the others are. Raises ``UserError``."""
-    means = spec.means
-    if means.workers < 1:
-        raise UserError("workers must be at least 1", means.workers, "use --workers 1 or more")
-    low, most = spec.elastic.low, means.workers if spec.elastic.high is None else spec.elastic.high
-    if not 1 <= low <= means.workers <= most:
+    execution = spec.execution
+    if execution.workers < 1:
+        raise UserError("workers must be at least 1", execution.workers, "use --workers 1 or more")
+    low, most = spec.elastic.low, execution.workers if spec.elastic.high is None else spec.elastic.high
+    if not 1 <= low <= execution.workers <= most:
         rule = "a run must begin with workers within its bounds"
-        raise UserError(rule, f"{means.workers}, from {low} to {most}", "use --workers LOW:HIGH")
+        raise UserError(rule, f"{execution.workers}, from {low} to {most}", "use --workers LOW:HIGH")
     if spec.elastic.heartbeat_s < SHORTEST_HEARTBEAT_S:
         rule = f"a heartbeat must be at least {SHORTEST_HEARTBEAT_S:g} s, or busy workers count as lost"
         raise UserError(rule, f"{spec.elastic.heartbeat_s:g} s", "use --heartbeat 5s")
     if spec.elastic.collective_timeout_s < SHORTEST_HEARTBEAT_S:
         rule = f"workers must wait for each other for at least {SHORTEST_HEARTBEAT_S:g} s"
         raise UserError(rule, f"{spec.elastic.collective_timeout_s:g} s", "use --collective-timeout 30m")
-    if means.num_slots < 1:
-        raise UserError("there must be a slot for every worker", f"{means.num_slots} slots", "use more --slots")
-    if means.num_slots > MOST_SLOTS:
+    if execution.num_slots < 1:
+        raise UserError("there must be a slot for every worker", f"{execution.num_slots} slots", "use more --slots")
+    if execution.num_slots > MOST_SLOTS:
         rule = f"a batch is cut into at most {MOST_SLOTS:,} slots"
-        raise UserError(rule, means.num_slots, "use fewer --slots: a slot holds at least one sample")
-    if means.threads > MOST_THREADS:
-        raise UserError(f"threads must be at most {MOST_THREADS:,}", means.threads, "use --threads 1")
+        raise UserError(rule, execution.num_slots, "use fewer --slots: a slot holds at least one sample")
+    if execution.threads > MOST_THREADS:
+        raise UserError(f"threads must be at most {MOST_THREADS:,}", execution.threads, "use --threads 1")
     if not 0 <= spec.seed <= LARGEST_SEED:
         raise UserError("a seed must be from 0 to 2**63 - 1", spec.seed, "for example --seed 0")
-    if means.mode not in ("exact", "fast"):
-        raise UserError("mode must be exact or fast", means.mode, "use --mode exact or --mode fast")
-    if means.precision not in ("fp32", "bf16"):
-        raise UserError("precision must be fp32 or bf16", means.precision, "use --precision fp32 or bf16")
-    if means.micro_batch is not None and not (type(means.micro_batch) is int and means.micro_batch >= 1):
+    if execution.mode not in ("exact", "fast"):
+        raise UserError("mode must be exact or fast", execution.mode, "use --mode exact or --mode fast")
+    if execution.precision not in ("fp32", "bf16"):
+        raise UserError("precision must be fp32 or bf16", execution.precision, "use --precision fp32 or bf16")
+    if execution.micro_batch is not None and not (type(execution.micro_batch) is int and execution.micro_batch >= 1):
         rule = "micro_batch must be at least 1, a whole number"
-        raise UserError(rule, repr(means.micro_batch), "leave it out or raise it")
-    if means.bucket_bytes is not None and not means.bucket_bytes >= 1:
-        raise UserError("a bucket must have at least one byte", means.bucket_bytes, "leave --bucket-bytes out")
-    sums_whole = means.mechanism == "replicated" and means.compress is None and not spec.sync.in_rounds
-    if means.bucket_bytes is not None and not sums_whole:
+        raise UserError(rule, repr(execution.micro_batch), "leave it out or raise it")
+    if execution.bucket_bytes is not None and not execution.bucket_bytes >= 1:
+        raise UserError("a bucket must have at least one byte", execution.bucket_bytes, "leave --bucket-bytes out")
+    sums_whole = execution.mechanism == "replicated" and execution.compress is None and not spec.sync.in_rounds
+    if execution.bucket_bytes is not None and not sums_whole:
         rule = "a bucket size is that of gradients which replicated workers sum in each step, not compressed"
-        got = f"{means.mechanism}, {means.compress or 'not compressed'}, {spec.sync}"
+        got = f"{execution.mechanism}, {execution.compress or 'not compressed'}, {spec.sync}"
         raise UserError(rule, got, "leave --bucket-bytes out")
-    if means.threads < 1:
-        raise UserError("threads must be at least 1", means.threads, "use --threads 1 or more")
+    if execution.threads < 1:
+        raise UserError("threads must be at least 1", execution.threads, "use --threads 1 or more")
 
 
-def _check_mesh(means: Means, most: int) -> None:
+def _check_mesh(execution: ExecutionSettings, most: int) -> None:
     """Workers, mesh and mechanism agree, and so does what goes with one mechanism only. ``most`` workers, perhaps."""
-    parts, mesh = means.parts, means.first_mesh
-    if mesh.workers != means.workers:
-        told = f"{means.workers} workers, {mesh} ({mesh.workers})"
+    parts, mesh = execution.parts, execution.first_mesh
+    if mesh.workers != execution.workers:
+        told = f"{execution.workers} workers, {mesh} ({mesh.workers})"
         raise UserError("workers and mesh must agree", told, "leave --workers or --mesh out")
-    _check_axes(means, mesh)
-    if not 1 <= means.virtual_tensor <= MOST_BLOCKS:
-        raise UserError(f"virtual blocks must be from 1 to {MOST_BLOCKS:,}", means.virtual_tensor, "--virtual-tensor 4")
-    if means.virtual_tensor > 1 and not parts.tensor:
+    _check_axes(execution, mesh)
+    if not 1 <= execution.virtual_tensor <= MOST_BLOCKS:
+        raise UserError(
+            f"virtual blocks must be from 1 to {MOST_BLOCKS:,}", execution.virtual_tensor, "--virtual-tensor 4"
+        )
+    if execution.virtual_tensor > 1 and not parts.tensor:
         rule = "virtual blocks are of layers that the mechanism tensor divides"
         fix = "use --mechanism tensor, or leave --virtual-tensor out"
-        raise UserError(rule, f"--virtual-tensor {means.virtual_tensor} with {parts}", fix)
-    if mesh.tensor > means.virtual_tensor:
+        raise UserError(rule, f"--virtual-tensor {execution.virtual_tensor} with {parts}", fix)
+    if mesh.tensor > execution.virtual_tensor:
         rule = "the tensor axis must have at most as many workers as there are virtual blocks"
         fix = f"use --virtual-tensor {mesh.tensor}, or fewer workers along tensor"
-        raise UserError(rule, f"tensor={mesh.tensor}, {means.virtual_tensor} blocks", fix)
-    _check_copies(means, most)
-    if means.schedule not in get_args(Schedule):
+        raise UserError(rule, f"tensor={mesh.tensor}, {execution.virtual_tensor} blocks", fix)
+    _check_copies(execution, most)
+    if execution.schedule not in get_args(Schedule):
         raise UserError(
-            "a pipeline's schedule must be known", means.schedule, f"use one of {', '.join(get_args(Schedule))}"
+            "a pipeline's schedule must be known", execution.schedule, f"use one of {', '.join(get_args(Schedule))}"
         )
-    if means.schedule != Means.schedule and not parts.pipeline:
+    if execution.schedule != ExecutionSettings.schedule and not parts.pipeline:
         fix = "use --mechanism pipeline, or leave --schedule out"
-        raise UserError("a schedule is that of a pipeline", f"{means.schedule} with {parts}", fix)
-    if means.offload and parts.state == "replicated":  # no engine of another package is told to offload
+        raise UserError("a schedule is that of a pipeline", f"{execution.schedule} with {parts}", fix)
+    if execution.offload and parts.state == "replicated":  # no engine of another package is told to offload
         fix = "use --mechanism zero or sharded, or leave --offload out"
         raise UserError("optimizer state is offloaded where zero or sharded divides it", parts, fix)
-    if means.zero_stage is not None and parts.foreign not in STAGED:
+    if execution.zero_stage is not None and parts.foreign not in STAGED:
         fix = "use --mechanism zero (2) or sharded (3), or leave the stage out"
-        raise UserError(f"a ZeRO stage is chosen for {' and '.join(STAGED)}", f"{means.zero_stage}, {parts}", fix)
-    if means.zero_stage is not None and means.zero_stage not in ZERO_STAGES:
-        raise UserError("a ZeRO stage is 0, 1, 2 or 3", means.zero_stage, "for example --zero-stage 2")
+        raise UserError(f"a ZeRO stage is chosen for {' and '.join(STAGED)}", f"{execution.zero_stage}, {parts}", fix)
+    if execution.zero_stage is not None and execution.zero_stage not in ZERO_STAGES:
+        raise UserError("a ZeRO stage is 0, 1, 2 or 3", execution.zero_stage, "for example --zero-stage 2")
 
 
 def _check_compression(spec: RunSpec) -> None:
     """Only sums that may be rounded can be of compressed gradients, and only where our own collectives make them."""
-    means = spec.means
-    if means.compress is None:
+    execution = spec.execution
+    if execution.compress is None:
         return
-    told, fix = f"--compress {means.compress}", "or leave --compress out"
-    if means.mode != "fast":
+    told, fix = f"--compress {execution.compress}", "or leave --compress out"
+    if execution.mode != "fast":
         rule = "compressed gradients do not add up to the same bits"
-        raise UserError(rule, f"{told} --mode {means.mode}", f"use --mode fast, {fix}")
-    if means.parts != MechanismName():
+        raise UserError(rule, f"{told} --mode {execution.mode}", f"use --mode fast, {fix}")
+    if execution.parts != MechanismName():
         rule = "gradients are compressed where every worker holds all of the model"
-        raise UserError(rule, f"{told} --mechanism {means.mechanism}", f"use --mechanism replicated, {fix}")
-    if means.topology.routed:
-        rule, ours = "compressed gradients go from everybody to everybody", f"{told} --topology {means.topology}"
+        raise UserError(rule, f"{told} --mechanism {execution.mechanism}", f"use --mechanism replicated, {fix}")
+    if execution.topology.routed:
+        rule, ours = "compressed gradients go from everybody to everybody", f"{told} --topology {execution.topology}"
         raise UserError(rule, ours, f"leave --topology out, {fix}")
 
 
-def _check_axes(means: Means, mesh: Mesh) -> None:
+def _check_axes(execution: ExecutionSettings, mesh: Mesh) -> None:
     """Every axis along which several workers divide a replica needs what divides it."""
     for axis in AXES:
-        if axis != "data" and mesh.size(axis) > 1 and axis not in means.parts.dividing:
+        if axis != "data" and mesh.size(axis) > 1 and axis not in execution.parts.dividing:
             rule = f"workers along {axis} need a mechanism that divides a replica along it"
-            other = "" if means.parts.foreign else f"use --mechanism {means.parts.serving(mesh)}, or "
-            raise UserError(rule, f"{mesh} with {means.mechanism}", f"{other}leave {axis} out of the mesh")
+            other = "" if execution.parts.foreign else f"use --mechanism {execution.parts.serving(mesh)}, or "
+            raise UserError(rule, f"{mesh} with {execution.mechanism}", f"{other}leave {axis} out of the mesh")
 
 
-def _check_copies(means: Means, most: int) -> None:
-    if means.copies is None:
+def _check_copies(execution: ExecutionSettings, most: int) -> None:
+    if execution.copies is None:
         return
-    if means.parts == MechanismName() or means.parts.foreign:
-        why = "its engine decides" if means.parts.foreign else "every worker holds all of it"
-        rule, told = "copies are of state that elastune divides", f"--copies {means.copies}, {means.mechanism}"
+    if execution.parts == MechanismName() or execution.parts.foreign:
+        why = "its engine decides" if execution.parts.foreign else "every worker holds all of it"
+        rule, told = "copies are of state that elastune divides", f"--copies {execution.copies}, {execution.mechanism}"
         raise UserError(rule, told, f"leave --copies out: {why}")
-    if not 1 <= means.copies <= most:
+    if not 1 <= execution.copies <= most:
         rule = "each piece of state has from 1 to as many copies as there are workers"
-        raise UserError(rule, f"--copies {means.copies}, {most} workers", "use fewer --copies or more workers")
+        raise UserError(rule, f"--copies {execution.copies}, {most} workers", "use fewer --copies or more workers")
 
 
 # [validate run] What can be known of a run before a worker starts; takes torch and the program, a second and more.

@@ -14,7 +14,7 @@ import pytest
 
 from elastune.core.errors import UserError
 from elastune.core.journal.records import Reported
-from elastune.core.run import Config, Means, Program, RunSpec
+from elastune.core.run import Config, ExecutionSettings, Program, RunSpec
 from elastune.runtime.clusters.base import NOBODY, Cluster, Event, Exited, Handle, Message
 
 WORKERS = "elastune.testing.kits.cluster_workers"
@@ -25,8 +25,8 @@ def spec_of(
     out: Path, workers: int = 1, *, config: Config | None = None, seed: int = 0, device: str = "cpu"
 ) -> RunSpec:
     """Return a run whose program does not matter."""
-    means = Means(workers=workers, device=device)
-    return RunSpec(Program(Path("none.py")), out, config=config or {}, seed=seed, means=means)
+    execution = ExecutionSettings(workers=workers, device=device)
+    return RunSpec(Program(Path("none.py")), out, config=config or {}, seed=seed, execution=execution)
 
 
 def events_until_end(cluster: Cluster, handle: Handle, limit_s: float = LIMIT_S) -> list[Event]:

@@ -20,7 +20,7 @@ from torch import nn
 
 from elastune.core.batch_slices import shares
 from elastune.core.errors import UserError
-from elastune.core.run import Means
+from elastune.core.run import ExecutionSettings
 from elastune.parallel.comm.gloo import GlooFactory
 from elastune.parallel.comm.process_groups import Comms, form_comms
 from elastune.parallel.mechanisms.base import Mechanism
@@ -38,7 +38,7 @@ class EngineCase:
     """A mechanism, what it is asked for, and the numbers that models are made of."""
 
     mechanism: Mechanism
-    means: Means
+    execution: ExecutionSettings
     dtype: torch.dtype
 
 
@@ -76,7 +76,7 @@ class Trained:
         model = network(case.dtype, seed)
         optimizer = optimizer_of(model)
         self.schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
-        self.sync = prepare(model, optimizer, case.means, comms, control=CONTROL)
+        self.sync = prepare(model, optimizer, case.execution, comms, control=CONTROL)
         assert self.sync.replica.optimizer is optimizer, "schedulers and the user's lines hold it"
         assert isinstance(self.sync.replica, EngineReplica)
         self.replica: EngineReplica = self.sync.replica
@@ -87,7 +87,7 @@ class Trained:
         """As a user's loop: after every slice clip, step and clear, which do nothing inside of a step."""
         x, y = data(step, self._case.dtype)
         sync, replica, worker = self.sync, self.replica, self._worker
-        run = worker.size, worker.rank, self._case.means.mode, MICRO_BATCH
+        run = worker.size, worker.rank, self._case.execution.mode, MICRO_BATCH
         sync.control = [1.0, float(step), float(worker.rank)]
         plan = shares(BATCH, SLOTS, *run, even=replica.equal_passes)
         for i, share in enumerate(plan):
@@ -129,7 +129,7 @@ class Trained:
 
 def work(worker: Worker, cases: Sequence[EngineCase]) -> None:
     """What each process does, for cases on one mesh: importing an engine takes longer than all of them."""
-    comms = form_comms(GlooFactory("lo", LIMIT_S), worker.store, "first", worker.rank, cases[0].means.first_mesh)
+    comms = form_comms(GlooFactory("lo", LIMIT_S), worker.store, "first", worker.rank, cases[0].execution.first_mesh)
     for case in cases:
         train(worker, case, comms)
         worker.hear()
@@ -159,7 +159,7 @@ def own_clip(case: EngineCase, trained: Trained) -> float | str:
     """What torch's clipping, in the user's lines, says: the norm of the whole gradient, or that it cannot."""
     x, y = data(0, case.dtype)
     group, even = trained.sync.group, trained.replica.equal_passes
-    plan = shares(BATCH, SLOTS, group.size, group.rank, case.means.mode, None, even=even)
+    plan = shares(BATCH, SLOTS, group.size, group.rank, case.execution.mode, None, even=even)
     for i, share in enumerate(plan):
         trained.sync.begin(share, starts_step=i == 0)
         part = slice(share.samples.start, share.samples.stop)
@@ -210,7 +210,7 @@ def in_plain_torch(dtype: torch.dtype) -> Plain:
 
 def need(mechanism: Mechanism) -> None:
     """Skip the test where what ``mechanism`` needs is not installed; where it is to be, that is a failure."""
-    can = mechanism.abilities
+    can = mechanism.capabilities
     if not can.installed:
         promised = can.package in os.environ.get("ELASTUNE_ENGINES", "").split(",")
         (pytest.fail if promised else pytest.skip)(f"{can.package} is not installed: {can.install}")
@@ -220,7 +220,7 @@ class EngineKit:
     """An engine trains as plain PyTorch does, evaluates, and gives and takes whole states."""
 
     mechanism: ClassVar[Mechanism]
-    cases: ClassVar[Sequence[Means]]
+    cases: ClassVar[Sequence[ExecutionSettings]]
     dtype: ClassVar[torch.dtype] = torch.float64
     rtol: ClassVar[float] = 1e-9
 
@@ -248,25 +248,25 @@ class EngineKit:
     def test_trains_evaluates_and_is_saved_as_plain_torch(self, subtests: Any) -> None:
         """Cases on one mesh in one spawn: engines take seconds to begin."""
         wanted = in_plain_torch(self.dtype)
-        for mesh in dict.fromkeys(means.first_mesh for means in self.cases):
-            alike = [means for means in self.cases if means.first_mesh == mesh]
-            cases = [EngineCase(self.mechanism, means, self.dtype) for means in alike]
+        for mesh in dict.fromkeys(execution.first_mesh for execution in self.cases):
+            alike = [execution for execution in self.cases if execution.first_mesh == mesh]
+            cases = [EngineCase(self.mechanism, execution, self.dtype) for execution in alike]
             with processes(mesh.workers, work, cases) as them:
-                for means in alike:
-                    with subtests.test(str(means)):
-                        self._compare(them, means, wanted)
+                for execution in alike:
+                    with subtests.test(str(execution)):
+                        self._compare(them, execution, wanted)
 
-    def _divided(self, means: Means, told: list[dict[str, int]]) -> None:
+    def _divided(self, execution: ExecutionSettings, told: list[dict[str, int]]) -> None:
         """What all workers have of the optimizer's state: all of it each, or all of it together, padded."""
         trained = sum(p.numel() for p in network(self.dtype).parameters() if p.requires_grad)
         both_moments = 2 * trained * self.dtype.itemsize
-        copies = 1 if told[0]["optimizer"] < both_moments else means.workers
+        copies = 1 if told[0]["optimizer"] < both_moments else execution.workers
         found = sum(memory["optimizer"] for memory in told)
-        assert copies * both_moments <= found <= copies * both_moments + means.workers * 1024, told
+        assert copies * both_moments <= found <= copies * both_moments + execution.workers * 1024, told
         assert all(memory["parameters"] and memory["gradients"] for memory in told), told
 
-    def _compare(self, them: Processes, means: Means, wanted: Plain) -> None:
-        ranks = range(means.workers)
+    def _compare(self, them: Processes, execution: ExecutionSettings, wanted: Plain) -> None:
+        ranks = range(execution.workers)
         for rank in ranks:
             self.near(them.hear(rank)[1], wanted.evaluated)
         told = [them.hear(rank)[1:] for rank in ranks]
@@ -274,7 +274,7 @@ class EngineKit:
             self.near((norms, losses), (wanted.norms, wanted.losses))
             assert numbers == sum(p.numel() for p in network(self.dtype).parameters() if p.requires_grad)
         self.near(told[0][0], wanted.model)
-        self._divided(means, [row[-1] for row in told])
+        self._divided(execution, [row[-1] for row in told])
         states = [them.hear(rank)[1] for rank in ranks]
         self.near(states[0], wanted.states)
         for rank in ranks:

@@ -23,12 +23,12 @@ from elastune.core.errors import UserError
 from elastune.core.journal.records import Reported
 from elastune.core.run import Config, Place, Program, RunSpec
 from elastune.elastic.coordinator.controller_interface import (
-    CrewBounds,
-    Entrance,
-    Lookups,
-    Parted,
+    ListenOptions,
     RecordSent,
     Timeouts,
+    WorkerBounds,
+    WorkerDisconnected,
+    WorkerLookups,
 )
 from elastune.elastic.coordinator.coordinator import Coordinator
 from elastune.elastic.wire.messages import WorkerSpec
@@ -87,9 +87,9 @@ class LauncherKit(ABC):
         place, environment = Place(0, 2), dict(os.environ)
         task = WorkerSpec(f"{WORKERS}:{entry}", spec, place, environment, str(Path.cwd()), sys.path)
         launcher = self.make(capacity)
-        entrance = Entrance(token=launcher.new_token(), tls=launcher.tls)
-        lookups = Lookups(spec_of=lambda worker: task)
-        coordinator = Coordinator(range(3), CrewBounds(1, 3), Timeouts(20.0), entrance, lookups)
+        entrance = ListenOptions(token=launcher.new_token(), tls=launcher.tls)
+        lookups = WorkerLookups(spec_of=lambda worker: task)
+        coordinator = Coordinator(range(3), WorkerBounds(1, 3), Timeouts(20.0), entrance, lookups)
         try:
             yield Scene(launcher, coordinator, logs)
         finally:
@@ -105,9 +105,9 @@ class LauncherKit(ABC):
             assert scene.launcher.free == 2
             assert {worker: end.code for worker, end in scene.ends().items()} == {0: 17, 1: 17}
             assert "worker 0 has spoken" in scene.ends()[0].log
-            scene.until(lambda: sum(isinstance(told, Parted) for told in scene.told) == 2)
+            scene.until(lambda: sum(isinstance(told, WorkerDisconnected) for told in scene.told) == 2)
             assert sorted(scene.reports()) == [(worker, step) for worker in (0, 1) for step in range(3)]
-            assert Parted(1, 17) in scene.told
+            assert WorkerDisconnected(1, 17) in scene.told
 
     def test_there_is_room_for_so_many(self, tmp_path: Path) -> None:
         with self.scene(tmp_path, "speak") as scene:
@@ -138,7 +138,7 @@ class LauncherKit(ABC):
             os.kill(scene.pids()[0], signal.SIGKILL)
             scene.until(lambda: bool(scene.ends()))
             assert scene.ends()[0].code in (-signal.SIGKILL, None)
-            scene.until(lambda: Parted(0, None) in scene.told)
+            scene.until(lambda: WorkerDisconnected(0, None) in scene.told)
 
     def test_closing_leaves_nothing_and_may_be_repeated(self, tmp_path: Path) -> None:
         with self.scene(tmp_path, "work_until_stopped") as scene:

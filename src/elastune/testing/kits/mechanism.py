@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from elastune.core.batch_slices import shares
-from elastune.core.layout import Leaf, Piece, Unrecoverable
+from elastune.core.layout import ParamBlock, Piece, Unrecoverable
 from elastune.core.mesh import Mesh
-from elastune.core.run import Means
+from elastune.core.run import ExecutionSettings
 from elastune.parallel.comm.gloo import GlooFactory
 from elastune.parallel.comm.group import Group
 from elastune.parallel.comm.process_groups import Comms, form_comms, replicated
@@ -36,7 +36,7 @@ SLOTS, BATCH, STEPS, EVENT_STEP, CLIP = 8, 16, 5, 2, 0.5
 ALONE = Mesh()
 Event = Literal["nothing", "abandon", "regroup", "replace"]
 State = dict[Piece, torch.Tensor]
-Leaves = dict[str, Leaf]
+Leaves = dict[str, ParamBlock]
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ class Run:
 
     def _attached(self, comms: Comms) -> Sync:
         model = network()
-        means = Means(mesh=comms.mesh, num_slots=SLOTS, copies=self._case.copies)
-        return sync_of(self._case.mechanism.attach(model, optimizer_of(model), comms, means), comms, means)
+        execution = ExecutionSettings(mesh=comms.mesh, num_slots=SLOTS, copies=self._case.copies)
+        return sync_of(self._case.mechanism.attach(model, optimizer_of(model), comms, execution), comms, execution)
 
     @property
     def replica(self) -> Replica:
@@ -121,9 +121,13 @@ class Run:
         """Every piece that lies here."""
         return {piece: self.replica.read(piece).clone() for piece in self.replica.layout()}
 
-    def leaves(self) -> Leaves:
+    def param_blocks(self) -> Leaves:
         """Of state that lies in flat pieces of leaves: what these are."""
-        return {leaf.name: leaf for leaf in self.replica.split.leaves} if isinstance(self.replica, OwnedReplica) else {}
+        return (
+            {param_block.name: param_block for param_block in self.replica.split.param_blocks}
+            if isinstance(self.replica, OwnedReplica)
+            else {}
+        )
 
 
 def work(worker: Worker, case: Case) -> None:
@@ -139,7 +143,7 @@ def work(worker: Worker, case: Case) -> None:
             run.sync.regroup(form_comms(factory, worker.store, "second", worker.rank, case.mesh))
             run.replica.spread()
         run.step(step)
-    worker.say("state", run.state(), run.leaves())
+    worker.say("state", run.state(), run.param_blocks())
     worker.hear()
 
 
@@ -183,24 +187,24 @@ def in_plain_torch() -> dict[str, torch.Tensor]:
     return dict(model.named_parameters())
 
 
-def part(whole: dict[str, torch.Tensor], piece: Piece, leaves: Leaves) -> torch.Tensor:
+def part(whole: dict[str, torch.Tensor], piece: Piece, param_blocks: Leaves) -> torch.Tensor:
     """What ``piece`` is of the ``whole`` tensors."""
     name, colon, key = piece.name.partition(":")
-    if name not in leaves:
+    if name not in param_blocks:
         return whole[piece.name][tuple(slice(*edge) for edge in piece.box)]
-    tensor = whole[f"{leaves[name].tensor}{colon}{key}"]
+    tensor = whole[f"{param_blocks[name].tensor}{colon}{key}"]
     if not piece.box:
         return tensor
-    return tensor[tuple(slice(*edge) for edge in leaves[name].box)].reshape(-1)[slice(*piece.box[0])]
+    return tensor[tuple(slice(*edge) for edge in param_blocks[name].box)].reshape(-1)[slice(*piece.box[0])]
 
 
-def as_leaves(pieces: Iterable[Piece], leaves: Leaves) -> Iterator[Piece]:
+def as_leaves(pieces: Iterable[Piece], param_blocks: Leaves) -> Iterator[Piece]:
     """Whole tensors, as the leaves that they are made of."""
     for piece in pieces:
         name, colon, key = piece.name.partition(":")
-        own = [leaf for leaf in leaves.values() if leaf.tensor == name]
-        for leaf in own:
-            yield Piece(f"{leaf.name}{colon}{key}", ((0, leaf.size),) if piece.box or not colon else ())
+        own = [param_block for param_block in param_blocks.values() if param_block.tensor == name]
+        for param_block in own:
+            yield Piece(f"{param_block.name}{colon}{key}", ((0, param_block.size),) if piece.box or not colon else ())
         if not own:
             yield piece
 
@@ -237,31 +241,31 @@ class MechanismKit:
 
     def same(self, found: tuple[dict[int, State], Leaves], wanted: State) -> None:
         """All pieces are those of the whole, to the bit where the mechanism promises it."""
-        states, leaves = found
+        states, param_blocks = found
         whole = {piece.name: values for piece, values in wanted.items()}
         for state in states.values():
             for piece, values in state.items():
                 if self.mechanism.exact:
-                    assert torch.equal(values, part(whole, piece, leaves)), piece
+                    assert torch.equal(values, part(whole, piece, param_blocks)), piece
                 else:
-                    torch.testing.assert_close(values, part(whole, piece, leaves))
+                    torch.testing.assert_close(values, part(whole, piece, param_blocks))
 
     def test_trains_as_plain_torch_does(self, mesh: Mesh) -> None:
         """Clipped by the norm of the whole gradient, and up to the order of additions."""
-        (states, leaves), wanted = self.trained(mesh, clips=True), in_plain_torch()
+        (states, param_blocks), wanted = self.trained(mesh, clips=True), in_plain_torch()
         for state in states.values():
             for piece, values in state.items():
-                if piece.name in wanted or piece.name in leaves:
-                    torch.testing.assert_close(values, part(wanted, piece, leaves), rtol=1e-9, atol=1e-12)
+                if piece.name in wanted or piece.name in param_blocks:
+                    torch.testing.assert_close(values, part(wanted, piece, param_blocks), rtol=1e-9, atol=1e-12)
 
     def test_layout_covers_everything(self, mesh: Mesh) -> None:
         """With what one worker has, and with the values that it has."""
-        (states, leaves), wanted = self.trained(mesh), alone()
+        (states, param_blocks), wanted = self.trained(mesh), alone()
         layout = {rank: tuple(state) for rank, state in states.items()}
-        all_of_it = tuple(as_leaves(wanted, leaves))
+        all_of_it = tuple(as_leaves(wanted, param_blocks))
         assert {piece.name for pieces in layout.values() for piece in pieces} == {piece.name for piece in all_of_it}
         assert moves(layout, {mesh.workers: all_of_it})
-        self.same((states, leaves), wanted)
+        self.same((states, param_blocks), wanted)
 
     @pytest.mark.parametrize("event", ["abandon", "regroup"])
     def test_nothing_shows_of(self, mesh: Mesh, event: Event) -> None:
@@ -280,4 +284,4 @@ class MechanismKit:
     def test_accepts_its_meshes(self) -> None:
         """Before a worker starts."""
         for mesh in self.meshes:
-            self.mechanism.check(Means(workers=mesh.workers), mesh)
+            self.mechanism.check(ExecutionSettings(workers=mesh.workers), mesh)

@@ -19,7 +19,7 @@ import pytest
 
 from elastune.adapt.policies.base import Hook, Policy, hooks_of
 from elastune.adapt.policies.collectives import Future, Op, Submission, Value, pack, resolve
-from elastune.adapt.policies.host import Failure, Named, PolicyHost, Proposal, begin, from_json, to_json
+from elastune.adapt.policies.host import Failure, PolicyEntry, PolicyHost, Proposal, begin, from_json, to_json
 from elastune.adapt.policies.host import decide as decide_standing
 from elastune.adapt.policies.run import Limits, Run
 from elastune.core.decisions import Decision, Signal, Snapshot
@@ -32,7 +32,7 @@ Measured = float | tuple[float, float] | Signal  # a value; with its standard er
 # -- one hook ----------------------------------------------------------------------------------------------------------
 
 
-def sit(signals: Mapping[str, Measured] | None = None, **changed: Any) -> Snapshot:
+def make_snapshot(signals: Mapping[str, Measured] | None = None, **changed: Any) -> Snapshot:
     """Return a snapshot in the middle of a training; ``changed`` holds fields of ``Snapshot``."""
     found = {name: _signal(value) for name, value in (signals or {}).items()}
     fields = {"step": 100, "epoch": 2, "samples": 6400, "seconds": 10.0, "workers": 2, "batch_size": 64, "lr": 0.1}
@@ -72,17 +72,17 @@ def fake_run(
         limits: The bounds of the run.
         rank: This worker's rank.
         known: The signals that monitors give; None: any.
-        changed: As for ``sit``.
+        changed: As for ``make_snapshot``.
     """
-    snapshot = sit(signals, **changed)
+    snapshot = make_snapshot(signals, **changed)
     return Run(snapshot, limits, rank, Echo(snapshot.workers), known)
 
 
-class ByHand:
+class PolicyDriver:
     """A policy whose hooks are called by hand, one after another, under ``guards``."""
 
-    def __init__(self, policy: Policy | Named) -> None:
-        self.named = policy if isinstance(policy, Named) else Named("it", policy)
+    def __init__(self, policy: Policy | PolicyEntry) -> None:
+        self.named = policy if isinstance(policy, PolicyEntry) else PolicyEntry("it", policy)
         self.standing = begin(self.named)
 
     @property
@@ -95,14 +95,14 @@ class ByHand:
         self.standing, decision = decide_standing(self.named, self.standing, hook, fake_run(**run))
         return decision
 
-    def travel_to(self, other: ByHand) -> None:
+    def travel_to(self, other: PolicyDriver) -> None:
         """Let ``other`` go on from here, by JSON."""
         other.standing = from_json(other.named, json.loads(json.dumps(to_json(self.standing))))
 
 
-def decide(policy: Policy | Named, hook: Hook = "after_step", **run: Any) -> Decision:
+def decide(policy: Policy | PolicyEntry, hook: Hook = "after_step", **run: Any) -> Decision:
     """Return what ``hook`` asks for at its first call, with ``fake_run(**run)``."""
-    return ByHand(policy).decide(hook, **run)
+    return PolicyDriver(policy).decide(hook, **run)
 
 
 # -- several workers ---------------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def moved(snapshot: Snapshot, decision: Decision) -> Snapshot:
 
 
 @dataclass(frozen=True)
-class Voted:
+class VoteResult:
     """The outcome of what workers asked for, at the boundary after ``step`` steps."""
 
     step: int
@@ -130,7 +130,7 @@ class Voted:
     outcome: Literal["applied", "disagreed"]
 
 
-class Crowd:
+class SimulatedWorkers:
     """Workers in one process that run the policies of ``make(rank)``. They train nothing.
 
     Decisions travel through a step as in training: what a hook asks for after step s takes effect after step s + 1, if
@@ -141,16 +141,16 @@ class Crowd:
     def __init__(
         self,
         workers: int,
-        make: Callable[[int], Sequence[Named]],
+        make: Callable[[int], Sequence[PolicyEntry]],
         *,
         limits: Limits = LIMITS,
         snapshot: Snapshot | None = None,
     ) -> None:
         self._make = make
         self.limits = limits
-        self.snapshot = replace(snapshot or sit(step=0, epoch=0, samples=0, seconds=0.0), workers=workers)
+        self.snapshot = replace(snapshot or make_snapshot(step=0, epoch=0, samples=0, seconds=0.0), workers=workers)
         self.hosts = [PolicyHost(make(rank)) for rank in range(workers)]
-        self.verdicts: list[Voted] = []
+        self.verdicts: list[VoteResult] = []
         self.exchanges = 0
 
     @property
@@ -212,7 +212,7 @@ class Crowd:
         if not any(votes):
             return
         agreed = all(vote == votes[0] for vote in votes)
-        self.verdicts.append(Voted(self.snapshot.step, tuple(votes[0]), "applied" if agreed else "disagreed"))
+        self.verdicts.append(VoteResult(self.snapshot.step, tuple(votes[0]), "applied" if agreed else "disagreed"))
         for proposal in votes[0] if agreed else ():
             self.snapshot = moved(self.snapshot, proposal.decision)
         self._become(self.snapshot.workers)
@@ -226,7 +226,7 @@ class Crowd:
             self.hosts.append(PolicyHost(self._make(rank)))
             self.hosts[-1].load(json.loads(state))
         for rank, host in enumerate(self.hosts):
-            host.begin_again(workers, self.limits, rank)
+            host.restart_waiting_hooks(workers, self.limits, rank)
 
 
 # -- what every policy has to do ---------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ CALM: dict[str, Measured] = {
 """A batch of 64 is beyond the noise scale, the workers are busy, and the loss stays."""
 
 
-def stormy(seed: int, steps: int, workers: int = 8) -> list[dict[str, Measured]]:
+def random_signals(seed: int, steps: int, workers: int = 8) -> list[dict[str, Measured]]:
     """Return signals of many sizes, now and then missing, drawn by ``seed``."""
     rng = random.Random(seed)
     found: list[dict[str, Measured]] = []
@@ -278,27 +278,27 @@ class PolicyKit(ABC):
     limits: ClassVar[Limits] = LIMITS
 
     @abstractmethod
-    def make(self) -> Policy | Named:
-        """Return a new policy, each time; a ``Named`` one with guards."""
+    def make(self) -> Policy | PolicyEntry:
+        """Return a new policy, each time; a ``PolicyEntry`` one with guards."""
 
-    def crowd(self, workers: int = 2, limits: Limits | None = None) -> Crowd:
-        return Crowd(workers, lambda rank: [ByHand(self.make()).named], limits=limits or self.limits)
+    def crowd(self, workers: int = 2, limits: Limits | None = None) -> SimulatedWorkers:
+        return SimulatedWorkers(workers, lambda rank: [PolicyDriver(self.make()).named], limits=limits or self.limits)
 
     def test_it_has_a_hook(self) -> None:
-        assert hooks_of(ByHand(self.make()).named.policy)
+        assert hooks_of(PolicyDriver(self.make()).named.policy)
 
     @pytest.mark.parametrize("seed", range(5))
     @pytest.mark.parametrize("limits", [None, Limits(2, 2, 100), Limits(1, 3, 64)], ids=("its own", "none", "narrow"))
     def test_it_asks_for_nothing_that_cannot_be(self, seed: int, limits: Limits | None) -> None:
         crowd = self.crowd(limits=limits)
-        crowd.train(stormy(seed, self.steps))
+        crowd.train(random_signals(seed, self.steps))
         assert crowd.failures() == []
         assert {verdict.outcome for verdict in crowd.verdicts} <= {"applied"}, "workers that see the same do the same"
 
     @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, -1.0, 1e300])
     def test_it_survives_signals_that_are_no_use(self, value: float) -> None:
         crowd = self.crowd()
-        usual = stormy(0, self.steps)
+        usual = random_signals(0, self.steps)
         crowd.train({**dict.fromkeys(signals, (value, math.nan))} if i % 3 else {} for i, signals in enumerate(usual))
         assert crowd.failures() == []
         assert all(math.isfinite(d.lr_factor or 1.0) and math.isfinite(d.lr or 0.0) for _, d in crowd.decisions)
@@ -310,7 +310,7 @@ class PolicyKit(ABC):
 
     @pytest.mark.parametrize("seed", range(5))
     def test_it_goes_on_from_its_state(self, seed: int) -> None:
-        before, after = stormy(seed, self.steps), stormy(seed + 100, self.steps)
+        before, after = random_signals(seed, self.steps), random_signals(seed + 100, self.steps)
         crowd = self.crowd()
         crowd.train(before)
         other = self.crowd(len(crowd.hosts))

@@ -10,7 +10,7 @@ from elastune.adapt.monitors.base import Reading, WorkerTimes
 from elastune.adapt.monitors.performance import Performance
 from elastune.adapt.policies.run import Limits
 from elastune.core.decisions import Decision, Signal
-from elastune.testing.kits.policy import ByHand
+from elastune.testing.kits.policy import PolicyDriver
 
 StepTime = Callable[[int, int], tuple[float, float]]
 """(workers, global batch) -> seconds of a step, and how many of them are computing."""
@@ -58,7 +58,7 @@ class PolicyWorld:
         """Let ``count`` workers die; others are started for them, as far as there are any."""
         self.workers -= count
 
-    def train(self, policy: ByHand, steps: int) -> None:
+    def train(self, policy: PolicyDriver, steps: int) -> None:
         """Take ``steps`` steps, or fewer if the policy stops."""
         for _ in range(steps):
             if self.stopped:

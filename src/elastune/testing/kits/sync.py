@@ -14,8 +14,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from elastune.core.batch_slices import round_shares, shares
-from elastune.core.run import Means
+from elastune.core.batch_slices import shares, slices_of_round
+from elastune.core.run import ExecutionSettings
 from elastune.parallel.comm.group import Group, GroupBroken, Work
 from elastune.parallel.comm.process_groups import Comms, replicated
 from elastune.parallel.mechanisms.base import Replica, Replicated
@@ -36,7 +36,7 @@ class Run:
         model = network()
         comms = replicated(group)
         self._make = make
-        self.sync = make(Replicated().attach(model, optimizer_of(model), comms, Means()), comms)
+        self.sync = make(Replicated().attach(model, optimizer_of(model), comms, ExecutionSettings()), comms)
 
     def round(self, at: int, on_break: Callable[[], None]) -> None:
         """Round ``at``; ``on_break`` completes its exchange where that fails here."""
@@ -59,7 +59,7 @@ class Run:
         mode: Literal["exact", "fast"] = "exact" if sync.exact else "fast"
         if plan.in_rounds:
             carried = plan.carried(sync.group.size, sync.group.rank)
-            slices = round_shares([BATCH] * plan.every, SLOTS, plan.learners, carried, mode, 2)
+            slices = slices_of_round([BATCH] * plan.every, SLOTS, plan.learners, carried, mode, 2)
         else:
             slices = shares(BATCH, SLOTS, sync.group.size, sync.group.rank, mode, 2)
         sync.parts = slices

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from elastune.adapt.monitors.base import UNTOLD, WorkerTimes
+from elastune.adapt.monitors.base import UNKNOWN_TIMES, WorkerTimes
 from elastune.adapt.policies.base import Hook, Policy
 from elastune.adapt.policies.host import PolicyHost, Proposal
 from elastune.adapt.policies.library.registry import build_all, monitors_for
@@ -39,7 +39,7 @@ from elastune.train.training_state import TrainingState
 LEARNERS_DISTANCE, MIX_STALENESS, SENT_BYTES = "learners_distance", "mix_staleness", "sent_bytes"
 
 
-class Exchanged:
+class ExchangeStatistics:
     """Counts on each worker alike; what a worker has sent for one exchange is told in the next one."""
 
     def __init__(self) -> None:
@@ -166,9 +166,9 @@ class Adapter:
         self._adapts = bool(policies)
         self._at = _Position()
         self._host = PolicyHost(policies, self.monitoring.gives)
-        self.exchanged = Exchanged()
+        self.exchanged = ExchangeStatistics()
         self.routing = Routing(spec, workers, progress, send)
-        self._applier = DecisionApplier(workers, progress, self.monitoring, self.routing, meshes_of(spec.means))
+        self._applier = DecisionApplier(workers, progress, self.monitoring, self.routing, meshes_of(spec.execution))
         self._decisions = Decisions(self._host, names, self._applier, workers, progress, send)
         self._regrouped = False
         self._others = False  # hooks that wait have begun among other workers
@@ -215,7 +215,7 @@ class Adapter:
         workers = self._workers
         # There whether they are asked for or not: in fast mode the order of additions depends on the length.
         times = [0.0] * (WORKER_TIMES * (self._spec.most_workers if workers.elastic else workers.size))
-        if (self.monitoring.times or self.routing.watches or own is UNTOLD) and workers.synchronised:
+        if (self.monitoring.times or self.routing.watches or own is UNKNOWN_TIMES) and workers.synchronised:
             place = WORKER_TIMES * workers.rank
             times[place : place + WORKER_TIMES] = [own.data_s, own.compute_s, own.wait_s]
         return StepContribution(
@@ -252,7 +252,7 @@ class Adapter:
         short = plan.size < 2 or plan.steps > 1 or 0 < plan.offset == plan.length - plan.size
         if self._told_unmeasured or short or self._workers.rank != 0:
             return
-        names, why = self.monitoring.unmeasured(number, statistics, self._spec.means.mode)
+        names, why = self.monitoring.unmeasured(number, statistics, self._spec.execution.mode)
         self._told_unmeasured = bool(names)
         for name in names:
             self._send(NotMeasured(name, number, why))
@@ -275,7 +275,7 @@ class Adapter:
 
     def _begin_again(self) -> None:
         self._others = False
-        self._host.begin_again(self._workers.size, self._limits(), self._workers.rank)
+        self._host.restart_waiting_hooks(self._workers.size, self._limits(), self._workers.rank)
         self._decisions.collect()
 
     def after_step(self, trained: TrainingState, batch_size: int) -> bool:
@@ -364,7 +364,7 @@ class Adapter:
     def _limits(self, ended: bool = False) -> Limits:
         elastic, size = self._spec.elastic, self._workers.size
         low, high = (elastic.low, self._spec.most_workers) if self._workers.elastic else (size, size)
-        slots = self._spec.means.num_slots
+        slots = self._spec.execution.num_slots
         return Limits(min(low, size), max(high, size), self._decisions.longest_batch, ended, slots)
 
     def snapshot(self, trained: TrainingState, batch_size: int) -> Snapshot:
@@ -379,7 +379,7 @@ class Adapter:
             workers=self._workers.size,
             batch_size=batch_size,
             lr=_rate(trained),
-            micro_batch=self._progress.micro_batch or self._spec.means.micro_batch,
+            micro_batch=self._progress.micro_batch or self._spec.execution.micro_batch,
             signals=self.monitoring.signals,
             lr_at_start=at.lr,
             batch_at_start=at.batch_size,

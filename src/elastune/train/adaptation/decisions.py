@@ -13,7 +13,7 @@ import torch
 from elastune.adapt.policies.host import PolicyHost, Proposal
 from elastune.adapt.policies.run import MOST
 from elastune.core.communication import Topology
-from elastune.core.decisions import VOTE, Decision, Snapshot, outcome, vote
+from elastune.core.decisions import VOTE_LENGTH, Decision, Snapshot, outcome, vote
 from elastune.core.errors import UserError
 from elastune.core.journal.records import Decided, Measured, PolicyFailed, Record
 from elastune.core.mesh import Mesh
@@ -29,12 +29,12 @@ from elastune.train.training_state import TrainingState
 
 # [agreement] What this worker's program and policies propose, until it is voted on; each has a vote of its own.
 
-_ABSTENTION = [0.0] * VOTE
+_ABSTENTION = [0.0] * VOTE_LENGTH
 PROGRAM = "program"  # proposes what the training function asks of ``session.change``
 
 
 @dataclass(frozen=True)
-class Agreed:
+class VoteResult:
     """What came of a vote.
 
     Attributes:
@@ -48,7 +48,7 @@ class Agreed:
     own: Proposal | None
 
 
-class Agreement:
+class OpenProposals:
     """Open proposals of the program and of each policy; of each one rides in a vote, the others in later ones.
 
     The program always has a vote: whether it will ever use it is not known when the length of a step's control vector
@@ -69,13 +69,13 @@ class Agreement:
             return self.abstention
         return [x for own in self._open.values() for x in (vote(own[0].decision) if own else _ABSTENTION)]
 
-    def count_votes(self, sums: Sequence[float], voters: int) -> list[Agreed]:
+    def count_votes(self, sums: Sequence[float], voters: int) -> list[VoteResult]:
         """What came of the votes of ``voters`` workers, from their sums; nothing of a policy that nobody spoke for."""
         found = []
         for place, (name, own) in enumerate(self._open.items()):
-            part = sums[place * VOTE : (place + 1) * VOTE]
+            part = sums[place * VOTE_LENGTH : (place + 1) * VOTE_LENGTH]
             if own or any(part):
-                found.append(Agreed(name, outcome(part, voters), own.pop(0) if own else None))
+                found.append(VoteResult(name, outcome(part, voters), own.pop(0) if own else None))
         return found
 
     def to_json(self) -> list[dict[str, Any]]:
@@ -150,7 +150,7 @@ class DecisionApplier:
             self._routing.check(topology)
         if decision.sync is not None:
             why = "session.set_sync" if policy == PROGRAM else f"policy {policy}"
-            trained.in_use.want(SyncPlan.parse(decision.sync), why)
+            trained.active_sync.want(SyncPlan.parse(decision.sync), why)
         if decision.workers is not None:
             workers.resize(decision.workers, f"policy {policy}")
         if decision.mesh is not None:
@@ -243,8 +243,8 @@ class Decisions:
         self._workers = workers
         self._progress = progress
         self._send = send
-        self._agreement = Agreement(policies)
-        self._agreed: list[Agreed] = []  # in the newest step, or between epochs
+        self._agreement = OpenProposals(policies)
+        self._agreed: list[VoteResult] = []  # in the newest step, or between epochs
         self._stood: Snapshot | None = None  # before they are applied, where another worker alone may have asked
         self._disagreements: dict[str, int] = {}  # in a row, by policy
         self._asked_workers: int | None = None  # they are on their way
@@ -269,7 +269,7 @@ class Decisions:
         for refused in self._host.drain_refusals():
             if refused.policy not in self._bounds_told:
                 self._bounds_told.append(refused.policy)
-                self._journal(Agreed(refused.policy, None, refused), "refused", refused.note)
+                self._journal(VoteResult(refused.policy, None, refused), "refused", refused.note)
         for failed in self._host.drain_failures():
             self._journal_failure(failed.policy, failed.hook, failed.step, failed.detail, failed.off)
 
@@ -314,7 +314,7 @@ class Decisions:
             self._journal(each, "applied", "" if each.own is None else each.own.note)
         return done
 
-    def _still_new(self, each: Agreed, trained: TrainingState) -> Agreed | None:
+    def _still_new(self, each: VoteResult, trained: TrainingState) -> VoteResult | None:
         """``each`` without what is so already, or on its way; None where nothing else is in it.
 
         A vote takes a step, and an exchange of policies another. A policy that asked again meanwhile, since it still
@@ -330,7 +330,7 @@ class Decisions:
             "workers": self._asked_workers,  # not how many there are: after a loss some may not know that yet
             "mesh": self._asked_mesh,
             "topology": self._applier.topology,
-            "sync": trained.in_use.coming,
+            "sync": trained.active_sync.coming,
         }
         same = [name for name, value in holds.items() if value is not None and getattr(decision, name) == value]
         old: dict[str, Any] = dict.fromkeys(same)
@@ -347,7 +347,7 @@ class Decisions:
         if batch is not None and longest is not None and batch > longest:
             raise UserError(f"a batch must not be longer than an epoch of {longest} samples", batch, "ask for less")
 
-    def _disagreed(self, each: Agreed) -> None:
+    def _disagreed(self, each: VoteResult) -> None:
         name = each.policy
         if name == PROGRAM:
             here = "" if each.own else f"rank {self._workers.rank} asked for nothing, another did; "
@@ -357,22 +357,22 @@ class Decisions:
         self._disagreements[name] = self._disagreements.get(name, 0) + 1
         self._journal(each, "disagreed", "")
         if each.own is not None:
-            self._host.put_back(name, each.own.before)
+            self._host.revert_proposal(name, each.own.before)
         if self._disagreements[name] >= MOST_DISAGREEMENTS:
             self._host.switch_off(name)
             detail = f"workers disagreed {MOST_DISAGREEMENTS} times in a row: a policy must not depend on the rank"
             self._journal_failure(name, "vote", self._progress.position.step, detail, off=True)
 
-    def _refused(self, each: Agreed, why: str) -> None:
+    def _refused(self, each: VoteResult, why: str) -> None:
         if each.own is not None and each.policy != PROGRAM:
-            self._host.put_back(each.policy, each.own.before)
+            self._host.revert_proposal(each.policy, each.own.before)
         if each.decision is not None and self._last_refused.get(each.policy) != each.decision:
             self._last_refused[each.policy] = each.decision  # it may ask again and again
             self._journal(each, "refused", why)
 
     # -- journal ------------------------------------------------------------------------------------------------------
 
-    def _journal(self, each: Agreed, outcome: Literal["applied", "disagreed", "refused"], detail: str) -> None:
+    def _journal(self, each: VoteResult, outcome: Literal["applied", "disagreed", "refused"], detail: str) -> None:
         """Of an elastic run every member that asked sends it: whoever dies, it is known, and one record is kept.
 
         Of any other run only rank 0's records are kept, so it tells what others asked for, too.

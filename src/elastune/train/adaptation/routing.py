@@ -16,17 +16,17 @@ from statistics import median
 from elastune.core.communication import Topology, routes_of
 from elastune.core.errors import UserError
 from elastune.core.journal.execution_records import BY_CHECKPOINT
-from elastune.core.journal.records import Record, TopologyLaid
+from elastune.core.journal.records import Record, TopologyChanged
 from elastune.core.plan.links import HostLinks, Sums
 from elastune.core.plan.links import best_topology as best
 from elastune.core.run import RunSpec
-from elastune.elastic.stragglers import told_by_rank
+from elastune.elastic.stragglers import lines_by_rank
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.parallel.comm.group import GroupBroken
-from elastune.parallel.comm.network_probe import probe_links, try_ways
+from elastune.parallel.comm.network_probe import probe_links, time_routes
 from elastune.parallel.comm.process_groups import Comms
 from elastune.parallel.comm.reducer import BUCKET_BYTES
-from elastune.parallel.comm.relay import RoutesDiffer, adds_up, known, unlike
+from elastune.parallel.comm.relay import RouteMismatch, adds_up, known, unlike
 from elastune.train.progress import Progress
 from elastune.train.training_state import TrainingState
 
@@ -93,7 +93,7 @@ class Routing:
     """
 
     def __init__(self, spec: RunSpec, workers: WorkerGroup, progress: Progress, send: Callable[[Record], None]) -> None:
-        self._means = spec.means
+        self._means = spec.execution
         self._workers = workers
         self._progress = progress
         self._send = send
@@ -129,7 +129,7 @@ class Routing:
             why = why or ("links are not measured yet" if asked.shape == "auto" else "")
             cause = measured or (f"{self._cause}: {asked}; {why}" if why else self._cause)
             step, seconds = self._progress.position.step, self._progress.times.seconds
-            self._send(TopologyLaid(step, str(used), group.size, cause, seconds))
+            self._send(TopologyChanged(step, str(used), group.size, cause, seconds))
 
     def check(self, asked: Topology) -> None:
         """Raise ``UserError`` where the workers that there are cannot have it."""
@@ -162,9 +162,9 @@ class Routing:
         Where one worker has completed what another has not, they are of different minds as to what comes next. So all
         gather by one name, say what they do, and begin again here until all do the same in the view that there is. What
         a death breaks otherwise ends likewise: all come here again. While a round goes on without some who were lost in
-        it nothing is settled: who has begun it does not come here before its end. Raises ``RoutesDiffer``.
+        it nothing is settled: who has begun it does not come here before its end. Raises ``RouteMismatch``.
         """
-        if self._workers.dealt_by != self._workers.view:
+        if self._workers.assignment_view != self._workers.view:
             return
         self._measure(trained)
         while self._unchecked and self._in_use and self._workers.synchronised and not self._checked():
@@ -208,17 +208,17 @@ class Routing:
     def _refuse(self, told: Mapping[int, str]) -> None:
         if told:
             where = f"after step {self._progress.position.step}, view {self._workers.view}, {self._laid}"
-            raise RoutesDiffer(f"workers must sum along the same routes ({where}): {told_by_rank(told)}")
+            raise RouteMismatch(f"workers must sum along the same routes ({where}): {lines_by_rank(told)}")
 
     # -- auto ---------------------------------------------------------------------------------------------------------
 
     @property
     def watches(self) -> bool:
         """Whether links are measured: there are several hosts, and nobody has said how sums are to travel."""
-        comms, means = self._workers.comms, self._means
+        comms, execution = self._workers.comms, self._means
         if len(set(comms.hosts)) < 2:
             return False
-        ours = means.mechanism == "replicated" and means.compress is None and comms.everyone.backend == "gloo"
+        ours = execution.mechanism == "replicated" and execution.compress is None and comms.everyone.backend == "gloo"
         return ours and self.asked.shape == "auto"
 
     def hear(self, times: Sequence[float]) -> None:
@@ -246,12 +246,12 @@ class Routing:
                     self._choose(trained, rows)
 
     def _choose(self, trained: TrainingState, rows: Sequence[Sequence[float]]) -> None:
-        comms, means = self._workers.comms, self._means
+        comms, execution = self._workers.comms, self._means
         names = tuple(dict.fromkeys(comms.hosts))
         first = [rows[comms.hosts.index(name)][2:] for name in names]
         links = HostLinks.steadied(names, [row[::2] for row in first], [row[1::2] for row in first])
         numel, plan = max(1, min(trained.gradient_bytes, BUCKET_BYTES) // ITEM_BYTES), trained.sync.plan
-        num_slots = plan.learners if plan.in_rounds else means.num_slots if means.mode == "exact" else 0
+        num_slots = plan.learners if plan.in_rounds else execution.num_slots if execution.mode == "exact" else 0
         sums = Sums(numel, ITEM_BYTES, comms.hosts, num_slots)
         chosen, seconds = best(sums, links, self._auto)
         if chosen == self._auto:
@@ -283,7 +283,7 @@ class Routing:
         laid = [(routes_of(way, group.size, sums.hosts), way.chunk_kib) for way in modelled]
         numel = math.ceil(sums.numel * min(1.0, LONGEST_S / max(modelled.values())))
         self._workers.say("gathering", self._progress.position.step, numel * ITEM_BYTES, SETTLING)
-        rows = self._gather(TRIES, try_ways(group, laid, numel, sums.num_slots))
+        rows = self._gather(TRIES, time_routes(group, laid, numel, sums.num_slots))
         return rows[0][2:] if rows else []
 
     @staticmethod

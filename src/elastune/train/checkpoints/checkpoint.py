@@ -25,10 +25,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from elastune.core.errors import UserError
-from elastune.core.layout import Stretch, fills, intersection, whole_stretch
+from elastune.core.layout import FlatRange, fills, intersection, whole_range
 from elastune.core.run import Position
 from elastune.elastic.coordinator.machine import ProtocolViolation
-from elastune.parallel.mechanisms.tensor_storage import Scattered, copy_common, whole
+from elastune.parallel.mechanisms.tensor_storage import PartialTensor, copy_common, whole
 from elastune.train.checkpoints.spool import digest_of, is_sealed, seal, unseal
 from elastune.train.checkpoints.tree import Pieces, States, from_tree, from_trees, joined, to_tree, to_trees
 from elastune.train.data.sample_log import SampleSpans
@@ -67,7 +67,7 @@ class Written:
     index: Index
 
 
-def write(folder: Path, name: str, tensors: Mapping[str, torch.Tensor | Scattered]) -> Written:
+def write(folder: Path, name: str, tensors: Mapping[str, torch.Tensor | PartialTensor]) -> Written:
     """Write ``tensors``, whole ones and this worker's pieces of others, as one file; it is on the disk afterwards.
 
     Raises:
@@ -77,7 +77,7 @@ def write(folder: Path, name: str, tensors: Mapping[str, torch.Tensor | Scattere
     index: Index = {}
     for path, tensor in tensors.items():
         if isinstance(tensor, torch.Tensor):
-            keyed = [(path, whole_stretch(tensor.shape), tensor)]
+            keyed = [(path, whole_range(tensor.shape), tensor)]
         else:
             keyed = [(f"{path}@{i}", stretch, values) for i, (stretch, values) in enumerate(tensor.pieces)]
         for key, _, values in keyed:
@@ -115,7 +115,7 @@ def merged(indices: Sequence[Index]) -> Index:
     return found
 
 
-class Shelf(Mapping[str, "OnDisk"]):
+class TensorStore(Mapping[str, "StoredTensor"]):
     """The tensors of a checkpoint by name, read when they are asked for.
 
     The files stay open, so that they can be read whatever becomes of the folder.
@@ -125,13 +125,13 @@ class Shelf(Mapping[str, "OnDisk"]):
         self._index = index
         self._files = {name: safe_open(folder / name, "pt") for name in files}
 
-    def __getitem__(self, name: str) -> OnDisk:
+    def __getitem__(self, name: str) -> StoredTensor:
         entry = self._index[name]
         dtype = getattr(torch, entry["dtype"])
         if not isinstance(dtype, torch.dtype):
             raise ValueError(f"{name} is of {entry['dtype']}")
         pieces = [(self._files[piece[0]], piece[1], _stretch(piece)) for piece in entry["pieces"]]
-        return OnDisk(tuple(entry["shape"]), dtype, tuple(pieces))
+        return StoredTensor(tuple(entry["shape"]), dtype, tuple(pieces))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._index)
@@ -141,14 +141,14 @@ class Shelf(Mapping[str, "OnDisk"]):
 
 
 @dataclass(frozen=True)
-class OnDisk:
+class StoredTensor:
     """A tensor of ``shape`` that lies in ``pieces``: an open file, the key in it, and which stretch that is."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    pieces: tuple[tuple[Any, str, Stretch], ...]
+    pieces: tuple[tuple[Any, str, FlatRange], ...]
 
-    def read(self, stretch: Stretch) -> torch.Tensor:
+    def read(self, stretch: FlatRange) -> torch.Tensor:
         """The flat values of a stretch, whatever pieces they were written in; no more than one piece is read at a time.
 
         Raises:
@@ -166,7 +166,7 @@ class OnDisk:
         return found
 
 
-def _read(file: Any, key: str, piece: Stretch, reach: Stretch) -> tuple[torch.Tensor, Stretch]:
+def _read(file: Any, key: str, piece: FlatRange, reach: FlatRange) -> tuple[torch.Tensor, FlatRange]:
     """The flat values of ``reach``, a part of ``piece``, or of whole rows around it; and which stretch they are."""
     stored = file.get_slice(key)
     shape = stored.get_shape()
@@ -174,21 +174,21 @@ def _read(file: Any, key: str, piece: Stretch, reach: Stretch) -> tuple[torch.Te
         return file.get_tensor(key).reshape(-1), piece
     row = prod(shape[1:])
     first, last = (reach.start - piece.start) // row, -(-(reach.stop - piece.start) // row)
-    return stored[first:last].reshape(-1), Stretch(piece.box, piece.start + first * row, piece.start + last * row)
+    return stored[first:last].reshape(-1), FlatRange(piece.box, piece.start + first * row, piece.start + last * row)
 
 
-def _common(piece: Stretch, wanted: Stretch) -> Stretch | None:
+def _common(piece: FlatRange, wanted: FlatRange) -> FlatRange | None:
     """The shortest stretch of ``piece`` that has all that ``wanted`` has of it; None: it has nothing."""
     if piece.box == wanted.box:
         start, stop = max(piece.start, wanted.start), min(piece.stop, wanted.stop)
-        return Stretch(piece.box, start, stop) if start < stop else None
+        return FlatRange(piece.box, start, stop) if start < stop else None
     ends = []
     for box, at in piece.boxes:
         for own, _ in wanted.boxes:
             common = intersection(box, own)
             if common is not None:
                 ends += [at + _place(common, box, 0), at + _place(common, box, 1) + 1]
-    return Stretch(piece.box, piece.start + min(ends), piece.start + max(ends)) if ends else None
+    return FlatRange(piece.box, piece.start + min(ends), piece.start + max(ends)) if ends else None
 
 
 def _place(inner: Sequence[tuple[int, int]], outer: Sequence[tuple[int, int]], last: int) -> int:
@@ -199,9 +199,9 @@ def _place(inner: Sequence[tuple[int, int]], outer: Sequence[tuple[int, int]], l
     return found
 
 
-def _stretch(piece: Sequence[Any]) -> Stretch:
+def _stretch(piece: Sequence[Any]) -> FlatRange:
     _, _, box, start, stop = piece
-    return Stretch(tuple((int(first), int(last)) for first, last in box), int(start), int(stop))
+    return FlatRange(tuple((int(first), int(last)) for first, last in box), int(start), int(stop))
 
 
 def sync(path: Path) -> None:
@@ -484,7 +484,7 @@ def load(path: Path, fix: str = DELETE, check: Check | None = None, whole_parts:
     with _refusing(path, fix):
         if wrong := (check or faults)(path, tree["files"]):
             raise ValueError(wrong)
-        shelf = Shelf(path, list(tree["files"]), tree["tensors"])
+        shelf = TensorStore(path, list(tree["files"]), tree["tensors"])
         here = _Whole(shelf)
         lazy = () if whole_parts else ("model", "optimizer")
         late = from_trees({name: of for name, of in tree["parts"].items() if name in lazy}, shelf)
@@ -562,7 +562,7 @@ def faults(path: Path, files: Mapping[str, str], part: slice = slice(None)) -> s
 class _Whole(Mapping[str, torch.Tensor]):
     """The tensors of a shelf, as such."""
 
-    def __init__(self, shelf: Shelf) -> None:
+    def __init__(self, shelf: TensorStore) -> None:
         self._shelf = shelf
 
     def __getitem__(self, name: str) -> torch.Tensor:

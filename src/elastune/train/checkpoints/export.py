@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from elastune.core.errors import UserError
-from elastune.core.layout import Stretch, intersection, whole_stretch
+from elastune.core.layout import FlatRange, intersection, whole_range
 from elastune.parallel.mechanisms.tensor_storage import Stored, copy_common, whole
 from elastune.train.checkpoints.checkpoint import UNWRITABLE, load_newest
 
@@ -63,9 +63,9 @@ class DcpTensor:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    chunks: tuple[tuple[Stretch, Path, int, int], ...]
+    chunks: tuple[tuple[FlatRange, Path, int, int], ...]
 
-    def read(self, stretch: Stretch) -> torch.Tensor:
+    def read(self, stretch: FlatRange) -> torch.Tensor:
         """The flat values of a stretch; a chunk at a time is in memory."""
         found = torch.empty(stretch.size, dtype=self.dtype)
         for chunk, file, at, length in self.chunks:
@@ -98,12 +98,12 @@ def read_dcp(folder: Path) -> dict[str, DcpTensor]:
     return found
 
 
-def _chunk(folder: Path, index: Any, name: str, chunk: Any) -> tuple[Stretch, Path, int, int]:
+def _chunk(folder: Path, index: Any, name: str, chunk: Any) -> tuple[FlatRange, Path, int, int]:
     stored = index.storage_data[index_of.MetadataIndex(name, chunk.offsets)]
     if getattr(stored, "transform_descriptors", None):
         raise ValueError(f"{name} is compressed")
     box = tuple((int(at), int(at + size)) for at, size in zip(chunk.offsets, chunk.sizes, strict=True))
-    stretch = Stretch(box, 0, whole_stretch(chunk.sizes).size)
+    stretch = FlatRange(box, 0, whole_range(chunk.sizes).size)
     return stretch, folder / Path(stored.relative_path).name, int(stored.offset), int(stored.length)
 
 

@@ -22,7 +22,7 @@ from elastune.elastic.wire.transport import host_name
 from elastune.train.checkpoints import checkpoint as checkpoints
 from elastune.train.checkpoints.checkpoint import Check, Checkpoint, Contribution, Damaged, NoRoom, Written, sync
 from elastune.train.checkpoints.out_folder import OutFolder
-from elastune.train.checkpoints.spool import DRAFTS, CheckpointWish, Spool, Ticket, Whose
+from elastune.train.checkpoints.spool import DRAFTS, CheckpointRequest, Spool, Ticket, Whose
 from elastune.train.checkpoints.tree import States
 
 UNSENT = 2  # checkpoints of a writer that may wait for its agent; the next one waits for them
@@ -33,7 +33,7 @@ Agree = Callable[[int], int]
 Found = tuple[Path, Checkpoint] | None
 
 
-class CheckpointPlace(Protocol):
+class CheckpointStorage(Protocol):
     """One worker's way to the checkpoints of its run."""
 
     def check(self) -> None:
@@ -82,12 +82,12 @@ class CheckpointPlace(Protocol):
         ...
 
 
-def place_of(spec: RunSpec) -> CheckpointPlace:
+def storage_of(spec: RunSpec) -> CheckpointStorage:
     """That of a worker of ``spec``."""
-    return SharedPlace(spec.out) if spec.spool is None else NearPlace(Spool(spec.spool), host=host_name())
+    return SharedStorage(spec.out) if spec.spool is None else LocalStorage(Spool(spec.spool), host=host_name())
 
 
-class SharedPlace:
+class SharedStorage:
     """The run's folder ``out``, which all its workers and its controller see."""
 
     def __init__(self, out: Path) -> None:
@@ -129,7 +129,7 @@ class SharedPlace:
         return parent / "checkpoints"
 
 
-class NearPlace:
+class LocalStorage:
     """The ``spool`` of a worker's machine ``host``. ``limit_s``: how long to wait for an agent that is behind."""
 
     def __init__(self, spool: Spool, limit_s: float = UNSENT_LIMIT_S, host: str = "") -> None:
@@ -189,8 +189,8 @@ class NearPlace:
     def load_newest(self, check: Check, agree: Agree) -> Found:
         first: Damaged | None = None
         before: int | None = None
-        while (step := agree(self._spool.ask(CheckpointWish("own", before=before)))) >= 0:
-            self._spool.ask(CheckpointWish("own", step))
+        while (step := agree(self._spool.ask(CheckpointRequest("own", before=before)))) >= 0:
+            self._spool.ask(CheckpointRequest("own", step))
             path = self._spool.checkpoint("own", step)
             try:
                 return path, checkpoints.load(path, check=check, whole_parts=False)
@@ -202,10 +202,10 @@ class NearPlace:
         return None
 
     def newest_of_parent(self, parent: Path) -> int:
-        return self._spool.ask(CheckpointWish("parent"))
+        return self._spool.ask(CheckpointRequest("parent"))
 
     def of_parent(self, parent: Path, step: int) -> Path:
         whose: Whose = "parent"
         if step >= 0:
-            self._spool.ask(CheckpointWish(whose, step))
+            self._spool.ask(CheckpointRequest(whose, step))
         return self._spool.checkpoints(whose)

@@ -26,9 +26,9 @@ from elastune.train.adaptation.adapter import Adapter
 from elastune.train.checkpoints import checkpoint as checkpoints
 from elastune.train.checkpoints.checkpoint import NoRoom
 from elastune.train.checkpoints.out_folder import OutFolder
-from elastune.train.checkpoints.place import place_of
+from elastune.train.checkpoints.place import storage_of
 from elastune.train.checkpoints.tree import Part, load_states, states_of
-from elastune.train.data.fingerprint import SeenData
+from elastune.train.data.fingerprint import TrainingDataHistory
 from elastune.train.progress import Progress
 from elastune.train.schedules import learning_rates
 from elastune.train.training_state import TrainingState, shapes_of
@@ -228,8 +228,8 @@ class RunFolder:
         self._adapter = adapter
         self._send = send
         self._parts = parts
-        self.data = SeenData(spec.data_seen, accepts=spec.accept_changes, tell=self._tell_change)
-        self._place = place_of(spec)
+        self.data = TrainingDataHistory(spec.data_seen, accepts=spec.accept_changes, tell=self._tell_change)
+        self._place = storage_of(spec)
         self._home = OutFolder.found(spec.out)
         self._nth = (-1, 0)  # the view in which checkpoints were written last, and how many before the last one
 
@@ -406,15 +406,21 @@ class RunFolder:
             self._send(ChangesAccepted([what], at.step, at.epoch))
 
     def _meaning(self) -> dict[str, Any]:
-        spec, means = self._spec, self._spec.means
-        slots = {"num_slots": means.num_slots} if means.mode == "exact" else {}
+        spec, execution = self._spec, self._spec.execution
+        slots = {"num_slots": execution.num_slots} if execution.mode == "exact" else {}
         own = {
             "seed": spec.seed,
             "config": self._config,
             "sync": str(spec.sync),
             "sync_schedule": str(spec.sync_schedule),
         }
-        return {**own, "mode": means.mode, "precision": means.precision, "compress": means.compress, **slots}
+        return {
+            **own,
+            "mode": execution.mode,
+            "precision": execution.precision,
+            "compress": execution.compress,
+            **slots,
+        }
 
 
 def _goes_on(name: str, then: Any, now: Any) -> bool:

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from elastune.core.errors import UserError
-from elastune.core.journal.records import LayersDivided, Record, Restarted, StagesCut, StateLost
-from elastune.core.layout import Leaf, Segment, Split, Unrecoverable
+from elastune.core.journal.records import LayersDivided, Record, Restarted, StagesDivided, StateLost
+from elastune.core.layout import ParamBlock, Segment, Split, Unrecoverable
 from elastune.core.run import Config, RunSpec, derive
 from elastune.elastic.wire.view import View
 from elastune.elastic.worker.group import WorkerGroup
@@ -21,7 +21,7 @@ from elastune.elastic.worker.state_transfer import Packed
 from elastune.parallel.comm.group import Group, GroupBroken
 from elastune.parallel.comm.process_groups import Comms
 from elastune.parallel.mechanisms.base import Replica, flatten, unflatten
-from elastune.parallel.mechanisms.owned.placement import VALUES, Placed, Shard, meet
+from elastune.parallel.mechanisms.owned.placement import VALUES, PlacedState, Shard, meet
 from elastune.parallel.mechanisms.owned.replica import OwnedReplica
 from elastune.parallel.mechanisms.owned.state import Kept, hand_over, kept, restore
 from elastune.parallel.mechanisms.tensor_storage import let_go
@@ -30,7 +30,7 @@ from elastune.train.adaptation.adapter import Adapter
 from elastune.train.checkpoints.run_folder import RunFolder
 from elastune.train.checkpoints.tree import Part, Tensors, from_trees, load_states, states_of, to_trees
 from elastune.train.collectives import NamedCollectives
-from elastune.train.data.fingerprint import SeenData
+from elastune.train.data.fingerprint import TrainingDataHistory
 from elastune.train.progress import Progress
 from elastune.train.rng import seed_everything
 from elastune.train.tracked import unscaled
@@ -42,19 +42,19 @@ from elastune.train.training_state import TrainingState, described
 def packed_shards(kept: Kept) -> tuple[dict[str, Any], list[torch.Tensor]]:
     """``kept`` as a JSON value, and its tensors in the order that it names."""
     rows = [
-        [shard.segment.leaf, shard.segment.start, shard.segment.stop, shard.held, list(shard.tensors)]
+        [shard.segment.param_block, shard.segment.start, shard.segment.stop, shard.held, list(shard.tensors)]
         for shard in kept.shards
     ]
-    leaves = [asdict(leaf) for leaf in kept.split.leaves]
+    param_blocks = [asdict(param_block) for param_block in kept.split.param_blocks]
     told = {
-        "leaves": leaves,
+        "leaves": param_blocks,
         "blocks": kept.split.blocks,
         "costs": list(kept.split.costs),
         "copies": kept.copies,
         "frees": kept.frees,
         "version": kept.version,
         "shards": rows,
-        "facts": {str(leaf): facts for leaf, facts in kept.facts.items()},
+        "facts": {str(param_block): facts for param_block, facts in kept.facts.items()},
     }
     return told, [tensor for shard in kept.shards for tensor in shard.tensors.values()]
 
@@ -63,12 +63,15 @@ def unpacked_shards(told: dict[str, Any], tensors: Sequence[torch.Tensor]) -> Ke
     """What ``packed_shards`` was given."""
     left = iter(tensors)
     shards = [
-        Shard(Segment(leaf, start, stop), {name: next(left) for name in names}, held)
-        for leaf, start, stop, held, names in told["shards"]
+        Shard(Segment(param_block, start, stop), {name: next(left) for name in names}, held)
+        for param_block, start, stop, held, names in told["shards"]
     ]
-    leaves = [Leaf(**{**leaf, "box": tuple((a, b) for a, b in leaf["box"])}) for leaf in told["leaves"]]
-    split = Split(tuple(leaves), told["blocks"], tuple(told["costs"]))
-    facts = {int(leaf): facts for leaf, facts in told["facts"].items()}
+    param_blocks = [
+        ParamBlock(**{**param_block, "box": tuple((a, b) for a, b in param_block["box"])})
+        for param_block in told["leaves"]
+    ]
+    split = Split(tuple(param_blocks), told["blocks"], tuple(told["costs"]))
+    facts = {int(param_block): facts for param_block, facts in told["facts"].items()}
     return Kept(split, told["copies"], told["frees"], told["version"], tuple(shards), facts)
 
 
@@ -123,7 +126,7 @@ class RunState:
         self._adapter = adapter
         self._send = send
         self._snapshot: Packed | None = None
-        self._told: tuple[LayersDivided | StagesCut, ...] = ()
+        self._told: tuple[LayersDivided | StagesDivided, ...] = ()
         self._evaluations = 0  # that began since the newest step; the program may leave one early
         self.trained: TrainingState | None = None
         self.collectives: NamedCollectives | None = None
@@ -137,7 +140,7 @@ class RunState:
         return (*(() if self.trained is None else self.trained.parts), *self._before_model)
 
     @property
-    def data(self) -> SeenData:
+    def data(self) -> TrainingDataHistory:
         """What is known of the run's training sets."""
         return self._folder.data
 
@@ -220,8 +223,8 @@ class RunState:
     def watch(self, replica: Replica) -> None:
         """Be told where a group breaks in what ``replica`` does by itself."""
         if isinstance(replica, OwnedReplica):
-            replica.on_break, rescue = self.mend, replica.division.rescue
-            rescue.meet, rescue.step_lost = self._lose, lambda: self._transaction.is_lost
+            replica.on_break, failure_hooks = self.mend, replica.division.failure_hooks
+            failure_hooks.meet, failure_hooks.step_lost = self._lose, lambda: self._transaction.is_lost
 
     def _lose(self, error: GroupBroken) -> None:
         """The group broke in a forward pass: the open step is lost. What was evaluated is to be evaluated again."""
@@ -244,7 +247,7 @@ class RunState:
 
     def last_result(self) -> list[torch.Tensor]:
         assert self.trained is not None
-        return self.trained.in_use.serving(self.step).last_result()
+        return self.trained.active_sync.serving(self.step).last_result()
 
     def result_room(self) -> list[torch.Tensor]:
         assert self.trained is not None
@@ -272,7 +275,7 @@ class RunState:
         self._snapshot = packed
         if self._owned is not None:
             own = self._kept().copied()
-            restore(self._owned, self.workers.comms, Placed(own.version, list(own.shards), own.facts))
+            restore(self._owned, self.workers.comms, PlacedState(own.version, list(own.shards), own.facts))
 
     def _load_packed(self, packed: Packed, source: str) -> None:
         header = json.loads(packed[0])
@@ -290,7 +293,7 @@ class RunState:
             return
         kept, mesh = self._kept(), comms.mesh
         found = kept.brought(comms.everyone, mesh, comms.hosts, torch.device("cpu"))
-        meet(comms.everyone, kept.split, found, exact=self._spec.means.mode == "exact")
+        meet(comms.everyone, kept.split, found, exact=self._spec.execution.mode == "exact")
         there = [shard for shard in kept.shards if VALUES in shard.tensors]
         values = [Shard(shard.segment, {VALUES: shard.tensors[VALUES]}, held=False) for shard in there]
         self._keep(self._snapshot, replace(kept, shards=(*found.shards, *values), facts=found.facts))

@@ -99,7 +99,7 @@ class Ticket:
 
 
 @dataclass(frozen=True, config=_RULES)
-class CheckpointWish:
+class CheckpointRequest:
     """For a checkpoint. ``step``: that of this step is to be brought here; None: which is the newest, below ``before``
     if that is told?"""
 
@@ -109,14 +109,14 @@ class CheckpointWish:
 
 
 @dataclass(frozen=True, config=_RULES)
-class Granted:
+class CheckpointReply:
     """The answer to a wish: the ``step``, -1 where there is no such checkpoint; or ``error``: why it cannot be had."""
 
     step: Annotated[int, Field(ge=-1, lt=10**12)] = -1
     error: str = ""
 
 
-_Note = TypeVar("_Note", Ticket, CheckpointWish, Granted)
+_Note = TypeVar("_Note", Ticket, CheckpointRequest, CheckpointReply)
 
 
 class Spool:
@@ -144,7 +144,7 @@ class Spool:
         """How many checkpoints of ``writer`` have files here that are not with the controller yet."""
         return len({ticket.draft for _, ticket in self.tickets() if ticket.writer == writer})
 
-    def ask(self, wish: CheckpointWish, limit_s: float = ANSWER_LIMIT_S) -> int:
+    def ask(self, wish: CheckpointRequest, limit_s: float = ANSWER_LIMIT_S) -> int:
         """Ask for a checkpoint: its step; -1 where there is none. Raises ``UserError`` where it cannot be had."""
         name = secrets.token_hex(8)
         answer, until = self.at / ANSWERS / name, time.monotonic() + limit_s
@@ -154,7 +154,7 @@ class Spool:
                 if time.monotonic() > until:
                     raise TimeoutError(f"the agent has not brought it within {limit_s:g} s")
                 time.sleep(LOOK_S)
-            granted = _read(answer, Granted)
+            granted = _read(answer, CheckpointReply)
             answer.unlink()
         except (OSError, ValueError) as error:
             raise _not_had(str(error)) from None
@@ -185,17 +185,17 @@ class Spool:
         self.file_of(ticket).unlink(missing_ok=True)
         path.unlink(missing_ok=True)
 
-    def wishes(self) -> list[tuple[Path, CheckpointWish]]:
+    def wishes(self) -> list[tuple[Path, CheckpointRequest]]:
         """What workers wait for."""
-        return list(_notes(self.at / WISHES, CheckpointWish))
+        return list(_notes(self.at / WISHES, CheckpointRequest))
 
-    def answer(self, path: Path, granted: Granted) -> None:
+    def answer(self, path: Path, granted: CheckpointReply) -> None:
         """Answer the wish at ``path``. Raises ``OSError``."""
         atomic_write(self.at / ANSWERS / path.name, _text(granted))
         path.unlink(missing_ok=True)
 
 
-def _text(note: Ticket | CheckpointWish | Granted) -> bytes:
+def _text(note: Ticket | CheckpointRequest | CheckpointReply) -> bytes:
     return json.dumps(asdict(note)).encode()
 
 

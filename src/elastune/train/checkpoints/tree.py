@@ -17,12 +17,12 @@ import numpy as np
 import torch
 
 from elastune.core.errors import UserError
-from elastune.parallel.mechanisms.tensor_storage import Scattered
+from elastune.parallel.mechanisms.tensor_storage import PartialTensor
 
 # [tree] Any nested training state as a JSON tree plus named tensors, and back; and its fingerprint. No pickle.
 
 Tensors = dict[str, torch.Tensor]
-Pieces = dict[str, torch.Tensor | Scattered]
+Pieces = dict[str, torch.Tensor | PartialTensor]
 
 
 def to_tree(state: Any, tensors: Tensors | Pieces, path: str = "state") -> Any:
@@ -34,7 +34,7 @@ def to_tree(state: Any, tensors: Tensors | Pieces, path: str = "state") -> Any:
         return state
     if isinstance(state, float):
         return state if math.isfinite(state) else {"float": str(state)}
-    if isinstance(state, Scattered):
+    if isinstance(state, PartialTensor):
         found: Pieces = tensors  # type: ignore[assignment]  # it is not given where all must be whole
         found[state.name] = state
         return {"tensor": state.name}

@@ -244,7 +244,7 @@ OTHER_DATA = "training goes on with the data that it was begun with"
 MOST_LOOKS = 3  # at the data sets of passes: a program whose passes differ is known by then
 
 
-class SeenData:
+class TrainingDataHistory:
     """What is known of a run's training sets.
 
     ``expected``: what a study's trials were trained on; None: not known. ``accepts``: other data are told, not refused.

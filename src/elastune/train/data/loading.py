@@ -99,7 +99,7 @@ def own_generator(sampler: Any, seed: int) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Loading:
+class LoaderOptions:
     """How samples are fetched: torch's DataLoader options."""
 
     collate_fn: Callable[[list[Any]], Any] | None = None
@@ -132,7 +132,7 @@ def evaluation_indices(length: int, batch_size: int, workers: int, rank: int) ->
         yield list(range(start, min(start + batch_size, length)))
 
 
-def whole_batches(dataset: Any, loading: Loading) -> bool:
+def whole_batches(dataset: Any, loading: LoaderOptions) -> bool:
     """Whether there is nothing random and nothing to collate: indexing batches is ten times as fast as samples."""
     return type(dataset) is TensorDataset and loading.collate_fn is None
 
@@ -163,7 +163,7 @@ def _rows(tensor: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     return tensor.index_select(0, indices if tensor.device == indices.device else indices.to(tensor.device))
 
 
-def fetch(dataset: Any, indices: Iterator[list[int]], loading: Loading, seed: int, epoch: int) -> Iterator[Any]:
+def fetch(dataset: Any, indices: Iterator[list[int]], loading: LoaderOptions, seed: int, epoch: int) -> Iterator[Any]:
     """The collated samples of each list of indices."""
     if whole_batches(dataset, loading):
         yield from fetch_whole(dataset, (torch.tensor(batch, dtype=torch.int64) for batch in indices))

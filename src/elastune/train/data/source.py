@@ -25,15 +25,15 @@ from torch.utils.data import (
     default_collate,
 )
 
-from elastune.core.batch_slices import BatchSlice, apart, contributors, places_of_learner, round_shares, shares
+from elastune.core.batch_slices import BatchSlice, apart, contributors, places_of_learner, shares, slices_of_round
 from elastune.core.errors import UserError
-from elastune.core.run import Means, Position, derive
+from elastune.core.run import ExecutionSettings, Position, derive
 from elastune.core.sync_plan import SyncPlan
 from elastune.train.data.fingerprint import PRIME
 from elastune.train.data.loading import (
     MOST_DRAWN,
     Drawn,
-    Loading,
+    LoaderOptions,
     check_dataset,
     drawn,
     fetch,
@@ -97,7 +97,7 @@ class MapStyleSource:
         *,
         shuffle: bool,
         drop_last: bool,
-        loading: Loading,
+        loading: LoaderOptions,
         sampler: Iterable[int] | None = None,
         turns: int = 1,
     ) -> None:
@@ -215,7 +215,7 @@ def plan_steps(
     source: StepSource,
     batch_size: int,
     at: Position,
-    means: Means,
+    execution: ExecutionSettings,
     workers: int,
     rank: int,
     least: int = 1,
@@ -238,10 +238,10 @@ def plan_steps(
     for places in source.batches(at.offset, batch_size):
         size = len(places)
         if size not in known:
-            options = means.mode, means.micro_batch, least
-            own = shares(size, means.num_slots, workers, rank, *options, even=even, in_turn=in_turn)
+            options = execution.mode, execution.micro_batch, least
+            own = shares(size, execution.num_slots, workers, rank, *options, even=even, in_turn=in_turn)
             own = apart(own, *among) if among[0] > 1 else own
-            voters = everyone or contributors(size, means.num_slots, workers, means.mode, least)
+            voters = everyone or contributors(size, execution.num_slots, workers, execution.mode, least)
             known[size] = own, voters
         slices, voters = known[size]
         plan = StepPlan(
@@ -262,7 +262,7 @@ def plan_rounds(
     source: StepSource,
     batch_size: int,
     at: Position,
-    means: Means,
+    execution: ExecutionSettings,
     sync: SyncPlan,
     workers: int,
     rank: int,
@@ -286,7 +286,9 @@ def plan_rounds(
         left = None if left is None else left - len(places)
         sizes = [len(batch) for batch in places]
         carried, seat = sync.carried(*seat), (workers, rank)
-        slices = round_shares(sizes, means.num_slots, sync.learners, carried, means.mode, means.micro_batch, least)
+        slices = slices_of_round(
+            sizes, execution.num_slots, sync.learners, carried, execution.mode, execution.micro_batch, least
+        )
         yield StepPlan(
             offset=places[0].start,
             size=sum(sizes),
@@ -296,13 +298,15 @@ def plan_rounds(
             checksum=sum(map(source.checksum, places)) % PRIME,
             length=length,
             steps=len(places),
-            places_of=partial(_places_of, places[0].start, sizes, means, sync.learners, least),
+            places_of=partial(_places_of, places[0].start, sizes, execution, sync.learners, least),
             checksum_of=source.checksum,
         )
 
 
-def _places_of(start: int, sizes: Sequence[int], means: Means, learners: int, least: int, learner: int) -> list[range]:
-    own = places_of_learner(sizes, means.num_slots, learners, learner, means.mode, least)
+def _places_of(
+    start: int, sizes: Sequence[int], execution: ExecutionSettings, learners: int, least: int, learner: int
+) -> list[range]:
+    own = places_of_learner(sizes, execution.num_slots, learners, learner, execution.mode, least)
     return [range(start + samples.start, start + samples.stop) for samples in own]
 
 
@@ -345,7 +349,7 @@ class BatchedSource(MapStyleSource):
     """A ``StepSource`` whose global batches are those of a batch sampler. ``size``: see ``typical_size``."""
 
     def __init__(
-        self, dataset: Any, seed: int, epoch: int, *, sampler: Any, size: int, loading: Loading, turns: int = 1
+        self, dataset: Any, seed: int, epoch: int, *, sampler: Any, size: int, loading: LoaderOptions, turns: int = 1
     ) -> None:
         found = drawn_batches(sampler, len(dataset), seed, epoch)
         self._stops = list(accumulate(map(len, found)))
@@ -371,7 +375,7 @@ class BatchedSource(MapStyleSource):
 
 
 @dataclass(frozen=True)
-class Asked:
+class DataRequest:
     """A pass over ``dataset`` in global batches of ``batch_size``: shuffled, in order, or as ``sampler`` draws it.
 
     ``batch_sampler``: draws whole batches instead, of about ``batch_size``. ``turns``: steps with each batch.
@@ -382,7 +386,7 @@ class Asked:
     shuffle: bool
     sampler: Iterable[int] | None
     drop_last: bool
-    loading: Loading
+    loading: LoaderOptions
     turns: int = 1
     batch_sampler: Any = None
 
@@ -420,7 +424,7 @@ class Asked:
         return Drawn(self.dataset, drawn(self.sampler, len(self.dataset), seed, -1))
 
 
-def asked_of(
+def data_request(
     data: Any,
     batch_size: int | None,
     *,
@@ -432,7 +436,7 @@ def asked_of(
     pin_memory: bool | None = None,
     prefetch_factor: int | None = None,
     seed: int = 0,
-) -> Asked:
+) -> DataRequest:
     """Options of ``session.batches``, checked; None: not given. ``seed``: the run's. Raises ``UserError``."""
     given = {
         "batch_size": batch_size,
@@ -458,11 +462,11 @@ def asked_of(
         fix = "give torch's Sampler, or any iterable of indices, and batch_size beside it"
         raise UserError("a sampler gives one index after another", type(sampler).__name__, fix)
     assert batch_size is not None  # checked above
-    loading = Loading(collate_fn, loader_workers or 0, bool(pin_memory), prefetch_factor)
-    return Asked(data, batch_size, shuffle is not False, sampler, bool(drop_last), loading)
+    loading = LoaderOptions(collate_fn, loader_workers or 0, bool(pin_memory), prefetch_factor)
+    return DataRequest(data, batch_size, shuffle is not False, sampler, bool(drop_last), loading)
 
 
-def _of_loader(loader: DataLoader[Any], seed: int) -> Asked:
+def _of_loader(loader: DataLoader[Any], seed: int) -> DataRequest:
     """What ``loader`` would have given one process, except that its batches are the global ones."""
     batches: Any = loader.batch_sampler
     if batches is None:
@@ -473,7 +477,7 @@ def _of_loader(loader: DataLoader[Any], seed: int) -> Asked:
     data: Any = loader.dataset
     size = batches.batch_size if plain else typical_size(batches, len(data), seed)
     collate: Any = loader.collate_fn
-    loading = Loading(
+    loading = LoaderOptions(
         None if collate is default_collate else collate,
         loader.num_workers,
         loader.pin_memory,
@@ -483,9 +487,9 @@ def _of_loader(loader: DataLoader[Any], seed: int) -> Asked:
         context=loader.multiprocessing_context,
     )
     if not plain:
-        return Asked(loader.dataset, size, False, None, False, loading, batch_sampler=batches)
+        return DataRequest(loader.dataset, size, False, None, False, loading, batch_sampler=batches)
     shuffle, sampler = (False, None) if isinstance(loader.dataset, IterableDataset) else _order_of(batches.sampler)
-    return Asked(loader.dataset, size, shuffle, sampler, batches.drop_last, loading)
+    return DataRequest(loader.dataset, size, shuffle, sampler, batches.drop_last, loading)
 
 
 def _order_of(sampler: Any) -> tuple[bool, Iterable[int] | None]:

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, default_collate
 from elastune.core.errors import UserError
 from elastune.core.run import derive
 from elastune.train.data.fingerprint import PRIME, checksum_of
-from elastune.train.data.loading import Loading
+from elastune.train.data.loading import LoaderOptions
 from elastune.train.rng import seed_everything, streams_kept
 
 # [tars] What to say where a stream of tar files, as WebDataset reads them, ends in the middle of a file or of a sample.
@@ -74,7 +74,7 @@ class Reader:
     """Items of one epoch of ``dataset`` by their places; those before ``let_go`` are read again where they are asked
     for."""
 
-    def __init__(self, dataset: Any, seed: int, epoch: int, loading: Loading) -> None:
+    def __init__(self, dataset: Any, seed: int, epoch: int, loading: LoaderOptions) -> None:
         self._dataset, self._seed, self._epoch, self._loading = dataset, seed, epoch, loading
         self._begin()
 
@@ -180,7 +180,7 @@ class StreamSource:
     """One epoch of a stream, as a ``StepSource``."""
 
     def __init__(
-        self, dataset: Any, seed: int, epoch: int, *, drop_last: bool, loading: Loading, turns: int = 1
+        self, dataset: Any, seed: int, epoch: int, *, drop_last: bool, loading: LoaderOptions, turns: int = 1
     ) -> None:
         self.turns = turns
         self._reader = Reader(dataset, seed, epoch, loading)
@@ -223,7 +223,13 @@ class StreamSource:
 
 
 def evaluated(
-    dataset: Any, batch_size: int, loading: Loading, seed: int, workers: int, rank: int, seen: Callable[[int], None]
+    dataset: Any,
+    batch_size: int,
+    loading: LoaderOptions,
+    seed: int,
+    workers: int,
+    rank: int,
+    seen: Callable[[int], None],
 ) -> Iterator[tuple[list[int], Any]]:
     """Every ``workers``-th batch of a stream, with its places; at the end ``seen`` is told how many items there are."""
     reader, start = Reader(dataset, seed, -1, loading), 0

@@ -106,7 +106,7 @@ def _newest() -> _Entered:
 
 
 @contextmanager
-def as_guest() -> Iterator[None]:
+def process_restored() -> Iterator[None]:
     """Afterwards folder, umask, environment, descriptors 1 and 2, ``sys.stdout`` and ``sys.stderr``, signal handlers,
     warnings, locale, recursion limit and the sockets' default time-out are as before, whatever the code has done.
 
@@ -342,7 +342,7 @@ class LoadedProgram:
 
 def load_as_guest(program: Program) -> LoadedProgram:
     """Do what ``load`` does in a process that is not the program's: what the import does to the process is undone."""
-    with as_guest():
+    with process_restored():
         return load(program)
 
 

@@ -42,7 +42,7 @@ class Sample:
     values: dict[str, Any]
 
 
-class _Choosing(FixedTrial):
+class _FixedChoices(FixedTrial):
     """A trial outside any study, whose parameters ``choose`` decides as they are asked for."""
 
     def __init__(self, choose: Chooser) -> None:
@@ -85,7 +85,7 @@ def call(space: Space, trial: BaseTrial) -> dict[str, Any]:
 
 def compose(space: Space, choose: Chooser) -> Sample:
     """The configuration whose parameters ``choose`` decides, one by one, as the space asks for them."""
-    trial = _Choosing(choose)
+    trial = _FixedChoices(choose)
     values = call(space, trial)
     return Sample(dict(trial.params), dict(trial.distributions), values)
 

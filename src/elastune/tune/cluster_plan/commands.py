@@ -100,12 +100,12 @@ def command_of(
         >>> command_of(plan, Program(Path("train.py")), {}, 0, 64, where="--cluster slurm:nodes=2")
         'elastune run train.py --mode fast ... --cluster slurm:nodes=2'
     """
-    means = training_of(plan, copies).means
+    execution = training_of(plan, copies).execution
     settings = {**config, **({} if plan.batch == own_batch else {BATCH: plan.batch})}
-    told = {name: value for name, value in means.to_json().items() if value is not None and name != "device"}
+    told = {name: value for name, value in execution.to_json().items() if value is not None and name != "device"}
     if device is not None:
         told["device"] = device
-    one = run_command(str(program.path), settings, told, seed, data=program.told_data)
+    one = run_command(str(program.path), settings, told, seed, data=program.data_text)
     return f"{one} {where}" if where else one
 
 

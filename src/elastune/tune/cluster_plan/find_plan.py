@@ -30,15 +30,15 @@ from elastune.core.plan.cluster_plan import (
     best_plans,
     check_fits,
     doublings,
-    unused_text,
+    unused_workers_text,
 )
 from elastune.core.plan.devices import Device, device_named
-from elastune.core.plan.memory import fit_in_words
-from elastune.core.plan.search_time import BLIND, CROWDING, KEPT, VARIATION, SearchModel, Stopping
+from elastune.core.plan.memory import fit_text
+from elastune.core.plan.search_time import CROWDING, KEPT, RANDOM_SEARCH_FACTOR, VARIATION, SearchModel, Stopping
 from elastune.core.plan.step_model import StepModel
 from elastune.core.run import Config, Program
 from elastune.runtime.clusters.base import Cluster
-from elastune.runtime.clusters.kind import ClusterRequest, RoomWanted, opened
+from elastune.runtime.clusters.kind import CapacityRequest, ClusterRequest, opened
 from elastune.runtime.job.output import JOURNAL
 from elastune.train.machine import cores, machine_memory_bytes
 from elastune.train.program.load import load_as_guest
@@ -54,9 +54,9 @@ from elastune.tune.cluster_plan.commands import (
     trials_note,
 )
 from elastune.tune.cluster_plan.measured_plans import BATCH, MeasuredPlan, measure_plans, plans_here, plans_on
-from elastune.tune.cluster_plan.probes import MachineProbes, NodeLink, beside_bytes, held_by, journals_in, work_of
+from elastune.tune.cluster_plan.probes import MachineProbes, NodeLink, beside_bytes, held_by, journals_in, step_work
 from elastune.tune.search.samplers.registry import check_sampler, generation_size, generational
-from elastune.tune.study.api import Train, cluster_asked, program_of
+from elastune.tune.study.api import Train, program_of, resolve_cluster
 
 # [cluster planning] ``elastune plan``: how to split a cluster to tune a program. Rehearse it, measure it here, judge every plan.
 
@@ -68,7 +68,10 @@ FLOAT_BYTES = 4
 CONSIDERED = 2_000  # plans, the best, of which some are measured
 BLOCKS = 8  # that tensor divides layers into at most
 STAGES = 16  # of a pipeline at most
-UNTAUGHT = ("random", "grid")  # samplers whose proposals rest on no result: as many at once as one likes lose nothing
+INDEPENDENT_SAMPLERS = (
+    "random",
+    "grid",
+)  # samplers whose proposals rest on no result: as many at once as one likes lose nothing
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ class PlanRequest:
 
     ``crowding``: what further trainings at once cost a search, and ``variation`` of their lengths: None: as simulated
     studies had. ``generations``: whether the search waits for each of its rounds. ``sampler``: what proposes, as
-    ``elastune tune`` names it: nothing is lost by what runs at once under ``UNTAUGHT`` ones and within a generation of
+    ``elastune tune`` names it: nothing is lost by what runs at once under ``INDEPENDENT_SAMPLERS`` ones and within a generation of
     a genetic search that waits for each; any other is taken for TPE. ``stopping``: what ends trainings early, which
     saves what it saved simulated studies. ``mesh``: the only one of a training that is looked at.
     ``measured``: so many of the best plans are run, once all are judged: here, or on ``cluster``. ``out``: a
@@ -154,7 +157,7 @@ class PlanRequest:
 
 
 @dataclass(frozen=True)
-class PlanFound:
+class ClusterPlanResult:
     """The answer of ``elastune plan``.
 
     Attributes:
@@ -195,7 +198,7 @@ class PlanFound:
     chosen: tuple[str, ...] = ()
 
 
-def plan_cluster(request: PlanRequest) -> PlanFound:
+def plan_cluster(request: PlanRequest) -> ClusterPlanResult:
     """Answer ``request``. Whether anything fits is asked before a worker is started, here or anywhere.
 
     Raises:
@@ -211,7 +214,7 @@ def plan_cluster(request: PlanRequest) -> PlanFound:
     size = rehearse_apart(request.program, request.config, request.seed)
     facts = program_facts(request.program, request.config, request.seed)
     device = None if request.device is None else device_named(request.device)
-    work, here = work_of(size), float(machine_memory_bytes())
+    work, here = step_work(size), float(machine_memory_bytes())
     elsewhere = device is not None or request.probe
     room = math.inf if elsewhere else here
     worker_bytes = request.bounds.memory_bytes or (device and device.memory_bytes) or here / request.nodes.workers_each
@@ -227,7 +230,7 @@ def plan_cluster(request: PlanRequest) -> PlanFound:
     if device is not None and not request.probe:
         unmeasured = "times are by what is published of the device"
     elif not probes.has_room(Mesh(), size.batch_size):
-        unmeasured = fit_in_words(held_by(size), work, room, size.batch_size, 1, "this machine")
+        unmeasured = fit_text(held_by(size), work, room, size.batch_size, 1, "this machine")
         if request.measured and request.cluster is None:
             raise UserError("plans are measured where this machine holds the program", unmeasured, "no --measure")
     model = _learned(request, probes, elsewhere=elsewhere)
@@ -249,8 +252,8 @@ def plan_cluster(request: PlanRequest) -> PlanFound:
     }
     told: NoiseFrom = "told" if request.noise_scale is not None else "unknown" if noise is None else "measured"
     assert bounds.memory_bytes is not None
-    words = fit_in_words(held, work, bounds.memory_bytes, min(allowed.micros), request.nodes.workers)
-    found = PlanFound(
+    words = fit_text(held, work, bounds.memory_bytes, min(allowed.micros), request.nodes.workers)
+    found = ClusterPlanResult(
         plans=plans,
         doublings=more,
         size=size,
@@ -264,7 +267,7 @@ def plan_cluster(request: PlanRequest) -> PlanFound:
         constants=model.constants(),
         unmeasured=unmeasured,
         assumed="" if device is None else device.line,
-        too_small=unused_text(forecast, request.nodes, size.batch_size, size.parameter_bytes / FLOAT_BYTES),
+        too_small=unused_workers_text(forecast, request.nodes, size.batch_size, size.parameter_bytes / FLOAT_BYTES),
         lacks=facts.lacks,
         chosen=facts.chosen,
     )
@@ -284,7 +287,7 @@ def _learned(request: PlanRequest, probes: MachineProbes, *, elsewhere: bool) ->
         return probes.prior(request.link)
     assert request.cluster is not None
     assert request.out is not None
-    room = RoomWanted(request.out, probes.cores, probes.cores, grows=False)
+    room = CapacityRequest(request.out, probes.cores, probes.cores, grows=False)
     with opened(request.cluster, room) as cluster:
         return probes.learn(request.link, cluster)
 
@@ -300,7 +303,7 @@ def _measured_on(
     assert request.out is not None
     chosen = plans_on(likely, probes, request.measured)
     most = max((each.mesh.workers for each in chosen), default=1)
-    with opened(where, RoomWanted(request.out, most, request.nodes.workers, grows=False)) as cluster:
+    with opened(where, CapacityRequest(request.out, most, request.nodes.workers, grows=False)) as cluster:
         return measure_plans(chosen, forecast, probes, cluster, None if cluster is None else request.nodes.workers_each)
 
 
@@ -308,7 +311,7 @@ def search_of(request: PlanRequest, size: ProgramSize, noise_scale: float, besid
     """The search that was asked for; what was not told of it is as simulated studies had it."""
     crowding, within = CROWDING[request.generations]
     generation = generation_size(request.sampler) if generational(request.sampler) else 0
-    untaught = bool(generation) or request.sampler in UNTAUGHT
+    untaught = bool(generation) or request.sampler in INDEPENDENT_SAMPLERS
     declared = 0.0 if untaught and request.crowding is None else request.crowding
     return SearchModel(
         runs=request.runs,
@@ -320,7 +323,7 @@ def search_of(request: PlanRequest, size: ProgramSize, noise_scale: float, besid
         generations=request.generations,
         kept=KEPT[request.stopping],
         crowding_within=within if declared is None else None,
-        blind=BLIND if declared is None else math.inf,
+        blind=RANDOM_SEARCH_FACTOR if declared is None else math.inf,
         generation=generation,
         beside_s=beside_s,
     )
@@ -350,12 +353,12 @@ def allowed_for(
 # [plan record] A cluster's plan as plain JSON: what ``elastune plan --json`` prints, its journal keeps, and a report reads.
 
 
-def record_of(request: PlanRequest, found: PlanFound) -> PlanMade:
+def record_of(request: PlanRequest, found: ClusterPlanResult) -> PlanMade:
     """What the journal of a plan keeps."""
-    return PlanMade(str(request.program.path), asked_json(request), plan_json(request, found), dict(found.constants))
+    return PlanMade(str(request.program.path), request_json(request), plan_json(request, found), dict(found.constants))
 
 
-def keep_plan(request: PlanRequest, found: PlanFound) -> PlanMade:
+def keep_plan(request: PlanRequest, found: ClusterPlanResult) -> PlanMade:
     """What the journal keeps, written where the request has a folder for it."""
     record = record_of(request, found)
     if request.out is not None:
@@ -364,7 +367,7 @@ def keep_plan(request: PlanRequest, found: PlanFound) -> PlanMade:
     return record
 
 
-def asked_json(request: PlanRequest) -> dict[str, Any]:
+def request_json(request: PlanRequest) -> dict[str, Any]:
     """The request, without the program's path and the folders."""
     return {
         "nodes": request.nodes.count,
@@ -384,7 +387,7 @@ def asked_json(request: PlanRequest) -> dict[str, Any]:
     }
 
 
-def plan_json(request: PlanRequest, found: PlanFound) -> dict[str, Any]:
+def plan_json(request: PlanRequest, found: ClusterPlanResult) -> dict[str, Any]:
     """The answer; numbers that are not finite are None."""
     plain = asdict(found)
     plain["plans"] = [_plan(each, request, found) for each in found.plans]
@@ -397,7 +400,7 @@ def plan_json(request: PlanRequest, found: PlanFound) -> dict[str, Any]:
     return told
 
 
-def _plan(each: ClusterPlan, request: PlanRequest, found: PlanFound) -> dict[str, Any]:
+def _plan(each: ClusterPlan, request: PlanRequest, found: ClusterPlanResult) -> dict[str, Any]:
     deadline_s, own = request.bounds.deadline_s, found.size.batch_size
     told = each, request.program, request.config, request.seed, own
     device = None if request.device is None else device_named(request.device).kind
@@ -419,7 +422,7 @@ def _where(request: PlanRequest) -> str:
     return request.cluster_words or (PLACEHOLDER if request.nodes.count > 1 else "")
 
 
-def command_notes(request: PlanRequest, found: PlanFound) -> list[str]:
+def command_notes(request: PlanRequest, found: ClusterPlanResult) -> list[str]:
     """What is to be known of the commands of the first plan, in words."""
     best = found.plans[0]
     notes = [lacks_note(found.lacks)] if found.lacks else [trials_note(best, found.search)]
@@ -479,7 +482,7 @@ def find_plan(
     earlier: Sequence[str | Path] = (),
     config: Config | None = None,
     seed: int = 0,
-) -> PlanFound:
+) -> ClusterPlanResult:
     """Find how to split a cluster to tune ``train``.
 
     This is ``elastune plan`` (docs/planning.md) as a function. It rehearses one step without workers, calibrates the
@@ -548,7 +551,7 @@ def find_plan(
         mesh=None if mesh is None else Mesh.parse(mesh),
         shown=top,
         measured=measure,
-        cluster=None if cluster is None else cluster_asked(cluster, 0.0),
+        cluster=None if cluster is None else resolve_cluster(cluster, 0.0),
         cluster_words=f"--cluster {shlex.quote(cluster)}" if isinstance(cluster, str) else "",
         device=device,
         probe=probe,

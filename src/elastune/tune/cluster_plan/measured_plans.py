@@ -17,7 +17,7 @@ from elastune.core.mesh import MechanismName, Mesh
 from elastune.core.plan.cluster_plan import ClusterPlan, ProgramForecast, step_estimates
 from elastune.core.plan.memory import peak_bytes
 from elastune.core.plan.step_time import StepSplits
-from elastune.core.run import DEFAULT_SLOTS, Means
+from elastune.core.run import DEFAULT_SLOTS, ExecutionSettings
 from elastune.runtime.clusters.base import Cluster
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.train.program.load import load_as_guest, merge
@@ -80,7 +80,7 @@ class TrainingPlan:
     copies: int = 1
 
     @property
-    def means(self) -> Means:
+    def execution(self) -> ExecutionSettings:
         """How it runs: ``fast``, with as many holders of each part as its memory is counted with."""
         mesh = self.mesh
         whole = mesh.shard * mesh.tensor * mesh.pipeline == 1
@@ -89,7 +89,9 @@ class TrainingPlan:
         name = self.mechanism or "+".join(words) or "replicated"
         slots = max(DEFAULT_SLOTS, mesh.workers)  # whoever is lost, there is one for each that is left
         copies = None if whole or MechanismName.parse(name).foreign else min(self.copies, mesh.workers)
-        return Means(mode="fast", mesh=mesh, mechanism=name, micro_batch=self.micro, copies=copies, num_slots=slots)
+        return ExecutionSettings(
+            mode="fast", mesh=mesh, mechanism=name, micro_batch=self.micro, copies=copies, num_slots=slots
+        )
 
 
 def training_of(plan: ClusterPlan, copies: int = 1) -> TrainingPlan:
@@ -150,7 +152,7 @@ def predicted_plan(plan: TrainingPlan, forecast: ProgramForecast, near: int) -> 
     told = step_estimates(forecast, splits, np.array([plan.sharded]))
     return MeasuredPlan(
         mesh=mesh,
-        mechanism=plan.means.mechanism,
+        mechanism=plan.execution.mechanism,
         batch=plan.batch,
         micro=plan.micro,
         step_s=float(told.step_s[0]),
@@ -174,7 +176,7 @@ def _measured(
     row = predicted_plan(plan, forecast, near)
     config = {} if plan.batch == probes.size.batch_size else {BATCH: plan.batch}
     try:
-        ran = probes.run(cluster, plan.means, **config)
+        ran = probes.run(cluster, plan.execution, **config)
     except UserError as error:
         return replace(row, failed=str(error))
     alone = probes.held.get((Mesh(), probes.size.batch_size), [])  # none where times are assumed

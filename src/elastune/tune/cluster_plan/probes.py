@@ -26,7 +26,7 @@ from elastune.core.plan.devices import Device
 from elastune.core.plan.memory import BUFFERS, HeldAlone, peak_bytes
 from elastune.core.plan.step_model import StepModel, prior_model, probe
 from elastune.core.plan.step_time import CONSTANTS, Constant, StepSplits, StepWork, chain_of
-from elastune.core.run import Adapt, Config, ConfigValue, Means, Program, RunSpec
+from elastune.core.run import Adapt, Config, ConfigValue, ExecutionSettings, Program, RunSpec
 from elastune.runtime.clusters.base import Cluster
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.interrupts import Interrupted
@@ -126,26 +126,26 @@ def _probe_of(journal: Path, program: Program, config: Config, like: RunContext 
     if len(started) != 1 or len(finished) != 1 or like is None:
         return None
     begun, end = started[0], finished[0]
-    means = Means.from_json(begun.means)
-    plain = Means(
+    execution = ExecutionSettings.from_json(begun.execution)
+    plain = ExecutionSettings(
         mode="fast",
-        mesh=means.mesh,
-        mechanism=means.mechanism,
-        micro_batch=means.micro_batch,
-        num_slots=means.num_slots,
-        copies=means.copies,
+        mesh=execution.mesh,
+        mechanism=execution.mechanism,
+        micro_batch=execution.micro_batch,
+        num_slots=execution.num_slots,
+        copies=execution.copies,
     )
     alike = (
         (Path(begun.program).resolve(), begun.config, end.context) == (program.path.resolve(), dict(config), like)
-        and plain == means
+        and plain == execution
         and begun.sync == "allreduce"
         and not begun.sync_schedule
         and not any(begun.adapt.values())
-        and (end.workers, end.hosts) == (means.workers, 1)
+        and (end.workers, end.hosts) == (execution.workers, 1)
     )
-    if not alike or means.micro_batch is None or end.step_s is None or end.steps < FEWEST_STEPS:
+    if not alike or execution.micro_batch is None or end.step_s is None or end.steps < FEWEST_STEPS:
         return None
-    return EarlierProbe(means.first_mesh, means.micro_batch, end.step_s, tuple(end.memory))
+    return EarlierProbe(execution.first_mesh, execution.micro_batch, end.step_s, tuple(end.memory))
 
 
 # [machine probes] What a program's steps take here, learned from a few short runs that the step model itself asks for.
@@ -223,7 +223,7 @@ class MachineProbes:
     def prior(self, link: NodeLink) -> StepModel:
         """What is taken for the machine, or for the device that is ``assumed``, before anything is measured."""
         none = StepSplits(*(np.ones(0) for _ in range(7)))
-        return prior_model(self._constants(link), work_of(self.size), none, self.noise)
+        return prior_model(self._constants(link), step_work(self.size), none, self.noise)
 
     def learn(self, link: NodeLink, cluster: Cluster | None = None) -> StepModel:
         """Measure as long as the budget lasts, and the program's own batch on one worker in any case.
@@ -277,7 +277,7 @@ class MachineProbes:
 
         return probe(
             self._constants(link),
-            work_of(self.size),
+            step_work(self.size),
             splits,
             MOST_PROBES + len(self.carried),
             measure,
@@ -290,7 +290,7 @@ class MachineProbes:
         """Whether this machine's memory has room for all workers of a training, as far as is modelled."""
         columns = (batch or self.size.batch_size, micro, mesh.data, mesh.shard, mesh.tensor, mesh.pipeline, self.cores)
         splits = StepSplits(*(np.array([each], float) for each in columns))
-        each = peak_bytes(held_by(self.size, copies=self.copies), work_of(self.size), splits, sharded)[0]
+        each = peak_bytes(held_by(self.size, copies=self.copies), step_work(self.size), splits, sharded)[0]
         return bool(each * mesh.workers <= self.room_bytes)
 
     @property
@@ -336,8 +336,10 @@ class MachineProbes:
         if known is not None:
             return known
         copies = self.copies if mesh.replica > 1 else None
-        means = Means(mode="fast", mesh=None if mesh == Mesh() else mesh, micro_batch=micro, copies=copies)
-        finished = self._run(cluster, means, STEPS)
+        execution = ExecutionSettings(
+            mode="fast", mesh=None if mesh == Mesh() else mesh, micro_batch=micro, copies=copies
+        )
+        finished = self._run(cluster, execution, STEPS)
         if finished.step_s is None:
             rule = "a program must take a few steps, so that they can be timed"
             raise UserError(rule, f"{finished.steps} steps", "use more data or epochs, or a smaller batch")
@@ -346,23 +348,23 @@ class MachineProbes:
         self.held[mesh, micro] = finished.memory
         return finished.step_s
 
-    def run(self, cluster: Cluster, means: Means, **config: ConfigValue) -> RunFinished:
+    def run(self, cluster: Cluster, execution: ExecutionSettings, **config: ConfigValue) -> RunFinished:
         """A short run, with ``config`` over the program's. Raises ``UserError`` with why it failed."""
         try:
-            return self._run(cluster, means, STEPS, config=config)
+            return self._run(cluster, execution, STEPS, config=config)
         except _Refused as refused:
             raise UserError("a plan must run here to be measured", refused.why, "leave --measure out") from None
 
     def _measure_noise(self, cluster: Cluster) -> None:
         """On one worker in slots, whose gradients are told apart."""
-        finished = self._run(cluster, Means(), NOISE_STEPS, (NOISE,))
+        finished = self._run(cluster, ExecutionSettings(), NOISE_STEPS, (NOISE,))
         if NOISE in finished.signals:
             self.noise_scale = max(0.0, finished.signals[NOISE][0])
 
     def _run(
         self,
         cluster: Cluster,
-        means: Means,
+        execution: ExecutionSettings,
         steps: int,
         monitors: tuple[str, ...] = (),
         config: Mapping[str, ConfigValue] = NOTHING,
@@ -373,7 +375,7 @@ class MachineProbes:
                 Path(folder) / "run" if self.out is None else self._next_folder(),
                 config={**self.config, **config},
                 seed=self.seed,
-                means=means if self.assumed is None else replace(means, device=self.assumed.kind),
+                execution=execution if self.assumed is None else replace(execution, device=self.assumed.kind),
                 max_steps=steps,
                 checkpoint_every_steps=0,
                 adapt=Adapt(monitors=monitors),
@@ -381,9 +383,9 @@ class MachineProbes:
             try:
                 finished = run_job(spec, cluster=cluster)
             except JobFailed as failed:
-                raise _refusal(means, failed.failure.detail) from None
+                raise _refusal(execution, failed.failure.detail) from None
             except UserError as error:
-                raise _refusal(means, str(error)) from None
+                raise _refusal(execution, str(error)) from None
             if finished.stopped in ("requested", "notice"):
                 raise Interrupted
             self._context = finished.context
@@ -404,10 +406,10 @@ class _Refused(Exception):
         self.why = why
 
 
-def _refusal(means: Means, why: str) -> Exception:
+def _refusal(execution: ExecutionSettings, why: str) -> Exception:
     """What a run that failed says of the axes that it had."""
     for axis in ("tensor", "pipeline"):
-        if means.first_mesh.size(axis) > 1:
+        if execution.first_mesh.size(axis) > 1:
             return _Refused(axis, why)
     return UserError("the program must train with its own settings", why, "mend it, or its --set")
 
@@ -425,7 +427,7 @@ def _constants(link: NodeLink, own: Sequence[Constant] = (*HERE, *REST)) -> tupl
     return tuple(told[name] for name in CONSTANTS)
 
 
-def work_of(size: ProgramSize) -> StepWork:
+def step_work(size: ProgramSize) -> StepWork:
     """The program as a chain of like layers: each has its part of the arithmetic, of what is kept and of gradients."""
     return chain_of(
         size.layers,

@@ -126,11 +126,11 @@ class Advice:
         if chosen.loss_bound is None or chosen.margin is None or chosen.loss is None:
             few = f"{count(chosen.pairs, 'seed')} in common, where at least 2 are needed"
             return f"{self.by.quality.name} against {against}: not shown, {few}"
-        way = "worse" if chosen.loss >= 0 else "better"
+        direction = "worse" if chosen.loss >= 0 else "better"
         says = {"holds": "below", "not shown": "not below", "falls": "above"}[chosen.verdict]
         return (
             f"{self.by.quality.name} against {against}, paired by {count(chosen.pairs, 'seed')}, on the same test "
-            f"samples: {number(abs(chosen.loss), 2)} {way} on average, worse by at most {number(chosen.loss_bound, 2)} "
+            f"samples: {number(abs(chosen.loss), 2)} {direction} on average, worse by at most {number(chosen.loss_bound, 2)} "
             f"(one-sided t-test at 95 %), {says} the margin of {number(chosen.margin, 2)}"
         )
 

@@ -14,22 +14,22 @@ from elastune.adapt.policies.library.registry import build
 from elastune.core.cost import MEASURED
 from elastune.core.errors import UserError
 from elastune.core.plan.batch_size import LR_RULES, scaled_lr
-from elastune.core.run import Adapt, Config, Elastic, Means, ProgramSource, RunSpec, number
+from elastune.core.run import Adapt, Config, Elastic, ExecutionSettings, ProgramSource, RunSpec, number
 from elastune.core.sync_plan import SyncChoice, in_full, strategy_settings
 from elastune.runtime.job.validation import NO_POLICY, check_adapt, check_means, policies_of, spot_of
 from elastune.train.program.load import LoadedProgram, load_as_guest, merge
 from elastune.train.program.overrides import override
 from elastune.train.program.source import source_of
 from elastune.train.program.space import Sample, Space, corners, probe
-from elastune.tune.frontier.trainings import OF_WAYS, Recipe, StepKind, Training, Way
-from elastune.tune.frontier.worker_layouts import Lineup, chosen_crew, crews_of, first_of, standing_of
+from elastune.tune.frontier.trainings import VARIANT_SETTINGS, Recipe, StepKind, Training, Variant
+from elastune.tune.frontier.worker_layouts import WorkerLayouts, chosen_layout, first_of, layout_key, layouts_of
 from elastune.tune.search.constraint import Constraint, all_texts, parse_constraints, violations
 from elastune.tune.search.early_stopping import make_schedule
 from elastune.tune.search.objective import Objective, parse_objectives
 from elastune.tune.search.samplers.registry import check_sampler
 from elastune.tune.study.request import FrontierRequest
-from elastune.tune.study.resume import SpaceSeen, space_seen
-from elastune.tune.study.trial_results import OF_MEANS, SYSTEM_PARAMETERS
+from elastune.tune.study.resume import SpaceSummary, summarize_space
+from elastune.tune.study.trial_results import EXECUTION_PARAMETERS, SYSTEM_PARAMETERS
 from elastune.tune.study.validate import check_feasible
 
 PROBED = 64  # configurations that are looked at before any is trained
@@ -40,12 +40,12 @@ ONE_STRATEGY = "a frontier's step times are those of one strategy"
 class Proposed:
     """What the search proposes: what is trained, by which ``rule`` its learning rate follows its batch, and for whom.
 
-    ``chosen``: whether the space chose the ``crew``; else it is who the batch is large enough for.
+    ``chosen``: whether the space chose the ``layout``; else it is who the batch is large enough for.
     """
 
     recipe: Recipe
     rule: str
-    crew: Means
+    layout: ExecutionSettings
     chosen: bool
 
 
@@ -53,7 +53,7 @@ class Proposed:
 class FrontierPlan:
     """What a frontier trains and searches. ``axes`` are the front's objectives, ``searched`` the sampler's.
 
-    ``lineup``: for whom it speaks; the search adds to it. ``named``: for whom, and in which ways, the space may train,
+    ``worker_layouts``: for whom it speaks; the search adds to it. ``named``: for whom, and in which ways, the space may train,
     as far as it was looked at. ``timeable``: the most workers whose steps can be timed; None: any. ``samples``: of the
     training set, once a run has told; None: not known, and no batch is cut.
     """
@@ -63,28 +63,30 @@ class FrontierPlan:
     quality: Objective
     user_space: Space
     constraints: tuple[Constraint, ...]
-    lineup: Lineup
+    worker_layouts: WorkerLayouts
     program: LoadedProgram
-    named: tuple[tuple[Means, Way], ...] = ()
+    named: tuple[tuple[ExecutionSettings, Variant], ...] = ()
     timeable: int | None = None
     source: ProgramSource = field(default_factory=dict)
-    seen: SpaceSeen = field(default_factory=dict)
+    seen: SpaceSummary = field(default_factory=dict)
     samples: int | None = None
 
     @property
-    def crews(self) -> tuple[Means, ...]:
+    def layouts(self) -> tuple[ExecutionSettings, ...]:
         """Those asked about."""
-        return self.lineup.asked
+        return self.worker_layouts.asked
 
     @property
-    def way(self) -> Way:
+    def variant(self) -> Variant:
         """The way that was asked for."""
-        return self.lineup.way
+        return self.worker_layouts.variant
 
     @property
     def together(self) -> bool:
         """Whether anything is trained by as many workers as it speaks for."""
-        return bool(self.request.policies) or not all(way.alone for way in (self.way, *(way for _, way in self.named)))
+        return bool(self.request.policies) or not all(
+            variant.alone for variant in (self.variant, *(variant for _, variant in self.named))
+        )
 
     @property
     def axes(self) -> tuple[Objective, ...]:
@@ -104,7 +106,7 @@ class FrontierPlan:
     @property
     def parts(self) -> tuple[int, ...]:
         """Into how many parts the crews asked about cut a batch, ascending: quality depends on no more of a crew."""
-        return tuple(sorted({crew.num_slots for crew in self.crews}))
+        return tuple(sorted({layout.num_slots for layout in self.layouts}))
 
     def real_batch(self, batch: int) -> int:
         """What a step has of ``batch`` samples: never more than the training set."""
@@ -132,26 +134,26 @@ class FrontierPlan:
 
     def naive_recipe(self, parts: int, policies: tuple[str, ...] = ()) -> Recipe:
         """The naive rule in the way that was asked for, perhaps under policies."""
-        return Recipe(self.naive(parts), replace(self.way, policies=policies))
+        return Recipe(self.naive(parts), replace(self.variant, policies=policies))
 
-    def means(self, parts: int, way: Way | None = None) -> Means:
+    def execution(self, parts: int, variant: Variant | None = None) -> ExecutionSettings:
         """How a training is run that speaks for the crews of ``parts``: each is one slot, unless learners need more."""
-        return (way or self.way).trainer(self.lineup.first(parts))
+        return (variant or self.variant).trainer(self.worker_layouts.first(parts))
 
-    def kind(self, parts: int, way: Way | None = None) -> StepKind:
+    def kind(self, parts: int, variant: Variant | None = None) -> StepKind:
         """Of the steps of the first crew with so many parts: settings are ranked by their time there."""
-        return self.lineup.kind(self.lineup.first(parts), way or self.way)
+        return self.worker_layouts.kind(self.worker_layouts.first(parts), variant or self.variant)
 
     def kind_of(self, training: Training) -> StepKind:
         """Of the steps of those for whom it was trained."""
-        if training.crew is None and training.parts in self.lineup.parts:
-            return self.kind(training.parts, training.way)
+        if training.layout is None and training.parts in self.worker_layouts.parts:
+            return self.kind(training.parts, training.variant)
         return self.kind_for_search(training)  # one that was begun for others than are asked about now: the widest
 
     def kind_for_search(self, training: Training) -> StepKind:
         """Of the steps by which the search judges it: on the crew that its space chose, or else on the widest."""
-        crew = self.lineup.widest if training.crew is None else training.crew
-        return self.lineup.kind(crew, training.way)
+        layout = self.worker_layouts.widest if training.layout is None else training.layout
+        return self.worker_layouts.kind(layout, training.variant)
 
     def searched_for(self, batch: int) -> int:
         """For how many parts the search trains a ``batch``: the most that it fills.
@@ -180,45 +182,51 @@ class FrontierPlan:
         """What ``values`` of the space stand for. Raises ``UserError`` where its means cannot be had together."""
         config, rule = self.resolve(values)
         agreed = SyncChoice.of(values, self.config)
-        told = {name: values[name] for name in (*OF_MEANS, "policy") if name in values and name not in self.config}
+        told = {
+            name: values[name]
+            for name in (*EXECUTION_PARAMETERS, "policy")
+            if name in values and name not in self.config
+        }
         policies = policies_of(told.pop("policy", NO_POLICY))
-        own = {name: told.pop(name) for name in OF_WAYS if name in told}
-        way = Way.of(replace(self.request.means, **own), agreed, policies)
-        like = first_of(self.crews, self.searched_for(int(number(config, "batch_size"))))
-        crew = chosen_crew(self.crews, self.request.means, like, told) if told else like
-        self.check_way(crew, way)
-        return Proposed(Recipe(config, way), rule, crew, bool(told))
+        own = {name: told.pop(name) for name in VARIANT_SETTINGS if name in told}
+        variant = Variant.of(replace(self.request.execution, **own), agreed, policies)
+        like = first_of(self.layouts, self.searched_for(int(number(config, "batch_size"))))
+        layout = chosen_layout(self.layouts, self.request.execution, like, told) if told else like
+        self.check_variant(layout, variant)
+        return Proposed(Recipe(config, variant), rule, layout, bool(told))
 
     def without_means(self, values: Mapping[str, Any]) -> Proposed:
         """The settings of ``values`` alone, in the way that was asked for: of what is refused."""
         config, rule = self.resolve(values)
-        crew = first_of(self.crews, self.searched_for(int(number(config, "batch_size"))))
-        return Proposed(Recipe(config, self.way), rule, crew, False)
+        layout = first_of(self.layouts, self.searched_for(int(number(config, "batch_size"))))
+        return Proposed(Recipe(config, self.variant), rule, layout, False)
 
-    def check_way(self, crew: Means, way: Way) -> None:
-        """Raise ``UserError`` where ``crew`` cannot go ``way``, or nothing could be told of it there."""
-        request, means = self.request, way.on(crew)
-        _check_timeable(crew, self.timeable)
-        if not way.alone and (request.trial_workers is not None or _stands_in(self.lineup, crew)):
+    def check_variant(self, layout: ExecutionSettings, variant: Variant) -> None:
+        """Raise ``UserError`` where ``layout`` cannot go ``variant``, or nothing could be told of it there."""
+        request, execution = self.request, variant.on(layout)
+        _check_timeable(layout, self.timeable)
+        if not variant.alone and (request.trial_workers is not None or _stands_in(self.worker_layouts, layout)):
             rule = "in fast mode, and under a policy, workers show in the result"
             fix = "leave out --trial-workers, and all but one mesh of as many parts; or use exact mode without policies"
-            raise UserError(rule, f"{crew.first_mesh}, {self.lineup.ways(crew, way) or crew.mode}", fix)
-        if way.agreed.schedule.changes:
-            raise UserError(ONE_STRATEGY, str(way.agreed.schedule), "compare schedules with elastune tune")
-        sync, adapt = way.agreed.sync, Adapt(way.policies)
-        spec = RunSpec(request.program, request.out, seed=request.seed, means=means, sync=sync, adapt=adapt)
+            raise UserError(
+                rule, f"{layout.first_mesh}, {self.worker_layouts.ways(layout, variant) or layout.mode}", fix
+            )
+        if variant.agreed.schedule.changes:
+            raise UserError(ONE_STRATEGY, str(variant.agreed.schedule), "compare schedules with elastune tune")
+        sync, adapt = variant.agreed.sync, Adapt(variant.policies)
+        spec = RunSpec(request.program, request.out, seed=request.seed, execution=execution, sync=sync, adapt=adapt)
         check_means(spec)
         check_adapt(adapt, self.program, spec)
         if spot_of(adapt, self.program):
             raise UserError("a deadline is for one run", "the policy spot in a frontier", "leave it out")
-        for text in way.policies:
-            if build(text, self.program.policies).policy.strategies(means.num_slots, means.workers):
+        for text in variant.policies:
+            if build(text, self.program.policies).policy.strategies(execution.num_slots, execution.workers):
                 raise UserError(ONE_STRATEGY, f"the policy {text}", "compare such policies with elastune tune")
 
-    def goes(self, crew: Means, way: Way) -> bool:
-        """Whether ``crew`` can go ``way``."""
+    def is_possible(self, layout: ExecutionSettings, variant: Variant) -> bool:
+        """Whether ``layout`` can go ``variant``."""
         try:
-            self.check_way(crew, way)
+            self.check_variant(layout, variant)
         except UserError:
             return False
         return True
@@ -242,8 +250,8 @@ class FrontierPlan:
         del plain["command"]  # the journal has it beside the settings
         plain["prices"] = None if prices is None else prices.digest  # a trace may be long
         plain["program"], plain["out"] = str(self.request.program.path), str(self.request.out)
-        plain["data"] = self.request.program.told_data
-        plain["means"] = self.request.means.to_json()
+        plain["data"] = self.request.program.data_text
+        plain["execution"] = self.request.execution.to_json()
         plain["workers"] = list(self.request.workers)
         plain["meshes"] = [str(mesh) for mesh in self.request.meshes]
         plain["constraints"] = list(self.request.constraints)
@@ -268,7 +276,7 @@ def check(request: FrontierRequest, timeable: int | None = None) -> FrontierPlan
         raise UserError("confidence intervals need at least 2 seeds", request.seeds, "use --seeds 3")
     if request.margin is not None and not 0 < request.margin < math.inf:
         raise UserError("a margin must be above 0", request.margin, "for example --margin 0.01")
-    crews = _checked_crews(request, timeable)
+    layouts = _checked_layouts(request, timeable)
     program = load_as_guest(request.program)
     if program.space is None:
         raise UserError("a frontier needs a search space", request.program.path, "define space(trial) in the file")
@@ -284,8 +292,10 @@ def check(request: FrontierRequest, timeable: int | None = None) -> FrontierPlan
     (quality,) = parse_objectives({name: dict(objectives)[name]})
     request = replace(request, constraints=all_texts(program.constraints, request.constraints))
     check_target(request.target, quality)
-    lineup, constraints = Lineup(crews, request.means), parse_constraints(request.constraints)
-    plan = FrontierPlan(request, config, quality, program.space, constraints, lineup, program, timeable=timeable)
+    worker_layouts, constraints = WorkerLayouts(layouts, request.execution), parse_constraints(request.constraints)
+    plan = FrontierPlan(
+        request, config, quality, program.space, constraints, worker_layouts, program, timeable=timeable
+    )
     check_sampler(request.sampler, plan.searched)
     if make_schedule(request.stopping, plan.searched, request.seed, space=plan.space).parents:
         rule = "a frontier needs trainings that their own settings decide"
@@ -299,14 +309,14 @@ def check(request: FrontierRequest, timeable: int | None = None) -> FrontierPlan
     if request.trial_workers is not None and request.trial_workers[1] > most:
         rule = f"a training's workers must be within the counts asked about, up to {most}"
         raise UserError(rule, request.trial_workers[1], f"use --trial-workers 1:{most} or larger --workers")
-    if request.trial_workers is not None and request.means.mode == "fast":
+    if request.trial_workers is not None and request.execution.mode == "fast":
         rule = "workers can change only where they do not show in the result"
         raise UserError(rule, "--trial-workers with --mode fast", "use --mode exact")
     _check_policies(plan)
     samples = [*corners(plan.space, request.seed), *probe(plan.space, PROBED, request.seed)]
     named = _named(plan, samples)  # a space that raises does so before anything is trained
     check_feasible(plan.space, plan.constraints, {}, request.seed)
-    seen = space_seen(program.space, request.seed)
+    seen = summarize_space(program.space, request.seed)
     return replace(plan, named=named, source=source_of(request.program), seen=seen)
 
 
@@ -355,13 +365,13 @@ def _check_policies(plan: FrontierPlan) -> None:
         fix = "leave out none, and what is named twice"
         raise UserError("each policy is compared with none, once", ", ".join(given), fix)
     for text in given:
-        for crew in plan.crews:
-            plan.check_way(crew, replace(plan.way, policies=policies_of(text)))
+        for layout in plan.layouts:
+            plan.check_variant(layout, replace(plan.variant, policies=policies_of(text)))
 
 
-def _named(plan: FrontierPlan, samples: Sequence[Sample]) -> tuple[tuple[Means, Way], ...]:
+def _named(plan: FrontierPlan, samples: Sequence[Sample]) -> tuple[tuple[ExecutionSettings, Variant], ...]:
     """For whom, and in which ways, the space trains. Raises ``UserError`` where it can train in none."""
-    found, impossible = dict[str, tuple[Means, Way]](), None
+    found, impossible = dict[str, tuple[ExecutionSettings, Variant]](), None
     for sample in samples:
         if any(violation > 0 for violation in violations(plan.constraints, sample.values).values()):
             continue
@@ -370,36 +380,38 @@ def _named(plan: FrontierPlan, samples: Sequence[Sample]) -> tuple[tuple[Means, 
         except UserError as error:
             impossible = impossible or error  # one that is possible with other parameters only is told as infeasible
             continue
-        each = proposed.crew, proposed.recipe.way
+        each = proposed.layout, proposed.recipe.variant
         found.setdefault(repr(each), each)
     if impossible is not None and not found:
         raise impossible
     return tuple(found.values())
 
 
-def _stands_in(lineup: Lineup, crew: Means) -> bool:
+def _stands_in(worker_layouts: WorkerLayouts, layout: ExecutionSettings) -> bool:
     """Whether another crew is trained where a batch is cut into as many parts."""
-    return crew.num_slots in lineup.parts and standing_of(lineup.first(crew.num_slots)) != standing_of(crew)
+    return layout.num_slots in worker_layouts.parts and layout_key(
+        worker_layouts.first(layout.num_slots)
+    ) != layout_key(layout)
 
 
-def _check_timeable(crew: Means, timeable: int | None) -> None:
-    if timeable is not None and crew.first_mesh.tensor > 1 and crew.workers > timeable:
+def _check_timeable(layout: ExecutionSettings, timeable: int | None) -> None:
+    if timeable is not None and layout.first_mesh.tensor > 1 and layout.workers > timeable:
         rule = "what dividing layers saves is measured here, not modelled"
         fix = f"use meshes along tensor of at most {timeable} workers, or a larger machine"
-        raise UserError(rule, f"{crew.first_mesh} on {timeable} cores", fix)
+        raise UserError(rule, f"{layout.first_mesh} on {timeable} cores", fix)
 
 
-def _checked_crews(request: FrontierRequest, timeable: int | None) -> tuple[Means, ...]:
+def _checked_layouts(request: FrontierRequest, timeable: int | None) -> tuple[ExecutionSettings, ...]:
     """Raise ``UserError`` for workers that cannot run, that cannot be timed, or that no training could speak for."""
-    crews = crews_of(request.means, request.workers, request.meshes)
-    for crew in crews:
+    layouts = layouts_of(request.execution, request.workers, request.meshes)
+    for layout in layouts:
         elastic = Elastic(collective_timeout_s=request.collective_timeout_s)
-        check_means(RunSpec(request.program, request.out, seed=request.seed, means=crew, elastic=elastic))
-        _check_timeable(crew, timeable)
-        same = first_of(crews, crew.num_slots)
-        if crew.mode == "fast" and same is not crew:
+        check_means(RunSpec(request.program, request.out, seed=request.seed, execution=layout, elastic=elastic))
+        _check_timeable(layout, timeable)
+        same = first_of(layouts, layout.num_slots)
+        if layout.mode == "fast" and same is not layout:
             rule = "in fast mode a mesh shows in the result, so that only one may cut a batch into as many parts"
             raise UserError(
-                rule, f"{first_of(crews, crew.num_slots).first_mesh}, {crew.first_mesh}", "use --mode exact"
+                rule, f"{first_of(layouts, layout.num_slots).first_mesh}, {layout.first_mesh}", "use --mode exact"
             )
-    return crews
+    return layouts

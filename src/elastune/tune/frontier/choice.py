@@ -66,7 +66,7 @@ class Choice:
         knows whether the others are worth their price. Before both the baseline, where the others are to be compared
         with it seed by seed.
         """
-        smallest, *larger = self._plan.lineup.parts
+        smallest, *larger = self._plan.worker_layouts.parts
         order = dict.fromkeys([*larger[-1:], smallest, *reversed(larger)])
         best = [(recipe, parts) for parts in order for recipe in self.bests(parts, by)]
         new = [(recipe, parts) for recipe, parts in best if not self._confirmed(recipe, parts)]
@@ -77,7 +77,7 @@ class Choice:
         """The best of static settings, and that under each policy which was given or found."""
         found = [
             self.best(parts, by, policies=policies, confirmed_only=confirmed_only)
-            for policies in dict.fromkeys(((), *(t.way.policies for t in self._trainings.done.values())))
+            for policies in dict.fromkeys(((), *(t.variant.policies for t in self._trainings.done.values())))
         ]
         return [recipe for recipe in found if recipe is not None]
 
@@ -93,14 +93,16 @@ class Choice:
 
         None where every training diverged; with ``confirmed_only``, every one that was made for ``parts``.
         """
-        done, crew = self._trainings.done.values(), self._plan.lineup.first(parts)
-        of_policies = [t for t in done if t.result.state == "complete" and t.way.policies == policies]
+        done, layout = self._trainings.done.values(), self._plan.worker_layouts.first(parts)
+        of_policies = [t for t in done if t.result.state == "complete" and t.variant.policies == policies]
         candidates = {t.recipe.name: t.recipe for t in of_policies}
         scored, enough = [], []
         for recipe in candidates.values():
-            if (confirmed_only and not self._confirmed(recipe, parts)) or not self._plan.goes(crew, recipe.way):
+            if (confirmed_only and not self._confirmed(recipe, parts)) or not self._plan.is_possible(
+                layout, recipe.variant
+            ):
                 continue
-            quality, kind = self._mean_quality(recipe, parts), self._plan.kind(parts, recipe.way)
+            quality, kind = self._mean_quality(recipe, parts), self._plan.kind(parts, recipe.variant)
             if quality is not None:
                 seconds = median(by.seconds(t, kind)[0] for t in self.tried(recipe, parts) if t.run is not None)
                 scored.append((quality, recipe))
@@ -131,7 +133,7 @@ class Choice:
         return not base or by.loss(quality, fmean(base)) < by.margin_at(fmean(base))
 
     def _key(self, recipe: Recipe, seed: int, parts: int) -> str:
-        return key(recipe.config, seed, recipe.way.told(self._plan.means(parts, recipe.way)))
+        return key(recipe.config, seed, recipe.variant.told(self._plan.execution(parts, recipe.variant)))
 
     def _confirmed(self, recipe: Recipe, parts: int) -> bool:
         return any(self._complete(recipe, parts, first) for first in (FRESH_SEEDS, 0))

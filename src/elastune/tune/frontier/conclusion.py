@@ -28,14 +28,14 @@ from elastune.core.journal.records import (
     TrialStarted,
 )
 from elastune.core.plan.confidence_intervals import bounded_ci
-from elastune.core.run import Means
+from elastune.core.run import ExecutionSettings
 from elastune.runtime.job.validation import policies_of
 from elastune.tune.frontier.answer import Advice, answer_of, pick_row
 from elastune.tune.frontier.checked_request import FrontierPlan
 from elastune.tune.frontier.choice import FRESH_SEEDS, Cell, Choice
 from elastune.tune.frontier.criteria import FrontierCriteria, batch_of, mark_front, row
 from elastune.tune.frontier.short_runs import in_words
-from elastune.tune.frontier.trainings import FOR_WORKERS, Recipe, Spent, StepKind, Training, name_of, read_way
+from elastune.tune.frontier.trainings import FOR_WORKERS, Recipe, Spent, StepKind, Training, name_of, read_variant
 from elastune.tune.search.front import hypervolume, nondominated
 from elastune.tune.study.run_command import run_command
 
@@ -43,9 +43,9 @@ from elastune.tune.study.run_command import run_command
 
 NAIVE, TUNED, SEARCH = "naive rule", "naive rule, tuned", "search"
 ENOUGH = 0.95  # of the budget: trainings differ in time from one to the next
-Spot = tuple[Training, StepKind]
+TimedTraining = tuple[Training, StepKind]
 """A training, and by whose steps it is timed."""
-Spots = Mapping[int, Sequence[Spot]]
+TimedTrainings = Mapping[int, Sequence[TimedTraining]]
 """By seed: every settings' training with it."""
 
 
@@ -58,7 +58,7 @@ class Side:
     """
 
     name: str
-    spots: Spots
+    spots: TimedTrainings
     inside: frozenset[int]
     of: int
     spent_s: float
@@ -87,10 +87,14 @@ def follows_rule(plan: FrontierPlan, started: TrialStarted) -> bool:
 
     What they are scaled from is tuned, and so are the other settings; the way is that which was asked for.
     """
-    means, way = read_way(started.means)
+    execution, variant = read_variant(started.execution)
     batch = batch_of(started.config)
     scaled = batch == plan.base_batch or started.tags.get("lr_rule") == "linear"
-    return way == plan.way and scaled and batch == plan.naive_batch(started.tags.get(FOR_WORKERS, means.num_slots))
+    return (
+        variant == plan.variant
+        and scaled
+        and batch == plan.naive_batch(started.tags.get(FOR_WORKERS, execution.num_slots))
+    )
 
 
 def volumes(found: Sequence[Side], choice: Choice, by: FrontierCriteria) -> FrontierVolumes:
@@ -137,14 +141,17 @@ def against(side: SideVolume, naive: SideVolume) -> str:
 
 def _of_rule(name: str, plan: FrontierPlan, choice: Choice, policies: tuple[str, ...], budget_s: float | None) -> Side:
     """The rule's settings for all crews that were asked about. ``budget_s``: None: whatever they took."""
-    way = plan.naive_recipe(1, policies).way
+    variant = plan.naive_recipe(1, policies).variant
     made = [t for parts in plan.parts for t in choice.with_own_seeds(parts, policies)]
     seconds = [t.worker_seconds for t in made]
     inside = made[: len(made) if budget_s is None else _affordable(seconds, budget_s)]
     of = {parts: {t.seed: t for t in inside if t.parts == parts} for parts in plan.parts}
-    reached = [crew for crew in plan.crews if of[crew.num_slots]]
-    seeds = [seed for seed in choice.seeds() if reached and all(seed in of[crew.num_slots] for crew in reached)]
-    spots = {seed: [(of[crew.num_slots][seed], plan.lineup.kind(crew, way)) for crew in reached] for seed in seeds}
+    reached = [layout for layout in plan.layouts if of[layout.num_slots]]
+    seeds = [seed for seed in choice.seeds() if reached and all(seed in of[layout.num_slots] for layout in reached)]
+    spots = {
+        seed: [(of[layout.num_slots][seed], plan.worker_layouts.kind(layout, variant)) for layout in reached]
+        for seed in seeds
+    }
     trials = frozenset(t.trial for t in inside)
     return Side(name, spots, trials, len(made), sum(seconds[: len(inside)]), sum(seconds))
 
@@ -158,7 +165,9 @@ def _found(name: str, searched: Sequence[Spent], plan: FrontierPlan, by: Frontie
     if spots:
         table = np.array([_point(spot, by, spot[0].result.metrics[by.quality.name]) for spot in spots])
         spots = [spot for spot, keeps in zip(spots, nondominated(table), strict=True) if keeps]
-    known = all(t.parts in plan.lineup.parts for t, _ in spots)  # else some are for workers that nobody speaks of
+    known = all(
+        t.parts in plan.worker_layouts.parts for t, _ in spots
+    )  # else some are for workers that nobody speaks of
     cells = [(t.recipe, t.parts) for t, _ in spots] if known else []
     trials = frozenset(each.started.trial for each in inside)
     own = {plan.request.seed: spots} if spots else {}
@@ -170,12 +179,12 @@ def _affordable(seconds: Sequence[float], budget_s: float) -> int:
     return int(np.searchsorted(np.cumsum(seconds), budget_s, side="right"))
 
 
-def _scored(side: Side, choice: Choice) -> Spots:
+def _scored(side: Side, choice: Choice) -> TimedTrainings:
     """By fresh seeds, of which those count that all settings have; else by those that they were found with."""
     if not side.cells:
         return side.spots
     (spots,) = side.spots.values()
-    fresh: dict[int, list[Spot]] = {}
+    fresh: dict[int, list[TimedTraining]] = {}
     for seed in choice.seeds(FRESH_SEEDS):
         again = [choice.of_seed(*cell, seed) for cell in side.cells]
         trained = [(t, kind) for t, (_, kind) in zip(again, spots, strict=True) if t is not None]
@@ -184,7 +193,7 @@ def _scored(side: Side, choice: Choice) -> Spots:
     return fresh or side.spots
 
 
-def _points(spots: Sequence[Spot], by: FrontierCriteria) -> NDArray[np.float64]:
+def _points(spots: Sequence[TimedTraining], by: FrontierCriteria) -> NDArray[np.float64]:
     """Quality on held-out data where there are any, and logarithms of time and cost; those that diverged have none."""
     rows = []
     for training, kind in spots:
@@ -196,7 +205,7 @@ def _points(spots: Sequence[Spot], by: FrontierCriteria) -> NDArray[np.float64]:
     return table
 
 
-def _point(spot: Spot, by: FrontierCriteria, quality: float) -> list[float]:
+def _point(spot: TimedTraining, by: FrontierCriteria, quality: float) -> list[float]:
     seconds, _ = by.seconds(*spot)
     return [_sign(by) * quality, seconds, by.cost(spot[1].workers, seconds)]
 
@@ -285,7 +294,7 @@ def _this_machine(plan: FrontierPlan) -> OwnMachine | None:
     if plan.timeable is None:
         return None
     gpus = 0
-    if plan.request.means.device.startswith("cuda"):
+    if plan.request.execution.device.startswith("cuda"):
         import torch
 
         gpus = torch.cuda.device_count()
@@ -302,7 +311,7 @@ def _not_done(
     if untuned and searched:
         counts = ", ".join(map(str, untuned))
         missing.append(f"other settings than the naive rule's for {counts} workers: none was confirmed as better")
-    tried = {r.means.get("policy") for r in rows}
+    tried = {r.execution.get("policy") for r in rows}
     for text in plan.request.policies:
         if not any(policy in tried for policy in policies_of(text)):
             missing.append(f"policy {text}: no training with it is in the table")
@@ -319,20 +328,28 @@ def _rows(
     """Each with its trainings: the naive rule's, then for each crew the best static settings and those of policies."""
     baseline, found = choice.baseline(), list[tuple[FrontierRow, list[Training]]]()
 
-    def add(role: Literal["naive", "tuned"], crew: Means, recipe: Recipe, trainings: list[Training]) -> None:
-        lineup, way = plan.lineup, recipe.way
+    def add(
+        role: Literal["naive", "tuned"], layout: ExecutionSettings, recipe: Recipe, trainings: list[Training]
+    ) -> None:
+        worker_layouts, variant = plan.worker_layouts, recipe.variant
         rule = "linear" if role == "naive" else rules.get(name_of(recipe.config), "linear")
-        kind, ways, others = lineup.kind(crew, way), lineup.ways(crew, way), _kinds(plan, recipe)
-        made = row(role, lineup.by(crew, way), recipe, rule, trainings, by, baseline, kind, ways, others)
+        kind, ways, others = (
+            worker_layouts.kind(layout, variant),
+            worker_layouts.ways(layout, variant),
+            _kinds(plan, recipe),
+        )
+        made = row(role, worker_layouts.by(layout, variant), recipe, rule, trainings, by, baseline, kind, ways, others)
         if made is not None:
             found.append((made, trainings))
 
-    for crew in plan.crews:
-        add("naive", crew, plan.naive_recipe(crew.num_slots), choice.with_own_seeds(crew.num_slots))
-    for crew in plan.lineup.crews:
-        for recipe in tuned.get(crew.num_slots, ()):
-            if plan.goes(crew, recipe.way) and not (crew in plan.crews and recipe == plan.naive_recipe(crew.num_slots)):
-                add("tuned", crew, recipe, choice.tried(recipe, crew.num_slots))
+    for layout in plan.layouts:
+        add("naive", layout, plan.naive_recipe(layout.num_slots), choice.with_own_seeds(layout.num_slots))
+    for layout in plan.worker_layouts.layouts:
+        for recipe in tuned.get(layout.num_slots, ()):
+            if plan.is_possible(layout, recipe.variant) and not (
+                layout in plan.layouts and recipe == plan.naive_recipe(layout.num_slots)
+            ):
+                add("tuned", layout, recipe, choice.tried(recipe, layout.num_slots))
     if not found:
         raise UserError("some training must succeed", "all diverged or failed", "lower the program's lr")
     return found
@@ -343,9 +360,13 @@ def _kinds(plan: FrontierPlan, recipe: Recipe) -> dict[int, StepKind]:
 
     What divides layers is left out: its time is measured where it is a row's own, and not modelled.
     """
-    lineup, batch = plan.lineup, batch_of(recipe.config)
-    able = [crew for crew in lineup.asked if crew.num_slots <= batch and plan.goes(crew, recipe.way)]
-    kinds = {crew.workers: lineup.kind(crew, recipe.way) for crew in reversed(able)}
+    worker_layouts, batch = plan.worker_layouts, batch_of(recipe.config)
+    able = [
+        layout
+        for layout in worker_layouts.asked
+        if layout.num_slots <= batch and plan.is_possible(layout, recipe.variant)
+    ]
+    kinds = {layout.workers: worker_layouts.kind(layout, recipe.variant) for layout in reversed(able)}
     return {workers: kind for workers, kind in kinds.items() if kind.mesh.tensor == 1}
 
 
@@ -360,9 +381,9 @@ def _note(plan: FrontierPlan, chosen: FrontierRow, repeated: Training) -> str:
 def _command(plan: FrontierPlan, chosen: FrontierRow, repeated: Training) -> str:
     """Trains as ``repeated`` was, slot by slot, on the row's workers."""
     request = plan.request
-    means = {**chosen.means, "num_slots": repeated.slots}
-    if "policy" in means and "mesh" not in means:
-        means["workers"] = f"{chosen.workers}:{chosen.workers}"  # a row is that of its workers
+    execution = {**chosen.execution, "num_slots": repeated.slots}
+    if "policy" in execution and "mesh" not in execution:
+        execution["workers"] = f"{chosen.workers}:{chosen.workers}"  # a row is that of its workers
     asked = repeated.seed, request.epochs
     data = request.program.data
-    return run_command(request.program.path, chosen.config, means, *asked, divergence=request.divergence, data=data)
+    return run_command(request.program.path, chosen.config, execution, *asked, divergence=request.divergence, data=data)

@@ -14,11 +14,11 @@ from typing import Literal
 
 import numpy as np
 
-from elastune.core.cost import UNTOLD, Cost, Paid, Prices
+from elastune.core.cost import UNKNOWN, Cost, Paid, Prices
 from elastune.core.journal.records import FrontierRow, LinkFitted, RunFinished, ScalingPoint
 from elastune.core.plan.confidence_intervals import Comparison, bounded_ci, non_inferiority
 from elastune.core.plan.data_parallel import DataParallelStep
-from elastune.core.run import Config, Means, number
+from elastune.core.run import Config, ExecutionSettings, number
 from elastune.tune.frontier.trainings import NOISE_SCALE, Recipe, StepKind, Training
 from elastune.tune.search.front import nondominated
 from elastune.tune.search.objective import Objective
@@ -132,7 +132,7 @@ class FrontierCriteria:
         """What a training costs that takes so long on ``workers``, by ``prices`` where they are known."""
         if self.prices is None:
             return Cost(workers * seconds, self.price_per_worker_hour).total
-        return self.prices.cost(Paid(UNTOLD, workers, 0.0, seconds))
+        return self.prices.cost(Paid(UNKNOWN, workers, 0.0, seconds))
 
     def better(self, a: float, b: float) -> bool:
         """Whether quality ``a`` beats ``b``."""
@@ -172,7 +172,7 @@ class FrontierCriteria:
     def step(self, training: Training, kind: StepKind) -> Estimate:
         """The same of one step. What adapts a training may change its batch."""
         assert training.run is not None
-        batch, varies = batch_of(training.config), bool(training.way.policies) and not steady(training)
+        batch, varies = batch_of(training.config), bool(training.variant.policies) and not steady(training)
         return self.times.estimate(batch, kind, training.run, training.slots, batch_varies=varies)
 
 
@@ -191,18 +191,18 @@ def batch_of(config: Config) -> int:
 
 # [verdict] Whether quality holds: at the target, or against the one-worker baseline; said only of what the seeds show. Pure.
 
-Word = Literal["holds", "not shown", "falls"]
+VerdictWord = Literal["holds", "not shown", "falls"]
 
 
 @dataclass(frozen=True)
-class Judgement:
+class QualityVerdict:
     """``values``: of the seeds that did not diverge; ``interval`` of their mean; ``samples`` of the test set.
 
     ``against``: the baseline on the same seeds; None where no seed was trained for both. ``word``: with a target, where
     the interval lies; without one, what the comparison says. Where a seed diverged nothing is shown to hold.
     """
 
-    word: Word
+    word: VerdictWord
     values: tuple[float, ...]
     interval: tuple[float, float] | None
     samples: int | None
@@ -211,7 +211,7 @@ class Judgement:
 
 def judge(
     trainings: Sequence[Training], baseline: Sequence[Training], by: FrontierCriteria, metric: str
-) -> Judgement | None:
+) -> QualityVerdict | None:
     """By ``metric``, the quality on one of its data; None where all ``trainings`` diverged."""
     good = [t for t in trainings if t.run is not None]
     if not good:
@@ -219,15 +219,15 @@ def judge(
     values = [t.result.metrics[metric] for t in good]
     samples = _samples(good, metric)
     interval, against = by.interval(values, samples), _against(good, baseline, by, metric)
-    against_word: Word = "not shown" if against is None else against.verdict
+    against_word: VerdictWord = "not shown" if against is None else against.verdict
     word = against_word if by.target is None else _at_target(interval, by)
     diverged = len(trainings) - len(good)
     if diverged and word == "holds":
         word = "not shown"
-    return Judgement("falls" if diverged > len(good) else word, tuple(values), interval, samples, against)
+    return QualityVerdict("falls" if diverged > len(good) else word, tuple(values), interval, samples, against)
 
 
-def _at_target(interval: tuple[float, float] | None, by: FrontierCriteria) -> Word:
+def _at_target(interval: tuple[float, float] | None, by: FrontierCriteria) -> VerdictWord:
     """Holds where all of the interval is at the target, falls where nothing of it is."""
     if interval is None:
         return "not shown"
@@ -255,7 +255,7 @@ def _samples(good: Sequence[Training], metric: str) -> int | None:
 
 def row(
     role: Literal["naive", "tuned"],
-    crew: Means,
+    layout: ExecutionSettings,
     recipe: Recipe,
     lr_rule: str,
     trainings: Sequence[Training],
@@ -265,9 +265,9 @@ def row(
     ways: str = "",
     others: Mapping[int, StepKind] | None = None,
 ) -> FrontierRow | None:
-    """The table's row for ``recipe`` and ``crew``, over the seeds in ``trainings``; None where all seeds diverged.
+    """The table's row for ``recipe`` and ``layout``, over the seeds in ``trainings``; None where all seeds diverged.
 
-    ``crew``: as it would train it, its way and all. ``baseline``: trainings of the program's own settings on the
+    ``layout``: as it would train it, its way and all. ``baseline``: trainings of the program's own settings on the
     smallest worker count, with whatever seeds. ``kind``: of its steps; ``ways``: what of its means is not as it was
     asked for. ``others``: the kinds of steps of other numbers of workers, for ``scaling``.
     """
@@ -278,7 +278,7 @@ def row(
     if found is None:
         return None
     noise_scale, noise_scale_error = noise_scale_of([t.run for t in good if t.run is not None])
-    workers, mesh, config = crew.workers, crew.first_mesh, recipe.config
+    workers, mesh, config = layout.workers, layout.first_mesh, recipe.config
     kind = kind or StepKind(mesh)
     points = _scaling(good, {**(others or {}), workers: kind}, by)
     own = next(point for point in points if point.workers == workers)
@@ -290,9 +290,9 @@ def row(
         batch_size=batch_of(config),
         lr=number(config, "lr"),
         lr_rule=lr_rule,
-        mechanism=crew.mechanism,
+        mechanism=layout.mechanism,
         mesh=str(mesh),
-        mode=crew.mode,
+        mode=layout.mode,
         config=dict(recipe.config),
         quality=fmean(found.values),
         ci=found.interval,
@@ -320,8 +320,8 @@ def row(
         noise_scale=noise_scale,
         noise_scale_error=noise_scale_error,
         quality_label="measured" if all(t.run.workers == workers for t in good if t.run is not None) else "emulated",
-        num_slots=crew.num_slots,
-        means=recipe.way.told(crew),
+        num_slots=layout.num_slots,
+        execution=recipe.variant.told(layout),
         ways=ways,
         scaling=points,
         seed_values=list(found.values),

@@ -8,8 +8,8 @@ from dataclasses import replace
 from elastune.core.divergence import Divergence
 from elastune.core.errors import UserError
 from elastune.core.journal.records import TrialFinished, TrialResumed, TrialStarted
-from elastune.core.journal.trials import TrialLife
-from elastune.core.run import Adapt, Elastic, Means, RunSpec
+from elastune.core.journal.trials import TrialSummary
+from elastune.core.run import Adapt, Elastic, ExecutionSettings, RunSpec
 from elastune.elastic.wire.contact import left_behind
 from elastune.parallel.mechanisms.registry import mechanism_for
 from elastune.runtime.clusters.base import RunFiles
@@ -18,16 +18,16 @@ from elastune.tune.frontier.checked_request import FrontierPlan
 from elastune.tune.frontier.criteria import FrontierCriteria, batch_of
 from elastune.tune.frontier.short_runs import STEPS
 from elastune.tune.frontier.trainings import (
-    CREW,
     FOR_WORKERS,
+    LAYOUT_TAG,
     NOISE_SCALE,
     TIMED,
     Training,
     Trainings,
-    Way,
+    Variant,
     key,
     name_of,
-    read_way,
+    read_variant,
     training_of,
 )
 from elastune.tune.search.objective import Objective
@@ -42,7 +42,7 @@ class FrontierExperiment:
     that its space chose.
 
     Any other worker count's time follows from the same steps. ``by``: how rows are judged, once step times are known.
-    ``rules``: by which rule a configuration's learning rate follows its batch, by ``name_of(config)``. ``twins``: what
+    ``rules``: by which rule a configuration's learning rate follows its batch, by ``name_of(config)``. ``reused``: what
     was proposed for crews that its space chose, and had been trained for others already.
     """
 
@@ -50,7 +50,7 @@ class FrontierExperiment:
         self._files = files
         self.by: FrontierCriteria | None = None
         self.rules: dict[str, str] = {}
-        self.twins: list[Training] = []
+        self.reused: list[Training] = []
         self._plan = plan
         self._request = plan.request
         self._pricing = Pricing((plan.quality,), plan.constraints, plan.request.price_per_worker_hour)
@@ -64,7 +64,7 @@ class FrontierExperiment:
         """Go on with what was learned of ``plan``."""
         self._plan = plan
 
-    def look_at(self, trainings: Trainings) -> None:
+    def set_trainings(self, trainings: Trainings) -> None:
         """What was trained already is not trained again."""
         self._trainings = trainings
 
@@ -76,14 +76,14 @@ class FrontierExperiment:
             found, refused = self._plan.propose(suggestion.values), ""
         except UserError as error:
             found, refused = self._plan.without_means(suggestion.values), str(error)
-        config, way, parts = found.recipe.config, found.recipe.way, found.crew.num_slots
+        config, variant, parts = found.recipe.config, found.recipe.variant, found.layout.num_slots
         self.rules[name_of(config)] = found.rule
-        means = self._searching(found.crew, way)
-        told, crew = way.told(means), found.crew if found.chosen else None
+        execution = self._searching(found.layout, variant)
+        told, layout = variant.told(execution), found.layout if found.chosen else None
         twin = None if self._trainings is None or refused else self._trainings.done.get(key(config, seed, told))
         if twin is not None:  # another parametrisation of what was trained already
-            again = replace(twin, result=replace(twin.result, trial=suggestion.number), crew=crew)
-            self.twins += [again] if crew is not None else []
+            again = replace(twin, result=replace(twin.result, trial=suggestion.number), layout=layout)
+            self.reused += [again] if layout is not None else []
             return self._seen_by_search(again)
         started = TrialStarted(
             suggestion.number,
@@ -93,55 +93,59 @@ class FrontierExperiment:
             "search",
             suggestion.params,
             suggestion.distributions,
-            {"lr_rule": found.rule, FOR_WORKERS: parts, **({} if crew is None else {CREW: crew.to_json()})},
+            {"lr_rule": found.rule, FOR_WORKERS: parts, **({} if layout is None else {LAYOUT_TAG: layout.to_json()})},
             until_epoch=until_epoch,
             dismissed=list(suggestion.dismissed),
         )
-        spec = replace(self._spec(started, means), until_epoch=until_epoch)
+        spec = replace(self._spec(started, execution), until_epoch=until_epoch)
         return PreparedTrial(suggestion.number, spec, started, refused)
 
     def fixed(self, number: int, trial: FixedTrial) -> PreparedTrial:
-        parts = trial.means.num_slots if trial.parts is None else trial.parts
-        tags = {FOR_WORKERS: parts} if trial.means.workers < parts or parts != trial.means.num_slots else {}
-        told = {**trial.means.to_json(), **trial.told}
+        parts = trial.execution.num_slots if trial.parts is None else trial.parts
+        tags = {FOR_WORKERS: parts} if trial.execution.workers < parts or parts != trial.execution.num_slots else {}
+        told = {**trial.execution.to_json(), **trial.told}
         started = TrialStarted(number, trial.config, told, trial.seed, trial.phase, tags=tags)
-        spec = self._spec(started, trial.means)
+        spec = self._spec(started, trial.execution)
         if trial.max_steps is not None:
-            spec = replace(spec, max_steps=trial.max_steps, measure_link=trial.means.workers > 1, spread=trial.spread)
+            spec = replace(
+                spec, max_steps=trial.max_steps, measure_link=trial.execution.workers > 1, spread=trial.spread
+            )
         return PreparedTrial(number, spec, started)
 
     def again(
-        self, life: TrialLife, reason: str, until_epoch: int | None = None, cut_off: bool = False
+        self, life: TrialSummary, reason: str, until_epoch: int | None = None, cut_off: bool = False
     ) -> PreparedTrial:
-        means, _ = read_way(life.started.means)
-        spec = replace(self._spec(life.started, means), resume=True, until_epoch=until_epoch)
+        execution, _ = read_variant(life.started.execution)
+        spec = replace(self._spec(life.started, execution), resume=True, until_epoch=until_epoch)
         if life.started.phase in TIMED:  # it counts for nothing any more: see Calibration
             spec = replace(spec, max_steps=STEPS)
         self._files.set_aside(spec.out, self._files.damaged(spec.out))
-        return PreparedTrial(life.number, spec, TrialResumed(life.number, means.workers, reason, until_epoch, cut_off))
+        return PreparedTrial(
+            life.number, spec, TrialResumed(life.number, execution.workers, reason, until_epoch, cut_off)
+        )
 
-    def left(self, life: TrialLife) -> RunSpec | None:
-        (means, _), shared = read_way(life.started.means), self._request.trial_workers is not None
+    def left(self, life: TrialSummary) -> RunSpec | None:
+        (execution, _), shared = read_variant(life.started.execution), self._request.trial_workers is not None
         if shared and life.started.phase == "search":
-            means = means.on(life.workers)
-        spec = replace(self._spec(life.started, means), resume=True, until_epoch=life.until_epoch)
+            execution = execution.on(life.workers)
+        spec = replace(self._spec(life.started, execution), resume=True, until_epoch=life.until_epoch)
         return spec if spec.elastic.grace_s and left_behind(spec.out) is not None else None
 
-    def intermediate(self, life: TrialLife) -> IntermediateResult | None:
+    def intermediate(self, life: TrialSummary) -> IntermediateResult | None:
         shown = intermediate_result(life, self._pricing)
         if shown is None or self.by is None:
             return None
-        chosen, (_, way) = life.started.tags.get(CREW), read_way(life.started.means)
-        crew = self._plan.lineup.widest if chosen is None else Means.from_json(chosen)
-        kind = self._plan.lineup.kind(crew, way)
+        chosen, (_, variant) = life.started.tags.get(LAYOUT_TAG), read_variant(life.started.execution)
+        layout = self._plan.worker_layouts.widest if chosen is None else ExecutionSettings.from_json(chosen)
+        kind = self._plan.worker_layouts.kind(layout, variant)
         step_s = self.by.times.expected_s(batch_of(life.started.config), kind)
         return replace(shown, values=(*shown.values, life.reports[-1][0].step * step_s))
 
-    def result(self, life: TrialLife, ended: JobEvent) -> TrialFinished:
+    def result(self, life: TrialSummary, ended: JobEvent) -> TrialFinished:
         calibrates = life.started.phase in TIMED
         return judge(life, ended, replace(self._pricing, constraints=()) if calibrates else self._pricing)
 
-    def for_search(self, life: TrialLife) -> TrialFinished:
+    def for_search(self, life: TrialSummary) -> TrialFinished:
         assert life.finished is not None
         if life.started.phase in TIMED:
             return life.finished
@@ -155,44 +159,44 @@ class FrontierExperiment:
         name = self._plan.quality.name
         return replace(result, values={name: result.metrics[name], "seconds": seconds})
 
-    def _searching(self, crew: Means, way: Way) -> Means:
-        means, bounds = way.trainer(crew), self._request.trial_workers
-        return means if bounds is None else replace(means, workers=bounds[0])
+    def _searching(self, layout: ExecutionSettings, variant: Variant) -> ExecutionSettings:
+        execution, bounds = variant.trainer(layout), self._request.trial_workers
+        return execution if bounds is None else replace(execution, workers=bounds[0])
 
-    def _spec(self, started: TrialStarted, means: Means) -> RunSpec:
+    def _spec(self, started: TrialStarted, execution: ExecutionSettings) -> RunSpec:
         """A training that can go on after its controller ended; one that only measures times cannot."""
         calibrates, bounds = started.phase in TIMED, self._request.trial_workers
-        _, way = read_way(started.means)
+        _, variant = read_variant(started.execution)
         elastic = Elastic(collective_timeout_s=self._request.collective_timeout_s)
         if not calibrates:
             elastic = replace(elastic, grace_s=self._request.grace_s)
         if bounds is not None and started.phase == "search":
             elastic = replace(elastic, low=bounds[0], high=bounds[1])
-        if way.policies:  # a row is that of its workers
-            elastic = replace(elastic, low=means.workers)
-        monitors = (NOISE_SCALE,) if not calibrates and _compares(means, way) else ()
+        if variant.policies:  # a row is that of its workers
+            elastic = replace(elastic, low=execution.workers)
+        monitors = (NOISE_SCALE,) if not calibrates and _compares(execution, variant) else ()
         return RunSpec(
             self._request.program,
             self._request.out / "trials" / f"{started.trial:05d}",
             started.config,
             started.seed,
-            means,
-            way.agreed.sync,
+            execution,
+            variant.agreed.sync,
             epochs=self._request.epochs,
             checkpoint_every_steps=0 if calibrates else None,
             elastic=elastic,
-            adapt=Adapt(way.policies, monitors),
+            adapt=Adapt(variant.policies, monitors),
             divergence=Divergence(self._request.divergence),
             source=self._plan.source,
             accept_changes=self._request.accept_changes,
         )
 
 
-def _compares(means: Means, way: Way) -> bool:
+def _compares(execution: ExecutionSettings, variant: Variant) -> bool:
     """Whether the noise scale can be told: a batch that is one part has nothing to compare, nor have divided layers.
 
     Nor have learners, whose gradients are not summed up, and gradients of which most is sent in later steps.
     """
-    whole = not means.parts.tensor and mechanism_for(means).abilities.measures
-    later = means.compression is not None and means.compression.keeps_residual
-    return whole and means.num_slots > 1 and not way.agreed.sync.in_rounds and not later
+    whole = not execution.parts.tensor and mechanism_for(execution).capabilities.measures
+    later = execution.compression is not None and execution.compression.keeps_residual
+    return whole and execution.num_slots > 1 and not variant.agreed.sync.in_rounds and not later

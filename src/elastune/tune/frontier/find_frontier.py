@@ -42,11 +42,11 @@ from elastune.core.journal.records import (
 from elastune.core.journal.trials import fold
 from elastune.core.mesh import Mesh
 from elastune.core.plan.data_parallel import DataParallelStep
-from elastune.core.run import Config, Means
+from elastune.core.run import Config, ExecutionSettings
 from elastune.core.sync_plan import SYNC_NAMES
 from elastune.runtime.clusters.base import Cluster
 from elastune.runtime.clusters.hosts import HostsCluster
-from elastune.runtime.clusters.kind import ClusterRequest, RoomWanted, opened
+from elastune.runtime.clusters.kind import CapacityRequest, ClusterRequest, opened
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.interrupts import Interrupted, Interrupts
 from elastune.runtime.job.output import check_out
@@ -70,16 +70,16 @@ from elastune.tune.frontier.choice import FRESH_SEEDS, Cell, Choice, Confirm
 from elastune.tune.frontier.conclusion import SEARCH, TUNED, conclude, sides
 from elastune.tune.frontier.criteria import FrontierCriteria, Times
 from elastune.tune.frontier.experiment import FrontierExperiment
-from elastune.tune.frontier.short_runs import Calibration, MeansClimb, ShortRuns
+from elastune.tune.frontier.short_runs import Calibration, ExecutionSearch, ShortRuns
 from elastune.tune.frontier.trainings import Recipe, Training, Trainings, name_of
-from elastune.tune.frontier.worker_layouts import COUNTS, Standing, standing_of
+from elastune.tune.frontier.worker_layouts import COUNTS, LayoutKey, layout_key
 from elastune.tune.search.early_stopping import make_schedule
 from elastune.tune.search.front import nondominated
 from elastune.tune.search.schedule import FixedTrial, FixedTrials, Schedule
 from elastune.tune.search.suggester import Suggester
 from elastune.tune.study.allocation.rebalancer import sharing
-from elastune.tune.study.api import Train, cluster_asked, prices_asked, program_of, results_folder
-from elastune.tune.study.budget import Bounds, priced
+from elastune.tune.study.api import Train, program_of, resolve_cluster, resolve_prices, results_folder
+from elastune.tune.study.budget import Bounds, with_prices
 from elastune.tune.study.experiment import trials_left
 from elastune.tune.study.proposals import Proposals
 from elastune.tune.study.request import FrontierRequest
@@ -94,12 +94,12 @@ MOST = 4
 """Of them that get rows of their own, since each may have to be confirmed."""
 
 
-def found_crews(plan: FrontierPlan, trainings: Sequence[Training], by: FrontierCriteria) -> list[Means]:
+def added_layouts(plan: FrontierPlan, trainings: Sequence[Training], by: FrontierCriteria) -> list[ExecutionSettings]:
     """Those that the space chose where no other training of the search beats theirs, the best in time first.
 
     By quality in validation, time and cost, each on who it was trained for.
     """
-    searched = [t for t in trainings if t.phase == "search" or t.crew is not None]
+    searched = [t for t in trainings if t.phase == "search" or t.layout is not None]
     good = [t for t in searched if t.run is not None and t.result.state == "complete"]
     if not good:
         return []
@@ -109,12 +109,12 @@ def found_crews(plan: FrontierPlan, trainings: Sequence[Training], by: FrontierC
         kind = plan.kind_for_search(training)
         seconds, _ = by.seconds(training, kind)
         table.append([sign * training.result.metrics[name], seconds, by.cost(kind.workers, seconds)])
-    known = set(map(standing_of, plan.lineup.crews))
-    best: dict[Standing, Means] = {}
+    known = set(map(layout_key, plan.worker_layouts.layouts))
+    best: dict[LayoutKey, ExecutionSettings] = {}
     for place in sorted(np.flatnonzero(nondominated(np.array(table))), key=lambda i: table[i][1]):
-        crew = good[place].crew
-        if crew is not None and standing_of(crew) not in known:
-            best.setdefault(standing_of(crew), crew)
+        layout = good[place].layout
+        if layout is not None and layout_key(layout) not in known:
+            best.setdefault(layout_key(layout), layout)
     return list(best.values())[:MOST]
 
 
@@ -157,10 +157,10 @@ def frontier(
     plan, before = checked(request, cluster)
     elsewhere = _elsewhere(cluster)
     changed = study_changes(plan.settings, before, request.program, request.accept_changes)
-    widest = plan.crews[-1].workers
+    widest = plan.layouts[-1].workers
     most = widest if plan.together else 1
     wanted = widest if elsewhere else max(cores(), most)
-    room = RoomWanted(
+    room = CapacityRequest(
         request.out, wanted, wanted, grows=False, grace_s=request.grace_s, adopts=trials_left(request.out, before)
     )
     with (
@@ -208,7 +208,7 @@ def checked(
     path = check_out(request.out, request.resume)
     before = read(path) if path.exists() else []
     check_same_study(plan.settings, before, path)
-    most = plan.crews[-1].workers if plan.together else 1
+    most = plan.layouts[-1].workers if plan.together else 1
     if isinstance(cluster, Cluster) and cluster.capacity < most:
         rule = "in fast mode, and under a policy, only so many workers train as so many do"
         fix = "use --mode exact and no policy, or fewer --workers"
@@ -252,7 +252,7 @@ class _Frontier:
             clock,
             self._keep,
             Keeper(KeepNothing(), cluster.files, request.out),
-            share=sharing(request.trial_workers, plan.means(plan.parts[-1])),
+            share=sharing(request.trial_workers, plan.execution(plan.parts[-1])),
         )
         self._trainings = Trainings(self.loop.table)
         self._choice = Choice(plan, self._trainings)
@@ -287,15 +287,15 @@ class _Frontier:
         why = self._search_for(phases) if phases.searches else ""
         self._note("search")
         searched = any(t.phase == "search" and t.run is not None for t in self._trainings.done.values())
-        for crew in found_crews(self._plan, [*self._trainings.done.values(), *self._experiment.twins], by):
-            self._plan.lineup.join(crew)
+        for layout in added_layouts(self._plan, [*self._trainings.done.values(), *self._experiment.reused], by):
+            self._plan.worker_layouts.join(layout)
         compared = sides(self._plan, self._choice, self._trainings.searched, by)
         if searched:
             self._confirm(by, [cell for side in reversed(compared) for cell in side.cells])
         else:
             compared = [side for side in compared if side.name not in (TUNED, SEARCH)]
         self._note("confirm")
-        tuned = {parts: self._tuned_recipes(parts, by, searched) for parts in self._plan.lineup.parts}
+        tuned = {parts: self._tuned_recipes(parts, by, searched) for parts in self._plan.worker_layouts.parts}
         found = [
             t
             for parts, each in tuned.items()
@@ -329,7 +329,7 @@ class _Frontier:
             if rule := life.started.tags.get("lr_rule"):
                 self._experiment.rules[name_of(life.started.config)] = rule
         self.loop.replay(self._before, self._plan.settings, self._request.command, changed)
-        self._experiment.look_at(self._trainings)
+        self._experiment.set_trainings(self._trainings)
         self.loop.await_running(self._interrupts)
 
     def _keep(self, record: Record) -> None:
@@ -423,18 +423,22 @@ class _Frontier:
         """What is to be done from here on."""
         plan, cells = self._plan, [(self._plan.naive_recipe(n), n) for n in self._plan.parts]
         given = [policies_of(text) for text in self._request.policies]
-        crews, wanted, factor = plan.crews[: runs.timed_crews], runs.wanted(), runs.calibration.factor
-        tries = sum(len(MeansClimb.most(crew, self._lanes)) for crew in crews) if self._request.throughput else 0
+        layouts, wanted, factor = plan.layouts[: runs.timed_layouts], runs.wanted(), runs.calibration.factor
+        tries = (
+            sum(len(ExecutionSearch.most(layout, self._lanes)) for layout in layouts) if self._request.throughput else 0
+        )
         return PhaseWork(
-            trainers=tuple(plan.means(n).workers for n in plan.parts),
+            trainers=tuple(plan.execution(n).workers for n in plan.parts),
             policies=tuple(
-                plan.means(n, plan.naive_recipe(n, policies).way).workers for policies in given for n in plan.parts
+                plan.execution(n, plan.naive_recipe(n, policies).variant).workers
+                for policies in given
+                for n in plan.parts
             ),
             seeds=self._request.seeds,
             cores=self._lanes,
             timings=tuple(factor(timing.batch) for timing in wanted),
             throughput=sum(timing not in wanted for timing in runs.named()) + tries,
-            rows=tuple(factor(plan.naive_batch(crew.num_slots)) for crew in crews),
+            rows=tuple(factor(plan.naive_batch(layout.num_slots)) for layout in layouts),
             spent_s=self.loop.elapsed_s,
             done=len(cells) * self._request.seeds - len(self._choice.missing("naive", cells)),
             searched_s=searched_s,
@@ -492,15 +496,17 @@ class _Frontier:
         ]
         seeds = whole.index(False) if False in whole else len(whole)
         if lost:
-            workers = ", ".join(str(crew.workers) for crew in self._plan.crews if crew.num_slots in lost)
+            workers = ", ".join(str(layout.workers) for layout in self._plan.layouts if layout.num_slots in lost)
             self._left_out.append(f"{workers} workers: there was no time for a training")
         planned = self._phases.seeds if self._phases is not None else seeds
         if seeds < planned:
             self._left_out.append(f"{count(planned - seeds, 'seed')} for each cell of the table: trainings took longer")
         if self._phases is not None:
             self._phases = replace(self._phases, seeds=seeds)
-        lineup = self._plan.lineup.without(lost) if lost else self._plan.lineup
-        self._use(replace(self._plan, lineup=lineup, request=replace(self._plan.request, seeds=max(1, seeds))))
+        worker_layouts = self._plan.worker_layouts.without(lost) if lost else self._plan.worker_layouts
+        self._use(
+            replace(self._plan, worker_layouts=worker_layouts, request=replace(self._plan.request, seeds=max(1, seeds)))
+        )
 
     @property
     def _phases_needs_s(self) -> float:
@@ -534,7 +540,7 @@ class _Frontier:
         if not phases.searches:
             return 0.0
         usual_s = (self._usual_s or cost.training_s) / self._slowed
-        widest = self._plan.means(self._plan.parts[-1]).workers
+        widest = self._plan.execution(self._plan.parts[-1]).workers
         least_s = trainings_s((widest,) * LEAST_SEEDS, usual_s, self._lanes)
         return SEARCH_SHARE * phases.budget_s + least_s + phases.timing
 
@@ -542,7 +548,7 @@ class _Frontier:
         """Search in its share of the budget, and in what the phases before it have left. Returns why it ended."""
         begun_s, usual_s = self.loop.elapsed_s, self._usual_s or 0.0
         searched = sum(life.started.phase == "search" for life in self.loop.table.trials.values())
-        widest = self._plan.means(self._plan.parts[-1]).workers
+        widest = self._plan.execution(self._plan.parts[-1]).workers
         least_s = trainings_s((widest,) * len(self._choice.seeds()), usual_s / self._slowed, self._lanes)
         free_s = phases.budget_s - begun_s - phases.timing
         confirm_s = max(least_s, min(phases.confirm, free_s - SEARCH_SHARE * phases.budget_s))
@@ -571,21 +577,23 @@ class _Frontier:
         end_s = self._budget_s - (0.0 if self._phases is None else TIMING_SPARE * self._phases.timing)
         self._run(schedule, self._within(end_s, self._reserved_s))
         if lost := sorted({parts for _, parts in self._choice.unconfirmed(by)}):
-            workers = ", ".join(str(crew.workers) for crew in self._plan.lineup.crews if crew.num_slots in lost)
+            workers = ", ".join(
+                str(layout.workers) for layout in self._plan.worker_layouts.layouts if layout.num_slots in lost
+            )
             self._left_out.append(f"confirming what looked best for {workers} workers: there was no time")
 
     def _tuned_recipes(self, parts: int, by: FrontierCriteria, searched: bool) -> list[Recipe]:
         """What is shown as tuned: never the naive rule itself nor, without a search, what only the rule has trained."""
         naive = self._plan.naive_recipe(parts).name
         best = self._choice.bests(parts, by, confirmed_only=True)
-        return [recipe for recipe in best if recipe.name != naive and (searched or recipe.way.policies)]
+        return [recipe for recipe in best if recipe.name != naive and (searched or recipe.variant.policies)]
 
     def _fixed(self, phase: Phase, cells: list[Cell], first: int = 0) -> list[FixedTrial]:
         found = []
         for recipe, parts, seed in self._choice.missing(phase, cells, first):
-            means, told = self._plan.means(parts, recipe.way), recipe.way.told(Means())
+            execution, told = self._plan.execution(parts, recipe.variant), recipe.variant.told(ExecutionSettings())
             beside = {name: told[name] for name in ("policy", *SYNC_NAMES) if name in told}
-            found.append(FixedTrial(recipe.config, seed, means, phase, told=beside, parts=parts))
+            found.append(FixedTrial(recipe.config, seed, execution, phase, told=beside, parts=parts))
         return found
 
 
@@ -604,7 +612,7 @@ def find_frontier(
     margin: float | None = None,
     seeds: int = FrontierRequest.seeds,
     config: Config | None = None,
-    means: Means | None = None,
+    execution: ExecutionSettings | None = None,
     policies: Sequence[str] = (),
     throughput: bool = False,
     constraints: Sequence[str] = (),
@@ -665,7 +673,7 @@ def find_frontier(
         >>> found = elastune.find_frontier(train, workers=(1, 2, 4), target=0.95, budget_s=90)
         >>> print(found.answer.sentence, found.command)
     """
-    asked = cluster_asked(cluster, grace_s)
+    asked = resolve_cluster(cluster, grace_s)
     request = FrontierRequest(
         program=program_of(train),
         out=Path(),
@@ -677,7 +685,7 @@ def find_frontier(
         quality=quality,
         margin=margin,
         seeds=seeds,
-        means=means or Means(),
+        execution=execution or ExecutionSettings(),
         policies=tuple(policies),
         throughput=throughput,
         config=dict(config or {}),
@@ -693,6 +701,6 @@ def find_frontier(
         resume=resume,
         accept_changes=accept_changes,
     )
-    request = priced(request, prices_asked(None, prices, cluster), SystemClock())
+    request = with_prices(request, resolve_prices(None, prices, cluster), SystemClock())
     with results_folder(out, request.program, "frontier", resume=resume) as folder:
         return frontier(replace(request, out=folder), cluster=asked)

@@ -21,19 +21,19 @@ from elastune.core.communication import Topology
 from elastune.core.errors import UserError
 from elastune.core.formatting import count
 from elastune.core.journal.records import (
+    ExecutionTimed,
     LinkMeasured,
-    MeansTimed,
     Phase,
     RunFinished,
     ThroughputTuned,
     TimesFitted,
     TrialFinished,
 )
-from elastune.core.journal.trials import TrialLife, TrialTable
+from elastune.core.journal.trials import TrialSummary, TrialTable
 from elastune.core.layout import BUCKET_BYTES, FIRST_BUCKET_BYTES
 from elastune.core.mesh import MechanismName, Mesh
 from elastune.core.plan.data_parallel import Fit, Observation, fit_parts
-from elastune.core.run import Means
+from elastune.core.run import ExecutionSettings
 from elastune.runtime.job.interrupts import Interrupted
 from elastune.tune.frontier.budget import TIMED_STEPS, PhaseBudget, TrainingCost, timed_steps
 from elastune.tune.frontier.checked_request import FrontierPlan, check_target
@@ -59,7 +59,7 @@ ROUTES = ("ring", "tree", "star")  # that are tried where more than two workers 
 
 
 @dataclass
-class MeansClimb:
+class ExecutionSearch:
     """The tuning of one crew: it asks for ``pending`` to be timed, and is told what came of it.
 
     ``batch``: the global batch of all its short runs; ``cores``: how many its workers share; ``free``: whether nobody
@@ -68,33 +68,33 @@ class MeansClimb:
     means; the best so far is timed again.
     """
 
-    crew: Means
+    layout: ExecutionSettings
     batch: int
     cores: int
     free: bool
-    tried: list[MeansTimed] = field(default_factory=list)
+    tried: list[ExecutionTimed] = field(default_factory=list)
     hurried: bool = False
     grad_bytes: int = 0
-    _means: list[Means] = field(default_factory=list)
+    _means: list[ExecutionSettings] = field(default_factory=list)
     _best: int = 0
     _sha256: str = ""
     _again: list[int] = field(default_factory=list)
 
     @classmethod
-    def most(cls, crew: Means, cores: int, free: bool = True) -> list[Means]:
+    def most(cls, layout: ExecutionSettings, cores: int, free: bool = True) -> list[ExecutionSettings]:
         """All that could be tried of a crew, and the best again, if no kind changes what the next one can try."""
-        climb = cls(crew, crew.first_mesh.batch * 2, cores, free, grad_bytes=1 << 62)
+        climb = cls(layout, layout.first_mesh.batch * 2, cores, free, grad_bytes=1 << 62)
         kinds = (climb._threads, climb._mechanisms, climb._routes, climb._buckets, climb._passes)
-        return [crew, *(means for kind in kinds for means in kind(crew)), crew, crew]
+        return [layout, *(execution for kind in kinds for execution in kind(layout)), layout, layout]
 
     @property
     def repeats(self) -> bool:
         """Whether what was asked for last was timed before."""
         return bool(self._again)
 
-    def rounds(self) -> Iterator[list[Means]]:
+    def rounds(self) -> Iterator[list[ExecutionSettings]]:
         """What to time next, until nothing is left; ``hear`` must have been told of all of it by then."""
-        yield [self.crew]
+        yield [self.layout]
         if self.tried[0].step_s is None:
             return  # it fails by itself, or has too few steps to time
         for kind in (self._threads, self._mechanisms, self._routes, self._buckets, self._passes):
@@ -103,7 +103,7 @@ class MeansClimb:
             yield kind(self._means[self._best])
         if self._best:
             self._again = [0, self._best]
-            yield [self.crew, self._means[self._best]]
+            yield [self.layout, self._means[self._best]]
             own, other = self.tried[-2:]
             lucky = own.step_s is None or other.step_s is None or other.step_s * GAIN >= own.step_s or not other.same
             self._best = 0 if lucky else len(self.tried) - 1
@@ -112,17 +112,17 @@ class MeansClimb:
         """No time is left to time the best again: the crew keeps its own means."""
         self._best = 0
 
-    def hear(self, means: Means, run: RunFinished | None) -> None:
-        """A short run by ``means`` has ended; None: it failed."""
+    def hear(self, execution: ExecutionSettings, run: RunFinished | None) -> None:
+        """A short run by ``execution`` has ended; None: it failed."""
         first = not self.tried
         if first and run is not None:
             self._sha256 = run.sha256
             self.grad_bytes = run.grad_bytes
         step_s = None if run is None else run.step_s
         same = None if run is None else run.sha256 == self._sha256
-        words = changed(self.crew, means) or "as asked for"
-        self.tried.append(MeansTimed(means.to_json(), words, step_s, same))
-        self._means.append(means)
+        words = changed(self.layout, execution) or "as asked for"
+        self.tried.append(ExecutionTimed(execution.to_json(), words, step_s, same))
+        self._means.append(execution)
         if self._again:
             return
         best_s = self.tried[self._best].step_s
@@ -130,61 +130,61 @@ class MeansClimb:
             self._best = len(self.tried) - 1
 
     @property
-    def best(self) -> Means:
+    def best(self) -> ExecutionSettings:
         """The fastest of those with the same bits."""
-        return self._means[self._best] if self._means else self.crew
+        return self._means[self._best] if self._means else self.layout
 
     @property
     def found(self) -> ThroughputTuned:
         """What to tell of it."""
         return ThroughputTuned(self.batch, list(self.tried), self._best)  # which has one at least: the crew's own
 
-    def _threads(self, means: Means) -> list[Means]:
-        most = self.cores // means.workers
+    def _threads(self, execution: ExecutionSettings) -> list[ExecutionSettings]:
+        most = self.cores // execution.workers
         counts = [2**power for power in range(1, most.bit_length()) if 2**power <= most]
-        return [replace(means, threads=n) for n in dict.fromkeys((*counts, most)) if n > means.threads]
+        return [replace(execution, threads=n) for n in dict.fromkeys((*counts, most)) if n > execution.threads]
 
-    def _mechanisms(self, means: Means) -> list[Means]:
-        if not self.free or means.workers == 1 or means.parts != MechanismName():
+    def _mechanisms(self, execution: ExecutionSettings) -> list[ExecutionSettings]:
+        if not self.free or execution.workers == 1 or execution.parts != MechanismName():
             return []
-        mesh = Mesh(shard=means.workers)
-        return [replace(means, mesh=mesh, mechanism=name, topology=Topology()) for name in ("zero", "sharded")]
+        mesh = Mesh(shard=execution.workers)
+        return [replace(execution, mesh=mesh, mechanism=name, topology=Topology()) for name in ("zero", "sharded")]
 
-    def _routes(self, means: Means) -> list[Means]:
-        if means.workers <= 2 or means.parts != MechanismName() or means.compress is not None:
+    def _routes(self, execution: ExecutionSettings) -> list[ExecutionSettings]:
+        if execution.workers <= 2 or execution.parts != MechanismName() or execution.compress is not None:
             return []
-        return [replace(means, topology=Topology.parse(name)) for name in ROUTES if name != str(means.topology)]
+        return [replace(execution, topology=Topology.parse(name)) for name in ROUTES if name != str(execution.topology)]
 
-    def _buckets(self, means: Means) -> list[Means]:
+    def _buckets(self, execution: ExecutionSettings) -> list[ExecutionSettings]:
         """Sizes by which there are other buckets than by the usual ones."""
-        whole = means.parts == MechanismName() and means.compress is None
-        if means.workers == 1 or not whole:
+        whole = execution.parts == MechanismName() and execution.compress is None
+        if execution.workers == 1 or not whole:
             return []
         usual = BUCKET_BYTES + FIRST_BUCKET_BYTES
         sizes = [size for size in BUCKETS if self.grad_bytes > (size if size < BUCKET_BYTES else usual)]
-        return [replace(means, bucket_bytes=size) for size in sizes if size != means.bucket_bytes]
+        return [replace(execution, bucket_bytes=size) for size in sizes if size != execution.bucket_bytes]
 
-    def _passes(self, means: Means) -> list[Means]:
-        share = -(-self.batch // means.first_mesh.batch)
-        half = min(share, means.micro_batch or share) // 2
-        return [replace(means, micro_batch=half)] if half else []
+    def _passes(self, execution: ExecutionSettings) -> list[ExecutionSettings]:
+        share = -(-self.batch // execution.first_mesh.batch)
+        half = min(share, execution.micro_batch or share) // 2
+        return [replace(execution, micro_batch=half)] if half else []
 
 
-def changed(crew: Means, means: Means) -> str:
-    """In what ``means`` differ from those of ``crew``, in words."""
-    before, after = plain(crew), plain(means)
+def changed(layout: ExecutionSettings, execution: ExecutionSettings) -> str:
+    """In what ``execution`` differ from those of ``layout``, in words."""
+    before, after = plain(layout), plain(execution)
     return ", ".join(f"{name} {value}" for name, value in after.items() if before.get(name) != value)
 
 
-def plain(means: Means) -> Mapping[str, object]:
+def plain(execution: ExecutionSettings) -> Mapping[str, object]:
     """Means by name, the mesh as it comes out."""
-    return {**means.to_json(), "mesh": str(means.first_mesh)}
+    return {**execution.to_json(), "mesh": str(execution.first_mesh)}
 
 
 def in_words(found: Sequence[ThroughputTuned]) -> str:
     """What came of all crews, in one sentence; "" where none was tuned."""
     taken = [
-        f"{own.means['workers']} by {chosen.changed} ({own.step_s / chosen.step_s:.2f} times as fast, timed again)"
+        f"{own.execution['workers']} by {chosen.changed} ({own.step_s / chosen.step_s:.2f} times as fast, timed again)"
         for own, chosen in (each.tried[-2:] for each in found if each.chosen)
         if chosen.step_s and own.step_s
     ]
@@ -211,7 +211,7 @@ class Timing:
     how often it was before."""
 
     batch: int
-    crew: Means
+    layout: ExecutionSettings
     spread: bool = False
     nth: int = 0
 
@@ -284,7 +284,7 @@ class Calibration:
         """Whose steps were to be timed and could not be, and why."""
         ends = {timing: end for timing in dict.fromkeys(wanted) if (end := self._end_of(timing)) is not None}
         return [
-            f"{timing.crew.first_mesh}, {timing.crew.mechanism}, batch {timing.batch}: {end.reason or 'too few steps'}"
+            f"{timing.layout.first_mesh}, {timing.layout.mechanism}, batch {timing.batch}: {end.reason or 'too few steps'}"
             for timing, end in ends.items()
             if end.run is None or end.run.step_s is None
         ]
@@ -293,10 +293,10 @@ class Calibration:
         life = self._life_of(timing)
         return None if life is None else life.finished
 
-    def _life_of(self, timing: Timing) -> TrialLife | None:
+    def _life_of(self, timing: Timing) -> TrialSummary | None:
         for life in reversed(self._ended()):
             started = life.started
-            if (batch_of(started.config), started.means) == (timing.batch, timing.crew.to_json()):
+            if (batch_of(started.config), started.execution) == (timing.batch, timing.layout.to_json()):
                 return life
         return None
 
@@ -308,13 +308,13 @@ class Calibration:
             if run is not None and run.step_s is not None:
                 batch = batch_of(life.started.config)
                 mean = min(batch, -(-run.samples // run.steps))  # a batch may exceed the data
-                kind = self.plan.lineup.kind_of(Means.from_json(life.started.means))
+                kind = self.plan.worker_layouts.kind_of(ExecutionSettings.from_json(life.started.execution))
                 found[batch, kind, run.hosts] = Observation(kind.workers, mean, run.step_s, hosts=run.hosts)
                 if kind.workers == 1 and not kind.apart:
                     self._grad_bytes = run.grad_bytes
         return found
 
-    def _ended(self) -> list[TrialLife]:
+    def _ended(self) -> list[TrialSummary]:
         ended = (self._table.trials[number] for number in self._table.ended if number not in self._before)
         return [life for life in ended if life.started.phase in TIMED]
 
@@ -328,7 +328,7 @@ class Calibration:
 
     def _trial(self, timing: Timing, phase: Phase) -> FixedTrial:
         config = {**self.plan.config, "batch_size": timing.batch}
-        return FixedTrial(config, self.plan.request.seed, timing.crew, phase, self.steps(timing.batch), timing.spread)
+        return FixedTrial(config, self.plan.request.seed, timing.layout, phase, self.steps(timing.batch), timing.spread)
 
     def steps(self, batch: int) -> int:
         """How many steps a short run with a global ``batch`` takes: always as many, so that their bits compare."""
@@ -386,14 +386,14 @@ def batches_to_measure(base: int, counts: Sequence[int], samples: int | None = N
     return list(dict.fromkeys((base, largest, smallest, round((base * largest) ** 0.5))))
 
 
-def layouts(batch: int, crew: Means, workers_per_host: int | None) -> list[Timing]:
+def layout_timings(batch: int, layout: ExecutionSettings, workers_per_host: int | None) -> list[Timing]:
     """How a crew's step is timed: as it is trained and, where it fits one of several hosts, over as many as there are.
 
     What divides a replica is not spread: the model knows nothing of its traffic.
     """
-    mesh, packed = crew.first_mesh, Timing(batch, crew)
+    mesh, packed = layout.first_mesh, Timing(batch, layout)
     fits = workers_per_host is not None and 1 < mesh.workers <= workers_per_host and mesh.replica == 1
-    return [packed, Timing(batch, crew, spread=True)] if fits else [packed]
+    return [packed, Timing(batch, layout, spread=True)] if fits else [packed]
 
 
 # [short runs] The short runs of a frontier: they time steps, look for faster execution, and end within their part of the budget.
@@ -438,9 +438,9 @@ class ShortRuns:
         self.budget_s = self.calibration.budget_s = phases.budget_s
 
     @property
-    def timed_crews(self) -> int:
+    def timed_layouts(self) -> int:
         """How many of the crews asked about can be timed."""
-        return sum(crew.workers <= self._timeable for crew in self.plan.crews)
+        return sum(layout.workers <= self._timeable for layout in self.plan.layouts)
 
     @property
     def _cost(self) -> TrainingCost:
@@ -457,7 +457,7 @@ class ShortRuns:
 
         Raises ``UserError`` where these take the whole budget, and for a target that the quality cannot have.
         """
-        own, found = timed_with(self.plan.crews, 1), None
+        own, found = timed_with(self.plan.layouts, 1), None
         for nth in range(2):
             timing = Timing(self.plan.base_batch, own, nth=nth)
             self._run(self.calibration.schedule([timing]))
@@ -481,7 +481,7 @@ class ShortRuns:
 
         What would take much longer than was planned is left to the model.
         """
-        crews, cost = self.plan.crews, self._cost
+        layouts, cost = self.plan.layouts, self._cost
         limit_s = CALIBRATE_SLACK * self.phases.calibrate if self.phases is not None else math.inf
         skipped = 0
         for i, timing in enumerate(self.wanted()):
@@ -495,8 +495,8 @@ class ShortRuns:
         if skipped:
             runs = count(skipped, "short run")
             self.left_out.append(f"{runs} that would time steps here: these are modelled by fewer")
-        several = crews[-1].workers > 1 and self._timeable > 1
-        pair = layouts(self._pair_batch, timed_with(crews, 2), self._workers_per_host) if several else []
+        several = layouts[-1].workers > 1 and self._timeable > 1
+        pair = layout_timings(self._pair_batch, timed_with(layouts, 2), self._workers_per_host) if several else []
         for timing in pair:
             across = timing.spread or self._workers_per_host == 1
             if not any((link.hosts > 1) == across for link in self.calibration.links) and not self._interrupts():
@@ -510,12 +510,14 @@ class ShortRuns:
 
     def wanted(self) -> list[Timing]:
         """What is timed beside the program's own batch on one worker, what tells most first."""
-        plan, crews = self.plan, self.plan.crews
-        own = timed_with(crews, 1)
+        plan, layouts = self.plan, self.plan.layouts
+        own = timed_with(layouts, 1)
         one = [Timing(batch, own) for batch in batches_to_measure(plan.base_batch, plan.parts, plan.samples)[1:]]
-        timeable = [crew for crew in crews if crew.workers <= self._timeable]
+        timeable = [layout for layout in layouts if layout.workers <= self._timeable]
         several = [
-            t for crew in timeable for t in layouts(plan.naive_batch(crew.num_slots), crew, self._workers_per_host)
+            t
+            for layout in timeable
+            for t in layout_timings(plan.naive_batch(layout.num_slots), layout, self._workers_per_host)
         ]
         first = Timing(plan.base_batch, own)
         return [t for t in (*one[:1], *several, *one[1:]) if t != first]
@@ -537,27 +539,27 @@ class ShortRuns:
                 self._run(self.calibration.schedule([timing], "throughput", may_fail=True))
         cut: list[str] = []
         request = self.plan.request
-        for crew in self.plan.crews[: self.timed_crews if request.throughput else 0]:
-            free = request.means.mechanism == "replicated" and crew.mesh is None
-            climb = MeansClimb(crew, self.plan.naive_batch(crew.num_slots), threads, free)
-            for means in climb.rounds():
-                if not climb.repeats and not fits(climb.batch, len(means) + 2):
+        for layout in self.plan.layouts[: self.timed_layouts if request.throughput else 0]:
+            free = request.execution.mechanism == "replicated" and layout.mesh is None
+            climb = ExecutionSearch(layout, self.plan.naive_batch(layout.num_slots), threads, free)
+            for execution in climb.rounds():
+                if not climb.repeats and not fits(climb.batch, len(execution) + 2):
                     climb.hurried = True  # the best so far is timed again
                     if not climb.tried:
                         break
                     continue
-                if climb.repeats and not fits(climb.batch, len(means)):
+                if climb.repeats and not fits(climb.batch, len(execution)):
                     climb.give_up()
                     break
-                timings = [Timing(climb.batch, each, nth=int(climb.repeats)) for each in means]
+                timings = [Timing(climb.batch, each, nth=int(climb.repeats)) for each in execution]
                 self._run(self.calibration.schedule(timings, "throughput", may_fail=True))
                 if self._interrupts():
                     raise Interrupted
                 for timing in timings:
-                    climb.hear(timing.crew, self.calibration.run_of(timing))
-            cut += [str(crew.workers)] if climb.hurried else []
+                    climb.hear(timing.layout, self.calibration.run_of(timing))
+            cut += [str(layout.workers)] if climb.hurried else []
             if climb.tried:
-                self.plan.lineup.speed_up(crew, climb.best)
+                self.plan.worker_layouts.speed_up(layout, climb.best)
                 self.tuned.append(climb.found)
                 self._loop.tell(climb.found)
         if cut:
@@ -565,17 +567,17 @@ class ShortRuns:
 
     def named(self) -> list[Timing]:
         """The kinds of steps that the space names, each on who it names or, where these are too many, on fewer."""
-        lineup, found = self.plan.lineup, dict[StepKind, Timing]()
-        widest = [crew for crew in self.plan.crews if crew.workers <= self._timeable][-1:]
-        for crew, way in self.plan.named:
-            if way.agreed.sync.in_rounds:
+        worker_layouts, found = self.plan.worker_layouts, dict[StepKind, Timing]()
+        widest = [layout for layout in self.plan.layouts if layout.workers <= self._timeable][-1:]
+        for layout, variant in self.plan.named:
+            if variant.agreed.sync.in_rounds:
                 continue  # the median step of a few tells nothing of rounds
-            for each in [crew] if crew.workers <= self._timeable else widest:
-                means = lineup.by(each, way)
-                kind = lineup.kind_of(means)
-                if (kind.apart or kind.workers > 1) and self.plan.goes(each, replace(way, policies=())):
+            for each in [layout] if layout.workers <= self._timeable else widest:
+                execution = worker_layouts.by(each, variant)
+                kind = worker_layouts.kind_of(execution)
+                if (kind.apart or kind.workers > 1) and self.plan.is_possible(each, replace(variant, policies=())):
                     batch = self.plan.base_batch * each.num_slots
-                    found.setdefault(kind, Timing(batch, means))
+                    found.setdefault(kind, Timing(batch, execution))
         return list(found.values())[:MOST_NAMED]
 
     def time(self, found: Sequence[Timing]) -> None:
@@ -597,7 +599,13 @@ class ShortRuns:
         """
         run = next((t.run for t in choice.tried(recipe, parts) if t.run is not None), None)
         same = run is not None and run.grad_bytes == by.times.model.grad_bytes
-        steps, lineup = not recipe.way.agreed.sync.in_rounds, self.plan.lineup
-        crews = [crew for crew in lineup.crews if crew.num_slots == parts and self.plan.goes(crew, recipe.way)]
-        timed = [lineup.by(crew, recipe.way) for crew in crews if same and steps]
-        return [Timing(batch_of(recipe.config), means) for means in timed if means.workers <= self._timeable]
+        steps, worker_layouts = not recipe.variant.agreed.sync.in_rounds, self.plan.worker_layouts
+        layouts = [
+            layout
+            for layout in worker_layouts.layouts
+            if layout.num_slots == parts and self.plan.is_possible(layout, recipe.variant)
+        ]
+        timed = [worker_layouts.by(layout, recipe.variant) for layout in layouts if same and steps]
+        return [
+            Timing(batch_of(recipe.config), execution) for execution in timed if execution.workers <= self._timeable
+        ]

@@ -15,12 +15,12 @@ from typing import Any
 
 from elastune.core.communication import Topology
 from elastune.core.journal.records import Reported, RunFinished, TrialFinished, TrialStarted
-from elastune.core.journal.trials import TrialLife, TrialTable
+from elastune.core.journal.trials import TrialSummary, TrialTable
 from elastune.core.mesh import Mesh
-from elastune.core.run import Config, Means, Mode
+from elastune.core.run import Config, ExecutionSettings, Mode
 from elastune.core.sync_plan import SYNC_NAMES, SyncChoice
 from elastune.runtime.job.validation import NO_POLICY, policies_of
-from elastune.tune.study.trial_results import means_in
+from elastune.tune.study.trial_results import execution_settings_of
 
 # [ways] How a frontier's trainings are run beside configuration and workers, as far as it shows in a result: a *way*. Pure.
 #
@@ -28,12 +28,12 @@ from elastune.tune.study.trial_results import means_in
 # a result who computed what. What a space may choose beside them (mode, compression, micro-batch, strategy, policy) does
 # show, so that a training belongs to its way as it does to its configuration.
 
-OF_WAYS = ("mode", "compress", "micro_batch")
+VARIANT_SETTINGS = ("mode", "compress", "micro_batch")
 """The means that belong to a way; all others belong to a crew."""
 
 
 @dataclass(frozen=True)
-class Way:
+class Variant:
     """How a training is run. ``agreed``: how its workers agree; ``policies``: what adapts it while it runs."""
 
     mode: Mode = "exact"
@@ -43,10 +43,12 @@ class Way:
     policies: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, means: Means, agreed: SyncChoice | None = None, policies: tuple[str, ...] = ()) -> Way:
-        """That of ``means``."""
+    def of(
+        cls, execution: ExecutionSettings, agreed: SyncChoice | None = None, policies: tuple[str, ...] = ()
+    ) -> Variant:
+        """That of ``execution``."""
         agreed = agreed or SyncChoice()
-        return cls(means.mode, means.compress, means.micro_batch, agreed, policies)
+        return cls(execution.mode, execution.compress, execution.micro_batch, agreed, policies)
 
     @property
     def alone(self) -> bool:
@@ -56,26 +58,26 @@ class Way:
         """
         return self.mode == "exact" and not self.policies
 
-    def on(self, crew: Means) -> Means:
-        """``crew`` going this way, with a slot at least for each learner."""
-        own = {name: getattr(self, name) for name in OF_WAYS}
-        return replace(crew, num_slots=self.agreed.slots(crew.num_slots), **own)
+    def on(self, layout: ExecutionSettings) -> ExecutionSettings:
+        """``layout`` going this way, with a slot at least for each learner."""
+        own = {name: getattr(self, name) for name in VARIANT_SETTINGS}
+        return replace(layout, num_slots=self.agreed.slots(layout.num_slots), **own)
 
-    def trainer(self, crew: Means) -> Means:
-        """Who trains for ``crew``: one worker that does it all, and holds all of it, where that does not show."""
-        own = self.on(crew)
+    def trainer(self, layout: ExecutionSettings) -> ExecutionSettings:
+        """Who trains for ``layout``: one worker that does it all, and holds all of it, where that does not show."""
+        own = self.on(layout)
         if not self.alone:
             return own
         whole = "tensor" if own.parts.tensor else "replicated"
         own = replace(own, workers=1, mesh=None, mechanism=whole, topology=Topology())
         return replace(own, offload=False, copies=None, zero_stage=None, bucket_bytes=None)
 
-    def told(self, means: Means) -> dict[str, Any]:
-        """``means`` and this way as a journal holds them, without what says nothing."""
+    def told(self, execution: ExecutionSettings) -> dict[str, Any]:
+        """``execution`` and this way as a journal holds them, without what says nothing."""
         agreed = {} if self.agreed == SyncChoice() else self.agreed.to_json()
         texts = list(self.policies)
         return {
-            **means.to_json(),
+            **execution.to_json(),
             **agreed,
             **({"policy": texts[0] if len(texts) == 1 else texts} if texts else {}),
         }
@@ -86,12 +88,14 @@ class Recipe:
     """All that is chosen of a training but its seed and for whom it is: its configuration, and its way."""
 
     config: Config
-    way: Way = field(default_factory=Way)
+    variant: Variant = field(default_factory=Variant)
 
     @property
     def name(self) -> str:
         """What makes two of them the same."""
-        return json.dumps([self.config, self.way.told(self.way.on(Means(num_slots=1)))], sort_keys=True)
+        return json.dumps(
+            [self.config, self.variant.told(self.variant.on(ExecutionSettings(num_slots=1)))], sort_keys=True
+        )
 
 
 @dataclass(frozen=True)
@@ -112,17 +116,17 @@ class StepKind:
         return self.mesh.workers
 
 
-def read_way(told: Mapping[str, Any]) -> tuple[Means, Way]:
+def read_variant(told: Mapping[str, Any]) -> tuple[ExecutionSettings, Variant]:
     """What ``Way.told`` gave. Raises ``UserError`` for a journal that somebody else wrote."""
-    means = means_in(told)
-    return means, Way.of(means, SyncChoice.of(told), policies_of(told.get("policy", NO_POLICY)))
+    execution = execution_settings_of(told)
+    return execution, Variant.of(execution, SyncChoice.of(told), policies_of(told.get("policy", NO_POLICY)))
 
 
 def shown(told: Mapping[str, Any]) -> dict[str, Any]:
     """Of means as a journal holds them, what shows in a result: all, unless one worker could have done it alone."""
-    means, way = read_way(told)
-    full = way.told(means)
-    if not way.alone:
+    execution, variant = read_variant(told)
+    full = variant.told(execution)
+    if not variant.alone:
         return full
     names = ("mode", "num_slots", "virtual_tensor", "precision", "threads", "micro_batch", *SYNC_NAMES)
     return {name: full[name] for name in names if name in full}
@@ -134,7 +138,7 @@ NOISE_SCALE = "noise_scale"
 """The monitor of a training whose quality counts, and its signal."""
 TIMED = ("calibrate", "throughput")
 """The phases that measure step times, and no quality."""
-CREW = "crew"
+LAYOUT_TAG = "crew"
 """The tag of a trial of the search whose space chose for whom it is: that crew's means."""
 FOR_WORKERS = "for_workers"
 """The tag of a trial that speaks for others than its workers or slots: for how many parts of a batch."""
@@ -145,8 +149,8 @@ REFUSED = "refused: "
 class Training:
     """One training from start to end, and what it reported on the way. ``result.state`` tells whether it counts.
 
-    ``slots``: one for each of the workers that it speaks for, however many trained it, or more for learners. ``crew``:
-    that which the space chose; None: it chose none. ``told_parts``: for how many parts of a batch, where not ``slots``.
+    ``slots``: one for each of the workers that it speaks for, however many trained it, or more for learners. ``layout``:
+    that which the space chose; None: it chose none. ``recorded_parts``: for how many parts of a batch, where not ``slots``.
     """
 
     trial: int
@@ -156,19 +160,19 @@ class Training:
     phase: str
     reports: tuple[Reported, ...]
     result: TrialFinished
-    way: Way = field(default_factory=Way)
-    crew: Means | None = None
-    told_parts: int | None = None
+    variant: Variant = field(default_factory=Variant)
+    layout: ExecutionSettings | None = None
+    recorded_parts: int | None = None
 
     @property
     def parts(self) -> int:
         """Into how many parts those cut a batch for whom it was trained."""
-        return self.slots if self.told_parts is None else self.told_parts
+        return self.slots if self.recorded_parts is None else self.recorded_parts
 
     @property
     def recipe(self) -> Recipe:
         """What was trained, whoever it speaks for."""
-        return Recipe(self.config, self.way)
+        return Recipe(self.config, self.variant)
 
     @property
     def run(self) -> RunFinished | None:
@@ -236,35 +240,35 @@ class Trainings:
         return {_key_of(started) for started in lives if started.phase == phase}
 
     @property
-    def _lives(self) -> list[TrialLife]:
+    def _lives(self) -> list[TrialSummary]:
         return [life for life in self._table.trials.values() if life.number >= self._table.since]
 
 
-def training_of(life: TrialLife) -> Training:
+def training_of(life: TrialSummary) -> Training:
     """A trial that is over."""
     started, finished = life.started, life.finished
     assert finished is not None
     reports = tuple(report for report, _ in life.reports)
-    means, way = read_way(started.means)
-    chosen, parts = started.tags.get(CREW), started.tags.get(FOR_WORKERS)
+    execution, variant = read_variant(started.execution)
+    chosen, parts = started.tags.get(LAYOUT_TAG), started.tags.get(FOR_WORKERS)
     return Training(
         life.number,
         started.config,
         started.seed,
-        means.num_slots,
+        execution.num_slots,
         started.phase,
         reports,
         finished,
-        way,
-        None if chosen is None else Means.from_json(chosen),
+        variant,
+        None if chosen is None else ExecutionSettings.from_json(chosen),
         parts,
     )
 
 
 def _key_of(started: TrialStarted) -> str:
-    return key(started.config, started.seed, started.means)
+    return key(started.config, started.seed, started.execution)
 
 
-def _refused(life: TrialLife) -> bool:
+def _refused(life: TrialSummary) -> bool:
     """Whether it never ran, since its means cannot be had together: another one may then be like it."""
     return life.finished is not None and life.finished.reason.startswith(REFUSED)

@@ -19,7 +19,7 @@ from torch import nn
 from elastune.core.errors import UserError
 from elastune.core.journal.records import SingleScore
 from elastune.train.predictions import HELD_OUT, check_name
-from elastune.train.program.load import as_guest, load_functions
+from elastune.train.program.load import load_functions, process_restored
 from elastune.tune.reuse.class_tree import ROOT, ClassTree, class_tree, told
 from elastune.tune.reuse.kept_models import (
     Build,
@@ -42,7 +42,7 @@ from elastune.tune.study.trials import GROUP, NODE, TREE
 
 
 @dataclass(frozen=True)
-class MadeOf:
+class SourceTrial:
     """A trial of ``study`` that is a part of a model, and its settings."""
 
     study: Path
@@ -58,13 +58,15 @@ class JoinedModel(nn.Module):
     Attributes:
         models: By the names of the tree's nodes, with "gate" for the root and "_" for each ".".
         tree: The groups of classes.
-        made_of: The trial of each node, in the order of the tree's nodes; empty where it is not known.
+        source_trials: The trial of each node, in the order of the tree's nodes; empty where it is not known.
     """
 
-    def __init__(self, models: Mapping[str, nn.Module], tree: ClassTree, made_of: Sequence[MadeOf] = ()) -> None:
+    def __init__(
+        self, models: Mapping[str, nn.Module], tree: ClassTree, source_trials: Sequence[SourceTrial] = ()
+    ) -> None:
         super().__init__()
         self.models = nn.ModuleDict({key_of(name): models[name] for name in tree.nodes()})
-        self.tree, self.made_of = tree, tuple(made_of)
+        self.tree, self.source_trials = tree, tuple(source_trials)
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
         """Return probabilities of classes, of shape (..., classes)."""
@@ -109,7 +111,7 @@ def join(
         own = [(found, one) for found, one in of_it if _tells_alike(one, node, tree)]
         chosen.append(best_kept(own, told(node), rest[-1] if rest else first))
     models = {node: model_of(one, build) for node, (_, one) in zip(tree.nodes(), chosen, strict=True)}
-    return JoinedModel(models, tree, [MadeOf(found.out, one.trial, one.config) for found, one in chosen]).eval()
+    return JoinedModel(models, tree, [SourceTrial(found.out, one.trial, one.config) for found, one in chosen]).eval()
 
 
 def _is_of(one: Candidate, node: str) -> bool:
@@ -161,7 +163,7 @@ def model_of(one: Candidate, build: Build) -> nn.Module:
 View = Callable[[dict[str, Any], torch.Tensor], torch.Tensor]
 
 
-def everything(config: dict[str, Any], inputs: torch.Tensor) -> torch.Tensor:
+def whole_input(config: dict[str, Any], inputs: torch.Tensor) -> torch.Tensor:
     """Return all inputs: the view of a part that sees everything."""
     return inputs
 
@@ -170,7 +172,7 @@ class StackedParts(nn.Module):
     """A linear ``head`` over the outputs of its ``parts``. The parts stay as they are, in evaluation mode.
 
     Attributes:
-        made_of: The trials of its parts and, once it is trained, of its head; empty where they are not known.
+        source_trials: The trials of its parts and, once it is trained, of its head; empty where they are not known.
     """
 
     def __init__(
@@ -179,10 +181,10 @@ class StackedParts(nn.Module):
         configs: Sequence[dict[str, Any]],
         view: View,
         head: nn.Linear,
-        made_of: Sequence[MadeOf] = (),
+        source_trials: Sequence[SourceTrial] = (),
     ) -> None:
         super().__init__()
-        self.made_of = tuple(made_of)
+        self.source_trials = tuple(source_trials)
         self.parts, self.head = nn.ModuleList(parts), head
         self._configs, self._view = list(configs), view
         self.parts.requires_grad_(False)
@@ -195,10 +197,10 @@ class StackedParts(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return the head's output for the outputs of the parts."""
-        return self.head(said_by(self.parts, self._configs, self._view, inputs))  # type: ignore[no-any-return]
+        return self.head(outputs_of_parts(self.parts, self._configs, self._view, inputs))  # type: ignore[no-any-return]
 
 
-def said_by(parts: Any, configs: Sequence[dict[str, Any]], view: View, inputs: torch.Tensor) -> torch.Tensor:
+def outputs_of_parts(parts: Any, configs: Sequence[dict[str, Any]], view: View, inputs: torch.Tensor) -> torch.Tensor:
     """Return the outputs of the parts for ``inputs``, each for its own view, side by side: (samples, numbers)."""
     with torch.no_grad():
         said = [part(view(config, inputs)) for part, config in zip(parts, configs, strict=True)]
@@ -212,7 +214,7 @@ def stacked_parts(
     outputs: int,
     example: torch.Tensor,
     trials: Sequence[int] | None = None,
-    view: View = everything,
+    view: View = whole_input,
 ) -> StackedParts:
     """Put kept trials of a study under a new head, to be trained like any model. Call this in ``train(session)``.
 
@@ -243,12 +245,12 @@ def stacked_parts(
     asked = found.asked(trials)
     parts, configs = [model_of(one, build).eval() for one in asked], [dict(one.config) for one in asked]
     try:
-        width = said_by(parts, configs, view, example).shape[-1]
+        width = outputs_of_parts(parts, configs, view, example).shape[-1]
     except (RuntimeError, TypeError, IndexError) as error:
         rule, fix = "parts take the example that they are shown", "give one of the right shape, or view=..."
         raise UserError(rule, str(error).split("\n")[0][:200], fix) from None
-    made_of = [MadeOf(found.out, one.trial, one.config) for one in asked]
-    return StackedParts(parts, configs, view, nn.Linear(width, outputs), made_of).train()
+    source_trials = [SourceTrial(found.out, one.trial, one.config) for one in asked]
+    return StackedParts(parts, configs, view, nn.Linear(width, outputs), source_trials).train()
 
 
 # [composed] Models made of several trainings' models. They are judged together with a study's own and stand on its front.
@@ -281,7 +283,7 @@ class ComposedModel:
     Attributes:
         study: The folder of the study whose front the model is to be on.
         model: The model, in evaluation mode.
-        made_of: All trials that it was made of, each once.
+        source_trials: All trials that it was made of, each once.
         data: The predictions of ``study`` that it is judged by.
         objective, direction, score: The score by its name, which way is better, and its value.
         singles: The scores of single kept trials of ``study`` on the same data.
@@ -290,7 +292,7 @@ class ComposedModel:
 
     study: Path
     model: Composed
-    made_of: tuple[MadeOf, ...]
+    source_trials: tuple[SourceTrial, ...]
     data: str
     objective: str
     direction: Direction
@@ -322,7 +324,7 @@ class ComposedModel:
             "study": str(self.study),
             "form": self.form,
             "method": self.method,
-            "made_of": [{"study": str(one.study), "trial": one.trial} for one in self.made_of],
+            "source_trials": [{"study": str(one.study), "trial": one.trial} for one in self.source_trials],
             "data": self.data,
             "objective": self.objective,
             "direction": self.direction,
@@ -372,7 +374,7 @@ def judge_model(
         raise UserError(f"nothing is chosen by data whose name begins with {HELD_OUT!r}", data, "name others")
     if not test.startswith(HELD_OUT):
         raise UserError(f"data that judge a choice have a name that begins with {HELD_OUT!r}", test, "such as test")
-    if not isinstance(model, JoinedModel | StackedParts) or not model.made_of:
+    if not isinstance(model, JoinedModel | StackedParts) or not model.source_trials:
         rule = "a model on a front is made of trials: by join or stacked_parts"
         raise UserError(rule, type(model).__name__, "build it by one of these")
     found = library(study)
@@ -390,9 +392,11 @@ def judge_model(
                 singles.append(alone)
         tested = hooks.said(model, test)
         told = None if tested is None else _tested(score, test, tested, singles, found.candidates)
-    made_of = tuple({(one.study.resolve(), one.trial): one for one in model.made_of}.values())
+    source_trials = tuple({(one.study.resolve(), one.trial): one for one in model.source_trials}.values())
     value = _scored(score, own)
-    return ComposedModel(found.out, model, made_of, data, score.name, score.direction, value, tuple(singles), told)
+    return ComposedModel(
+        found.out, model, source_trials, data, score.name, score.direction, value, tuple(singles), told
+    )
 
 
 def composed_of(
@@ -415,7 +419,7 @@ def composed_of(
         rule = "a model is made of a gate's study and its parts', with their tree, or of one study of heads"
         raise UserError(rule, f"{len(known)} studies, {'no' if tree is None else 'a'} tree", "see docs/transfer.md")
     path = Path(known[-1].study.program if program is None else program)
-    with as_guest():
+    with process_restored():
         build = load_functions(path, ["build"])["build"]
         if build is None:
             raise UserError("a program whose kept models are used has build", path, "def build(config): return model")
@@ -427,7 +431,7 @@ def composed_of(
         rule = "build(config) of a study of heads gives what stacked_parts makes"
         raise UserError(rule, type(model).__name__, "or name a tree, with the studies of its gate and parts")
     fill(model, weights_of(best), f"of trial {best.trial}")
-    model.made_of = (*model.made_of, MadeOf(known[0].out, best.trial, best.config))
+    model.source_trials = (*model.source_trials, SourceTrial(known[0].out, best.trial, best.config))
     return model.eval()
 
 

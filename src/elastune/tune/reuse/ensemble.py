@@ -23,7 +23,7 @@ from torch import nn
 from elastune.core.errors import UserError
 from elastune.core.journal.records import SingleScore
 from elastune.train.predictions import HELD_OUT
-from elastune.tune.reuse.kept_models import Candidate, ReadOnDemand, SealedTest, check_chosen_by, library, numbers_in
+from elastune.tune.reuse.kept_models import Candidate, LazyPredictions, SealedTest, check_chosen_by, library, numbers_in
 from elastune.tune.reuse.predictions import LEAST, SCORES, Array, Figures, Judged, Score, Task, judged, score_for
 from elastune.tune.reuse.selection import EnsembleLimits, best_single, select, stack
 from elastune.tune.search.objective import Direction
@@ -332,8 +332,8 @@ def ensemble(
     """
     check_choice(members, objective, inference_budget, data, test, method, seed)
     found = library(study)
-    known = found.having(data)
-    seen = judged(ReadOnDemand(known, lambda one: one.predictions(data)))
+    known = found.with_predictions(data)
+    seen = judged(LazyPredictions(known, lambda one: one.predictions(data)))
     score = score_for(objective, seen.task.kind)
     sizes = [parameters_of(one) for one in known]
     single = best_single(seen, score)
@@ -461,7 +461,7 @@ def _tested(
         return None
     sealed = SealedTest(name)
     sealed.unseal(everyone)
-    found = judged(ReadOnDemand(everyone, sealed.of))
+    found = judged(LazyPredictions(everyone, sealed.of))
     if (found.task.kind, found.task.width) != (task.kind, task.width):
         fix = "let the program tell the same outputs of both"
         raise UserError(f"predictions on {name} are of the same task as those chosen by", f"{found.task}", fix)
@@ -479,7 +479,7 @@ def _tested(
 LEAST_PROBABILITY = 1e-12
 
 
-class Doubt(NamedTuple):
+class OutputUncertainty(NamedTuple):
     """For each sample, what the ensemble says and how unsure it is: see ``reuse.insight.Uncertainty``.
 
     ``aleatoric`` is None for values: a member does not tell its own noise.
@@ -516,20 +516,20 @@ class EnsembleModel(nn.Module):
         assert total is not None
         return total
 
-    def doubt(self, *inputs: torch.Tensor) -> Doubt:
+    def uncertainty_of(self, *inputs: torch.Tensor) -> OutputUncertainty:
         """Return what the ensemble says of each sample, and how sure that is.
 
         Example:
             >>> model = elastune.load_ensemble("ensemble.safetensors", build).eval()
-            >>> unsure = model.doubt(x).epistemic.topk(10).indices
+            >>> unsure = model.uncertainty_of(x).epistemic.topk(10).indices
         """
         said = torch.stack([self._said(member, *inputs) for member in self.members])
         weights = self.weights.reshape(-1, *[1] * (said.ndim - 1))
         mean = (weights * said).sum(0)
         if self.task.kind == "regression":
-            return Doubt(mean, None, (weights * (said - mean) ** 2).sum(0))
+            return OutputUncertainty(mean, None, (weights * (said - mean) ** 2).sum(0))
         own = (weights[..., 0] * _tensor_entropy(said)).sum(0)
-        return Doubt(mean, own, (_tensor_entropy(mean) - own).clamp_min(0))
+        return OutputUncertainty(mean, own, (_tensor_entropy(mean) - own).clamp_min(0))
 
     def _said(self, member: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
         said: torch.Tensor = member(*inputs)

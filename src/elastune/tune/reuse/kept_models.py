@@ -31,7 +31,7 @@ KEEP = "tune with --keep all (or front, best:8, ...), and let the program call s
 ASK = "elastune predict asks kept trials about other data"
 
 
-class ReadTooSoon(RuntimeError):
+class TestDataAccessError(RuntimeError):
     """Something has asked for test data before everything was chosen: a mistake of the program, never of its user."""
 
 
@@ -50,11 +50,11 @@ class Candidate:
         """Return the predictions on the data set ``name``.
 
         Raises:
-            ReadTooSoon: For data that no choice may rest on: see ``SealedTest``.
+            TestDataAccessError: For data that no choice may rest on: see ``SealedTest``.
             UserError: Where they are not what the journal says.
         """
         if name.startswith(HELD_OUT):
-            raise ReadTooSoon(f"{name} of trial {self.trial} was asked for where something is chosen")
+            raise TestDataAccessError(f"{name} of trial {self.trial} was asked for where something is chosen")
         return self.read(name)
 
     def read(self, name: str) -> dict[str, torch.Tensor]:
@@ -108,7 +108,7 @@ class Library:
             raise UserError("at least one trial is used", "none", "name some, or leave trials out")
         return [known[trial] for trial in dict.fromkeys(trials)]
 
-    def having(self, data: str) -> list[Candidate]:
+    def with_predictions(self, data: str) -> list[Candidate]:
         """Return the candidates with predictions on ``data``, which a choice may rest on.
 
         Raises:
@@ -159,7 +159,7 @@ def _inside(out: Path, path: str) -> Path:
 
 
 @dataclass(frozen=True)
-class ReadOnDemand(Mapping[int, dict[str, torch.Tensor]]):
+class LazyPredictions(Mapping[int, dict[str, torch.Tensor]]):
     """The candidates' predictions, by trial.
 
     Each is ``read`` when it is asked for: all at once may not fit in memory.
@@ -193,11 +193,13 @@ class SealedTest:
         """Return a candidate's predictions.
 
         Raises:
-            ReadTooSoon: Before it was chosen.
+            TestDataAccessError: Before it was chosen.
             UserError: For a bad file.
         """
         if candidate.trial not in self._open_for:
-            raise ReadTooSoon(f"{self.name} of trial {candidate.trial} was asked for before the choice was made")
+            raise TestDataAccessError(
+                f"{self.name} of trial {candidate.trial} was asked for before the choice was made"
+            )
         return candidate.read(self.name)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from elastune.core.errors import UserError
 from elastune.core.journal.files import read
 from elastune.core.journal.records import StudyStarted
-from elastune.core.journal.trials import TrialLife, TrialTable, fold
+from elastune.core.journal.trials import TrialSummary, TrialTable, fold
 from elastune.core.run import Config
 from elastune.runtime.clusters.base import Cluster
 from elastune.runtime.clusters.kind import ClusterRequest
@@ -92,7 +92,7 @@ def train_members(
     if not bases:
         raise UserError("what is varied are the settings of a trial with a result", f"none in {out}", "tune first")
     given = [
-        FixedTrial(config, request.seed, request.means, "member", like=base.started)
+        FixedTrial(config, request.seed, request.execution, "member", like=base.started)
         for base, config in _missing(varied, bases, table, each)
     ]
     cut_off = any(life.started.phase == "member" and life.state != "over" for life in table.trials.values())
@@ -140,7 +140,7 @@ def _check_values(name: str, values: Sequence[Any]) -> None:
         raise UserError(rule, f"{name}: {', '.join(texts)}"[:120], fix)
 
 
-def _best_first(study: Study, table: TrialTable) -> list[TrialLife]:
+def _best_first(study: Study, table: TrialTable) -> list[TrialSummary]:
     """The complete trials of the search, by its objectives in their order."""
     done = [trial for trial in study.complete if trial.phase == "search"]
     ranked = sorted(done, key=lambda trial: tuple(oriented(trial.values, study.objectives)))
@@ -148,8 +148,8 @@ def _best_first(study: Study, table: TrialTable) -> list[TrialLife]:
 
 
 def _missing(
-    varied: Sequence[Config], bases: Sequence[TrialLife], table: TrialTable, each: int
-) -> list[tuple[TrialLife, Config]]:
+    varied: Sequence[Config], bases: Sequence[TrialSummary], table: TrialTable, each: int
+) -> list[tuple[TrialSummary, Config]]:
     """What is to be trained, each with the trial whose settings it has otherwise.
 
     What has failed once is not tried again. A trial that ended well and was not kept might as well not be there.
@@ -157,7 +157,7 @@ def _missing(
     there = [life for life in table.trials.values() if not _ended_well(life) or life.number in table.artifacts]
     counts = [life for life in there if _ended_well(life) or (life.state != "over" and life.started.phase == "member")]
     tried = [life.started.config for life in there]
-    found: list[tuple[TrialLife, Config]] = []
+    found: list[tuple[TrialSummary, Config]] = []
     for values in varied:
         lacks = each - sum(values == {name: life.started.config.get(name) for name in values} for life in counts)
         for base in bases:
@@ -169,5 +169,5 @@ def _missing(
     return found
 
 
-def _ended_well(life: TrialLife) -> bool:
+def _ended_well(life: TrialSummary) -> bool:
     return life.finished is not None and life.finished.state == "complete"

@@ -21,7 +21,7 @@ from elastune.runtime.job.output import JOURNAL
 from elastune.train.checkpoints.out_folder import OutFolder
 from elastune.train.predictions import check_name, complete_rows, file_of, keep
 from elastune.train.program.errors import cause_of
-from elastune.train.program.load import as_guest, load_functions
+from elastune.train.program.load import load_functions, process_restored
 from elastune.train.program.source import meaning
 from elastune.tune.reuse.kept_models import Candidate, Library, fill, library, weights_of
 from elastune.tune.study.results import Study
@@ -105,7 +105,7 @@ def hooks_of(found: Library, program: Path | None = None) -> Iterator[ModelHooks
     if program is None and path.is_file() and meaning(begun) != found.settings.get("meaning"):
         fix = "name it if it builds the same models all the same: --program FILE"
         raise UserError("a study's program trains as it did when it began", f"{path} has changed", fix)
-    with as_guest():
+    with process_restored():
         if found.study.data and "ELASTUNE_DATA" not in os.environ:
             os.environ["ELASTUNE_DATA"] = found.study.data
         loaded = load_functions(path, _HOOKS)
@@ -174,7 +174,9 @@ def predict(
     with JournalWriter(out / JOURNAL) as journal:
         found = library(out)
         asked, told = found.asked(trials), []
-        shelf = _Shelf(journal, out, found.settings.get("keep_bytes"), {a.trial: a.size for a in found.study.kept})
+        shelf = _PredictionWriter(
+            journal, out, found.settings.get("keep_bytes"), {a.trial: a.size for a in found.study.kept}
+        )
         with hooks_of(found, None if program is None else Path(program)) as hooks:
             for one in asked:
                 model: nn.Module | None = None
@@ -187,7 +189,7 @@ def predict(
     return told
 
 
-def _asked(one: Candidate, name: str, model: nn.Module, hooks: ModelHooks, shelf: _Shelf) -> Prediction:
+def _asked(one: Candidate, name: str, model: nn.Module, hooks: ModelHooks, shelf: _PredictionWriter) -> Prediction:
     try:
         whole = hooks.known(model, name)
     except Diverged as error:
@@ -197,7 +199,7 @@ def _asked(one: Candidate, name: str, model: nn.Module, hooks: ModelHooks, shelf
 
 
 @dataclass
-class _Shelf:
+class _PredictionWriter:
     """Writes predictions into the trials' folders, and tells the journal; ``sizes``: of all that stays, by trial."""
 
     journal: JournalWriter

@@ -20,7 +20,7 @@ from elastune.tune.search.objective import Direction
 
 Array = NDArray[np.float64]
 Kind = Literal["classification", "regression"]
-Says = Literal["logits", "probabilities", "values"]
+OutputKind = Literal["logits", "probabilities", "values"]
 IGNORED = -100
 """Of an integer target, as torch's ``cross_entropy`` has it: the row counts for nothing, such as one of padding."""
 LARGEST_BYTES = 8 << 30
@@ -39,7 +39,7 @@ class Task:
     """
 
     kind: Kind
-    says: Says
+    says: OutputKind
     width: int
 
 

@@ -25,10 +25,10 @@ from torch import nn
 from elastune.core.errors import UserError
 from elastune.core.journal.files import JournalWriter, atomic_write, check_unwritten
 from elastune.core.journal.records import AssetMade, AssetMember, AssetPart, SingleScore
-from elastune.core.journal.spending import training_together
+from elastune.core.journal.spending import training_of_studies
 from elastune.runtime.job.output import JOURNAL
 from elastune.tune.reuse.class_tree import class_tree
-from elastune.tune.reuse.composed_models import Composed, ComposedModel, JoinedModel, StackedParts, View, everything
+from elastune.tune.reuse.composed_models import Composed, ComposedModel, JoinedModel, StackedParts, View, whole_input
 from elastune.tune.reuse.ensemble import Ensemble, EnsembleModel
 from elastune.tune.reuse.kept_models import Build, built, check_file, fill, library, tensors_of, weights_of
 from elastune.tune.reuse.predictions import LARGEST_BYTES, Task
@@ -314,12 +314,14 @@ def save_composed(model: Composed, file: str | Path) -> Path:
     path = Path(file)
     check_file(path)
     parts = len(model.models if isinstance(model, JoinedModel) else model.parts)
-    if len(model.made_of) < parts:
+    if len(model.source_trials) < parts:
         raise UserError("a model that is written knows its parts' settings", "made of nothing", "build it by join")
     content = {
         "format": COMPOSED_FORMAT,
         "form": "joined" if isinstance(model, JoinedModel) else "stacked",
-        "parts": [{"study": one.study.name, "trial": one.trial, "config": one.config} for one in model.made_of[:parts]],
+        "parts": [
+            {"study": one.study.name, "trial": one.trial, "config": one.config} for one in model.source_trials[:parts]
+        ],
         "tree": model.tree.to_json() if isinstance(model, JoinedModel) else None,
         "head": None if isinstance(model, JoinedModel) else [model.head.in_features, model.head.out_features],
     }
@@ -327,7 +329,7 @@ def save_composed(model: Composed, file: str | Path) -> Path:
     return path
 
 
-def load_composed(file: str | Path, build: Build, view: View = everything) -> Composed:
+def load_composed(file: str | Path, build: Build, view: View = whole_input) -> Composed:
     """Return the model in ``file``, on the CPU and in evaluation mode.
 
     Args:
@@ -443,7 +445,7 @@ def _of_soup(found: StudySoup, path: Path, digest: str) -> AssetMade:
 
 def _of_composed(found: ComposedModel, path: Path, digest: str) -> AssetMade:
     """All of its training is told as that of parts, those of this study, too: some began with others' weights."""
-    took = training_together((one.study, one.trial) for one in found.made_of)
+    took = training_of_studies((one.study, one.trial) for one in found.source_trials)
     return AssetMade(
         form=found.form,
         method=found.method,
@@ -457,7 +459,7 @@ def _of_composed(found: ComposedModel, path: Path, digest: str) -> AssetMade:
         singles=list(found.singles),
         file=str(path),
         sha256=digest,
-        parts=[AssetPart(str(one.study), one.trial) for one in found.made_of],
+        parts=[AssetPart(str(one.study), one.trial) for one in found.source_trials],
         parts_s=took.worker_seconds,
         untold=list(took.untold),
     )

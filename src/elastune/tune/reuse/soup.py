@@ -243,14 +243,14 @@ def soup(
     """
     if how not in HOW or direction not in ("max", "min"):
         raise UserError("a soup is greedy or uniform, its score max or min", f"{how}, {direction}", "how='greedy'")
-    kitchen = Kitchen(
+    functions = SoupFunctions(
         build, evaluate, direction, None if batches is None else lambda m: estimate_batch_norm(m, batches())
     )
-    return cooked(library(study), kitchen, how, trials)
+    return make_soup(library(study), functions, how, trials)
 
 
 @dataclass(frozen=True)
-class Kitchen:
+class SoupFunctions:
     """How models are made and judged.
 
     Attributes:
@@ -266,11 +266,11 @@ class Kitchen:
     estimate: Callable[[nn.Module], None] | None
 
 
-def cooked(found: Library, kitchen: Kitchen, how: str, trials: Sequence[int] | None = None) -> Soup:
+def make_soup(found: Library, functions: SoupFunctions, how: str, trials: Sequence[int] | None = None) -> Soup:
     """Do what ``soup`` does, for a study that was read already."""
     known = found.asked(trials)
     common = ancestor(found.table, read(found.out / JOURNAL), [one.trial for one in known])
-    pot = _Pot(known, kitchen)
+    pot = _SoupMixer(known, functions)
     gains = {at: pot.gain([at]) for at in range(len(known))}
     order = sorted(gains, key=lambda at: (-gains[at], at))
     chosen, best = (order, pot.gain(order)) if how == "uniform" else (order[:1], gains[order[0]])
@@ -286,26 +286,26 @@ def cooked(found: Library, kitchen: Kitchen, how: str, trials: Sequence[int] | N
 
 
 @dataclass(frozen=True)
-class _Pot:
+class _SoupMixer:
     """Mixes candidates and judges the mixtures. One set of weights is read at a time, and a mean of them held."""
 
     candidates: Sequence[Candidate]
-    kitchen: Kitchen
+    functions: SoupFunctions
 
     @property
     def sign(self) -> float:
-        return 1.0 if self.kitchen.direction == "max" else -1.0
+        return 1.0 if self.functions.direction == "max" else -1.0
 
     def gain(self, chosen: Sequence[int]) -> float:
         """How good the mean of ``chosen`` is; higher is better, and what is no finite number is worst."""
         with torch.no_grad():
-            value = float(self.kitchen.evaluate(self.mixed(chosen)))
+            value = float(self.functions.evaluate(self.mixed(chosen)))
         return self.sign * value if math.isfinite(value) else -math.inf
 
     def mixed(self, chosen: Sequence[int]) -> nn.Module:
         """A model with the mean weights, in evaluation mode. Raises ``UserError`` where the models differ in shape."""
         first = self.candidates[chosen[0]]
-        model = built(self.kitchen.build, first.config, f"of trial {first.trial}")
+        model = built(self.functions.build, first.config, f"of trial {first.trial}")
         own = tensors_of(model)
         total: dict[str, torch.Tensor] = {}
         for one in (self.candidates[at] for at in chosen):
@@ -316,13 +316,13 @@ class _Pot:
                     total[name] = tensor.double() if tensor.is_floating_point() else tensor
                 elif tensor.is_floating_point():
                     total[name] += tensor
-        means = {n: (t / len(chosen) if t.is_floating_point() else t).to(own[n].dtype) for n, t in total.items()}
-        fill(model, means, "mixed")
+        execution = {n: (t / len(chosen) if t.is_floating_point() else t).to(own[n].dtype) for n, t in total.items()}
+        fill(model, execution, "mixed")
         if len(chosen) > 1 and has_batch_norm(model):
-            if self.kitchen.estimate is None:
+            if self.functions.estimate is None:
                 rule = "statistics of BatchNorm are estimated anew for a mean of weights"
                 raise UserError(rule, "no batches", "give batches=..., which gives inputs of training batches")
-            self.kitchen.estimate(model)
+            self.functions.estimate(model)
         return model.eval()
 
 
@@ -451,7 +451,7 @@ def soup_of_study(
             with fresh_statistics(model):
                 hooks.known(model, statistics)
 
-        made = cooked(found, Kitchen(hooks.made, evaluate, score.direction, estimate), how, trials)
+        made = make_soup(found, SoupFunctions(hooks.made, evaluate, score.direction, estimate), how, trials)
         best = max if score.direction == "max" else min
         single = best((t for t, alone in made.singles.items() if not isnan(alone)), key=lambda t: made.singles[t])
         tested = hooks.said(made.model, test)

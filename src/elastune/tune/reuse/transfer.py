@@ -175,7 +175,7 @@ def rank_sources(studies: Sequence[str | Path], data: str, *, measured: Sequence
     targets: torch.Tensor | None = None
     found, rows = [], 0
     for out in dict.fromkeys(Path(folder) for folder in studies):
-        for one in library(out).having(data):
+        for one in library(out).with_predictions(data):
             told = one.predictions(data)
             if targets is None:
                 targets = told["targets"]

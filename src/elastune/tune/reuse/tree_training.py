@@ -17,14 +17,14 @@ from elastune.core.divergence import FACTOR
 from elastune.core.errors import UserError
 from elastune.core.journal.files import read
 from elastune.core.journal.trials import TrialTable, fold
-from elastune.core.run import CommandGiven, Config, Means, Program
+from elastune.core.run import CommandLine, Config, ExecutionSettings, Program
 from elastune.runtime.clusters.base import Cluster
 from elastune.runtime.clusters.kind import ClusterRequest
 from elastune.runtime.job.output import JOURNAL
 from elastune.runtime.job.run import Observe
 from elastune.train.program.load import load_as_guest
 from elastune.tune.reuse.class_tree import ROOT, ClassTree, confusions, learnt_tree
-from elastune.tune.reuse.kept_models import ReadOnDemand, library
+from elastune.tune.reuse.kept_models import LazyPredictions, library
 from elastune.tune.reuse.predictions import judged, score_for
 from elastune.tune.reuse.selection import best_single
 from elastune.tune.search.schedule import FixedTrial, FixedTrials
@@ -37,7 +37,7 @@ from elastune.tune.study.trials import NODE, TREE
 
 
 @dataclass(frozen=True)
-class LearntClasses:
+class LearnedClasses:
     """A learnt tree of classes.
 
     Attributes:
@@ -61,7 +61,7 @@ class LearntClasses:
 
 def learn_classes(
     study: Study | str | Path, groups: int | Sequence[int], *, data: str = "validation", trial: int | None = None
-) -> LearntClasses:
+) -> LearnedClasses:
     """Group classes so that the classes which a trained model confuses are together.
 
     Args:
@@ -79,12 +79,12 @@ def learn_classes(
     Example:
         >>> elastune.learn_classes("out", 3).tree.to_json()
     """
-    known = library(study).having(data)
+    known = library(study).with_predictions(data)
     if trial is not None:
         known = [one for one in known if one.trial == trial]
         if not known:
             raise UserError("a trial that is asked has kept predictions", f"trial {trial}", "leave --trial out")
-    seen = judged(ReadOnDemand(known, lambda one: one.predictions(data)))
+    seen = judged(LazyPredictions(known, lambda one: one.predictions(data)))
     if seen.task.kind != "classification":
         raise UserError("classes are learnt from a classification", seen.task.kind, "name its predictions: --data")
     best = best_single(seen, score_for("accuracy", seen.task.kind))
@@ -93,7 +93,7 @@ def learn_classes(
     group = tree.coarse(torch.arange(tree.classes)).numpy()
     in_group = float((said * (group[None] == group[right][:, None])).sum(1).mean())
     hit = float(said[np.arange(len(right)), right].mean())
-    return LearntClasses(tree, known[best].trial, data, 1 - in_group, in_group - hit)
+    return LearnedClasses(tree, known[best].trial, data, 1 - in_group, in_group - hit)
 
 
 # [tree study] Train from coarse to fine as one study: one trial for each node of a tree of classes, from the weights above it.
@@ -157,14 +157,14 @@ def train_tree(
     config: Config | None = None,
     workers: int = 1,
     trial_workers: tuple[int, int] | None = None,
-    means: Means | None = None,
+    execution: ExecutionSettings | None = None,
     epochs: int | None = None,
     seed: int = 0,
     divergence: float | None = FACTOR,
     accept_changes: bool = False,
     cluster: Cluster | ClusterRequest | None = None,
     observe: Observe | None = None,
-    command: CommandGiven | None = None,
+    command: CommandLine | None = None,
 ) -> Study:
     """Train a model for each node of a tree of classes, as trials of one study. ``join`` makes one model of them.
 
@@ -216,7 +216,7 @@ def train_tree(
         trials=len(tree.nodes()),
         workers=workers,
         trial_workers=trial_workers,
-        means=means or Means(mode="fast"),
+        execution=execution or ExecutionSettings(mode="fast"),
         epochs=epochs,
         seed=seed,
         divergence=divergence,
@@ -228,6 +228,6 @@ def train_tree(
     lives = table.trials.values()
     known = {life.number: str(life.started.config.get(NODE)) for life in lives}
     ended = {life.number for life in lives if life.finished is not None and life.finished.state == "complete"}
-    first = FixedTrial({**own, **request.config, NODE: ROOT}, seed, request.means, "member")
+    first = FixedTrial({**own, **request.config, NODE: ROOT}, seed, request.execution, "member")
     schedule = TreeTrials(tree.nodes(), first, fresh, known, ended)
     return tune(request, space=lambda trial: {NODE: ROOT}, cluster=cluster, observe=observe, given=schedule)

@@ -267,30 +267,30 @@ class SuccessiveHalving(Schedule):
         bracket = self._trials[trial].bracket
         self._filled[bracket] = self._filled.get(bracket, 0) + 1
 
-    def reported(self, glimpse: IntermediateResult) -> str:
-        trial = self._trials[glimpse.trial]
-        finite = all(map(math.isfinite, (*glimpse.values, glimpse.violation)))
-        trial.violation = glimpse.violation if finite else math.inf  # after all others
-        trial.curve.epochs = glimpse.epochs
-        if finite and glimpse.epoch > 0:
-            trial.curve.add(glimpse.epoch, glimpse.values)
+    def reported(self, intermediate: IntermediateResult) -> str:
+        trial = self._trials[intermediate.trial]
+        finite = all(map(math.isfinite, (*intermediate.values, intermediate.violation)))
+        trial.violation = intermediate.violation if finite else math.inf  # after all others
+        trial.curve.epochs = intermediate.epochs
+        if finite and intermediate.epoch > 0:
+            trial.curve.add(intermediate.epoch, intermediate.values)
         if self._min_resource is None:
-            self._min_resource = max(1, round(glimpse.epochs / self._halving.eta**2))
-        if trial.asked_to_pause or glimpse.epoch >= glimpse.epochs:
+            self._min_resource = max(1, round(intermediate.epochs / self._halving.eta**2))
+        if trial.asked_to_pause or intermediate.epoch >= intermediate.epochs:
             return trial.asked_to_pause
-        come = sum(level <= glimpse.epoch for level in self._levels(trial)) - 1
+        come = sum(level <= intermediate.epoch for level in self._levels(trial)) - 1
         if come <= trial.rung:
             return ""
         self._answers.clear()
         trial.rung = come
         rung = self._rung(trial)
-        if rung.enter(RungEntry(glimpse.trial, self._oriented(glimpse.values), trial.violation)):
+        if rung.enter(RungEntry(intermediate.trial, self._oriented(intermediate.values), trial.violation)):
             self._refused.clear()
-        if self._why_on(glimpse.trial):
-            rung.gone_on.add(glimpse.trial)
+        if self._why_on(intermediate.trial):
+            rung.promoted.add(intermediate.trial)
         else:
             best = f"the best 1/{self._halving.eta} of {len(rung)}"
-            trial.asked_to_pause = f"not among {best} at epoch {glimpse.epoch}"
+            trial.asked_to_pause = f"not among {best} at epoch {intermediate.epoch}"
         return trial.asked_to_pause
 
     def paused(self, trial: int, epoch: int) -> None:
@@ -303,7 +303,7 @@ class SuccessiveHalving(Schedule):
         at = self._trials[trial]
         at.paused, at.asked_to_pause = False, ""
         if at.rung >= 0:
-            self._rung(at).gone_on.add(trial)
+            self._rung(at).promoted.add(trial)
 
     def ended(self, trial: int, values: tuple[float, ...] | None, violation: float = 0.0) -> None:
         self._answers.clear()
@@ -347,7 +347,7 @@ class SuccessiveHalving(Schedule):
         if trial.rung < 0:
             return "has not come to a rung"
         rung = self._rung(trial)
-        if number in rung.gone_on:
+        if number in rung.promoted:
             return "was told to go on before"  # and stopped for another cause
         chances = self._chances(trial)
         if chances.hopeful:

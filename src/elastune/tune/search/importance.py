@@ -27,7 +27,7 @@ SHUFFLES = 19  # a one in twenty chance to take chance for a cause
 
 
 @dataclass(frozen=True)
-class Tried:
+class EvaluatedTrial:
     """A trial: its parameters, their distributions (Optuna's JSON), and the values of its objectives."""
 
     params: Mapping[str, Any]
@@ -62,12 +62,12 @@ class Importance:
     why_not: str = ""
 
 
-def importance(tried: Sequence[Tried], objectives: Sequence[Objective]) -> tuple[Importance, ...]:
+def importance(tried: Sequence[EvaluatedTrial], objectives: Sequence[Objective]) -> tuple[Importance, ...]:
     """Return one ``Importance`` for each objective, in their order. The same trials give the same figures."""
     return tuple(_importance(tried, objective) for objective in objectives)
 
 
-def _importance(tried: Sequence[Tried], objective: Objective) -> Importance:
+def _importance(tried: Sequence[EvaluatedTrial], objective: Objective) -> Importance:
     name = objective.name
     valued = [trial for trial in tried if math.isfinite(trial.values.get(name, math.nan)) and trial.params]
     n = len(valued)

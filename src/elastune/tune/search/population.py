@@ -212,11 +212,11 @@ class PopulationBasedTraining(Schedule):
     def _seat(self, member: _Member, population: Population, instead: int | None) -> None:
         population[:] = [other for other in population if other.trial != instead] + [member]
 
-    def reported(self, glimpse: IntermediateResult) -> str:
-        if member := self._find(glimpse.trial):
-            oriented = tuple(sign * value for sign, value in zip(self._signs, glimpse.values, strict=True))
-            member.shown[glimpse.epoch] = oriented, glimpse.violation
-            member.epoch, member.epochs = max(member.epoch, glimpse.epoch), glimpse.epochs
+    def reported(self, intermediate: IntermediateResult) -> str:
+        if member := self._find(intermediate.trial):
+            oriented = tuple(sign * value for sign, value in zip(self._signs, intermediate.values, strict=True))
+            member.shown[intermediate.epoch] = oriented, intermediate.violation
+            member.epoch, member.epochs = max(member.epoch, intermediate.epoch), intermediate.epochs
         return ""
 
     def paused(self, trial: int, epoch: int) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from elastune.core.journal.records import Phase, TrialStarted
-from elastune.core.run import Config, Means
+from elastune.core.run import Config, ExecutionSettings
 from elastune.tune.search.objective import Floats, on_scales
 from elastune.tune.search.samplers.genetic import best_first
 
@@ -75,13 +75,13 @@ class FixedTrial:
     ``phase``: what it is for. ``max_steps``: it ends after so many; None: it is trained to its end. ``spread``: on as
     many hosts as there are. ``like``: the trial whose policies and strategy it has; None: there are none. ``source``:
     the trial with whose weights it begins, but for those that are ``fresh`` (see ``core.start_from``); None: as all do.
-    ``told``: how its workers agree and what adapts it, as a journal holds it beside ``means``. ``parts``: for how many
+    ``told``: how its workers agree and what adapts it, as a journal holds it beside ``execution``. ``parts``: for how many
     workers it speaks; None: for its own.
     """
 
     config: Config
     seed: int
-    means: Means
+    execution: ExecutionSettings
     phase: Phase
     max_steps: int | None = None
     spread: bool = False
@@ -120,7 +120,7 @@ class Schedule(ABC):
         """A trial began."""
 
     @abstractmethod
-    def reported(self, glimpse: IntermediateResult) -> str:
+    def reported(self, intermediate: IntermediateResult) -> str:
         """A trial reported: why it is to be paused now; empty: it goes on."""
 
     @abstractmethod
@@ -156,7 +156,7 @@ class ToTheEnd(Schedule):
     def started(self, trial: int, params: Mapping[str, Any], parent: int | None = None) -> None:
         pass
 
-    def reported(self, glimpse: IntermediateResult) -> str:
+    def reported(self, intermediate: IntermediateResult) -> str:
         return ""
 
     def paused(self, trial: int, epoch: int) -> None:
@@ -211,7 +211,7 @@ class FixedTrials(Schedule):
         self.running.add(trial)
         self._offered = None
 
-    def reported(self, glimpse: IntermediateResult) -> str:
+    def reported(self, intermediate: IntermediateResult) -> str:
         return ""
 
     def paused(self, trial: int, epoch: int) -> None:
@@ -280,7 +280,7 @@ class Rung:
     """
 
     def __init__(self, eta: int) -> None:
-        self.gone_on: set[int] = set()
+        self.promoted: set[int] = set()
         self._eta = eta
         self._entrants: list[RungEntry] = []
         self._compared = 0

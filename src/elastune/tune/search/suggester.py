@@ -62,7 +62,7 @@ Estimates = Mapping[int, tuple[Sequence[float], float]]
 class Suggestion:
     """A configuration to try as trial ``number``: ``values`` is what the space returned.
 
-    ``params`` and ``distributions`` (Optuna's JSON) belong into the trial's ``TrialStarted``, for ``Recall``, and so
+    ``params`` and ``distributions`` (Optuna's JSON) belong into the trial's ``TrialStarted``, for ``SearchReplay``, and so
     does ``dismissed``: the parameters of what was proposed first and breaks a constraint. ``sampler`` proposed it.
     """
 
@@ -358,7 +358,7 @@ def _key(sample: Sample) -> str:
 
 
 def _values(record: TrialStarted) -> dict[str, Any]:
-    return in_full({**record.means, **record.config}, record.config)
+    return in_full({**record.execution, **record.config}, record.config)
 
 
 # [recall] A search taken up from its journal: told again what it was told, in the same order, so that it goes on alike.
@@ -369,7 +369,7 @@ def _values(record: TrialStarted) -> dict[str, Any]:
 # what had been asked for and never came.
 
 
-class Recall:
+class SearchReplay:
     """Tells ``suggester``, which was not asked yet, the ``records`` of its journal, one by one.
 
     ``unfinished``: whether trials that never ended stay open, or nothing is learnt of them. ``pending``: proposals that
@@ -435,12 +435,12 @@ class Recall:
 
 
 def replay(suggester: Suggester, entries: Iterable[Entry], *, unfinished: Literal["open", "drop"] = "drop") -> None:
-    """Take up a study from its journal, before the first ``ask``: see ``Recall``.
+    """Take up a study from its journal, before the first ``ask``: see ``SearchReplay``.
 
     The numbers of trials that were lost, and of those that were not suggested, are not given out again.
     """
     records = [entry.record for entry in entries]
-    recall = Recall(suggester, records, unfinished)
+    recall = SearchReplay(suggester, records, unfinished)
     for record in records:
         recall.hear(record)
     recall.finish()

@@ -134,21 +134,21 @@ def _allows(distribution: BaseDistribution, value: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Fitting:
+class TransferableTrial:
     """An earlier trial that fits: its configuration here, and its metrics."""
 
     sample: Sample
     metrics: Mapping[str, float]
 
 
-def lacking(names: Iterable[str], found: Fitting) -> str:
+def lacking(names: Iterable[str], found: TransferableTrial) -> str:
     """The first of ``names`` that is neither a setting nor a finite metric; "" where there is none."""
     known = {*found.sample.values, *(name for name, value in found.metrics.items() if math.isfinite(value))}
     return next((name for name in names if name not in known), "")
 
 
 def best_of(
-    trials: Sequence[Fitting], objectives: Sequence[Objective], constraints: Sequence[Constraint], k: int
+    trials: Sequence[TransferableTrial], objectives: Sequence[Objective], constraints: Sequence[Constraint], k: int
 ) -> list[int]:
     """Indices of the ``k`` trials to try first: those that stand for the front, then the next in rank.
 
@@ -167,7 +167,7 @@ def best_of(
 
 
 def spread_of(
-    trials: Sequence[Fitting], objectives: Sequence[Objective], constraints: Sequence[Constraint], k: int
+    trials: Sequence[TransferableTrial], objectives: Sequence[Objective], constraints: Sequence[Constraint], k: int
 ) -> list[int]:
     """Indices of at most ``k`` trials that tell the most, in order: the best half, and an even choice of the others."""
     if len(trials) <= k:
@@ -180,7 +180,7 @@ def spread_of(
 
 
 def _judged(
-    trials: Sequence[Fitting], objectives: Sequence[Objective], constraints: Sequence[Constraint]
+    trials: Sequence[TransferableTrial], objectives: Sequence[Objective], constraints: Sequence[Constraint]
 ) -> tuple[Any, list[float]]:
     """Values, shape (n, objectives), smaller is better; and each trial's largest violation."""
     points = oriented([trial.metrics for trial in trials], objectives)

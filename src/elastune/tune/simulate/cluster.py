@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, Literal, Protocol, TypeVar
 
 from elastune.core.clock import VirtualClock
-from elastune.core.cost import UNTOLD
+from elastune.core.cost import UNKNOWN
 from elastune.core.divergence import follow_reports
 from elastune.core.errors import UserError
 from elastune.core.journal.records import (
@@ -40,17 +40,17 @@ from elastune.runtime.clusters.base import (
     Event,
     Exited,
     Handle,
-    LeftRun,
     Message,
     NoRoomError,
+    SurvivingRun,
 )
-from elastune.tune.simulate.trial_model import Leg, Progress, TrialModel, digest_of, load_progress, save_progress
+from elastune.tune.simulate.trial_model import Progress, RunSegment, TrialModel, digest_of, load_progress, save_progress
 
 # [world] What all runs of a simulated cluster share: its clock and agenda, its workers, and who has news.
 
 
 @dataclass(frozen=True)
-class Losses:
+class WorkerFailures:
     """Workers die: each after ``every_s`` seconds on average, independently (exponential). ``seed`` decides when."""
 
     every_s: float = math.inf
@@ -72,10 +72,10 @@ class SimulatedRun(Protocol):
 R = TypeVar("R", bound=SimulatedRun)
 
 
-class World(Generic[R]):
+class SimulationEnvironment(Generic[R]):
     """Time and ``capacity`` workers for runs that go as ``model`` says."""
 
-    def __init__(self, capacity: int, model: TrialModel, clock: VirtualClock, losses: Losses) -> None:
+    def __init__(self, capacity: int, model: TrialModel, clock: VirtualClock, losses: WorkerFailures) -> None:
         self.capacity = capacity
         self.model = model
         self.clock = clock
@@ -162,15 +162,15 @@ class SimulatedHandle(ElasticHandle):
     interrupts is done again by those that are left; with the last worker all is lost since the last checkpoint.
     """
 
-    def __init__(self, spec: RunSpec, world: World[SimulatedHandle]) -> None:
+    def __init__(self, spec: RunSpec, world: SimulationEnvironment[SimulatedHandle]) -> None:
         self.spec = spec
         self._world = world
         self._model = world.model
         self._events: list[Event] = []
         self._over = False
-        self._members = list(range(spec.means.workers))
-        self._numbers = spec.means.workers  # given out so far
-        self._wanted = self._target = spec.means.workers  # what was asked for, and what there is room for
+        self._members = list(range(spec.execution.workers))
+        self._numbers = spec.execution.workers  # given out so far
+        self._wanted = self._target = spec.execution.workers  # what was asked for, and what there is room for
         self._ready_at = 0.0
         self._stop_at: float | None = None
         self._untold: Regrouped | None = None  # said once its pause has ended
@@ -217,7 +217,7 @@ class SimulatedHandle(ElasticHandle):
     def resize(self, workers: int, why: str = "") -> None:
         """As ``ElasticHandle``; what finds no room yet is done as soon as there is some."""
         if not self._over:
-            low = min(self.spec.elastic.low, self.spec.means.workers)
+            low = min(self.spec.elastic.low, self.spec.execution.workers)
             self._wanted = min(max(workers, low), self.spec.most_workers)
             self._why = why or f"a resize to {self._wanted} workers"
             self.room()
@@ -246,7 +246,7 @@ class SimulatedHandle(ElasticHandle):
         self._begun_at = now + self._model.start_s
         self._digest = digest_of(self.spec.config, self.spec.seed)
         self._progress = self._kept = Progress()
-        self._leg = Leg(self._begun_at, Position(), 1, 1, 0.0)
+        self._leg = RunSegment(self._begun_at, Position(), 1, 1, 0.0)
         self._begun_seconds = 0.0
         self._guard(self._prepare)
 
@@ -305,7 +305,7 @@ class SimulatedHandle(ElasticHandle):
         whole = -(-samples // batch)
         if position.offset >= samples:  # a parent's epochs were longer
             position = Position(position.epoch, samples - 1, position.step, position.samples)
-        self._leg = Leg(at, position, batch, samples, seconds / whole)
+        self._leg = RunSegment(at, position, batch, samples, seconds / whole)
         self._loss_at = at + self._lifetime()
         self._look_ahead()
 
@@ -483,7 +483,7 @@ class SimulatedHandle(ElasticHandle):
 # tells; so nothing but the journal is needed to have every run, and every plan, as it was.
 
 
-def run_again(left: Sequence[LeftRun], world: World[SimulatedHandle]) -> list[SimulatedHandle]:
+def replay_runs(left: Sequence[SurvivingRun], world: SimulationEnvironment[SimulatedHandle]) -> list[SimulatedHandle]:
     """The runs of ``left``, in the order in which they began, as they are now in ``world``, which has no others."""
     now, clock = world.clock.now(), world.clock
     runs = [SimulatedHandle(one.spec, world) for one in left]
@@ -536,12 +536,14 @@ class SimulatedCluster(Cluster):
     patience_s = math.inf
 
     def __init__(
-        self, capacity: int, model: TrialModel, clock: VirtualClock | None = None, losses: Losses | None = None
+        self, capacity: int, model: TrialModel, clock: VirtualClock | None = None, losses: WorkerFailures | None = None
     ) -> None:
         if capacity < 1:
             raise UserError("a cluster needs room for at least one worker", capacity, "give a capacity of 1 or more")
         self.clock = clock or VirtualClock()
-        self._world: World[SimulatedHandle] = World(capacity, model, self.clock, losses or Losses())
+        self._world: SimulationEnvironment[SimulatedHandle] = SimulationEnvironment(
+            capacity, model, self.clock, losses or WorkerFailures()
+        )
         self._closed = False
 
     @property
@@ -559,12 +561,12 @@ class SimulatedCluster(Cluster):
         return self._world.busy_s
 
     def held(self, handle: Handle) -> Mapping[str, int]:
-        return {UNTOLD: handle.alive}
+        return {UNKNOWN: handle.alive}
 
     def start(self, spec: RunSpec) -> SimulatedHandle:
         if self._closed:
             raise RuntimeError("this cluster was closed")
-        count = spec.means.workers
+        count = spec.execution.workers
         if not 1 <= count <= self.free:
             rule = f"workers must be from 1 to the {self.free} that are free of {self.capacity} simulated ones"
             raise NoRoomError(rule, count, "ask for fewer, or simulate a larger cluster")
@@ -573,11 +575,11 @@ class SimulatedCluster(Cluster):
         run.begin()
         return run
 
-    def adopt(self, left: Sequence[LeftRun]) -> list[Handle | None]:
+    def adopt(self, left: Sequence[SurvivingRun]) -> list[Handle | None]:
         """All of them go on as if nothing had happened, unless their workers change: nobody kept how."""
         if self._world.losses.every_s < math.inf or any(one.spec.elastic.high is not None for one in left):
             return [None for _ in left]
-        runs = run_again(left, self._world)
+        runs = replay_runs(left, self._world)
         self._world.runs |= dict.fromkeys(runs)
         return list(runs)
 

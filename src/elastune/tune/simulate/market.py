@@ -15,14 +15,14 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
-from elastune.adapt.policies.library.spot import JobStanding, SpotChoice, SpotRules, choose
+from elastune.adapt.policies.library.spot import JobProgress, SpotChoice, SpotRules, choose
 from elastune.core.clock import VirtualClock
 from elastune.core.cost import KINDS, ON_DEMAND, SPOT, Paid, Prices
 from elastune.core.errors import UserError
 from elastune.core.formatting import count, duration
 from elastune.core.journal.files import read
 from elastune.core.journal.records import Entry, Regrouped, Reported, RunFinished, RunStarted
-from elastune.core.plan.prices import Availability, Speed, least_cost, stretches
+from elastune.core.plan.prices import Availability, Speed, least_cost, market_spans
 from elastune.core.run import Config
 from elastune.runtime.job.output import JOURNAL
 from elastune.tune.simulate.trial_model import Scaling, parse_scaling
@@ -34,7 +34,7 @@ from elastune.tune.simulate.trial_model import Scaling, parse_scaling
 
 LOOK_S = 60.0
 _DONE = 1e-9  # of the work
-Strategy = Callable[[JobStanding], SpotChoice]
+Strategy = Callable[[JobProgress], SpotChoice]
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Market:
 
 
 @dataclass(frozen=True)
-class Replay:
+class MarketReplay:
     """What became of a job.
 
     Attributes:
@@ -102,7 +102,7 @@ class Replay:
 
 
 @dataclass
-class _Crew:
+class _MarketWorkers:
     """Workers of one kind: those that train, and when each of the others will."""
 
     members: int = 0
@@ -113,19 +113,19 @@ class _Crew:
         return self.members + len(self.starting)
 
 
-class _Replaying:
+class _MarketSimulation:
     """A replay while it goes on."""
 
     def __init__(self, job: MarketJob, market: Market, strategy: Strategy, overheads: Overheads) -> None:
         self._job, self._market, self._strategy, self._overheads = job, market, strategy, overheads
         self._clock = VirtualClock()
-        self._crews = {SPOT: _Crew(), ON_DEMAND: _Crew()}
+        self._crews = {SPOT: _MarketWorkers(), ON_DEMAND: _MarketWorkers()}
         self._still_until = 0.0
         self._done = self._useful_s = self._cost = 0.0
         self._paid_s = {SPOT: 0.0, ON_DEMAND: 0.0}
         self._changes = self._losses = 0
 
-    def run(self, until_s: float) -> Replay:
+    def run(self, until_s: float) -> MarketReplay:
         """To the job's end, at most until then."""
         times = sorted({*(at for at, _ in self._market.offer.steps), *self._market.prices.changes, math.inf})
         done_s = None
@@ -143,7 +143,7 @@ class _Replaying:
                 done_s = at
         part = min(1.0, self._done / self._job.work_s)
         spot_s, on_demand_s = self._paid_s[SPOT], self._paid_s[ON_DEMAND]
-        return Replay(self._cost, done_s, part, spot_s, on_demand_s, self._useful_s, self._changes, self._losses)
+        return MarketReplay(self._cost, done_s, part, spot_s, on_demand_s, self._useful_s, self._changes, self._losses)
 
     @property
     def _members(self) -> int:
@@ -198,9 +198,9 @@ class _Replaying:
             crew.members, left = crew.members - leavers, left + leavers
         return left
 
-    def _standing(self, offered: int) -> JobStanding:
+    def _standing(self, offered: int) -> JobProgress:
         now, prices = self._clock.now(), self._market.prices
-        return JobStanding(
+        return JobProgress(
             now_s=now,
             work_s=self._job.work_s,
             done_s=self._done,
@@ -229,7 +229,7 @@ def replay(
     overheads: Overheads | None = None,
     *,
     until_s: float | None = None,
-) -> Replay:
+) -> MarketReplay:
     """``job`` on ``market``, with the workers that ``strategy`` chooses at every change and every minute.
 
     Args:
@@ -240,7 +240,7 @@ def replay(
         until_s: When to end; by default where the offer's trace does.
     """
     end_s = market.offer.end_s if until_s is None else until_s
-    return _Replaying(job, market, strategy, overheads or Overheads()).run(end_s)
+    return _MarketSimulation(job, market, strategy, overheads or Overheads()).run(end_s)
 
 
 # [strategies] What a policy for spot workers is held against, each as a strategy for ``simulate.market``.
@@ -265,7 +265,7 @@ def gang(workers: int, deadline_s: float, changeover_s: float, speed: Speed = fl
     """Uniform Progress as published, for a job that runs on all of its ``workers`` or not at all (Wu et al., NSDI 2024,
     sections 5.2.2 and 5.5): all on spot hosts, all on demand, or idle. ``changeover_s``: the paper's d."""
 
-    def strategy(now: JobStanding) -> SpotChoice:
+    def strategy(now: JobProgress) -> SpotChoice:
         def ahead(seconds: float) -> bool:
             return now.done_s >= now.work_s * (now.now_s + seconds) / deadline_s
 
@@ -304,7 +304,7 @@ class CostForecast:
 
     name: str
     cost: float | None
-    replay: Replay | None = None
+    replay: MarketReplay | None = None
 
     def in_time(self, deadline_s: float) -> bool:
         """Whether it is done by then."""
@@ -349,7 +349,7 @@ def forecasts(
         (GANG, gang(all_or_none, rules.deadline_s, _worst(restart), job.speed), restart),
     )
     found = [(name, replay(job, market, strategy, each)) for name, strategy, each in ways]
-    best = least_cost(job.work_s, rules.most, job.speed, stretches(market.offer, market.prices, rules.deadline_s))
+    best = least_cost(job.work_s, rules.most, job.speed, market_spans(market.offer, market.prices, rules.deadline_s))
     return (*(CostForecast(name, seen.cost, seen) for name, seen in found), CostForecast(HINDSIGHT, best))
 
 
@@ -393,7 +393,7 @@ def recorded_run(entries: Sequence[Entry], name: object) -> RecordedRun:
             case RunStarted() as started:
                 kept = started.resumed_step or 0
                 points = [point for point in points if point[0] <= kept] or [(0, 0.0)]
-                crews = [*(crew for crew in crews if crew[0] <= kept), (kept, int(started.means["workers"]))]
+                crews = [*(crew for crew in crews if crew[0] <= kept), (kept, int(started.execution["workers"]))]
                 config, ended = started.config, False
             case Reported(step=step, seconds=seconds):
                 points.append((step, seconds))

@@ -20,7 +20,7 @@ from elastune.runtime.job.run import Observe
 from elastune.train.program.errors import cause_of
 from elastune.train.program.load import Surrogate
 from elastune.train.program.space import Space
-from elastune.tune.simulate.cluster import Losses, SimulatedCluster
+from elastune.tune.simulate.cluster import SimulatedCluster, WorkerFailures
 from elastune.tune.simulate.trial_model import TrialModel
 from elastune.tune.study.request import StudyRequest
 from elastune.tune.study.results import Study
@@ -29,10 +29,10 @@ from elastune.tune.study.run import Environment, tune
 SAMPLES = 10_000  # of an epoch of a surrogate, which tells of none
 BATCH = 100  # where its config has no batch_size
 MOST_EPOCHS = 100_000
-_COURSES = 16_384  # remembered: more than trials run at once
+_CACHED_CURVES = 16_384  # remembered: more than trials run at once
 
 
-class Sourced(TrialModel, Protocol):
+class DescribedTrialModel(TrialModel, Protocol):
     """A model of trials that says what it rests on."""
 
     @property
@@ -70,7 +70,7 @@ class SurrogateModel:
         self.start_s = start_s
         self.resize_pause_s = resize_pause_s
         self._surrogate = surrogate
-        self._course = lru_cache(maxsize=_COURSES)(self._ask)
+        self._course = lru_cache(maxsize=_CACHED_CURVES)(self._ask)
 
     def epochs(self, config: Config, asked: int | None) -> int:
         told = len(self._course(_key(config), 1))
@@ -116,10 +116,10 @@ def _told(surrogate: Surrogate, config: Config, workers: int) -> list[tuple[floa
 
 def simulate(
     request: StudyRequest,
-    model: Sourced,
+    model: DescribedTrialModel,
     *,
     space: Space | None = None,
-    losses: Losses | None = None,
+    losses: WorkerFailures | None = None,
     observe: Observe | None = None,
 ) -> Simulation:
     """What ``tune`` would find with trials that go as ``model`` says, on ``request.workers`` simulated workers.

@@ -23,7 +23,7 @@ from elastune.core.divergence import LossTrack
 from elastune.core.errors import UserError
 from elastune.core.journal.files import atomic_write, read
 from elastune.core.journal.records import Entry, TimesFitted
-from elastune.core.journal.trials import TrialLife, fold
+from elastune.core.journal.trials import TrialSummary, fold
 from elastune.core.plan.data_parallel import DataParallelStep
 from elastune.core.run import Config, Position
 from elastune.runtime.job.output import JOURNAL
@@ -93,7 +93,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Leg:
+class RunSegment:
     """Steps at one pace, from second ``since`` on: at most ``steps``, to the end of an epoch of ``samples`` samples."""
 
     since: float
@@ -239,7 +239,7 @@ class RecordedModel:
         courses = _traces(entries)
         if not courses:
             raise UserError("recorded trials must have ended and reported", out, "record a study with finished trials")
-        self._courses = [(course, course.epochs()) for course in courses]
+        self._trial_curves = [(course, course.epochs()) for course in courses]
         self._metric = _Metric([course.config for course in courses], courses[-1].logs)
         self._nearest = lru_cache(maxsize=_REMEMBERED)(self._find)
         self._label = f"the nearest of {len(courses)} recorded trials in {out}, {scaling} scaling"
@@ -272,7 +272,7 @@ class RecordedModel:
         return recorded.seconds * self._scaling(config, recorded.workers, workers)
 
     def _course(self, config: Config) -> tuple[TrialTrace, list[Epoch]]:
-        return self._courses[self._nearest(json.dumps(config, sort_keys=True))]
+        return self._trial_curves[self._nearest(json.dumps(config, sort_keys=True))]
 
     def _find(self, key: str) -> int:
         distances = self._metric.distances(json.loads(key))
@@ -363,7 +363,7 @@ def _traces(entries: Sequence[Entry]) -> list[TrialTrace]:
     return [trace for trace in found if trace.reports]
 
 
-def _trace(life: TrialLife) -> TrialTrace:
+def _trace(life: TrialSummary) -> TrialTrace:
     logs = {n: bool(getattr(d, "log", False)) for n, d in from_json(life.started.distributions).items()}
     trace = TrialTrace(life.started.config, logs)
     for report, workers in life.reports:

@@ -19,10 +19,10 @@ from elastune.core.errors import UserError
 from elastune.core.journal.files import read
 from elastune.core.journal.records import RunFinished
 from elastune.core.journal.spending import RunMoney, money
-from elastune.core.run import Adapt, Config, Elastic, Means, Program, RunSpec
+from elastune.core.run import Adapt, Config, Elastic, ExecutionSettings, Program, RunSpec
 from elastune.core.sync_plan import SyncChoice, SyncPlan
 from elastune.runtime.clusters.base import Cluster
-from elastune.runtime.clusters.kind import ClusterRequest, RoomWanted, opened
+from elastune.runtime.clusters.kind import CapacityRequest, ClusterRequest, opened
 from elastune.runtime.clusters.local import LocalKind
 from elastune.runtime.clusters.registry import request_of, say
 from elastune.runtime.job.output import JOURNAL, is_url, mirrored, next_folder
@@ -34,7 +34,7 @@ from elastune.runtime.spot import prices_of
 from elastune.train.preflight import examined_meanwhile
 from elastune.train.program.load import load_as_guest
 from elastune.train.program.space import Space
-from elastune.tune.study.budget import priced
+from elastune.tune.study.budget import with_prices
 from elastune.tune.study.request import StudyRequest
 from elastune.tune.study.results import Study
 from elastune.tune.study.run import tune as run_study
@@ -85,7 +85,7 @@ def run(
     workers: int | None = None,
     seed: int = RunSpec.seed,
     out: str | Path | None = None,
-    means: Means | None = None,
+    execution: ExecutionSettings | None = None,
     sync: str = SyncPlan.strategy,
     sync_schedule: str = "",
     topology: str | None = None,
@@ -116,7 +116,7 @@ def run(
         sync: How workers agree, such as "local:learners=8,every=16" (docs/sync.md).
         sync_schedule: How workers agree from given steps on, such as
             "1000=local:learners=8,every=16; 5000=allreduce".
-        topology: The routes of the workers' sums, instead of those of ``means``, such as "tree" or "parents=[0,0,1,0]"
+        topology: The routes of the workers' sums, instead of those of ``execution``, such as "tree" or "parents=[0,0,1,0]"
             (docs/topologies.md).
         epochs: Replaces the number of epochs that the program asks of ``session.epochs``.
         policies: Policies as on the command line, such as ``["gns:max_batch=2048"]``. A policy class that the file of
@@ -141,26 +141,26 @@ def run(
     Example:
         >>> elastune.run(train, {"lr": 0.1}, workers=4).metrics
     """
-    program, paid = program_of(train), prices_asked(price_per_worker_hour, prices, cluster)
+    program, paid = program_of(train), resolve_prices(price_per_worker_hour, prices, cluster)
     place = from_environment(os.environ)
-    base = means or Means()
+    base = execution or ExecutionSettings()
     if topology is not None:
         base = replace(base, topology=Topology.parse(topology))
     count = place.world if place is not None else base.workers if workers is None else workers
     agreed = SyncChoice.parse(sync, sync_schedule)
     slots = max(base.num_slots, count)
-    slots = agreed.slots(slots) if means is None else slots
-    asked, elastic = cluster_asked(cluster, grace_s), Elastic(grace_s=grace_s)
+    slots = agreed.slots(slots) if execution is None else slots
+    asked, elastic = resolve_cluster(cluster, grace_s), Elastic(grace_s=grace_s)
     if place is not None and (out is None or is_url(str(out))):
         raise UserError("workers of a launcher need one folder", out or "no out", "give out=..., the same for all")
     with results_folder(out, program, "run", resume=resume) as folder:
-        begun = begun_means(folder) if resume and means is None and base.mode == "exact" else None
+        begun = begun_means(folder) if resume and execution is None and base.mode == "exact" else None
         spec = RunSpec(
             program=program,
             out=folder,
             config=dict(config or {}),
             seed=seed,
-            means=replace(base, workers=count, num_slots=slots if begun is None else begun.num_slots),
+            execution=replace(base, workers=count, num_slots=slots if begun is None else begun.num_slots),
             sync=agreed.sync,
             sync_schedule=agreed.schedule,
             epochs=epochs,
@@ -180,11 +180,11 @@ def run(
             check_adapt(spec.adapt, loaded, spec)
             spot = spot_watch(spec, loaded)
         if place is not None:
-            code = run_here(spec, on_device(place, spec.means.device, os.environ), print_failure)
+            code = run_here(spec, on_device(place, spec.execution.device, os.environ), print_failure)
             sys.stdout.flush()
             os._exit(code)  # see comm.group.join
         check_free(folder, resume)
-        room = RoomWanted(folder, count, spec.most_workers, grace_s=grace_s, adopts=adopts, spot=spot)
+        room = CapacityRequest(folder, count, spec.most_workers, grace_s=grace_s, adopts=adopts, spot=spot)
         with opened(asked, room) as found:
             finished = run_job(spec, cluster=found)
         return RunResult.of(finished, None if paid is None else money(read(folder / JOURNAL), paid))
@@ -293,7 +293,7 @@ def tune(
         >>> study.front()
         >>> study.pick(accuracy=0.98).command
     """
-    program, asked, agreed = program_of(train), cluster_asked(cluster, grace_s), SyncChoice.parse(sync, sync_schedule)
+    program, asked, agreed = program_of(train), resolve_cluster(cluster, grace_s), SyncChoice.parse(sync, sync_schedule)
     request = StudyRequest(
         program=program,
         out=Path(),
@@ -311,7 +311,7 @@ def tune(
         workers=workers,
         trial_workers=trial_workers,
         allocation=allocation,
-        means=replace(StudyRequest.means, num_slots=agreed.slots(StudyRequest.means.num_slots)),
+        execution=replace(StudyRequest.execution, num_slots=agreed.slots(StudyRequest.execution.num_slots)),
         sync=agreed,
         config=dict(config or {}),
         seed=seed,
@@ -325,12 +325,12 @@ def tune(
         resume=resume,
         accept_changes=accept_changes,
     )
-    request = priced(request, prices_asked(None, prices, cluster), SystemClock())
+    request = with_prices(request, resolve_prices(None, prices, cluster), SystemClock())
     with results_folder(out, program, "tune", resume=resume) as folder:
         return run_study(replace(request, out=folder), space=space, cluster=asked)
 
 
-def prices_asked(price: float | None, file: str | Path | None, cluster: Cluster | str | None) -> Prices | None:
+def resolve_prices(price: float | None, file: str | Path | None, cluster: Cluster | str | None) -> Prices | None:
     """Return what a worker-hour costs; None where neither a price nor a file was given.
 
     Raises:
@@ -340,7 +340,7 @@ def prices_asked(price: float | None, file: str | Path | None, cluster: Cluster 
     return prices_of(price, None if file is None else Path(file), ON_DEMAND, told=told)
 
 
-def cluster_asked(cluster: Cluster | str | None, grace_s: float) -> Cluster | ClusterRequest | None:
+def resolve_cluster(cluster: Cluster | str | None, grace_s: float) -> Cluster | ClusterRequest | None:
     """Return where workers run; they are to outlive this process by ``grace_s`` seconds.
 
     Raises:

@@ -13,10 +13,10 @@ from typing import TypeVar
 import numpy as np
 
 from elastune.core.clock import Clock
-from elastune.core.cost import ONE_PRICE, UNTOLD, Prices
+from elastune.core.cost import ONE_PRICE, UNKNOWN, Prices
 from elastune.core.errors import UserError
 from elastune.core.journal.records import Entry, Record, TrialFinished, TrialPaused, TrialStarted
-from elastune.core.journal.trials import TrialLife, TrialTable, fold
+from elastune.core.journal.trials import TrialSummary, TrialTable, fold
 from elastune.runtime.job.pool import MoneyMeter, Pool
 from elastune.tune.search.constraint import Constraint, fulfilled
 from elastune.tune.search.objective import Floats, Objective, oriented
@@ -75,7 +75,7 @@ class StopRules:
             return f"{what} in {self._patience} trials"
         return f"{what} in {self._patience} generations of {self._size} trials"
 
-    def hear(self, record: Record, life: TrialLife) -> None:
+    def hear(self, record: Record, life: TrialSummary) -> None:
         """Take in what happened to the trial of ``life``. Raises ``UserError`` where no trial can tell its rules."""
         if life.started.phase != "search":
             return
@@ -107,7 +107,7 @@ class StopRules:
         self._front = np.vstack([self._front[~beaten], point])
         return True
 
-    def _look(self, record: TrialFinished, life: TrialLife) -> None:
+    def _look(self, record: TrialFinished, life: TrialSummary) -> None:
         """Whether a complete trial has reached what the study is to end by."""
         names = {**known(life.started), **visible(record.metrics)}
         self._reported |= names.keys()
@@ -207,7 +207,7 @@ class Budget:
             return f"a budget of {hours:g} worker-hours"
         return ""
 
-    def _usual(self, used_s: Callable[[TrialLife], float]) -> float:
+    def _usual(self, used_s: Callable[[TrialSummary], float]) -> float:
         """Of what the complete trials have used, the median."""
         ended = (self._table.trials[number] for number in self._table.ended)
         used = [used_s(life) for life in ended if life.finished is not None and life.finished.state == "complete"]
@@ -219,7 +219,7 @@ class Budget:
 Request = TypeVar("Request", bound=SearchRequest)
 
 
-def priced(request: Request, prices: Prices | None, clock: Clock) -> Request:
+def with_prices(request: Request, prices: Prices | None, clock: Clock) -> Request:
     """``request`` at ``prices``, where there are any, which know hosts that do not tell their kind.
 
     Raises ``UserError``.
@@ -228,14 +228,14 @@ def priced(request: Request, prices: Prices | None, clock: Clock) -> Request:
         return request
     if request.price_per_worker_hour != SearchRequest.price_per_worker_hour:
         raise UserError(ONE_PRICE, "both a price and a file of prices", "leave one of them out")
-    first = prices.since(clock.wall()).at(UNTOLD, 0.0)
+    first = prices.since(clock.wall()).at(UNKNOWN, 0.0)
     if not first > 0:
         rule = "the first price of a study's workers must be above 0"
         raise UserError(rule, f"{first:g}", "leave --prices out where nothing is paid")
     return replace(request, prices=prices, price_per_worker_hour=first)
 
 
-def meter_of(prices: Prices | None, before: Sequence[Entry], clock: Clock) -> MoneyMeter | None:
+def resume_meter(prices: Prices | None, before: Sequence[Entry], clock: Clock) -> MoneyMeter | None:
     """What counts the costs of trials; None without prices.
 
     Args:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from elastune.core.divergence import Divergence
 from elastune.core.errors import UserError
 from elastune.core.journal.records import Entry, TrialFinished, TrialResumed, TrialStarted
-from elastune.core.journal.trials import TrialLife, fold
+from elastune.core.journal.trials import TrialSummary, fold
 from elastune.core.run import Elastic, RunSpec, StartFrom
 from elastune.core.sync_plan import SYNC_NAMES, SyncChoice, chooses, strategy_settings
 from elastune.elastic.wire.contact import left_behind
@@ -25,7 +25,7 @@ from elastune.tune.search.objective import Objective
 from elastune.tune.search.schedule import FixedTrial, IntermediateResult
 from elastune.tune.search.suggester import Suggestion
 from elastune.tune.study.retention import trial_folder
-from elastune.tune.study.trial_results import intermediate_result, judge, known, means_in, settings
+from elastune.tune.study.trial_results import execution_settings_of, intermediate_result, judge, known, settings
 from elastune.tune.study.validate import Plan
 
 # [experiment] What a study loop tries: how a trial is run, and what its results are worth to the search. A contract.
@@ -51,11 +51,11 @@ class PreparedTrial:
 
     def on(self, workers: int) -> PreparedTrial:
         """The same on ``workers`` workers."""
-        spec = replace(self.spec, means=self.spec.means.on(workers))
+        spec = replace(self.spec, execution=self.spec.execution.on(workers))
         if isinstance(self.record, TrialResumed):
             return PreparedTrial(self.number, spec, replace(self.record, workers=workers))
-        means = {**self.record.means, **spec.means.to_json()}
-        return PreparedTrial(self.number, spec, replace(self.record, means=means))
+        execution = {**self.record.execution, **spec.execution.to_json()}
+        return PreparedTrial(self.number, spec, replace(self.record, execution=execution))
 
 
 class Experiment(Protocol):
@@ -78,24 +78,24 @@ class Experiment(Protocol):
         ...
 
     def again(
-        self, life: TrialLife, reason: str, until_epoch: int | None = None, cut_off: bool = False
+        self, life: TrialSummary, reason: str, until_epoch: int | None = None, cut_off: bool = False
     ) -> PreparedTrial:
         """A trial that goes on from its last checkpoint, or from its beginning where it has none."""
         ...
 
-    def left(self, life: TrialLife) -> RunSpec | None:
+    def left(self, life: TrialSummary) -> RunSpec | None:
         """The run of a trial whose workers may have outlived its controller; None where none can have."""
         ...
 
-    def intermediate(self, life: TrialLife) -> IntermediateResult | None:
+    def intermediate(self, life: TrialSummary) -> IntermediateResult | None:
         """What early stopping may see of a trial's newest report; None: nothing."""
         ...
 
-    def result(self, life: TrialLife, ended: JobEvent) -> TrialFinished:
+    def result(self, life: TrialSummary, ended: JobEvent) -> TrialFinished:
         """The result of a trial whose job has ended. Raises ``UserError`` where no trial could succeed."""
         ...
 
-    def for_search(self, life: TrialLife) -> TrialFinished:
+    def for_search(self, life: TrialSummary) -> TrialFinished:
         """What the search learns of a trial that is over."""
         ...
 
@@ -126,11 +126,15 @@ class Tuning:
             without = {*SYNC_NAMES, *strategy_settings(values, self._plan.config)}
             values = {name: value for name, value in values.items() if name not in without}
         spec = self._spec(suggestion.number, values)
-        chosen = {**spec.means.to_json(), "policy": values["policy"], **(agreed if chooses(suggestion.values) else {})}
+        chosen = {
+            **spec.execution.to_json(),
+            "policy": values["policy"],
+            **(agreed if chooses(suggestion.values) else {}),
+        }
         record = TrialStarted(
             trial=suggestion.number,
             config=spec.config,
-            means=chosen,
+            execution=chosen,
             seed=spec.seed,
             params=suggestion.params,
             distributions=suggestion.distributions,
@@ -163,7 +167,7 @@ class Tuning:
             self._folder(number),
             trial.config,
             trial.seed,
-            trial.means,
+            trial.execution,
             epochs=self._plan.request.epochs,
             max_steps=trial.max_steps,
             checkpoint_every_steps=0,
@@ -171,7 +175,7 @@ class Tuning:
             divergence=self._divergence,
             source=self._plan.source,
         )
-        record = TrialStarted(number, trial.config, trial.means.to_json(), trial.seed, trial.phase)
+        record = TrialStarted(number, trial.config, trial.execution.to_json(), trial.seed, trial.phase)
         return PreparedTrial(number, spec, record)
 
     def _member(self, number: int, trial: FixedTrial) -> PreparedTrial:
@@ -180,8 +184,10 @@ class Tuning:
         tags: dict[str, Any] = {} if trial.like is None else {LIKE: trial.like.trial}
         tags |= {} if trial.source is None else {SOURCE: trial.source, FRESH: list(trial.fresh)}
         spec = replace(self._spec(number, {**before, **trial.config}), start_from=self._begins(tags))
-        means = {"policy": NO_POLICY} if trial.like is None else trial.like.means
-        record = TrialStarted(number, spec.config, {**means, **spec.means.to_json()}, spec.seed, trial.phase, tags=tags)
+        execution = {"policy": NO_POLICY} if trial.like is None else trial.like.execution
+        record = TrialStarted(
+            number, spec.config, {**execution, **spec.execution.to_json()}, spec.seed, trial.phase, tags=tags
+        )
         return PreparedTrial(number, spec, record, self._refused(spec))
 
     def _begins(self, tags: Mapping[str, Any]) -> StartFrom | None:
@@ -192,23 +198,23 @@ class Tuning:
         return StartFrom(folder, fresh=tuple(map(str, tags[FRESH])))
 
     def again(
-        self, life: TrialLife, reason: str, until_epoch: int | None = None, cut_off: bool = False
+        self, life: TrialSummary, reason: str, until_epoch: int | None = None, cut_off: bool = False
     ) -> PreparedTrial:
         folder = self._folder(life.number)
         self._files.set_aside(folder, self._files.damaged(folder))
         spec = self._going_on(life, until_epoch)
-        record = TrialResumed(life.number, spec.means.workers, reason, until_epoch, cut_off)
+        record = TrialResumed(life.number, spec.execution.workers, reason, until_epoch, cut_off)
         return PreparedTrial(life.number, spec, record)
 
-    def left(self, life: TrialLife) -> RunSpec | None:
+    def left(self, life: TrialSummary) -> RunSpec | None:
         if not self._plan.request.simulated and left_behind(self._folder(life.number)) is None:
             return None
-        told = means_in(life.started.means)
+        told = execution_settings_of(life.started.execution)
         shared = self._plan.request.trial_workers is not None
-        means = told.on(life.workers if shared else life.first_workers)
-        return replace(self._going_on(life, life.until_epoch), means=means)
+        execution = told.on(life.workers if shared else life.first_workers)
+        return replace(self._going_on(life, life.until_epoch), execution=execution)
 
-    def _going_on(self, life: TrialLife, until_epoch: int | None) -> RunSpec:
+    def _going_on(self, life: TrialSummary, until_epoch: int | None) -> RunSpec:
         parent = life.started.parent
         return replace(
             self._spec(life.number, known(life.started)),
@@ -218,24 +224,24 @@ class Tuning:
             parent=None if parent is None else self._folder(parent),
         )
 
-    def intermediate(self, life: TrialLife) -> IntermediateResult | None:
+    def intermediate(self, life: TrialSummary) -> IntermediateResult | None:
         return intermediate_result(life, self._plan.pricing)
 
-    def result(self, life: TrialLife, ended: JobEvent) -> TrialFinished:
+    def result(self, life: TrialSummary, ended: JobEvent) -> TrialFinished:
         return judge(life, ended, self._plan.pricing)
 
-    def for_search(self, life: TrialLife) -> TrialFinished:
+    def for_search(self, life: TrialSummary) -> TrialFinished:
         assert life.finished is not None
         return life.finished
 
     def _spec(self, number: int, values: Mapping[str, object]) -> RunSpec:
         request, bounds = self._plan.request, self._plan.request.trial_workers
-        config, means, adapt = settings(values, self._plan.config, request.means, request.workers)
+        config, execution, adapt = settings(values, self._plan.config, request.execution, request.workers)
         adapt = replace(adapt, monitors=request.monitors)
         check_adapt(adapt, self._plan.program)
         elastic = replace(self._elastic, grace_s=request.grace_s)
         if bounds is not None:
-            means = replace(means.on(bounds[0]), num_slots=max(means.num_slots, bounds[1]))
+            execution = replace(execution.on(bounds[0]), num_slots=max(execution.num_slots, bounds[1]))
             elastic = replace(elastic, low=bounds[0], high=bounds[1])
         agreed = self._sync(values)
         return RunSpec(
@@ -243,7 +249,7 @@ class Tuning:
             out=self._folder(number),
             config=config,
             seed=request.seed,
-            means=replace(means, num_slots=agreed.slots(means.num_slots)),
+            execution=replace(execution, num_slots=agreed.slots(execution.num_slots)),
             sync=agreed.sync,
             sync_schedule=agreed.schedule,
             epochs=request.epochs,

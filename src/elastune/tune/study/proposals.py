@@ -8,7 +8,7 @@ from concurrent.futures import wait as wait_for
 from itertools import count
 
 from elastune.core.journal.records import Entry, ProposalAsked, Record, TrialFinished, TrialStarted, WarmStarted
-from elastune.tune.search.suggester import Estimates, Recall, Suggester, Suggestion
+from elastune.tune.search.suggester import Estimates, SearchReplay, Suggester, Suggestion
 
 WAIT_S = 0.01  # most proposals are there by then; the loop looks again this often while one is not
 
@@ -26,18 +26,18 @@ class Proposals:
         self.note = note
         self._suggester = suggester
         self._thread = None if inline else ThreadPoolExecutor(1, "proposals")
-        self._asked: Future[Suggestion | None] | None = None
-        self._found: list[Suggestion] = []  # proposals that came when something else was wanted
-        self._untold: list[tuple[int, TrialFinished]] = []
+        self._request: Future[Suggestion | None] | None = None
+        self._spare_proposals: list[Suggestion] = []  # proposals that came when something else was wanted
+        self._unsent_results: list[tuple[int, TrialFinished]] = []
 
     @property
     def asking(self) -> bool:
         """Whether a proposal is on its way: ask again."""
-        return self._asked is not None
+        return self._request is not None
 
     def ready(self) -> bool:
         """As ``Suggester.ready``."""
-        return self.asking or bool(self._found) or self._suggester.ready()
+        return self.asking or bool(self._spare_proposals) or self._suggester.ready()
 
     def ask(self, estimates: Estimates, paused: Collection[int] = ()) -> Suggestion | None:
         """The next configuration; None while it is on its way (``asking``), else once a grid is exhausted.
@@ -45,15 +45,15 @@ class Proposals:
         ``estimates``: what open trials are expected to reach, and by how much they break constraints; ``paused``: which
         of them have no workers. Raises as ``Suggester.ask``.
         """
-        if self._found:
-            return self._found.pop(0)
-        if self._asked is None:
+        if self._spare_proposals:
+            return self._spare_proposals.pop(0)
+        if self._request is None:
             self.note(ProposalAsked(self._suggester.next_number))
             self._suggester.expect(estimates, paused)
             if self._thread is None:
                 return self._suggester.ask()
-            self._asked = self._thread.submit(self._suggester.ask)
-        return self._collect() if wait_for([self._asked], WAIT_S).done else None
+            self._request = self._thread.submit(self._suggester.ask)
+        return self._collect() if wait_for([self._request], WAIT_S).done else None
 
     def adopt(self, params: Mapping[str, object]) -> Suggestion:
         """As ``Suggester.adopt``."""
@@ -65,19 +65,19 @@ class Proposals:
         self._wait()
         return self._suggester.reserve()
 
-    def recall(self, entries: Sequence[Entry], since: int = 0) -> Recall:
-        """To tell the search its journal again, before the first proposal; ``recalled`` says when that is done.
+    def replay(self, entries: Sequence[Entry], since: int = 0) -> SearchReplay:
+        """To tell the search its journal again, before the first proposal; ``finish_replay`` says when that is done.
 
         ``since``: the first trial that the search is told of.
         """
-        found = Recall(self._suggester, [entry.record for entry in entries], "open")
+        found = SearchReplay(self._suggester, [entry.record for entry in entries], "open")
         self._suggester.next_number = since
         return found
 
-    def recalled(self, recall: Recall) -> None:
+    def finish_replay(self, replay: SearchReplay) -> None:
         """Trials that never finished stay open, and what was asked for and never began is proposed next."""
-        recall.finish()
-        self._found.extend(one for one in recall.pending if self._suggester.is_open(one.number))
+        replay.finish()
+        self._spare_proposals.extend(one for one in replay.pending if self._suggester.is_open(one.number))
 
     def learn(self, earlier: WarmStarted) -> None:
         """As ``Suggester.learn``, before the first proposal."""
@@ -85,34 +85,34 @@ class Proposals:
 
     def tell(self, number: int, finished: TrialFinished) -> None:
         """As ``Suggester.tell``."""
-        self._untold.append((number, finished))
-        if self._asked is None:
+        self._unsent_results.append((number, finished))
+        if self._request is None:
             self._catch_up()
 
     def close(self) -> None:
         """Wait for a proposal that is on its way, and let go of the search's files. Idempotent."""
         if self._thread is not None:
             self._thread.shutdown()
-            self._asked = None
+            self._request = None
             self._catch_up()
 
     def _wait(self) -> None:
         """Keep the proposal that is on its way for later: nobody else may use the suggester."""
-        if self._asked is not None and (found := self._collect()) is not None:
-            self._found.append(found)
+        if self._request is not None and (found := self._collect()) is not None:
+            self._spare_proposals.append(found)
 
     def _collect(self) -> Suggestion | None:
-        assert self._asked is not None
-        asked, error = self._asked, self._asked.exception()
-        self._asked = None
+        assert self._request is not None
+        asked, error = self._request, self._request.exception()
+        self._request = None
         self._catch_up()
         if error is not None:
             raise error
         return asked.result()
 
     def _catch_up(self) -> None:
-        while self._untold:
-            self._suggester.tell(*self._untold.pop(0))
+        while self._unsent_results:
+            self._suggester.tell(*self._unsent_results.pop(0))
 
 
 class NoProposals(Proposals):
@@ -136,10 +136,10 @@ class NoProposals(Proposals):
     def reserve(self) -> int:
         return next(self._numbers)
 
-    def recall(self, entries: Sequence[Entry], since: int = 0) -> Recall:
-        return _Unheard()
+    def replay(self, entries: Sequence[Entry], since: int = 0) -> SearchReplay:
+        return _NoReplay()
 
-    def recalled(self, recall: Recall) -> None:
+    def finish_replay(self, replay: SearchReplay) -> None:
         pass
 
     def tell(self, number: int, finished: TrialFinished) -> None:
@@ -149,7 +149,7 @@ class NoProposals(Proposals):
         pass
 
 
-class _Unheard(Recall):
+class _NoReplay(SearchReplay):
     """There is no search that would have to be told."""
 
     def __init__(self) -> None:

@@ -15,14 +15,14 @@ from elastune.core.cost import Prices, check_price
 from elastune.core.divergence import FACTOR, check_factor
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
-from elastune.core.run import CommandGiven, Config, Elastic, Means, Program, StartFrom
+from elastune.core.run import CommandLine, Config, Elastic, ExecutionSettings, Program, StartFrom
 from elastune.core.sync_plan import SyncChoice
 
 T = TypeVar("T")
-EXACT, FAST = Means(), Means(mode="fast")
+EXACT, FAST = ExecutionSettings(), ExecutionSettings(mode="fast")
 
 
-def knob(default: T, told: str) -> T:
+def option_field(default: T, told: str) -> T:
     """A field that is ``default`` where nothing else is asked for; ``told``: what it is, as the command line says."""
     return field(default=default, metadata={"told": told})
 
@@ -33,7 +33,7 @@ class SearchRequest:
 
     Raises ``UserError`` for a price or a factor that cannot be.
 
-    Of what ``space`` returns, the names of ``study.trial_results.OF_MEANS`` are system parameters (they set ``means``),
+    Of what ``space`` returns, the names of ``study.trial_results.EXECUTION_PARAMETERS`` are system parameters (they set ``execution``),
     and so is ``policy`` ("none", the text of a policy, or a list of texts: what adapts the trial while it runs). The
     rest is configuration.
     """
@@ -42,48 +42,48 @@ class SearchRequest:
     out: Path
     _: KW_ONLY
     config: Config = field(default_factory=dict)  # over the program's own; what ``space`` returns goes over both
-    means: Means = EXACT
-    constraints: tuple[str, ...] = knob(
+    execution: ExecutionSettings = EXACT
+    constraints: tuple[str, ...] = option_field(
         (),
         'A condition that settings or metrics must fulfil, such as "workers * micro_batch == 4096" or '
         '"accuracy >= 0.9", beside the constraints of the program\'s file.',
     )
-    sampler: str = knob(
+    sampler: str = option_field(
         "auto",
         "What proposes the settings of the next trial: auto, random, grid, tpe, gp, nsga2, nsga3, genetic or cmaes. "
         "See docs/spaces.md.",
     )
-    stopping: str = knob(
+    stopping: str = option_field(
         "none",
         "Early stopping: none, asha, hyperband or pbt (population-based training), such as asha:eta=3,min_resource=1. "
         "See docs/studies.md.",
     )
-    trial_workers: tuple[int, int] | None = knob(
+    trial_workers: tuple[int, int] | None = option_field(
         None,
         "Share the workers out among the trials that run. Each has LOW to HIGH workers, and their number changes while "
         "it trains.",
     )
-    epochs: int | None = knob(
+    epochs: int | None = option_field(
         None, "Number of epochs (passes over the data), instead of what the program passes to session.epochs."
     )
-    seed: int = knob(0, "Seed for everything that is random.")
-    divergence: float | None = knob(
+    seed: int = option_field(0, "Seed for everything that is random.")
+    divergence: float | None = option_field(
         FACTOR,
         "End a training as failed when its loss stays above FACTOR times the loss at its start. A loss that is not "
         "finite always fails; with off, nothing else does.",
     )
-    price_per_worker_hour: float = knob(
+    price_per_worker_hour: float = option_field(
         1.0, "Price of a worker-hour in dollars. At 1, a cost is the number of worker-hours."
     )
     prices: Prices | None = None  # a cost is then all that was paid, and the price, for tables, that of the beginning
-    collective_timeout_s: float = knob(
+    collective_timeout_s: float = option_field(
         Elastic.collective_timeout_s,
         "How long workers wait for a worker that is alive but does not take part in an exchange.",
     )
-    grace_s: float = knob(Elastic.grace_s, "How long workers train on if this command dies")
-    resume: bool = knob(False, "Continue what is in --out. With nothing there, start from the beginning.")
-    command: CommandGiven | None = field(default=None, compare=False)  # that asks for it
-    accept_changes: bool = knob(
+    grace_s: float = option_field(Elastic.grace_s, "How long workers train on if this command dies")
+    resume: bool = option_field(False, "Continue what is in --out. With nothing there, start from the beginning.")
+    command: CommandLine | None = field(default=None, compare=False)  # that asks for it
+    accept_changes: bool = option_field(
         False, "With --resume: go on though the program, its space or the data have changed, and say so in the report."
     )
 
@@ -104,41 +104,41 @@ class StudyRequest(SearchRequest):
 
     objectives: dict[str, str] = field(default_factory=dict)
     _: KW_ONLY
-    means: Means = FAST
-    trials: int | None = knob(None, "Number of trials to run.")
-    budget_s: float | None = knob(None, "Wall time that the search may take")
-    worker_hours: float | None = knob(None, "Worker-hours (workers x hours) that all trials together may use.")
-    until: tuple[str, ...] = knob((), 'End once a trial has reached this, such as "accuracy >= 0.98".')
-    patience: int | None = knob(
+    execution: ExecutionSettings = FAST
+    trials: int | None = option_field(None, "Number of trials to run.")
+    budget_s: float | None = option_field(None, "Wall time that the search may take")
+    worker_hours: float | None = option_field(None, "Worker-hours (workers x hours) that all trials together may use.")
+    until: tuple[str, ...] = option_field((), 'End once a trial has reached this, such as "accuracy >= 0.98".')
+    patience: int | None = option_field(
         None, "End after this many trials in a row without a better one. With --sampler genetic it counts generations."
     )
-    target: str | None = knob(
+    target: str | None = option_field(
         None,
         'Measure the seconds of training until a report reaches this, such as "accuracy >= 0.97", as the metric '
         "seconds_to_target.",
     )
-    workers: int = knob(1, "Number of worker processes for all trials together.")
-    allocation: str = knob(
+    workers: int = option_field(1, "Number of worker processes for all trials together.")
+    allocation: str = option_field(
         "short_first",
         "How --trial-workers shares workers out: steepest (each worker goes where it adds most) or short_first "
         "(the same, and the longest trials wait). See docs/studies.md.",
     )
-    warm_start: tuple[Path, ...] = knob(
+    warm_start: tuple[Path, ...] = option_field(
         (),
         "Output folder of an earlier study. Its best settings are tried first, and the sampler learns from its trials "
         "as far as they compare.",
     )
     sync: SyncChoice = field(default_factory=SyncChoice)  # where ``space`` does not say it
-    trial_timeout_s: float | None = knob(None, "Longest time of one trial")
+    trial_timeout_s: float | None = option_field(None, "Longest time of one trial")
     start_from: StartFrom | None = None  # with whose weights every trial begins
     monitors: tuple[str, ...] = ()  # what every trial measures, beside what its policy needs
-    keep: str = knob(
+    keep: str = option_field(
         "none",
         "Trials whose weights and predictions are kept: none, all, front, best[:K] by each objective, diverse[:K] "
         "(predictions that differ most), last:K. Join several with +, such as front+last:3.",
     )
-    keep_bytes: int | None = knob(None, "Most disk space for what --keep keeps")
-    plan: Path | None = knob(
+    keep_bytes: int | None = option_field(None, "Most disk space for what --keep keeps")
+    plan: Path | None = option_field(
         None,
         "The --out folder of elastune plan. With --trial-workers, no trial gets more workers than the plan says are of "
         "use. Until steps are measured, the plan also decides how workers are shared out.",
@@ -160,7 +160,7 @@ class StudyRequest(SearchRequest):
             "program": Program(Path(told["program"]), told.get("train", "train"), None if data is None else Path(data)),
             "out": out,
             "resume": True,
-            "means": Means.from_json(told["means"]),
+            "execution": ExecutionSettings.from_json(told["execution"]),
             "sync": SyncChoice.of(told),
             "start_from": None if begun is None else StartFrom.from_json(begun),
             "warm_start": tuple(map(Path, told.get("warm_start", ()))),
@@ -179,7 +179,7 @@ class FrontierRequest(SearchRequest):
     """How far does this program scale before accuracy pays, and which settings buy it back?
 
     ``workers``: the worker counts asked about, ascending; counts beyond this machine's are modelled, and labelled so.
-    ``meshes``: asked about beside them, each under the mechanism of ``means`` or, where that is "replicated", under the
+    ``meshes``: asked about beside them, each under the mechanism of ``execution`` or, where that is "replicated", under the
     least that it needs.
     The program's config must hold ``lr`` and ``batch_size``: the naive rule multiplies both by the worker count.
     ``margin``: by how much quality may be worse than the baseline's and still hold (None: a hundredth of the metric's
@@ -193,7 +193,7 @@ class FrontierRequest(SearchRequest):
     ``stopping`` and ``trial_workers`` are for the trainings of the search alone. The cost of a row is that of its
     workers for its time, on hosts that do not tell their kind, begun when the frontier does. ``grace_s``: trainings
     end before the next controller measures step times.
-    ``means``: its ``workers`` and ``num_slots`` do not matter, since what is told of a worker count is trained with one
+    ``execution``: its ``workers`` and ``num_slots`` do not matter, since what is told of a worker count is trained with one
     slot for each part that its workers cut a batch into.
     """
 

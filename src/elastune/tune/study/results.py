@@ -41,7 +41,7 @@ from elastune.tune.search.front import (
     recommend,
     representative,
 )
-from elastune.tune.search.importance import Importance, Tried, importance
+from elastune.tune.search.importance import EvaluatedTrial, Importance, importance
 from elastune.tune.search.objective import Objective, oriented, parse_objectives
 from elastune.tune.study.run_command import program_path, run_command
 from elastune.tune.study.trials import (
@@ -424,7 +424,7 @@ class Study:
         """The complete trials that reach ``until``: those that may be recommended."""
         return reaching(self.complete, parse_constraints(self.until))
 
-    def no_choice(self) -> str:
+    def no_choice_reason(self) -> str:
         """Return why no trial is recommended, in one sentence; "" where one is."""
         if not self.complete:
             return "no trial has a result"
@@ -453,7 +453,7 @@ class Study:
         command = run_command(
             self.program,
             trial.config,
-            trial.means,
+            trial.execution,
             self.seed,
             self.epochs,
             defaults=self.defaults or None,
@@ -469,10 +469,10 @@ class Study:
             went = f"trial {trial.number} went on from a checkpoint of trial {trial.parent}"
             left_out.append(f"{went}; the command trains its settings from the beginning")
         had = sorted({span.workers for span in self.spans if span.trial == trial.number})
-        if len(had) > 1 and trial.means.get("mode") == "fast":
+        if len(had) > 1 and trial.execution.get("mode") == "fast":
             counts = " and ".join(map(str, had)) if len(had) == 2 else f"{had[0]} to {had[-1]}"
             went = f"trial {trial.number} had {counts} workers, which show in the result in fast mode"
-            left_out.append(f"{went}; the command trains on {trial.means['workers']}")
+            left_out.append(f"{went}; the command trains on {trial.execution['workers']}")
         return "; ".join(left_out)
 
     def time_to(self, **targets: float) -> float | None:
@@ -499,7 +499,7 @@ class Study:
         """Return how much each parameter decides each objective: see ``search.analysis.importance``."""
         check_params(self.trials)
         tried = [
-            Tried(t.params, t.distributions, t.values)
+            EvaluatedTrial(t.params, t.distributions, t.values)
             for t in self.trials
             if t.number >= self.since and t.phase == "search" and t.state in ("complete", "infeasible")
         ]

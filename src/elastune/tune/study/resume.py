@@ -33,7 +33,7 @@ _WORDS |= {name: f"--{name}" for name in _OPTIONS} | {"price_per_worker_hour": "
 _WARM = "warm-start another study of it with --warm-start"
 
 
-def begun_slots(out: Path) -> int | None:
+def journaled_slots(out: Path) -> int | None:
     """Return the slots that the trials of the study in ``out`` have; None where there is no study.
 
     Raises:
@@ -42,7 +42,7 @@ def begun_slots(out: Path) -> int | None:
     path = check_out(out, resume=True)
     entries = read(path) if path.exists() else []
     started = next((entry.record for entry in entries if isinstance(entry.record, StudyStarted)), None)
-    return None if started is None else started.settings.get("means", {}).get("num_slots")
+    return None if started is None else started.settings.get("execution", {}).get("num_slots")
 
 
 def changed_settings(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[UserError]:
@@ -66,7 +66,7 @@ def changed_settings(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterato
     old, new = then.get("start_from"), now.get("start_from")
     if (old and {**old, "source": ""}) != (new and {**new, "source": ""}):  # they may have been moved
         yield from _of("weights", old and old["source"], f"other ones, {new['source']}" if new else None)
-    yield from _of_means(then.get("means", {}), now.get("means", {}))
+    yield from _of_means(then.get("execution", {}), now.get("execution", {}))
     was, wanted = (simulated[bool(told.get("simulated"))] for told in (then, now))
     if was != wanted:
         yield UserError(f"a study goes on with {wanted} trials only", f"{was} ones there", "use another --out")
@@ -110,11 +110,11 @@ def _short(value: Any) -> str:
 PROBED = 64  # configurations that are looked at
 LONGEST = 120  # characters of a range in a message
 _RESULTS = (TrialReported, TrialPaused, TrialFinished)
-SpaceSeen = dict[str, dict[str, Any]]
+SpaceSummary = dict[str, dict[str, Any]]
 """``ranges``: the distributions of each parameter; ``returns``: digests of what the space returns, by name."""
 
 
-def space_seen(space: Space, seed: int) -> SpaceSeen:
+def summarize_space(space: Space, seed: int) -> SpaceSummary:
     """Return what tells ``space`` from another one, as a study's journal keeps it.
 
     Names whose values differ when the space is called again alike are left out: they cannot be compared.
@@ -128,7 +128,7 @@ def space_seen(space: Space, seed: int) -> SpaceSeen:
     }
 
 
-def _seen(samples: Sequence[Sample]) -> SpaceSeen:
+def _seen(samples: Sequence[Sample]) -> SpaceSummary:
     ranges: dict[str, set[str]] = {}
     returns: dict[str, list[str]] = {}
     for sample in samples:
@@ -169,7 +169,7 @@ def study_changes(settings: Mapping[str, Any], entries: Sequence[Entry], program
 
 
 def space_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return in what two spaces differ, as ``space_seen`` tells of them; nothing where either is not known."""
+    """Return in what two spaces differ, as ``summarize_space`` tells of them; nothing where either is not known."""
     if not before or not now:
         return []
     was, now_is = before.get("ranges", {}), now.get("ranges", {})

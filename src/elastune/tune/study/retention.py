@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from elastune.core.errors import UserError
 from elastune.core.journal.records import ArtifactKept, ArtifactRemoved
-from elastune.core.journal.trials import TrialLife, TrialTable
+from elastune.core.journal.trials import TrialSummary, TrialTable
 from elastune.runtime.clusters.base import RunFiles
 from elastune.train.checkpoints.checkpoint import of_step
 from elastune.train.predictions import HELD_OUT, file_of, read_predictions
@@ -27,7 +27,7 @@ from elastune.tune.search.front import nondominated
 
 Standing = Mapping[int, tuple[float, ...]]
 """The values of the complete trials so far, by number; smaller is better."""
-Apart = Callable[[int, int], float | None]
+PairDistance = Callable[[int, int], float | None]
 """By how much the predictions of two trials differ; None: nobody knows."""
 KEEP_NOTHING = "none"
 _RULE = "what is kept is none, all, front, best, best:K, diverse, diverse:K or last:K, joined by +"
@@ -38,7 +38,7 @@ _FIX = 'such as --keep "front+last:3"'
 class Retention(Protocol):
     """A rule. It is asked whenever a trial has ended well, because that trial may have overtaken others."""
 
-    def chosen(self, ended: Sequence[int], standing: Standing, apart: Apart) -> list[int]:
+    def chosen(self, ended: Sequence[int], standing: Standing, apart: PairDistance) -> list[int]:
         """Return the trials of ``ended`` (the newest last) whose folders stay; where not all fit, the first ones do."""
         ...
 
@@ -47,7 +47,7 @@ class Retention(Protocol):
 class KeepNothing:
     """``none``: nothing stays but the results in the journal."""
 
-    def chosen(self, ended: Sequence[int], standing: Standing, apart: Apart) -> list[int]:
+    def chosen(self, ended: Sequence[int], standing: Standing, apart: PairDistance) -> list[int]:
         return []
 
 
@@ -58,7 +58,7 @@ class KeepAll:
     It is for studies whose later trials begin with earlier ones, or where nobody knows yet what will be wanted.
     """
 
-    def chosen(self, ended: Sequence[int], standing: Standing, apart: Apart) -> list[int]:
+    def chosen(self, ended: Sequence[int], standing: Standing, apart: PairDistance) -> list[int]:
         return list(dict.fromkeys([*by_rank(standing), *reversed(ended)]))
 
 
@@ -66,7 +66,7 @@ class KeepAll:
 class KeepFront:
     """``front``: the trials that no other dominates stay."""
 
-    def chosen(self, ended: Sequence[int], standing: Standing, apart: Apart) -> list[int]:
+    def chosen(self, ended: Sequence[int], standing: Standing, apart: PairDistance) -> list[int]:
         return by_rank(standing, layers=1)
 
 
@@ -76,7 +76,7 @@ class KeepBest:
 
     count: int = 1
 
-    def chosen(self, ended: Sequence[int], standing: Standing, apart: Apart) -> list[int]:
+    def chosen(self, ended: Sequence[int], standing: Standing, apart: PairDistance) -> list[int]:
         found: dict[int, None] = {}
 
         def by(axis: int) -> list[int]:
@@ -94,7 +94,7 @@ class KeepLast:
 
     count: int = 1
 
-    def chosen(self, ended: Sequence[int], standing: Standing, apart: Apart) -> list[int]:
+    def chosen(self, ended: Sequence[int], standing: Standing, apart: PairDistance) -> list[int]:
         return list(reversed(ended))[: self.count]
 
 
@@ -109,7 +109,7 @@ class KeepDiverse:
 
     count: int = DIVERSE
 
-    def chosen(self, ended: Sequence[int], standing: Standing, apart: Apart) -> list[int]:
+    def chosen(self, ended: Sequence[int], standing: Standing, apart: PairDistance) -> list[int]:
         ranked = by_rank(standing)
         rest = ranked[: max(self.count, len(ranked) // 2)]
         found, rest = rest[:1], rest[1:]
@@ -129,7 +129,7 @@ class KeepAny:
 
     rules: tuple[Retention, ...]
 
-    def chosen(self, ended: Sequence[int], standing: Standing, apart: Apart) -> list[int]:
+    def chosen(self, ended: Sequence[int], standing: Standing, apart: PairDistance) -> list[int]:
         return list(dict.fromkeys(number for rule in self.rules for number in rule.chosen(ended, standing, apart)))
 
 
@@ -268,7 +268,7 @@ def trial_folder(out: Path, number: int) -> Path:
 
 
 @dataclass(frozen=True)
-class KeepVerdict:
+class RetentionDecision:
     """What is to be recorded, and the folders that are to go then: what the journal tells of is there."""
 
     told: tuple[ArtifactKept | ArtifactRemoved, ...]
@@ -285,7 +285,7 @@ class Keeper:
         self._most_bytes = most_bytes
         self._disagreements = Disagreements(self.folder)
 
-    def ended(self, number: int, folder: Path, table: TrialTable, standing: Standing) -> KeepVerdict:
+    def ended(self, number: int, folder: Path, table: TrialTable, standing: Standing) -> RetentionDecision:
         """Trial ``number``, which ran in ``folder``, ended well: what stays now, and what others it has overtaken."""
         there = {other: kept for other, kept in table.artifacts.items() if other != number}
         new = None if self._policy == KeepNothing() else self._artifact(table.trials[number], folder)
@@ -303,7 +303,7 @@ class Keeper:
         told: list[ArtifactKept | ArtifactRemoved] = [new] if new is not None and keeps else []
         told += [ArtifactRemoved(other) for other in lost]
         folders = [self.folder(other) for other in lost]  # by number: the path in a journal may lead anywhere
-        return KeepVerdict(tuple(told), (*([] if keeps else [folder]), *folders))
+        return RetentionDecision(tuple(told), (*([] if keeps else [folder]), *folders))
 
     def remove(self, folders: Iterable[Path]) -> None:
         """Once the journal no longer tells of them."""
@@ -328,7 +328,7 @@ class Keeper:
                 used += there[number].size
         return stays
 
-    def _artifact(self, life: TrialLife, folder: Path) -> ArtifactKept | None:
+    def _artifact(self, life: TrialSummary, folder: Path) -> ArtifactKept | None:
         """What a trial has left; None where it has no checkpoint."""
         found = self._files.checkpoints(folder)
         run = life.finished.run if life.finished is not None else None

@@ -22,7 +22,7 @@ from elastune.core.journal.records import (
     TrialStarted,
 )
 from elastune.runtime.clusters.base import Cluster
-from elastune.runtime.clusters.kind import ClusterRequest, RoomWanted, opened
+from elastune.runtime.clusters.kind import CapacityRequest, ClusterRequest, opened
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.interrupts import Interrupts
 from elastune.runtime.job.output import check_out
@@ -34,10 +34,10 @@ from elastune.tune.search.early_stopping import make_schedule
 from elastune.tune.search.samplers.registry import generation_size
 from elastune.tune.search.schedule import Schedule
 from elastune.tune.search.suggester import Suggester
-from elastune.tune.study.allocation.rebalancer import MAX_WAIT_S, MakeSharing, parse_allocation, sharing
-from elastune.tune.study.allocation.throughput import BATCH, plan_in, predict_scaling, predicted_in, prior_of
-from elastune.tune.study.allocation.trial_progress import Holding
-from elastune.tune.study.budget import Bounds, StopRules, meter_of
+from elastune.tune.study.allocation.rebalancer import MAX_WAIT_S, MakeRebalancer, parse_allocation, sharing
+from elastune.tune.study.allocation.throughput import BATCH, plan_in, predict_scaling, predicted_in, scaling_prior
+from elastune.tune.study.allocation.trial_progress import HeldTrials
+from elastune.tune.study.budget import Bounds, StopRules, resume_meter
 from elastune.tune.study.experiment import Tuning, trials_left
 from elastune.tune.study.proposals import NoProposals, Proposals
 from elastune.tune.study.request import StudyRequest
@@ -46,7 +46,7 @@ from elastune.tune.study.resume import study_changes
 from elastune.tune.study.retention import Keeper, KeepNothing, retention_of
 from elastune.tune.study.study_loop import StudyLoop
 from elastune.tune.study.validate import PROBED, Plan, check, check_same_study
-from elastune.tune.study.warm_start import Earlier, earlier_studies, take_over
+from elastune.tune.study.warm_start import EarlierStudy, earlier_studies, take_over
 
 LASTING = (TrialFinished, TrialPaused, StudyFinished)  # what must be on the disk before anything rests on it
 
@@ -109,7 +109,7 @@ def tune(
             if observe is not None:
                 observe(record)
 
-        meter = meter_of(request.prices, before, around.clock)
+        meter = resume_meter(request.prices, before, around.clock)
         loop = _loop(plan, place, around, keep, journal.settle, meter, None if given is None else before, told)
         stack.callback(loop.close)  # whatever happens: a cluster that is not ours lives on, its trials must not
         loop.replay(before, asked, request.command, changed)
@@ -136,7 +136,7 @@ class CheckedStudy:
 
     plan: Plan
     before: list[Entry]
-    earlier: Sequence[Earlier]
+    earlier: Sequence[EarlierStudy]
     told: ScalingPredicted | None
 
 
@@ -167,7 +167,7 @@ def checked(
     if isinstance(cluster, Cluster) and cluster.capacity < request.workers and not cluster.varies:
         rule = "a study's workers must fit into its cluster"
         raise UserError(rule, f"{request.workers} workers, room for {cluster.capacity}", "ask for fewer workers")
-    return CheckedStudy(plan, before, earlier_studies(request, before), _told(plan, before))
+    return CheckedStudy(plan, before, earlier_studies(request, before), _study_prediction(plan, before))
 
 
 def _space_in(before: Sequence[Entry]) -> dict[str, Any]:
@@ -176,10 +176,10 @@ def _space_in(before: Sequence[Entry]) -> dict[str, Any]:
     return {"space": begun[-1].get("space", {}) if begun else {}}
 
 
-def _room(request: StudyRequest, before: Sequence[Entry]) -> RoomWanted:
+def _room(request: StudyRequest, before: Sequence[Entry]) -> CapacityRequest:
     """A study begins once one trial can, and gives workers to its trials itself."""
-    fewest = request.means.workers if request.trial_workers is None else request.trial_workers[0]
-    return RoomWanted(
+    fewest = request.execution.workers if request.trial_workers is None else request.trial_workers[0]
+    return CapacityRequest(
         request.out,
         min(fewest, request.workers),
         request.workers,
@@ -242,7 +242,7 @@ def _loop(
     )
 
 
-def _told(plan: Plan, before: Sequence[Entry]) -> ScalingPredicted | None:
+def _study_prediction(plan: Plan, before: Sequence[Entry]) -> ScalingPredicted | None:
     """What is predicted of the study's trials: what its journal has, since all that was shared out rests on that."""
     known, asked = predicted_in(before), plan.request.plan
     begun = any(isinstance(entry.record, TrialStarted) for entry in before)
@@ -263,17 +263,17 @@ def _predicted(plan: Plan) -> ScalingPredicted | None:
     samples = [*corners(plan.space, request.seed), *probe(plan.space, PROBED, request.seed)]
     told = [each.values.get(BATCH, plan.config.get(BATCH)) for each in samples]
     batches = [each for each in told if isinstance(each, int) and each > 0] or [int(made.found["size"]["batch_size"])]
-    return predict_scaling(made, request.plan, request.program.path, request.means, batches, request.trial_workers)
+    return predict_scaling(made, request.plan, request.program.path, request.execution, batches, request.trial_workers)
 
 
 def _allocation(
     request: StudyRequest, told: ScalingPredicted | None, *, holds: bool
-) -> tuple[MakeSharing | None, Holding | None]:
+) -> tuple[MakeRebalancer | None, HeldTrials | None]:
     """How trials share workers, and which of them are held back (``holds``: some may be)."""
     choice = parse_allocation(request.allocation)
     if request.trial_workers is None or not choice.from_journal:
-        return sharing(request.trial_workers, request.means, choice, told=told), None
-    replica = 1 if request.means.mesh is None else request.means.first_mesh.replica
-    courses = choice.courses(replica, prior_of(told, replica))
-    share = sharing(request.trial_workers, request.means, choice, courses, told)
-    return share, Holding(courses, choice.held if holds else 0.0, MAX_WAIT_S)
+        return sharing(request.trial_workers, request.execution, choice, told=told), None
+    replica = 1 if request.execution.mesh is None else request.execution.first_mesh.replica
+    courses = choice.courses(replica, scaling_prior(told, replica))
+    share = sharing(request.trial_workers, request.execution, choice, courses, told)
+    return share, HeldTrials(courses, choice.held if holds else 0.0, MAX_WAIT_S)

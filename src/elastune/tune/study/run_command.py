@@ -48,7 +48,7 @@ DEFAULTS = {
 def run_command(
     program: object,
     config: Mapping[str, Any],
-    means: Mapping[str, Any],
+    execution: Mapping[str, Any],
     seed: int | None = None,
     epochs: int | None = None,
     defaults: Mapping[str, Any] | None = None,
@@ -71,12 +71,12 @@ def run_command(
     words = ["elastune", "run", program_path(program)]
     words += ["--data", str(data)] if data else []
     for name, option in FLAGS.items():
-        implied = name == "workers" and "mesh" in means
-        if name in means and means[name] != DEFAULTS.get(name, ...) and not implied:
-            words += [option, _word(means[name])]
-    words += ["--offload"] if means.get("offload") else []
+        implied = name == "workers" and "mesh" in execution
+        if name in execution and execution[name] != DEFAULTS.get(name, ...) and not implied:
+            words += [option, _word(execution[name])]
+    words += ["--offload"] if execution.get("offload") else []
     for name, option in REPEATED.items():
-        texts = means.get(name, "none")
+        texts = execution.get(name, "none")
         for text in [texts] if isinstance(texts, str) else texts:
             words += [option, str(text)] if text != "none" else []
     for name, value in _flat(config):

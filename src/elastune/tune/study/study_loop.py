@@ -33,26 +33,26 @@ from elastune.core.journal.records import (
     StudyFinished,
     StudyStarted,
     TrialAdopted,
-    TrialBegan,
     TrialFinished,
     TrialPaused,
     TrialRegrouped,
     TrialReported,
     TrialResumed,
     TrialStarted,
+    TrialStartedFrom,
     WarmStarted,
 )
-from elastune.core.journal.trials import TrialLife, TrialTable
-from elastune.core.run import CommandGiven
-from elastune.runtime.clusters.base import LeftRun, NoRoomError
-from elastune.runtime.job.pool import JobEvent, LeftJob, Pool
+from elastune.core.journal.trials import TrialSummary, TrialTable
+from elastune.core.run import CommandLine
+from elastune.runtime.clusters.base import NoRoomError, SurvivingRun
+from elastune.runtime.job.pool import JobEvent, Pool, SurvivingJob
 from elastune.runtime.job.run import machine_context
 from elastune.train.checkpoints.checkpoint import UNWRITABLE
 from elastune.train.data.fingerprint import OTHER_DATA
 from elastune.train.program.source import EDITED
 from elastune.tune.search.schedule import FixedTrial, ForkTrial, NewTrial, Resume, Schedule
-from elastune.tune.study.allocation.rebalancer import MakeSharing, Sharing, rungs_passed
-from elastune.tune.study.allocation.trial_progress import Holding
+from elastune.tune.study.allocation.rebalancer import MakeRebalancer, Rebalancer, rungs_passed
+from elastune.tune.study.allocation.trial_progress import HeldTrials
 from elastune.tune.study.budget import Bounds, Budget, StopRules
 from elastune.tune.study.experiment import Experiment, PreparedTrial
 from elastune.tune.study.proposals import WAIT_S, Proposals
@@ -63,14 +63,14 @@ from elastune.tune.study.trials import check_params
 # [decisions] What the search makes of what happens: which trials are to pause and why, and what they promise.
 
 
-class Decisions:
+class SearchState:
     """Tells ``schedule``, and others that take its place for a while, what happens to the trials of their phases.
 
     ``verdicts``: trial -> why it is to pause. ``held``: those of them that ``holding`` holds back, of which no schedule
     is told. ``results``: the values of the complete trials of the search, and of members that were trained like them.
     """
 
-    def __init__(self, experiment: Experiment, schedule: Schedule, holding: Holding | None = None) -> None:
+    def __init__(self, experiment: Experiment, schedule: Schedule, holding: HeldTrials | None = None) -> None:
         self.schedule = schedule
         self.verdicts: dict[int, str] = {}
         self.held: set[int] = set()
@@ -86,7 +86,7 @@ class Decisions:
         """Ask ``schedule`` from now on, and tell it of the trials of its phase."""
         self.schedule = self._by_phase[schedule.phase] = schedule
 
-    def hear(self, record: Record, life: TrialLife) -> None:
+    def hear(self, record: Record, life: TrialSummary) -> None:
         """Take in what happened to the trial of ``life``, now or before."""
         number, phase = life.number, life.started.phase
         if isinstance(record, TrialFinished) and phase in self._judged and record.state == "complete":
@@ -115,7 +115,7 @@ class Decisions:
                 valid = found.values and all(abs(value) < math.inf for value in values)
                 schedule.ended(number, values if valid else None, max(found.violations.values(), default=0.0))
 
-    def _reported(self, schedule: Schedule, life: TrialLife) -> None:
+    def _reported(self, schedule: Schedule, life: TrialSummary) -> None:
         shown = self._experiment.intermediate(life) if schedule.proposes else None
         if shown is not None:
             self._violations[life.number] = shown.violation
@@ -137,7 +137,7 @@ class Decisions:
         """What open trials are expected to end with, and by how much they break constraints."""
         return {n: (values, self._violations.get(n, 0.0)) for n, values in self._search.estimates().items()}
 
-    def promises(self) -> dict[int, tuple[float, ...]]:
+    def expected_values(self) -> dict[int, tuple[float, ...]]:
         """What trials ended with, or are expected to; smaller is better."""
         return {n: self._oriented(values) for n, values in {**self._search.estimates(), **self.results}.items()}
 
@@ -155,24 +155,24 @@ class Decisions:
 REPEATS = 30  # suggestions in a row that were trained already: the space holds hardly more
 
 
-class NextTrial:
+class TrialChooser:
     """Chooses. ``awaits``: a proposal is on its way. ``exhausted``: the search has none any more. ``holding``: who is
     held back, by ``clock``; None: whoever was goes on like others that were cut off."""
 
     def __init__(
         self,
         experiment: Experiment,
-        decisions: Decisions,
+        decisions: SearchState,
         proposals: Proposals,
         table: TrialTable,
         budget: Budget,
         clock: Clock,
-        holding: Holding | None = None,
+        holding: HeldTrials | None = None,
     ) -> None:
         self.awaits = False
         self.exhausted = False
         self._experiment = experiment
-        self._decisions = decisions
+        self._search_state = decisions
         self._proposals = proposals
         self._table = table
         self._budget = budget
@@ -183,7 +183,7 @@ class NextTrial:
     def choose(self) -> PreparedTrial | None:
         """The trial that is to start, or to go on, next; None: there is none now."""
         self.awaits = False
-        schedule = self._decisions.schedule
+        schedule = self._search_state.schedule
         for number in self._table.cut_off:
             life = self._table.trials[number]
             if life.started.phase == schedule.phase and not self._waits(number):
@@ -232,7 +232,7 @@ class NextTrial:
     def _proposed(self, until_epoch: int | None) -> PreparedTrial | None:
         """A trial that the search proposes; None where it has no proposal yet, or none any more."""
         for _ in range(REPEATS):
-            suggestion = self._proposals.ask(self._decisions.estimates(), self._table.paused)
+            suggestion = self._proposals.ask(self._search_state.estimates(), self._table.paused)
             if suggestion is None:
                 self.awaits = self._proposals.asking
                 self.exhausted = not self.awaits
@@ -248,9 +248,9 @@ class NextTrial:
 # [left trials] Trials that ran when their controller died: they go on with workers that have outlived it, or wait to be resumed.
 
 
-def left_jobs(
+def surviving_jobs(
     table: TrialTable, entries: Sequence[Entry], experiment: Experiment, now: float, to_pause: Collection[int]
-) -> dict[int, LeftJob]:
+) -> dict[int, SurvivingJob]:
     """Of the trials that ran at the end of ``entries``, those whose workers may train on at ``now``, since the epoch.
 
     That time counts as theirs: their workers were busy. In the order in which they began. ``to_pause``: those that were
@@ -263,8 +263,8 @@ def left_jobs(
             kept = _kept(entries, number)
             changed = any(isinstance(record, Regrouped | Adopted) for record in kept)
             stop_at = life.last_at if number in to_pause else None
-            run = LeftRun(spec, kept, life.begun_at, stop_at)
-            found[number] = LeftJob(run, _used(life, now)[1] if changed else None)
+            run = SurvivingRun(spec, kept, life.begun_at, stop_at)
+            found[number] = SurvivingJob(run, _used(life, now)[1] if changed else None)
     return found
 
 
@@ -290,7 +290,7 @@ def cut_off(table: TrialTable, entries: Sequence[Entry], adopted: Collection[int
     return found
 
 
-def _used(life: TrialLife, at: float) -> tuple[float, float]:
+def _used(life: TrialSummary, at: float) -> tuple[float, float]:
     """How long a trial had run ``at`` this time, since it was started or resumed last, and with how many workers."""
     seconds = max(at - life.begun_at, 0.0)
     whole = (life.average or life.first_workers) * (life.seconds + seconds)
@@ -316,19 +316,19 @@ def _kept(entries: Iterable[Entry], trial: int) -> list[Record]:
 # [earlier] Trials of earlier controllers, by their numbers in a study's journal.
 
 
-def first_new(entries: Iterable[Entry]) -> int:
+def next_trial_number(entries: Iterable[Entry]) -> int:
     """Return the number of the first trial that is not in the journal."""
     told = (entry.record for entry in entries)
     return max((each.trial for each in told if isinstance(each, TrialStarted | ProposalAsked)), default=-1) + 1
 
 
-def first_comparable(entries: Iterable[Entry]) -> int:
+def first_comparable_trial(entries: Iterable[Entry]) -> int:
     """Return the number of the first trial since the last change that was accepted; 0 where there was none."""
     told = (entry.record for entry in entries)
     return max((each.first_trial for each in told if isinstance(each, ChangesAccepted)), default=0)
 
 
-def data_of_all(table: TrialTable) -> dict[str, Any] | None:
+def common_data(table: TrialTable) -> dict[str, Any] | None:
     """Return the training set that all trials since the last change had, as a run's specification has it.
 
     None where there are fewer than two, or their settings decide what data they have.
@@ -341,10 +341,10 @@ def data_of_all(table: TrialTable) -> dict[str, Any] | None:
 
 # [troubles] What may go wrong in a study besides a single trial: a program without hope, or that was edited; a full disk.
 
-HOPELESS_TRIALS = 5  # so many trials that raise, and none that does not, are a bug in the program
+MAX_FAILED_TRIALS = 5  # so many trials that raise, and none that does not, are a bug in the program
 
 
-class Hope:
+class FailureLimit:
     """Gives up on a program whose first trials all raise, or all lack an objective."""
 
     def __init__(self) -> None:
@@ -355,11 +355,11 @@ class Hope:
         outcome = event.outcome
         crashed = isinstance(outcome, RunFailed) and outcome.reason in ("exception", "user_error")
         self._crashed_in_a_row = self._crashed_in_a_row + 1 if crashed else 0
-        if self._crashed_in_a_row >= HOPELESS_TRIALS and isinstance(outcome, RunFailed) and not _works(table):
-            rule = f"of the first {HOPELESS_TRIALS} trials one must not raise"
+        if self._crashed_in_a_row >= MAX_FAILED_TRIALS and isinstance(outcome, RunFailed) and not _works(table):
+            rule = f"of the first {MAX_FAILED_TRIALS} trials one must not raise"
             raise UserError(rule, outcome.detail, f"fix the program; a log is {event.spec.out / 'logs'}")
         self._lacking_in_a_row = self._lacking_in_a_row + 1 if _lacks(table.trials[event.job]) else 0
-        if self._lacking_in_a_row >= HOPELESS_TRIALS:
+        if self._lacking_in_a_row >= MAX_FAILED_TRIALS:
             self.over(table)
 
     def over(self, table: TrialTable) -> None:
@@ -374,7 +374,7 @@ class Hope:
                 raise UserError("an objective must be a metric that the program reports", got, fix)
 
 
-def _lacks(life: TrialLife) -> bool:
+def _lacks(life: TrialSummary) -> bool:
     return life.finished is not None and life.finished.reason.startswith(UNREPORTED)
 
 
@@ -384,7 +384,7 @@ def _works(table: TrialTable) -> bool:
     return any(life.state == "paused" or (life.finished and life.finished.state == "complete") for life in lives)
 
 
-def changed_meanwhile(event: JobEvent) -> UserError | None:
+def change_error(event: JobEvent) -> UserError | None:
     """Why a trial could not be what the study's others are, which is no result of its settings; None where it could."""
     outcome = event.outcome
     for rule in (EDITED, OTHER_DATA):
@@ -395,7 +395,7 @@ def changed_meanwhile(event: JobEvent) -> UserError | None:
     return None
 
 
-def refuse_full_disk(event: JobEvent) -> None:
+def raise_if_disk_full(event: JobEvent) -> None:
     """Raise ``UserError`` where a trial failed because its machine's disk is full: no fault of its own."""
     outcome = event.outcome
     if isinstance(outcome, RunFailed) and UNWRITABLE in outcome.detail:
@@ -408,12 +408,12 @@ def refuse_full_disk(event: JobEvent) -> None:
 # Searches, frontiers, warm starts and simulations run on it. What is swapped are its arguments: what is tried
 # (``Experiment``), which trials come next (``Schedule``, ``Proposals``), the pool of workers, and the clock.
 
-PAUSES = {
+PAUSE_REASONS = {
     "notice": "its host is being taken away",
     "lost": "it had lost its workers, and there was no room",
     "requested": "there is no room for it now",
 }
-HEARD = (TrialBegan, TrialReported, TrialRegrouped, TrialPaused, TrialFinished)
+WORKER_RECORDS = (TrialStartedFrom, TrialReported, TrialRegrouped, TrialPaused, TrialFinished)
 GRACE_S = 10.0  # for the checkpoints of trials that run when a study ends
 
 
@@ -437,31 +437,31 @@ class StudyLoop:
         keeper: Keeper,
         *,
         flush: Callable[[], None] = lambda: None,
-        share: MakeSharing | None = None,
-        holding: Holding | None = None,
+        share: MakeRebalancer | None = None,
+        holding: HeldTrials | None = None,
         rules: StopRules | None = None,
     ) -> None:
         self.table = TrialTable()
         self._experiment = experiment
         self._holding = holding
-        self._decisions = Decisions(experiment, schedule, holding)
+        self._search_state = SearchState(experiment, schedule, holding)
         self._proposals = proposals
         self._pool = pool
         self._clock = clock
         self._keep = keep
         self._flush = flush
-        self._make_sharing = share
-        self._sharing: Sharing | None = None
+        self._make_rebalancer = share
+        self._rebalancer: Rebalancer | None = None
         self._keeper = keeper
         self._rules = rules or StopRules()
         self._budget = Budget(self.table, pool, clock, self._rules)
         self._ready: PreparedTrial | None = None
         proposals.note = self.tell
-        self._next = NextTrial(experiment, self._decisions, proposals, self.table, self._budget, clock, holding)
-        self._hope = Hope()
+        self._next = TrialChooser(experiment, self._search_state, proposals, self.table, self._budget, clock, holding)
+        self._failure_limit = FailureLimit()
         self._was_listening = False
         self._data_seen: dict[str, Any] | None = None  # by the trials of earlier controllers
-        self._trouble: UserError | None = None
+        self._fatal_error: UserError | None = None
         self._first_new = 0  # trials with lower numbers began under an earlier controller
 
     # -- a study from its beginning to its end ------------------------------------------------------------------------
@@ -470,7 +470,7 @@ class StudyLoop:
         self,
         entries: Sequence[Entry],
         settings: dict[str, Any],
-        command: CommandGiven | None = None,
+        command: CommandLine | None = None,
         changed: Sequence[str] = (),
     ) -> None:
         """Take over what an earlier controller has done; ``command`` asks for the study now.
@@ -478,10 +478,10 @@ class StudyLoop:
         What ran when it ended goes on with its own workers where they have outlived it, else from its last checkpoint.
         ``changed``: what is another now, as was accepted. The search learns nothing of trials of before a change.
         """
-        self._first_new = first_new(entries)
-        self.table.since = self._first_new if changed else first_comparable(entries)
+        self._first_new = next_trial_number(entries)
+        self.table.since = self._first_new if changed else first_comparable_trial(entries)
         check_params(entry.record for entry in entries if isinstance(entry.record, TrialStarted))
-        recall = self._proposals.recall(entries, self.table.since)
+        replay = self._proposals.replay(entries, self.table.since)
         for entry in entries:
             self._hear(entry)
             record = entry.record
@@ -489,23 +489,23 @@ class StudyLoop:
                 continue
             if isinstance(record, TrialFinished) and record.trial in self.table.trials:
                 record = self._experiment.for_search(self.table.trials[record.trial])
-            suggestion = recall.hear(record, self._decisions.estimates)
+            suggestion = replay.hear(record, self._search_state.estimates)
             if suggestion is not None and isinstance(known := self._experiment.new(suggestion, None), TrialFinished):
                 self._proposals.tell(suggestion.number, known)  # the same was trained already
-        self._proposals.recalled(recall)
+        self._proposals.finish_replay(replay)
         self._budget.resume()
         self.tell(StudyStarted(settings, machine_context(), resumed=bool(entries), command=command))
         for number in self._keeper.undecided(self.table):
             self._keep_or_remove(number, self._keeper.folder(number))
-        to_pause = self._decisions.verdicts
-        left = left_jobs(self.table, entries, self._experiment, self._clock.wall(), to_pause)
+        to_pause = self._search_state.verdicts
+        left = surviving_jobs(self.table, entries, self._experiment, self._clock.wall(), to_pause)
         adopted = self._pool.adopt(left)
         for paused in cut_off(self.table, entries, adopted):
             self.tell(paused)
-        self._data_seen = data_of_all(self.table)
+        self._data_seen = common_data(self.table)
         if changed:
             self.tell(ChangesAccepted(list(changed), first_trial=self._first_new))
-        self._was_listening = bool(entries) and isinstance(entries[-1].record, HEARD)
+        self._was_listening = bool(entries) and isinstance(entries[-1].record, WORKER_RECORDS)
         for number in adopted:
             if number in to_pause:  # the controller had no time left to pause it
                 self._pool.pause(number)
@@ -533,21 +533,21 @@ class StudyLoop:
         while not (reason := "interrupted" if interrupts() else self._budget.over()):
             self._fill()
             ready = self._ready
-            if self._pool.running == 0 and ready is not None and self._pool.takes(ready.spec.means.workers):
-                self._begin(ready, ready.spec.means.workers)  # nobody knows yet what it takes
+            if self._pool.running == 0 and ready is not None and self._pool.takes(ready.spec.execution.workers):
+                self._begin(ready, ready.spec.execution.workers)  # nobody knows yet what it takes
             if self._pool.running == 0 and self._ready is None and not self._next.awaits:
                 reason = self._budget.spent() or "the space is exhausted"
                 break
             self._listen(self._pool.pump(self._patience_s()))
             self._flush()
-            if self._trouble is not None:
-                reason = self._trouble.rule
+            if self._fatal_error is not None:
+                reason = self._fatal_error.rule
                 break
         self._wind_down(reason, interrupts)
-        if self._trouble is not None:
-            raise self._trouble
+        if self._fatal_error is not None:
+            raise self._fatal_error
         if reason != "interrupted":
-            self._hope.over(self.table)
+            self._failure_limit.over(self.table)
         return reason
 
     def await_running(self, interrupts: Callable[[], int]) -> None:
@@ -555,8 +555,8 @@ class StudyLoop:
         while self._pool.running and not interrupts():
             self._listen(self._pool.pump(float("inf")))
             self._flush()
-        if self._trouble is not None:
-            raise self._trouble
+        if self._fatal_error is not None:
+            raise self._fatal_error
 
     def finish(self, reason: str) -> None:
         """The study has ended."""
@@ -574,18 +574,20 @@ class StudyLoop:
 
     def _enter(self, bounds: Bounds, schedule: Schedule | None) -> None:
         self._budget.bounds = bounds
-        self._ready, self._next.exhausted, self._sharing = None, False, None
+        self._ready, self._next.exhausted, self._rebalancer = None, False, None
         if schedule is not None:
-            self._decisions.switch(schedule)
-        if self._make_sharing is not None and self._decisions.schedule.shares:
+            self._search_state.switch(schedule)
+        if self._make_rebalancer is not None and self._search_state.schedule.shares:
             left_s, left_worker_s = max(self._budget.left_s, 0.0), max(self._budget.left_worker_s, 0.0)
-            self._sharing = self._make_sharing(self._pool, self._clock, left_s, left_worker_s)
+            self._rebalancer = self._make_rebalancer(self._pool, self._clock, left_s, left_worker_s)
             for number, job in self._pool.jobs.items():
-                self._sharing.begun(number, job.wished)
+                self._rebalancer.begun(number, job.wished)
 
     def _patience_s(self) -> float:
         """How long nothing need be done if nothing is heard."""
-        due_s = self._sharing.due_s if self._sharing is not None else 0.0  # 0: it waits for workers that are leaving
+        due_s = (
+            self._rebalancer.due_s if self._rebalancer is not None else 0.0
+        )  # 0: it waits for workers that are leaving
         proposal_s = WAIT_S if self._next.awaits else float("inf")
         return min(self._budget.soonest_s, proposal_s, due_s or float("inf"))
 
@@ -602,14 +604,14 @@ class StudyLoop:
 
     def _fill(self) -> None:
         """Start trials while there is room and something to start."""
-        if self._sharing is not None:
-            self._share(self._sharing)
+        if self._rebalancer is not None:
+            self._share(self._rebalancer)
             return
         while self._pool.free > 0 or (self._pool.varies and self._pool.running == 0):
             self._ready = self._ready or self._choose()  # though it may have to wait for a host
-            if self._ready is None or self._ready.spec.means.workers > self._pool.free:
+            if self._ready is None or self._ready.spec.execution.workers > self._pool.free:
                 return  # what is wide comes first once workers are free: no trial is passed over for being wide
-            self._begin(self._ready, self._ready.spec.means.workers)
+            self._begin(self._ready, self._ready.spec.execution.workers)
 
     def _choose(self) -> PreparedTrial | None:
         """What comes next. One that cannot run is told, infeasible with its reason, and passed over."""
@@ -631,10 +633,10 @@ class StudyLoop:
                 raise
             self.tell(TrialPaused(ready.number, self.table.trials[ready.number].epoch, 0.0, 0.0, str(error), True))
             return
-        if self._sharing is not None:
-            self._sharing.begun(ready.number, workers)
+        if self._rebalancer is not None:
+            self._rebalancer.begun(ready.number, workers)
 
-    def _share(self, sharing: Sharing) -> None:
+    def _share(self, sharing: Rebalancer) -> None:
         """Let the allocation say which trial begins, which goes on with fewer workers, and which with more."""
         while True:
             if self._ready is None or self._ready.last:  # who is held back gives its place to whoever has come since
@@ -647,8 +649,8 @@ class StudyLoop:
                 self.tell(seen)
             known = {number: self.table.trials[number] for number in self._pool.jobs}
             rungs = {number: rungs_passed(trial.epoch, trial.epochs) for number, trial in known.items()}
-            supply = self._decisions.schedule.supplies and not self._next.exhausted and not self._budget.spent()
-            settled = sharing.settle(self._decisions.promises(), rungs, supply)
+            supply = self._search_state.schedule.supplies and not self._next.exhausted and not self._budget.spent()
+            settled = sharing.rebalance(self._search_state.expected_values(), rungs, supply)
             for record in settled.moved:
                 self.tell(record)
             if self._ready is None or not settled.begins:
@@ -662,13 +664,13 @@ class StudyLoop:
                     break
                 self._begin(ready, settled.begins)
 
-    def _ask(self, sharing: Sharing, ready: PreparedTrial | None) -> None:
+    def _ask(self, sharing: Rebalancer, ready: PreparedTrial | None) -> None:
         """Whoever comes next asks for workers."""
         self._ready = ready
         if ready is None:
-            sharing.asks_no_more()
+            sharing.withdraw_request()
         else:
-            sharing.asks(ready.number, ready.is_new, ready.last, self._next.waited_s(ready.number))
+            sharing.request_workers(ready.number, ready.is_new, ready.last, self._next.waited_s(ready.number))
 
     # -- hearing ------------------------------------------------------------------------------------------------------
 
@@ -680,22 +682,22 @@ class StudyLoop:
             if isinstance(event.record, Reported):
                 workers = self._average(self.table.trials[event.job], event)
                 self.tell(TrialReported(event.job, event.record, workers, event.cost))
-                if event.job in self._decisions.verdicts and event.job in self._pool.jobs:
+                if event.job in self._search_state.verdicts and event.job in self._pool.jobs:
                     self._pool.pause(event.job)
             elif isinstance(event.record, Regrouped):
                 self.tell(TrialRegrouped(event.job, event.record))
             elif isinstance(event.record, Adopted):
                 self.tell(TrialAdopted(event.job, event.record))
             elif isinstance(event.record, StartedFrom):
-                self.tell(TrialBegan(event.job, event.record))
+                self.tell(TrialStartedFrom(event.job, event.record))
             elif isinstance(event.record, LinkMeasured):
                 self.tell(event.record)
             elif isinstance(event.record, ChangesAccepted) and self.table.since < self._first_new:
                 self.tell(replace(event.record, step=0, epoch=0, first_trial=self._first_new))
-            if self._sharing is not None:
-                self._sharing.heard(event.job, event.record)
+            if self._rebalancer is not None:
+                self._rebalancer.heard(event.job, event.record)
 
-    def _average(self, life: TrialLife, event: JobEvent) -> float:
+    def _average(self, life: TrialSummary, event: JobEvent) -> float:
         """The workers that a trial has had on average, in all the times that it ran."""
         whole_s = life.seconds + event.seconds
         worker_seconds = life.worker_seconds + event.worker_seconds
@@ -703,36 +705,36 @@ class StudyLoop:
 
     def _ended(self, event: JobEvent, why: str) -> None:
         life, number = self.table.trials[event.job], event.job
-        if self._sharing is not None:
-            self._sharing.gone(number, event.paused_by is not None)
+        if self._rebalancer is not None:
+            self._rebalancer.gone(number, event.paused_by is not None)
         if event.paused_by is not None:
             self._paused(life, event, why)
             return
-        if (changed := changed_meanwhile(event)) is not None:
-            self._trouble = changed
+        if (changed := change_error(event)) is not None:
+            self._fatal_error = changed
             return  # it has no result: the study goes on with it once that is settled
-        refuse_full_disk(event)
+        raise_if_disk_full(event)
         self.tell(replace(self._experiment.result(life, event), cost=event.cost))
-        self._decisions.verdicts.pop(number, None)
+        self._search_state.verdicts.pop(number, None)
         if isinstance(event.outcome, RunFinished):
             self._keep_or_remove(number, event.spec.out)
         if life.started.phase == "search":
             self._proposals.tell(number, self._experiment.for_search(self.table.trials[number]))
-        self._hope.ended(event, self.table)
+        self._failure_limit.ended(event, self.table)
 
     def _keep_or_remove(self, number: int, folder: Path) -> None:
         """Trial ``number`` ended well in ``folder``."""
-        kept = self._keeper.ended(number, folder, self.table, self._decisions.standing())
+        kept = self._keeper.ended(number, folder, self.table, self._search_state.standing())
         for record in kept.told:
             self.tell(record)
         self._keeper.remove(kept.gone)
 
-    def _paused(self, life: TrialLife, event: JobEvent, why: str) -> None:
+    def _paused(self, life: TrialSummary, event: JobEvent, why: str) -> None:
         """A trial has ended with a checkpoint to go on from."""
-        verdicts = self._decisions.verdicts
-        held = life.number in self._decisions.held
+        verdicts = self._search_state.verdicts
+        held = life.number in self._search_state.held
         wanted = event.paused_by == "until_epoch" or life.number in verdicts
-        reason = verdicts.pop(life.number, "") or why or PAUSES.get(event.paused_by or "", "")
+        reason = verdicts.pop(life.number, "") or why or PAUSE_REASONS.get(event.paused_by or "", "")
         reason = reason or f"was to run until epoch {life.until_epoch}"
         if wanted:  # what a program adds up over an epoch must not begin in its middle
             self._pool.files.back_to_epoch(event.spec.out)
@@ -747,5 +749,5 @@ class StudyLoop:
         if self._holding is not None and (number is None or number >= self.table.since):
             self._holding.hear(entry)
         if number in self.table.trials and number >= self.table.since:
-            self._decisions.hear(entry.record, self.table.trials[number])
+            self._search_state.hear(entry.record, self.table.trials[number])
             self._rules.hear(entry.record, self.table.trials[number])

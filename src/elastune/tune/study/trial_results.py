@@ -17,9 +17,9 @@ from elastune.core.communication import Topology
 from elastune.core.cost import Cost
 from elastune.core.errors import UserError
 from elastune.core.journal.records import RunFailed, TrialFinished, TrialStarted
-from elastune.core.journal.trials import TrialLife
+from elastune.core.journal.trials import TrialSummary
 from elastune.core.mesh import AXES, STAGED, MechanismName, Mesh
-from elastune.core.run import Adapt, Config, Means
+from elastune.core.run import Adapt, Config, ExecutionSettings
 from elastune.core.sync_plan import SYNC_NAMES, in_full, strategy_settings
 from elastune.runtime.job.pool import JobEvent
 from elastune.runtime.job.validation import NO_POLICY, policies_of
@@ -32,8 +32,12 @@ from elastune.tune.study.time_to_target import SECONDS_TO_TARGET, TargetReached,
 ALWAYS = ("workers", "mode", "mechanism", "micro_batch")
 OF_MESHES = ("mesh", "copies", "virtual_tensor", "schedule", "zero_stage", "offload")  # where they say something
 SAID = (*OF_MESHES, "compress", "topology")
-OF_MEANS = (*ALWAYS, *SAID)
-SYSTEM_PARAMETERS = (*OF_MEANS, "policy", *SYNC_NAMES)  # what a space may set beside the program's own settings
+EXECUTION_PARAMETERS = (*ALWAYS, *SAID)
+SYSTEM_PARAMETERS = (
+    *EXECUTION_PARAMETERS,
+    "policy",
+    *SYNC_NAMES,
+)  # what a space may set beside the program's own settings
 UNREPORTED = "reports no "
 
 
@@ -59,24 +63,24 @@ class Pricing:
         return (*self.constraints, *reach)
 
 
-def system_defaults(means: Means, chosen: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+def system_defaults(execution: ExecutionSettings, chosen: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
     """The system parameters where a space, which has set those that are ``chosen``, does not set them.
 
     A chosen mesh says how many workers there are, and the mechanism is the study's where that can serve it, else the
     least that can. What goes with some mechanisms only (copies, blocks, a schedule) is left out with others.
     """
-    mesh = means.mesh if chosen.get("mesh") is None else _mesh(chosen["mesh"])
-    name, workers = means.parts, means.workers
-    if mesh is not None and mesh != means.mesh:
+    mesh = execution.mesh if chosen.get("mesh") is None else _mesh(chosen["mesh"])
+    name, workers = execution.parts, execution.workers
+    if mesh is not None and mesh != execution.mesh:
         workers = mesh.workers
         if not {axis for axis in AXES if axis != "data" and mesh.size(axis) > 1} <= set(name.dividing):
-            name = MechanismName.least_for(mesh)
+            name = MechanismName.minimal_for(mesh)
     mechanism = chosen.get("mechanism", str(name))
-    found: dict[str, Any] = {"workers": workers, "mode": means.mode, "mechanism": mechanism, "policy": NO_POLICY}
-    found["micro_batch"] = means.micro_batch
-    found |= {} if means.compress is None else {"compress": means.compress}
-    found |= {} if means.topology == Topology() else {"topology": str(means.topology)}
-    parts, told = MechanismName.parse(mechanism), means.to_json()
+    found: dict[str, Any] = {"workers": workers, "mode": execution.mode, "mechanism": mechanism, "policy": NO_POLICY}
+    found["micro_batch"] = execution.micro_batch
+    found |= {} if execution.compress is None else {"compress": execution.compress}
+    found |= {} if execution.topology == Topology() else {"topology": str(execution.topology)}
+    parts, told = MechanismName.parse(mechanism), execution.to_json()
     goes_with = {
         "mesh": "workers" not in chosen,
         "copies": parts != MechanismName() and not parts.foreign,
@@ -88,31 +92,43 @@ def system_defaults(means: Means, chosen: Mapping[str, Any] = MappingProxyType({
     return {**found, **{name: told[name] for name in OF_MESHES if name in told and goes_with[name]}}
 
 
-def means_in(told: Mapping[str, Any]) -> Means:
+def execution_settings_of(told: Mapping[str, Any]) -> ExecutionSettings:
     """The means among what a trial's record has of them: without how its workers agreed and what adapted it."""
-    own = {each.name for each in fields(Means)}
-    return Means.from_json({name: value for name, value in told.items() if name in own})
+    own = {each.name for each in fields(ExecutionSettings)}
+    return ExecutionSettings.from_json({name: value for name, value in told.items() if name in own})
 
 
 def known(started: TrialStarted) -> dict[str, Any]:
     """Configuration and system parameters by name, for constraints."""
-    means = {name: started.means.get(name) for name in (*ALWAYS, "policy")}
-    said = {name: started.means[name] for name in (*SAID, *SYNC_NAMES) if name in started.means}
-    return in_full({**started.config, **means, **said}, started.config)
+    execution = {name: started.execution.get(name) for name in (*ALWAYS, "policy")}
+    said = {name: started.execution[name] for name in (*SAID, *SYNC_NAMES) if name in started.execution}
+    return in_full({**started.config, **execution, **said}, started.config)
 
 
-def settings(suggested: Mapping[str, Any], config: Config, means: Means, capacity: int) -> tuple[Config, Means, Adapt]:
+def settings(
+    suggested: Mapping[str, Any], config: Config, execution: ExecutionSettings, capacity: int
+) -> tuple[Config, ExecutionSettings, Adapt]:
     """A suggestion's configuration, its means, and what adapts it.
 
     System parameters set means and policies (and how workers agree, see ``SyncChoice``), all else must be known to
     ``config``. What is in ``OF_MESHES`` and is not
     suggested is left to the mechanism.
     """
-    unsaid = {"mesh": None, "copies": None, "virtual_tensor": None, "schedule": Means.schedule, "zero_stage": None}
-    system = {**unsaid, "offload": False, **{name: suggested[name] for name in OF_MEANS if name in suggested}}
+    unsaid = {
+        "mesh": None,
+        "copies": None,
+        "virtual_tensor": None,
+        "schedule": ExecutionSettings.schedule,
+        "zero_stage": None,
+    }
+    system = {
+        **unsaid,
+        "offload": False,
+        **{name: suggested[name] for name in EXECUTION_PARAMETERS if name in suggested},
+    }
     if system["mesh"] is not None:
         system = {"workers": None, "mechanism": None, **system, "mesh": _mesh(system["mesh"])}
-    changed = replace(means, **system)
+    changed = replace(execution, **system)
     workers = changed.workers
     if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= capacity:
         rule = f"a trial's workers must be a whole number from 1 to the study's {capacity}"
@@ -141,7 +157,7 @@ def measured(
     return {**metrics, "seconds": seconds, "cost": cost}
 
 
-def intermediate_result(life: TrialLife, pricing: Pricing) -> IntermediateResult | None:
+def intermediate_result(life: TrialSummary, pricing: Pricing) -> IntermediateResult | None:
     """What early stopping may see of a trial's newest report.
 
     None where it lacks an objective, or does not tell how far it is.
@@ -164,7 +180,7 @@ def intermediate_result(life: TrialLife, pricing: Pricing) -> IntermediateResult
     return IntermediateResult(life.number, report.epoch, report.epochs, values, worst)
 
 
-def judge(life: TrialLife, ended: JobEvent, pricing: Pricing) -> TrialFinished:
+def judge(life: TrialSummary, ended: JobEvent, pricing: Pricing) -> TrialFinished:
     """The trial's result: complete with a value for every objective, or infeasible with its reason.
 
     One that does not report what is to be optimised is infeasible. Constraints may speak of settings and of metrics.
@@ -229,11 +245,11 @@ def judge(life: TrialLife, ended: JobEvent, pricing: Pricing) -> TrialFinished:
     )
 
 
-def _time_to_target(life: TrialLife, target: Constraint) -> TargetReached | None:
+def _time_to_target(life: TrialSummary, target: Constraint) -> TargetReached | None:
     return time_to(target, [report for report, _ in life.reports], known(life.started))
 
 
-def _shortfall(life: TrialLife, target: Constraint) -> float:
+def _shortfall(life: TrialSummary, target: Constraint) -> float:
     return shortfall(target, [report for report, _ in life.reports], known(life.started))
 
 

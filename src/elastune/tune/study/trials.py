@@ -15,7 +15,7 @@ from optuna.distributions import BaseDistribution
 from elastune.core.cost import Cost
 from elastune.core.errors import UserError
 from elastune.core.journal.records import TrialStarted
-from elastune.core.journal.trials import TrialLife, TrialTable
+from elastune.core.journal.trials import TrialSummary, TrialTable
 from elastune.train.program.space import from_json
 from elastune.tune.search.constraint import Constraint, fulfilled
 from elastune.tune.search.objective import Objective, chance
@@ -44,7 +44,7 @@ class Trial:
     number: int
     state: str
     config: dict[str, Any]
-    means: dict[str, Any]
+    execution: dict[str, Any]
     values: dict[str, float]
     metrics: dict[str, float]
     seconds: float
@@ -71,7 +71,7 @@ class Trial:
     def batch_size(self) -> int | None:
         """Its global batch, from beginning to end; None where its settings do not tell, or a policy may change it."""
         told = self.config.get("batch_size")
-        fixed = self.means.get("policy", "none") == "none" and isinstance(told, int) and not isinstance(told, bool)
+        fixed = self.execution.get("policy", "none") == "none" and isinstance(told, int) and not isinstance(told, bool)
         return told if fixed else None
 
 
@@ -116,7 +116,7 @@ def _within(distribution: BaseDistribution, value: Any) -> bool:
         return False
 
 
-def _over(life: TrialLife) -> Trial:
+def _over(life: TrialSummary) -> Trial:
     finished = life.finished
     assert finished is not None
     return Trial(
@@ -129,7 +129,7 @@ def _over(life: TrialLife) -> Trial:
     )
 
 
-def _resting(life: TrialLife, names: Sequence[str], price_per_worker_hour: float) -> Trial:
+def _resting(life: TrialSummary, names: Sequence[str], price_per_worker_hour: float) -> Trial:
     assert life.pause is not None
     known: dict[str, float] = {}
     if life.reports:
@@ -148,12 +148,12 @@ def _resting(life: TrialLife, names: Sequence[str], price_per_worker_hour: float
     )
 
 
-def _common(life: TrialLife) -> dict[str, Any]:
+def _common(life: TrialSummary) -> dict[str, Any]:
     started = life.started
     return {
         "number": started.trial,
         "config": started.config,
-        "means": started.means,
+        "execution": started.execution,
         "phase": started.phase,
         "tags": started.tags,
         "seed": started.seed,
@@ -169,7 +169,7 @@ def _common(life: TrialLife) -> dict[str, Any]:
     }
 
 
-GROUPS = ("params", "config", "means", "values", "metrics")
+GROUPS = ("params", "config", "execution", "values", "metrics")
 """Of a trial's fields, those that are mappings: a column each key, "params.lr"."""
 PLAIN = ("number", "state", "phase", "seed", "parent", "epochs", "seconds", "worker_seconds", "started_at", "ended_at")
 
@@ -208,7 +208,7 @@ def task_of(config: Mapping[str, Any]) -> str:
 
 def reaching(trials: Sequence[Trial], rules: Sequence[Constraint]) -> list[Trial]:
     """Return those of ``trials`` that fulfil all ``rules``, by their settings and metrics."""
-    return [trial for trial in trials if fulfilled(rules, {**trial.config, **trial.means, **seen(trial)})]
+    return [trial for trial in trials if fulfilled(rules, {**trial.config, **trial.execution, **seen(trial)})]
 
 
 def seen(trial: Trial) -> dict[str, float]:
@@ -246,6 +246,6 @@ def proportional(trials: Sequence[Trial], objectives: Collection[str], settings:
     """
     if not {"seconds", "cost"} <= set(objectives) or settings.get("prices") or settings.get("trial_workers"):
         return frozenset()
-    counts = {trial.means.get("workers", 1) for trial in trials}
+    counts = {trial.execution.get("workers", 1) for trial in trials}
     searched = any({"workers", "mesh"} & trial.distributions.keys() for trial in trials)
     return frozenset() if searched or len(counts) > 1 else frozenset({"cost"})

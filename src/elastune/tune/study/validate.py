@@ -31,7 +31,7 @@ from elastune.tune.search.objective import parse_objectives
 from elastune.tune.search.samplers.registry import check_sampler, generational
 from elastune.tune.study.allocation.rebalancer import parse_allocation
 from elastune.tune.study.request import StudyRequest
-from elastune.tune.study.resume import SpaceSeen, space_seen
+from elastune.tune.study.resume import SpaceSummary, summarize_space
 from elastune.tune.study.resume import changed_settings as differences
 from elastune.tune.study.retention import retention_of
 from elastune.tune.study.time_to_target import SECONDS_TO_TARGET, parse_target
@@ -121,7 +121,7 @@ class Plan:
     pricing: Pricing
     program: LoadedProgram
     source: ProgramSource = field(default_factory=dict)
-    seen: SpaceSeen = field(default_factory=dict)
+    seen: SpaceSummary = field(default_factory=dict)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -132,9 +132,9 @@ class Plan:
         plain["prices"] = None if prices is None else prices.digest  # a trace may be long
         plain["train"] = self.request.program.train
         plain["program"], plain["out"] = str(self.request.program.path), str(self.request.out)
-        plain["data"] = self.request.program.told_data
+        plain["data"] = self.request.program.data_text
         plain["start_from"] = self.request.start_from and self.request.start_from.to_json()
-        plain["means"] = self.request.means.to_json()
+        plain["execution"] = self.request.execution.to_json()
         plain |= self.request.sync.to_json()
         plain["objectives"] = {o.name: o.direction for o in self.pricing.objectives}
         plain["defaults"] = self.config
@@ -165,7 +165,7 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
     if request.worker_hours is not None and not 0 < request.worker_hours < math.inf:
         raise UserError("a budget must be positive and finite", request.worker_hours, "for example --worker-hours 8")
     elastic = Elastic(collective_timeout_s=request.collective_timeout_s)
-    spec = RunSpec(request.program, request.out, seed=request.seed, means=request.means, elastic=elastic)
+    spec = RunSpec(request.program, request.out, seed=request.seed, execution=request.execution, elastic=elastic)
     check_means(replace(spec, sync=request.sync.sync, sync_schedule=request.sync.schedule))
     if request.workers < 1:
         raise UserError("workers must be at least 1", request.workers, "use --workers 1 or more")
@@ -196,7 +196,7 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
         own = found(trial)
         chosen = own if isinstance(own, Mapping) else {}  # else: refused by whoever asked
         agreed = {} if request.sync == SyncChoice() and not chooses(chosen) else request.sync.to_json()
-        return in_full({**config, **system_defaults(request.means, chosen), **agreed, **own}, config)
+        return in_full({**config, **system_defaults(request.execution, chosen), **agreed, **own}, config)
 
     samples = [*corners(complete_space, request.seed), *probe(complete_space, PROBED, request.seed)]
     _check_set(request.config, samples)
@@ -212,7 +212,7 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
         raise UserError(f"{SECONDS_TO_TARGET} needs a target", "none", fix)
     if (begins := request.start_from) is not None:  # who writes into that folder must not divide the study
         request = replace(request, start_from=replace(begins, sha256=digest_of_weights(begins.source)))
-    source, seen = source_of(request.program), space_seen(found, request.seed)
+    source, seen = source_of(request.program), summarize_space(found, request.seed)
     return Plan(request, complete_space, config, pricing, program, source, seen)
 
 
@@ -252,8 +252,8 @@ def _check_trials(
     for sample in samples:
         if any(violation > 0 for violation in violations(constraints, sample.values).values()):
             continue
-        _, means, _ = trial_settings(sample.values, config, request.means, request.workers)
-        means = means if request.trial_workers is None else means.on(request.trial_workers[0])
+        _, execution, _ = trial_settings(sample.values, config, request.execution, request.workers)
+        execution = execution if request.trial_workers is None else execution.on(request.trial_workers[0])
         try:
             agreed = SyncChoice.of(sample.values, config)
         except UserError as why:
@@ -264,10 +264,12 @@ def _check_trials(
         if request.simulated and agreed != SyncChoice():
             rule = "what a strategy changes about a training is not simulated"
             raise UserError(rule, str(agreed.sync), "leave sync and sync_schedule out of space(trial)")
-        if (key := repr((means, agreed))) not in seen:
+        if (key := repr((execution, agreed))) not in seen:
             seen.add(key)
-            means = replace(means, num_slots=agreed.slots(means.num_slots))
-            spec = RunSpec(request.program, request.out, means=means, sync=agreed.sync, sync_schedule=agreed.schedule)
+            execution = replace(execution, num_slots=agreed.slots(execution.num_slots))
+            spec = RunSpec(
+                request.program, request.out, execution=execution, sync=agreed.sync, sync_schedule=agreed.schedule
+            )
             check_values(spec)
             why_not = why_impossible(spec)  # one that is possible with other parameters only is told as infeasible
             possible, impossible = possible or why_not is None, impossible or why_not
@@ -296,7 +298,7 @@ def _check_bounds(request: StudyRequest, samples: Sequence[Sample]) -> None:
     if chosen:
         rule = "workers are either a parameter of the space or shared out among the trials"
         raise UserError(rule, f"both, {low}:{high}", f"leave out --trial-workers, or the space's {min(chosen)}")
-    replica = request.means.first_mesh.replica if request.means.mesh is not None else 1
+    replica = request.execution.first_mesh.replica if request.execution.mesh is not None else 1
     if low % replica or high % replica:
         rule = f"trials have whole replicas of {replica} workers, as --mesh says"
         fix = f"use --trial-workers {replica}:{max(high // replica, 1) * replica}"
@@ -304,7 +306,7 @@ def _check_bounds(request: StudyRequest, samples: Sequence[Sample]) -> None:
 
 
 def _chooses(sample: Sample, name: str, request: StudyRequest) -> bool:
-    own = request.means.to_json().get(name)
+    own = request.execution.to_json().get(name)
     return name in sample.params or (name == "mesh" and sample.values.get(name, own) != own)
 
 

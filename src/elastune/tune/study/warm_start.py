@@ -23,7 +23,7 @@ from elastune.core.journal.records import (
     TrialFinished,
     WarmStarted,
 )
-from elastune.core.journal.trials import TrialLife, fold
+from elastune.core.journal.trials import TrialSummary, fold
 from elastune.core.sync_plan import SYNC_NAMES, SyncChoice
 from elastune.runtime.clusters.base import Cluster
 from elastune.runtime.job.output import JOURNAL
@@ -34,7 +34,7 @@ from elastune.tune.search.warm_start import (
     PROPOSED,
     TOLD,
     Context,
-    Fitting,
+    TransferableTrial,
     best_of,
     clocked,
     differences,
@@ -50,29 +50,29 @@ from elastune.tune.study.proposals import NoProposals
 from elastune.tune.study.request import StudyRequest
 from elastune.tune.study.retention import Keeper, KeepNothing
 from elastune.tune.study.study_loop import StudyLoop
-from elastune.tune.study.trial_results import OF_MEANS, settings
+from elastune.tune.study.trial_results import EXECUTION_PARAMETERS, settings
 from elastune.tune.study.trials import check_params
 from elastune.tune.study.validate import Plan
 
-_MEANS = (*OF_MEANS, "threads")  # they decide how long a training takes
+_MEANS = (*EXECUTION_PARAMETERS, "threads")  # they decide how long a training takes
 
 _UNTRIED = Context("nothing trains", DataContext(), 0, "")
 
 
 @dataclass(frozen=True)
-class Earlier:
+class EarlierStudy:
     """An earlier study: its settings, and its trials that ended."""
 
     source: str
     settings: Mapping[str, Any]
-    trials: tuple[TrialLife, ...]
+    trials: tuple[TrialSummary, ...]
 
 
 @dataclass(frozen=True)
-class _Fits(Fitting):
+class _FittingTrial(TransferableTrial):
     """A trial that fits, and where it comes from."""
 
-    trial: TrialLife
+    trial: TrialSummary
 
     @property
     def context(self) -> RunContext | None:
@@ -81,11 +81,11 @@ class _Fits(Fitting):
 
 
 @dataclass(frozen=True)
-class _Compared:
+class _ComparedStudy:
     """An earlier study beside this one. ``best``: indices of those to try first; ``told``: of those to believe."""
 
-    earlier: Earlier
-    fits: list[_Fits]
+    earlier: EarlierStudy
+    fits: list[_FittingTrial]
     left_out: dict[str, int]
     similarity: float = 0.0
     differs: tuple[str, ...] = ()
@@ -93,7 +93,7 @@ class _Compared:
     told: tuple[int, ...] = ()
 
 
-def earlier_studies(request: StudyRequest, before: Sequence[Entry]) -> list[Earlier]:
+def earlier_studies(request: StudyRequest, before: Sequence[Entry]) -> list[EarlierStudy]:
     """The studies that ``request`` begins with, but for those that its own journal, ``before``, tells of already.
 
     Raises ``UserError`` where one has no journal, or that of something else.
@@ -105,18 +105,18 @@ def earlier_studies(request: StudyRequest, before: Sequence[Entry]) -> list[Earl
     return [_read(source) for source in sources if str(source) not in known]
 
 
-def _read(source: Path) -> Earlier:
+def _read(source: Path) -> EarlierStudy:
     entries = read(source / JOURNAL)
     begun = next((e.record for e in entries if isinstance(e.record, StudyStarted)), None)
     if begun is None:
         raise UserError("a warm start needs the folder of a study", source, "give the --out of elastune tune")
     table = fold(entries)
     check_params(life.started for life in table.trials.values())
-    return Earlier(str(source), begun.settings, tuple(table.trials[number] for number in table.ended))
+    return EarlierStudy(str(source), begun.settings, tuple(table.trials[number] for number in table.ended))
 
 
 def take_over(
-    plan: Plan, earlier: Sequence[Earlier], cluster: Cluster, clock: Clock, interrupts: Callable[[], int]
+    plan: Plan, earlier: Sequence[EarlierStudy], cluster: Cluster, clock: Clock, interrupts: Callable[[], int]
 ) -> Iterator[WarmStarted]:
     """What this study takes over from each earlier one, the most similar first.
 
@@ -146,7 +146,7 @@ def take_over(
         )
 
 
-def _trials_expected(request: StudyRequest, compared: Sequence[_Compared]) -> float | None:
+def _trials_expected(request: StudyRequest, compared: Sequence[_ComparedStudy]) -> float | None:
     """How many trials there will be; where time bounds them, if they take as long as the earlier ones did."""
     took = [fit.trial.worker_seconds for each in compared for fit in each.fits if fit.trial.worker_seconds > 0]
     bounds = [float(bound) for bound in (request.trials, request.patience) if bound is not None]
@@ -157,12 +157,12 @@ def _trials_expected(request: StudyRequest, compared: Sequence[_Compared]) -> fl
     return min(bounds, default=None)
 
 
-def _compare(plan: Plan, earlier: Earlier, try_out: Callable[[Sample], RunFinished | None]) -> _Compared:
+def _compare(plan: Plan, earlier: EarlierStudy, try_out: Callable[[Sample], RunFinished | None]) -> _ComparedStudy:
     objectives, constraints = plan.pricing.objectives, plan.pricing.constraints
     fits, left_out = _fitting(plan, earlier)
     best = best_of(fits, objectives, constraints, PROPOSED)
     if not fits:
-        return _Compared(earlier, fits, left_out)
+        return _ComparedStudy(earlier, fits, left_out)
     timed = clocked(objectives, constraints)
     first = fits[best[0] if best else 0]
     there = _context(str(earlier.settings.get("meaning", "")), first.context, timed)
@@ -172,15 +172,15 @@ def _compare(plan: Plan, earlier: Earlier, try_out: Callable[[Sample], RunFinish
     same = alike == 1 and here.known
     told = [i for i, each in enumerate(fits) if same and _comparable(plan, earlier, each, here, timed)]
     differs = tuple(differences(here, there)) if run is not None else ("nothing trains here",)
-    return _Compared(earlier, fits, left_out, alike, differs, tuple(best), tuple(told))
+    return _ComparedStudy(earlier, fits, left_out, alike, differs, tuple(best), tuple(told))
 
 
-def _fitting(plan: Plan, earlier: Earlier) -> tuple[list[_Fits], dict[str, int]]:
+def _fitting(plan: Plan, earlier: EarlierStudy) -> tuple[list[_FittingTrial], dict[str, int]]:
     """The trials that fit this study's space and have what it judges by; and why others do not."""
     needed = [o.name for o in plan.pricing.objectives]
     needed += sorted({name for c in plan.pricing.constraints for name in c.names})
     dearer = _dearer(plan, earlier)
-    fits: list[_Fits] = []
+    fits: list[_FittingTrial] = []
     left_out: Counter[str] = Counter()
     for trial in earlier.trials:
         started, finished = trial.started, trial.finished
@@ -201,7 +201,7 @@ def _fitting(plan: Plan, earlier: Earlier) -> tuple[list[_Fits], dict[str, int]]
         if isinstance(sample, str):
             why = why or sample
         else:
-            found = _Fits(sample, metrics, trial)
+            found = _FittingTrial(sample, metrics, trial)
             why = why or (f"{missing} is missing" if (missing := lacking(needed, found)) else "")
             if not why:
                 fits.append(found)
@@ -210,7 +210,7 @@ def _fitting(plan: Plan, earlier: Earlier) -> tuple[list[_Fits], dict[str, int]]
     return fits, dict(left_out)
 
 
-def _dearer(plan: Plan, earlier: Earlier) -> float | None:
+def _dearer(plan: Plan, earlier: EarlierStudy) -> float | None:
     """What a cost of the earlier study is to be multiplied by to be one of this; None: they cannot be compared."""
     here, there = plan.settings["prices"], earlier.settings.get("prices")
     if here is None and there is None:
@@ -224,23 +224,23 @@ def _context(program: str, run: RunContext | None, timed: bool) -> Context:
     return Context(program, run.data, run.parameters, run.hardware if timed else None)
 
 
-def _comparable(plan: Plan, earlier: Earlier, trial: _Fits, here: Context, timed: bool) -> bool:
+def _comparable(plan: Plan, earlier: EarlierStudy, trial: _FittingTrial, here: Context, timed: bool) -> bool:
     """Whether a trial of the same program had all the settings that it would have today, and the same data."""
     request, began = plan.request, trial.trial.started
-    config, means, _ = settings(trial.sample.values, plan.config, request.means, request.workers)
+    config, execution, _ = settings(trial.sample.values, plan.config, request.execution, request.workers)
     there = _context(here.program, trial.context, timed)
     same = [
         config == began.config,
         request.epochs == earlier.settings.get("epochs"),
-        trial.sample.values["policy"] == began.means.get("policy"),
-        means.precision == began.means.get("precision"),
-        means.compress == began.means.get("compress"),
-        _agreed(trial.sample.values) == _agreed(began.means),
+        trial.sample.values["policy"] == began.execution.get("policy"),
+        execution.precision == began.execution.get("precision"),
+        execution.compress == began.execution.get("compress"),
+        _agreed(trial.sample.values) == _agreed(began.execution),
         (here.data.samples, here.hardware) == (there.data.samples, there.hardware),
     ]
     if timed:  # where workers are shared out, how long a trial takes depends on the others
-        told = means.to_json()
-        same += [told.get(name) == began.means.get(name) for name in _MEANS]
+        told = execution.to_json()
+        same += [told.get(name) == began.execution.get(name) for name in _MEANS]
         same += [request.trial_workers is None and earlier.settings.get("trial_workers") is None]
     return all(same)
 
@@ -253,7 +253,7 @@ def _agreed(values: Mapping[str, Any]) -> SyncChoice:
 class _TryOut(Tuning):
     """Trials of a step, of which nothing but the context counts."""
 
-    def result(self, life: TrialLife, ended: JobEvent) -> TrialFinished:
+    def result(self, life: TrialSummary, ended: JobEvent) -> TrialFinished:
         run = ended.outcome if isinstance(ended.outcome, RunFinished) else None
         return TrialFinished(life.number, "infeasible" if run is None else "complete", run=run)
 
@@ -263,9 +263,9 @@ def _try_out(
 ) -> RunFinished | None:
     """One step of a configuration on one worker; None where it does not come to that."""
     request = plan.request
-    config, means, _ = settings(sample.values, plan.config, request.means, request.workers)
+    config, execution, _ = settings(sample.values, plan.config, request.execution, request.workers)
     limits = [limit for limit in (request.trial_timeout_s, request.budget_s) if limit is not None]
-    one = FixedTrial(config, request.seed, replace(means.on(1), mesh=None, copies=None), "calibrate", max_steps=1)
+    one = FixedTrial(config, request.seed, replace(execution.on(1), mesh=None, copies=None), "calibrate", max_steps=1)
     folder = request.out / "warm"
     told: list[Record] = []  # for no journal: it is no trial of this study
     loop = StudyLoop(

@@ -5,7 +5,7 @@ import pytest
 from elastune.adapt.policies.library.adascale import AdaScale
 from elastune.adapt.policies.library.registry import build
 from elastune.core.errors import UserError
-from elastune.testing.kits.policy import ByHand, PolicyKit, decide
+from elastune.testing.kits.policy import PolicyDriver, PolicyKit, decide
 
 NOISE = {"gradient_variance": 640.0, "gradient_square": 2.0}  # sigma^2 = 10 at batch 64, mu^2 = 2
 
@@ -23,7 +23,7 @@ class TestWithABaseOfItsOwn(PolicyKit):
 
 
 def test_the_learning_rate_is_what_the_batch_has_earned():
-    policy = ByHand(AdaScale())
+    policy = PolicyDriver(AdaScale())
     assert policy.decide("after_step", signals=NOISE).empty  # the batch it began with
     assert policy.decide("after_step", batch_size=256, signals=NOISE).lr_factor == pytest.approx(12 / 4.5)
     assert policy.decide("after_step", batch_size=256, signals=NOISE).empty  # once
@@ -31,12 +31,12 @@ def test_the_learning_rate_is_what_the_batch_has_earned():
 
 
 def test_a_base_batch_of_its_own():
-    policy = ByHand(AdaScale(base_batch=16))
+    policy = PolicyDriver(AdaScale(base_batch=16))
     assert policy.decide("after_step", signals=NOISE).lr_factor == pytest.approx(42 / 12)
 
 
 def test_small_moves_are_left_alone():
-    policy = ByHand(AdaScale())
+    policy = PolicyDriver(AdaScale())
     policy.decide("after_step", batch_size=256, signals=NOISE)
     moved = {"gradient_variance": 640.0, "gradient_square": 1.9}  # 11.9 / 4.4, 1.4 % more
     assert policy.decide("after_step", batch_size=256, signals=moved).empty
@@ -46,7 +46,7 @@ def test_small_moves_are_left_alone():
 
 
 def test_steps_count_as_much_as_the_rate():
-    policy = ByHand(AdaScale())
+    policy = PolicyDriver(AdaScale())
     for _ in range(3):
         policy.decide("before_step")
     policy.decide("after_step", batch_size=256, signals=NOISE)
@@ -55,7 +55,7 @@ def test_steps_count_as_much_as_the_rate():
 
 
 def test_a_guard_that_drops_the_change_keeps_the_count():
-    policy = ByHand(build("adascale:budget=0"))
+    policy = PolicyDriver(build("adascale:budget=0"))
     for step in range(4):
         policy.decide("before_step", step=step, batch_size=256, signals=NOISE)
         assert policy.decide("after_step", step=step, batch_size=256, signals=NOISE).empty
@@ -68,7 +68,7 @@ def test_nothing_measured_nothing_done(signals):
 
 
 def test_its_state_travels_and_its_options_do_not():
-    policy, other = ByHand(AdaScale()), ByHand(AdaScale(tolerance=0.2))
+    policy, other = PolicyDriver(AdaScale()), PolicyDriver(AdaScale(tolerance=0.2))
     policy.decide("after_step", batch_size=256, signals=NOISE)
     policy.travel_to(other)
     assert other.state == policy.state == {"gain": pytest.approx(12 / 4.5)}

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastune.adapt.policies.host import Standing
+from elastune.adapt.policies.host import PolicyState
 from elastune.adapt.policies.library.cost import Caps, CostCap, Meter, judge
 from elastune.adapt.policies.run import Limits
 from elastune.core.cost import Cost
 from elastune.core.errors import UserError
-from elastune.testing.kits.policy import ByHand, PolicyKit
+from elastune.testing.kits.policy import PolicyDriver, PolicyKit
 from elastune.testing.kits.policy_world import PolicyWorld
 
 HOUR = 3600.0
@@ -73,7 +73,7 @@ def perfect(workers, batch):
 def test_it_shrinks_then_stops_before_the_cap():
     cap, price = 2.0, 36.0  # 200 worker-seconds
     world = PolicyWorld(perfect, Limits(1, 8), workers=4, batch=64)
-    policy = ByHand(CostCap(cap=cap, price_per_worker_hour=price))
+    policy = PolicyDriver(CostCap(cap=cap, price_per_worker_hour=price))
     world.train(policy, 5000)
     assert world.stopped
     assert [d.workers for _, d in world.decisions if d.workers] == [1]
@@ -84,14 +84,14 @@ def test_it_shrinks_then_stops_before_the_cap():
 
 def test_no_shrinking_at_one():
     world = PolicyWorld(perfect, Limits(1, 8), workers=4, batch=64)
-    world.train(ByHand(CostCap(worker_hours=0.05, shrink_at=1.0)), 5000)
+    world.train(PolicyDriver(CostCap(worker_hours=0.05, shrink_at=1.0)), 5000)
     assert world.stopped
     assert not [d for _, d in world.decisions if d.workers]
 
 
 def spent(worker_hours):
-    policy = ByHand(CostCap(worker_hours=1.0))
-    policy.standing = Standing(Meter(worker_hours * HOUR, 0.0, 10.0))
+    policy = PolicyDriver(CostCap(worker_hours=1.0))
+    policy.policy_state = PolicyState(Meter(worker_hours * HOUR, 0.0, 10.0))
     return policy
 
 

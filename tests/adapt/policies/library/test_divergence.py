@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from elastune.adapt.policies.library.divergence import DEAF_STEPS, DivergenceGuard, Sanity, advance
 from elastune.core.decisions import Decision
 from elastune.core.errors import UserError
-from elastune.testing.kits.policy import ByHand, PolicyKit
+from elastune.testing.kits.policy import PolicyDriver, PolicyKit
 
 RULES = DivergenceGuard(factor=3.0, patience=3, every=10, tries=2)
 
@@ -93,18 +93,18 @@ def hook(policy, step, loss):
 
 
 def test_what_it_asks_for():
-    policy = ByHand(DivergenceGuard(tries=1, backoff=0.25))
+    policy = PolicyDriver(DivergenceGuard(tries=1, backoff=0.25))
     assert hook(policy, 1, 1.0) == Decision(remember=True)
     assert hook(policy, 2, 1.0).empty
     assert hook(policy, 3, math.nan) == Decision(restore=True, lr_factor=0.25)
     assert [hook(policy, step, math.nan).empty for step in (4, 5)] == [True, True], "these ran before it was back"
     assert hook(policy, 6, math.nan) == Decision(restore=True, stop=True), "the checkpoint is the copy's"
-    assert hook(ByHand(DivergenceGuard()), 1, math.nan) == Decision(stop=True)
-    assert hook(ByHand(DivergenceGuard()), 1, None).empty
+    assert hook(PolicyDriver(DivergenceGuard()), 1, math.nan) == Decision(stop=True)
+    assert hook(PolicyDriver(DivergenceGuard()), 1, None).empty
 
 
 def test_where_the_copy_was_forgotten_it_stops_all_the_same():
-    policy = ByHand(DivergenceGuard(tries=0))
+    policy = PolicyDriver(DivergenceGuard(tries=0))
     assert hook(policy, 1, 1.0) == Decision(remember=True)
     assert hook(policy, 2, math.nan) == Decision(restore=True, stop=True)
     assert [hook(policy, step, math.nan).empty for step in (3, 4)] == [True, True], "these ran before it was answered"
@@ -135,7 +135,7 @@ class Descent:
 
 @pytest.mark.parametrize("lr", [2.5, 3.9, 1e200])
 def test_a_diverging_descent_is_saved_or_stopped(lr):
-    run, policy = Descent(lr=0.1), ByHand(DivergenceGuard(every=10, tries=3))
+    run, policy = Descent(lr=0.1), PolicyDriver(DivergenceGuard(every=10, tries=3))
     run.train(policy, 25)
     run.lr = lr
     run.train(policy, 2000)

@@ -5,7 +5,7 @@ from elastune.adapt.policies.library.registry import build
 from elastune.adapt.policies.run import Limits
 from elastune.core.decisions import Decision
 from elastune.core.errors import UserError
-from elastune.testing.kits.policy import ByHand, PolicyKit
+from elastune.testing.kits.policy import PolicyDriver, PolicyKit
 
 
 class TestIt(PolicyKit):
@@ -20,7 +20,7 @@ class TestWithNoise(PolicyKit):
 
 def follow(policy, sizes, batch=64, **fixed):
     """The batch and the learning rate's factor after each of ``sizes``, where every decision is done."""
-    policy, found = ByHand(policy), []
+    policy, found = PolicyDriver(policy), []
     for step, workers in enumerate(sizes):
         decision = policy.decide("before_step", workers=workers, batch_size=batch, step=step, **fixed)
         batch = decision.batch_size or batch
@@ -34,11 +34,11 @@ def test_twice_the_workers_twice_the_batch_twice_the_rate_and_back():
 
 
 def test_the_momentum_is_corrected_unless_it_is_not_wanted():
-    policy = ByHand(FollowWorkers(ramp_steps=5))
+    policy = PolicyDriver(FollowWorkers(ramp_steps=5))
     assert policy.decide("before_step", workers=1).empty
     expected = Decision(batch_size=192, lr_factor=3.0, ramp_steps=5, correct_momentum=True)
     assert policy.decide("before_step", workers=3) == expected
-    plain = ByHand(build("follow_workers:correct_momentum=false,lr=sqrt"))
+    plain = PolicyDriver(build("follow_workers:correct_momentum=false,lr=sqrt"))
     plain.decide("before_step", workers=1)
     assert plain.decide("before_step", workers=4) == Decision(batch_size=256, lr_factor=2.0)
 
@@ -55,14 +55,14 @@ def test_a_batch_is_cut_to_the_epoch_and_comes_back():
 
 
 def test_what_another_policy_made_of_the_batch_is_what_it_goes_on_from():
-    policy = ByHand(FollowWorkers())
+    policy = PolicyDriver(FollowWorkers())
     policy.decide("before_step", workers=2, batch_size=64)
     policy.decide("before_step", workers=2, batch_size=256)  # somebody doubled it twice
     assert policy.decide("before_step", workers=4, batch_size=256).batch_size == 512
 
 
 def test_it_goes_on_after_a_resume_on_other_workers():
-    policy, resumed = ByHand(FollowWorkers()), ByHand(FollowWorkers())
+    policy, resumed = PolicyDriver(FollowWorkers()), PolicyDriver(FollowWorkers())
     policy.decide("before_step", workers=2, batch_size=64)
     policy.travel_to(resumed)
     assert resumed.decide("before_step", workers=4, batch_size=64).batch_size == 128

@@ -9,7 +9,7 @@ from elastune.adapt.policies.library.registry import build
 from elastune.adapt.policies.run import Limits
 from elastune.core.decisions import Decision
 from elastune.core.errors import UserError
-from elastune.testing.kits.policy import ByHand, PolicyKit, decide
+from elastune.testing.kits.policy import PolicyDriver, PolicyKit, decide
 
 
 class TestIt(PolicyKit):
@@ -98,7 +98,7 @@ def test_nothing_measured_nothing_done():
 
 def test_one_high_reading_does_not_ratchet():
     """Readings swing between 100 and 400 about 200 at batch 128: by default nothing happens."""
-    policy = ByHand(build("gns"))
+    policy = PolicyDriver(build("gns"))
     swings = [100.0, 400.0, 300.0] * 200
     decided = []
     for step, noise in enumerate(swings):

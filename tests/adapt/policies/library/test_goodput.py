@@ -10,7 +10,7 @@ from elastune.core.decisions import Signal, Snapshot
 from elastune.core.errors import UserError
 from elastune.core.plan.batch_size import Noise, efficiency
 from elastune.core.plan.data_parallel import DataParallelStep, Observation
-from elastune.testing.kits.policy import CALM, ByHand, PolicyKit
+from elastune.testing.kits.policy import CALM, PolicyDriver, PolicyKit
 from elastune.testing.kits.policy_world import PolicyWorld
 
 BASE_S, SAMPLE_S = 0.01, 0.0005
@@ -107,7 +107,7 @@ def test_it_ends_near_the_best_and_stays(name, jitter, seed):
     world = PolicyWorld(
         step_time(perf), Limits(1, 8), 1, BASE, variance=variance, square=square, jitter=jitter, seed=seed
     )
-    policy = ByHand(Goodput(every=30, lr="adascale"))
+    policy = PolicyDriver(Goodput(every=30, lr="adascale"))
     world.train(policy, 1500)
     best = max(true_goodput(perf, variance, square, *at) for at in Room(1, 8, BASE, 4096).settings())
     at = (world.workers, world.batch)
@@ -119,7 +119,7 @@ def test_it_ends_near_the_best_and_stays(name, jitter, seed):
 
 def test_the_batch_follows_the_noise_while_it_grows():
     world = PolicyWorld(step_time(TRUTH), Limits(4, 4), 4, BASE, variance=100.0)
-    policy = ByHand(Goodput(every=20))
+    policy = PolicyDriver(Goodput(every=20))
     world.train(policy, 600)
     before = world.batch
     world.variance = 5000.0
@@ -130,7 +130,7 @@ def test_the_batch_follows_the_noise_while_it_grows():
 
 def test_workers_that_never_come_leave_the_best_batch_for_those_there():
     world = PolicyWorld(step_time(TRUTH), Limits(1, 8), 1, BASE, variance=1000.0, free=1)
-    world.train(ByHand(Goodput(every=20)), 1000)
+    world.train(PolicyDriver(Goodput(every=20)), 1000)
     best = max(true_goodput(TRUTH, 1000.0, 1.0, *at) for at in Room(1, 1, BASE, 4096).settings())
     assert true_goodput(TRUTH, 1000.0, 1.0, 1, world.batch) >= 0.95 * best
     asked = [step for step, d in world.decisions if d.workers]
@@ -139,7 +139,7 @@ def test_workers_that_never_come_leave_the_best_batch_for_those_there():
 
 def test_fixed_workers_and_bounds():
     world = PolicyWorld(step_time(TRUTH), Limits(1, 8, longest_batch=100), 2, BASE, variance=1e5)
-    world.train(ByHand(Goodput(every=20, fixed_workers=True)), 800)
+    world.train(PolicyDriver(Goodput(every=20, fixed_workers=True)), 800)
     assert world.workers == 2
     assert world.batch == 100
 
@@ -162,7 +162,7 @@ def test_what_is_not_measured_decides_nothing():
     assert gradient_noise(snapshot(gradient_variance=64.0, gradient_square=2.0)) == Noise(2.0, 2.0)
     assert gradient_noise(snapshot(gradient_variance=64.0, gradient_square=-1.0)) == Noise(0.0, 2.0)
     world = PolicyWorld(step_time(TRUTH), Limits(1, 8), 1, BASE, variance=math.nan)
-    world.train(ByHand(Goodput(every=20)), 200)
+    world.train(PolicyDriver(Goodput(every=20)), 200)
     assert world.decisions == []
 
 

@@ -2,12 +2,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastune.adapt.policies.host import Standing
-from elastune.adapt.policies.library.provisioning import Climb, Provisioning, Rate, advance, worth
+from elastune.adapt.policies.host import PolicyState
+from elastune.adapt.policies.library.provisioning import Provisioning, ProvisioningState, Rate, advance, worth
 from elastune.adapt.policies.run import Limits
 from elastune.core.decisions import Snapshot
 from elastune.core.errors import UserError
-from elastune.testing.kits.policy import ByHand, PolicyKit
+from elastune.testing.kits.policy import PolicyDriver, PolicyKit
 from elastune.testing.kits.policy_world import PolicyWorld
 
 RULES = Provisioning(threshold=0.5, add=1, settle=5, retry=100, wait_s=10)
@@ -60,7 +60,7 @@ def test_it_ends_at_the_knee_and_stays(compute_s, reduce_s, seed, jitter):
     step_time = curve(compute_s, reduce_s)
     best = chosen(step_time, 1, 16)
     world = PolicyWorld(step_time, Limits(1, 16), workers=1, batch=256, jitter=jitter, seed=seed)
-    policy = ByHand(Provisioning(retry=0))
+    policy = PolicyDriver(Provisioning(retry=0))
     world.train(policy, 1600)
     assert step_time(world.workers, 256)[0] <= 1.05 * step_time(best, 256)[0]
     assert world.workers - best in ((0, 1) if jitter else (0,)), "noise may keep one more, which is nearly worth it"
@@ -72,7 +72,7 @@ def test_it_ends_at_the_knee_and_stays(compute_s, reduce_s, seed, jitter):
 def test_it_tries_again_after_a_while():
     slow = [0.2]
     world = PolicyWorld(lambda w, b: (0.1 / w + slow[0] * (w - 1), 0.1 / w), Limits(1, 4), workers=1, batch=64)
-    policy = ByHand(Provisioning(retry=300))
+    policy = PolicyDriver(Provisioning(retry=300))
     world.train(policy, 250)
     assert world.workers == 1
     assert [d.workers for _, d in world.decisions] == [2, 1]
@@ -83,7 +83,7 @@ def test_it_tries_again_after_a_while():
 
 def test_workers_that_never_come():
     world = PolicyWorld(curve(0.4, 0.0), Limits(1, 8), workers=2, batch=64, free=3)
-    policy = ByHand(Provisioning(retry=0, wait_s=5))
+    policy = PolicyDriver(Provisioning(retry=0, wait_s=5))
     world.train(policy, 1500)
     assert world.workers == 3
     assert [d.workers for _, d in world.decisions] == [3, 4], "it asks once and lets it be"
@@ -95,7 +95,7 @@ def test_workers_that_never_come():
 
 def test_late_workers_that_bring_nothing_are_given_back():
     world = PolicyWorld(curve(0.1, 0.2), Limits(1, 8), workers=1, batch=64, free=1)
-    policy = ByHand(Provisioning(retry=0, wait_s=1))
+    policy = PolicyDriver(Provisioning(retry=0, wait_s=1))
     world.train(policy, 500)
     assert policy.state.phase == "settled"
     world.free = 8
@@ -106,7 +106,7 @@ def test_late_workers_that_bring_nothing_are_given_back():
 
 def test_a_lost_worker_changes_nothing():
     world = PolicyWorld(curve(0.4, 0.02), Limits(1, 8), workers=1, batch=64)
-    policy = ByHand(Provisioning(retry=0))
+    policy = PolicyDriver(Provisioning(retry=0))
     world.train(policy, 1500)
     workers, decided = world.workers, len(world.decisions)
     assert 1 < workers < 8
@@ -119,7 +119,7 @@ def test_a_lost_worker_changes_nothing():
 def test_workers_lost_while_it_climbs(at):
     step_time = curve(0.4, 0.01)
     world = PolicyWorld(step_time, Limits(1, 16), workers=3, batch=64)
-    policy = ByHand(Provisioning(retry=0, wait_s=60))
+    policy = PolicyDriver(Provisioning(retry=0, wait_s=60))
     world.train(policy, at)
     world.lose(2)
     world.train(policy, 2500)
@@ -128,7 +128,7 @@ def test_workers_lost_while_it_climbs(at):
 
 def test_another_batch_is_measured_anew():
     world = PolicyWorld(lambda w, b: (b * 0.001 / w + 0.03 * (w - 1), b * 0.001 / w), Limits(1, 8), workers=1, batch=64)
-    policy = ByHand(Provisioning(retry=0))
+    policy = PolicyDriver(Provisioning(retry=0))
     world.train(policy, 800)
     few = world.workers
     world.batch = 1024
@@ -145,14 +145,14 @@ def test_strides_pass_where_slots_divide_unevenly():
 
     worlds = {add: PolicyWorld(step_time, Limits(1, 8), workers=4, batch=64) for add in (1, 4)}
     for add, world in worlds.items():
-        world.train(ByHand(Provisioning(add=add, retry=0)), 1000)
+        world.train(PolicyDriver(Provisioning(add=add, retry=0)), 1000)
     assert {add: world.workers for add, world in worlds.items()} == {1: 4, 4: 8}
 
 
 def test_no_more_workers_than_samples_or_limits():
     for limits, batch, end in ((Limits(2, 2), 64, 2), (Limits(1, 8), 3, 3)):
         world = PolicyWorld(curve(0.1, 0.0), limits, workers=2, batch=batch)
-        world.train(ByHand(Provisioning()), 900)
+        world.train(PolicyDriver(Provisioning()), 900)
         assert world.workers == end
 
 
@@ -165,12 +165,12 @@ def test_no_more_workers_than_samples_or_limits():
     )
 )
 def test_whatever_happens_it_asks_for_what_is_allowed(history):
-    policy, climb = ByHand(Provisioning()), Climb()
+    policy, climb = PolicyDriver(Provisioning()), ProvisioningState()
     for step, (workers, batch, per_s, error) in enumerate(history, 1):
         now = Snapshot(step, 0, 0, 0.0, workers, batch, 0.1)
         climb, asked = advance(climb, now, Rate(workers, per_s, error) if per_s else None, 1, 6, RULES)
         assert asked is None or (1 <= asked <= 6 and asked != workers)
-        policy.standing = Standing(climb)
+        policy.policy_state = PolicyState(climb)
         policy.travel_to(policy)
         assert policy.state == climb
 

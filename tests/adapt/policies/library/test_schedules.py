@@ -5,7 +5,7 @@ from elastune.adapt.policies.library.schedules import ScheduledBatch, ScheduledW
 from elastune.adapt.policies.run import Limits
 from elastune.core.decisions import Decision
 from elastune.core.errors import UserError
-from elastune.testing.kits.policy import ByHand, PolicyKit, decide
+from elastune.testing.kits.policy import PolicyDriver, PolicyKit, decide
 
 
 class Schedule(PolicyKit):
@@ -35,7 +35,7 @@ class TestGuarded(Schedule):
 
 def follow(policy, epochs, **fixed):
     """Batch and workers after each of ``epochs`` epochs' first steps, where every decision is done."""
-    policy = ByHand(policy)
+    policy = PolicyDriver(policy)
     at = {"batch_size": 64, "workers": 2}
     seen = []
     for epoch in range(epochs):
@@ -73,7 +73,7 @@ def test_the_learning_rate_follows():
 
 
 def test_a_milestone_counts_once_after_a_resume():
-    policy, resumed = ByHand(ScheduledBatch(at=(1, 2))), ByHand(ScheduledBatch(at=(1, 2)))
+    policy, resumed = PolicyDriver(ScheduledBatch(at=(1, 2))), PolicyDriver(ScheduledBatch(at=(1, 2)))
     assert policy.decide("before_step", epoch=1).batch_size == 128
     policy.travel_to(resumed)
     assert resumed.decide("before_step", epoch=1, batch_size=128).empty
@@ -87,7 +87,7 @@ def test_a_cooldown_makes_a_schedule_late_not_lost():
 
 
 def test_the_impossible_raises_and_is_asked_again():
-    policy = ByHand(ScheduledBatch(at=(0,), batches=(999,)))
+    policy = PolicyDriver(ScheduledBatch(at=(0,), batches=(999,)))
     with pytest.raises(UserError, match="longer than an epoch"):
         policy.decide("before_step", limits=Limits(longest_batch=100))
     assert policy.state == {}

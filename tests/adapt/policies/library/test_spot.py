@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from elastune.adapt.policies.library.spot import JobStanding, SpotChoice, SpotRules, choose
+from elastune.adapt.policies.library.spot import JobProgress, SpotChoice, SpotRules, choose
 from elastune.core.errors import UserError
 
 RULES = SpotRules(deadline_s=1000.0, most=10, patience=0.0, changeover_s=10.0, look_s=0.0)
-NOW = JobStanding(
+NOW = JobProgress(
     now_s=0.0, work_s=5000.0, done_s=0.0, offered=10, on_demand=0, spot_price=1.0, on_demand_price=3.0
 )  # five workers do it in time
 

@@ -5,14 +5,14 @@ import math
 import pytest
 
 from elastune.adapt.policies.library.registry import build
-from elastune.adapt.policies.library.sync import SyncByLink, SyncBySize, steps_apart
+from elastune.adapt.policies.library.sync import SyncByLink, SyncBySize, local_steps_for
 from elastune.adapt.policies.run import Limits
 from elastune.core.decisions import Decision, Signal
 from elastune.core.errors import UserError
 from elastune.core.sync_plan import SyncPlan
-from elastune.testing.kits.policy import ByHand, PolicyKit
+from elastune.testing.kits.policy import PolicyDriver, PolicyKit
 
-BATCH = 64  # of ``ByHand``
+BATCH = 64  # of ``PolicyDriver``
 
 
 class TestBySize(PolicyKit):
@@ -26,7 +26,7 @@ class TestByLink(PolicyKit):
 
 
 def test_large_clusters_are_apart_and_small_ones_together() -> None:
-    policy = ByHand(build("sync_by_size:above=4,strategy=local,learners=16,every=8"))
+    policy = PolicyDriver(build("sync_by_size:above=4,strategy=local,learners=16,every=8"))
     assert policy.decide("before_step", workers=4).empty
     assert policy.decide("before_step", workers=5) == Decision(sync="local:learners=16,every=8")
     assert policy.decide("before_step", workers=9, sync="local:learners=16,every=8").empty
@@ -34,7 +34,7 @@ def test_large_clusters_are_apart_and_small_ones_together() -> None:
 
 
 def test_by_default_there_are_as_many_learners_as_the_run_can_have() -> None:
-    policy = ByHand(build("sync_by_size:above=4,strategy=local"))
+    policy = PolicyDriver(build("sync_by_size:above=4,strategy=local"))
     for high, slots, learners in ((16, 16, 16), (16, 48, 16), (8, 32, 8), (6, 12, 6), (8, None, 8), (12, None, 12)):
         asked = policy.decide("before_step", workers=5, limits=Limits(1, high, num_slots=slots))
         assert asked == Decision(sync=f"local:learners={learners},every=16")
@@ -45,7 +45,7 @@ def signals(reduce_s: float, noise: float = 1e4) -> dict[str, Signal]:
 
 
 def test_a_dear_network_keeps_learners_apart() -> None:
-    policy, apart = ByHand(SyncByLink(share=0.5, again=100)), "local:learners=8,every=8"
+    policy, apart = PolicyDriver(SyncByLink(share=0.5, again=100)), "local:learners=8,every=8"
     dear, cheap, calm = signals(0.75), signals(0.05), signals(0.75, noise=7)
     asked = [policy.decide("before_step", step=step, signals=dear, batch_size=64) for step in range(1, 11)]
     assert [each.empty for each in asked] == [True] * 9 + [False], "it looks for ten steps"
@@ -54,20 +54,20 @@ def test_a_dear_network_keeps_learners_apart() -> None:
     assert policy.decide("before_step", step=111, signals=in_rounds(1.5), sync=apart) == Decision(sync="allreduce")
     looks = [policy.decide("before_step", step=step, signals=dear, batch_size=64) for step in range(112, 123)]
     assert [each.empty for each in looks] == [True] * 10 + [False], "it looks anew, from the round's end on"
-    policy = ByHand(SyncByLink(share=0.5))
+    policy = PolicyDriver(SyncByLink(share=0.5))
     assert all(policy.decide("before_step", step=step, signals=cheap).empty for step in range(1, 30))
     assert all(policy.decide("before_step", step=step, signals=calm, batch_size=64).empty for step in range(30, 60))
 
 
 def test_it_waits_until_a_median_has_changed_for_good() -> None:
-    policy = ByHand(SyncByLink(share=0.5))
+    policy = PolicyDriver(SyncByLink(share=0.5))
     for step in range(1, 30):
         assert policy.decide("before_step", step=step, signals=signals(0.05)).empty
     medians = (0.4, 0.4, 0.75)
     asked = [policy.decide("before_step", step=30 + i, signals=signals(s)) for i, s in enumerate(medians)]
     assert [each.empty for each in asked] == [True, True, False]
     assert asked[-1] == Decision(sync="local:learners=8,every=8")
-    policy = ByHand(SyncByLink(share=0.5))
+    policy = PolicyDriver(SyncByLink(share=0.5))
     told = [policy.decide("before_step", step=20 + i, signals=signals((0.75, 0.05)[i % 3 == 2])) for i in range(30)]
     assert all(each.empty for each in told), "never in a row"
 
@@ -82,8 +82,8 @@ def in_rounds(exchange_s: float, every: int = 8) -> dict[str, Signal]:
 APART = "local:learners=8,every=8"
 
 
-def apart_since_step_eleven() -> ByHand:
-    policy = ByHand(SyncByLink(share=0.5, again=500))
+def apart_since_step_eleven() -> PolicyDriver:
+    policy = PolicyDriver(SyncByLink(share=0.5, again=500))
     asked = [policy.decide("before_step", step=step, signals=signals(0.75), batch_size=64) for step in range(6, 11)]
     assert asked[-1] == Decision(sync=APART)
     assert policy.decide("before_step", step=11, signals=signals(0.75), sync=APART).empty
@@ -118,7 +118,7 @@ def test_rounds_grow_and_shrink_with_what_they_exchange() -> None:
 
 
 def test_rounds_with_exchanges_in_them_stay_as_long_as_they_are() -> None:
-    policy, apart = ByHand(SyncByLink(share=0.5, strategy="averaging")), "averaging:learners=8,every=8"
+    policy, apart = PolicyDriver(SyncByLink(share=0.5, strategy="averaging")), "averaging:learners=8,every=8"
     asked = [policy.decide("before_step", step=step, signals=signals(0.75)) for step in range(6, 11)]
     assert asked[-1] == Decision(sync=apart)
     assert policy.decide("before_step", step=11, signals=signals(0.75), sync=apart).empty
@@ -137,7 +137,7 @@ def test_the_first_rounds_tell_nothing_yet() -> None:
 
 
 def test_a_rounded_round_takes_less_than_a_step_and_all_reduce_stays_too_dear() -> None:
-    policy, apart = ByHand(SyncByLink(share=0.5, again=500, send="int8")), "local:learners=8,every=8,send=int8"
+    policy, apart = PolicyDriver(SyncByLink(share=0.5, again=500, send="int8")), "local:learners=8,every=8,send=int8"
     for step in range(6, 11):
         policy.decide("before_step", step=step, signals=signals(0.75), batch_size=64)
     assert policy.decide("before_step", step=11, signals=signals(0.75), sync=apart).empty
@@ -150,16 +150,16 @@ def test_a_rounded_round_takes_less_than_a_step_and_all_reduce_stays_too_dear() 
 
 def test_nothing_is_known_yet() -> None:
     nothing = {"signals": {}, "step": 50}
-    assert ByHand(SyncByLink()).decide("before_step", **nothing).empty
+    assert PolicyDriver(SyncByLink()).decide("before_step", **nothing).empty
 
 
 @pytest.mark.parametrize(("exchange_s", "expected"), [(0.0, 0), (math.nan, 0), (0.1, 1), (0.3, 4), (0.4, 4), (9.0, 16)])
 def test_as_few_steps_apart_as_it_takes(exchange_s: float, expected: int) -> None:
-    assert steps_apart(exchange_s, 0.1, 0.5, 16) == expected
+    assert local_steps_for(exchange_s, 0.1, 0.5, 16) == expected
 
 
 def test_rounds_are_a_power_of_two_whatever_is_the_most() -> None:
-    assert [steps_apart(9.0, 0.1, 0.5, most) for most in (1, 3, 48, 64)] == [1, 2, 32, 64]
+    assert [local_steps_for(9.0, 0.1, 0.5, most) for most in (1, 3, 48, 64)] == [1, 2, 32, 64]
 
 
 @pytest.mark.parametrize(
@@ -172,14 +172,14 @@ def test_rounds_are_a_power_of_two_whatever_is_the_most() -> None:
 )
 def test_a_strategys_own_settings_are_the_policys_too(options: str, expected: str) -> None:
     policy = build(f"sync_by_size:above=1,{options}")
-    assert ByHand(policy).decide("before_step", workers=2) == Decision(sync=expected)
+    assert PolicyDriver(policy).decide("before_step", workers=2) == Decision(sync=expected)
     assert policy.policy.strategies(8, 4) == (expected,)
 
 
 def test_learners_apart_by_the_link_have_their_strategys_settings() -> None:
     policy = build("sync_by_link:share=0.5,strategy=diloco,outer_lr=0.5")
     expected = "diloco:learners=8,every=8,outer_lr=0.5"
-    hand = ByHand(policy)
+    hand = PolicyDriver(policy)
     asked = [hand.decide("before_step", step=step, signals=signals(0.75), batch_size=64) for step in range(8, 13)]
     assert asked[-1].sync == expected
     assert policy.policy.strategies(8, 4) == (expected.replace("every=8", "every=2"),)

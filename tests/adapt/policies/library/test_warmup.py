@@ -6,7 +6,7 @@ from elastune.adapt.policies.library.warmup import WarmUp
 from elastune.adapt.policies.run import Limits
 from elastune.core.decisions import Decision
 from elastune.core.errors import UserError
-from elastune.testing.kits.policy import ByHand, PolicyKit, decide
+from elastune.testing.kits.policy import PolicyDriver, PolicyKit, decide
 
 
 class TestIt(PolicyKit):
@@ -21,7 +21,7 @@ def at_start(policy, **run):
 
 
 def test_it_divides_the_rate_and_then_ramps():
-    policy = ByHand(WarmUp(k=4.0, steps=10))
+    policy = PolicyDriver(WarmUp(k=4.0, steps=10))
     assert at_start(policy) == Decision(lr_factor=0.25)
     assert policy.decide("after_step", step=1) == Decision(lr_factor=4.0, ramp_steps=10)
     assert all(policy.decide("after_step", step=step).empty for step in range(2, 20))
@@ -29,20 +29,20 @@ def test_it_divides_the_rate_and_then_ramps():
 
 @pytest.mark.parametrize(("batch", "epochs", "steps"), [(50, 5.0, 1000), (64, 0.1, 16), (4096, 0.01, 1)])
 def test_epochs_are_counted_in_steps(batch, epochs, steps):
-    policy = ByHand(WarmUp(epochs=epochs))
+    policy = PolicyDriver(WarmUp(epochs=epochs))
     at_start(policy, batch_size=batch)
     assert policy.decide("after_step", step=1, batch_size=batch).ramp_steps == steps
 
 
 def test_epochs_of_unknown_length_are_refused():
-    policy = ByHand(WarmUp(epochs=1.0))
+    policy = PolicyDriver(WarmUp(epochs=1.0))
     policy.decide("before_train", step=0)
     with pytest.raises(UserError, match="how long"):
         policy.decide(limits=Limits(), step=1)
 
 
 def test_a_resumed_run_is_not_warmed_up_again():
-    done, resumed = ByHand(WarmUp(steps=10)), ByHand(WarmUp(steps=10))
+    done, resumed = PolicyDriver(WarmUp(steps=10)), PolicyDriver(WarmUp(steps=10))
     at_start(done)
     done.travel_to(resumed)
     assert resumed.decide("before_train", step=1).empty
@@ -52,7 +52,7 @@ def test_a_resumed_run_is_not_warmed_up_again():
 
 def test_it_composes_with_others():
     """Its factors cancel: another's in between stays, whatever the order."""
-    policy = ByHand(WarmUp(k=8.0, steps=3))
+    policy = PolicyDriver(WarmUp(k=8.0, steps=3))
     factors = [at_start(policy).lr_factor, 2.0, policy.decide("after_step", step=1).lr_factor]
     assert math.prod(factors) == 2.0
 

@@ -17,11 +17,11 @@ import pytest
 
 from elastune.adapt.policies.base import HOOKS, Hook, Policy
 from elastune.adapt.policies.collectives import CollectiveFailed
-from elastune.adapt.policies.host import MOST_FAILURES, Failure, Named, PolicyHost, Proposal
+from elastune.adapt.policies.host import MOST_FAILURES, Failure, PolicyEntry, PolicyHost, Proposal
 from elastune.adapt.policies.run import Limits, Run
 from elastune.core.decisions import Decision
 from elastune.core.errors import UserError
-from elastune.testing.kits.policy import LIMITS, Crowd, sit
+from elastune.testing.kits.policy import LIMITS, SimulatedWorkers, make_snapshot
 
 HERE = __file__
 
@@ -54,9 +54,9 @@ def does(body: Body) -> Policy:
     return Does()
 
 
-def crowd_of(*bodies: Body) -> Crowd:
+def crowd_of(*bodies: Body) -> SimulatedWorkers:
     """A crowd whose worker r runs ``bodies[r]``."""
-    return Crowd(len(bodies), lambda rank: [Named("does", does(bodies[rank]))])
+    return SimulatedWorkers(len(bodies), lambda rank: [PolicyEntry("does", does(bodies[rank]))])
 
 
 def log_of(host: PolicyHost) -> list[Any]:
@@ -65,14 +65,14 @@ def log_of(host: PolicyHost) -> list[Any]:
     return found
 
 
-def logs(crowd: Crowd) -> list[list[Any]]:
+def logs(crowd: SimulatedWorkers) -> list[list[Any]]:
     return [log_of(host) for host in crowd.hosts]
 
 
 def alone(policy: Policy, hook: Hook = "after_step", host: PolicyHost | None = None) -> PolicyHost:
     """A host after one call of ``hook``."""
-    host = host or PolicyHost([Named("it", policy)])
-    host.call(hook, sit(), LIMITS, 0)
+    host = host or PolicyHost([PolicyEntry("it", policy)])
+    host.call(hook, make_snapshot(), LIMITS, 0)
     return host
 
 
@@ -86,18 +86,18 @@ def test_every_hook_is_called_with_the_run() -> None:
 
     for hook in HOOKS:
         setattr(All, hook, lambda self, run, hook=hook: self.log.append([hook, run.step, run.rank()]))
-    host = PolicyHost([Named("all", All())])
+    host = PolicyHost([PolicyEntry("all", All())])
     for hook in HOOKS:
-        host.call(hook, sit(step=7), LIMITS, 3)
+        host.call(hook, make_snapshot(step=7), LIMITS, 3)
     assert log_of(host) == [[hook, 7, 3] for hook in HOOKS]
     assert host.drain_proposals() == []
 
 
 def test_what_hooks_ask_for_comes_in_order_and_once() -> None:
-    host = PolicyHost([Named(f"p{n}", does(lambda self, run, n=n: run.set_batch_size(n))) for n in (64, 10, 20)])
-    host.call("after_step", sit(), LIMITS, 0)
+    host = PolicyHost([PolicyEntry(f"p{n}", does(lambda self, run, n=n: run.set_batch_size(n))) for n in (64, 10, 20)])
+    host.call("after_step", make_snapshot(), LIMITS, 0)
     before = {"state": {}, "guards": {}, "failures": {}, "off": False}
-    found = [Proposal(f"p{n}", 100, Decision(batch_size=n), sit(), before) for n in (10, 20)]
+    found = [Proposal(f"p{n}", 100, Decision(batch_size=n), make_snapshot(), before) for n in (10, 20)]
     assert host.drain_proposals() == found, "that of the first asks for what is there"
     assert host.drain_proposals() == []
 
@@ -122,7 +122,7 @@ def test_a_policy_that_does_not_wait_is_cheap() -> None:
         def after_step(self, run: Run) -> None:
             self.prev = run.grad_noise_scale()
 
-    host, snapshot = PolicyHost([Named("plain", Plain()) for _ in range(10)]), sit({"noise_scale": 4.0})
+    host, snapshot = PolicyHost([PolicyEntry("plain", Plain()) for _ in range(10)]), make_snapshot({"noise_scale": 4.0})
     times = []
     for _ in range(200):
         start = time.perf_counter()
@@ -157,7 +157,7 @@ def test_calls_leave_no_cycles_for_the_garbage_collector() -> None:
 
 
 def test_the_slides_policy() -> None:
-    crowd = Crowd(2, lambda rank: [Named("gns", GNSPolicy())], limits=Limits(1, 3))
+    crowd = SimulatedWorkers(2, lambda rank: [PolicyEntry("gns", GNSPolicy())], limits=Limits(1, 3))
     for gns in (5.0, 4.0, 3.0):
         crowd.step({"noise_scale": gns})
     assert crowd.decisions == [(3, Decision(workers=3))], "seen after 1, run again after 2, applied after 3"
@@ -217,11 +217,11 @@ def test_policies_that_run_in_another_order_on_each_worker_meet() -> None:
         def after_step(self, run: Run) -> None:
             self.value = run.allreduce(self.value + run.rank(), "sum", name="x")
 
-    hosts = [PolicyHost([Named("a", Asks(1.0)), Named("b", Asks(10.0))]) for _ in range(2)]
+    hosts = [PolicyHost([PolicyEntry("a", Asks(1.0)), PolicyEntry("b", Asks(10.0))]) for _ in range(2)]
     for rank, host in enumerate(hosts):
         for slot in host._slots if rank == 0 else reversed(host._slots):
             host._by_hook["after_step"] = [slot]
-            host.call("after_step", sit(), LIMITS, rank)
+            host.call("after_step", make_snapshot(), LIMITS, rank)
     rows = [host.offer() for host in hosts]
     for rank, host in enumerate(hosts):
         host.deliver(rows, rank)
@@ -325,7 +325,7 @@ def test_a_name_is_used_once_at_a_time() -> None:
 
 
 def test_a_worker_without_the_policy_is_named() -> None:
-    crowd = Crowd(3, lambda rank: [Named("gns", GNSPolicy())] if rank != 1 else [])
+    crowd = SimulatedWorkers(3, lambda rank: [PolicyEntry("gns", GNSPolicy())] if rank != 1 else [])
     for _ in range(2):
         crowd.step({"noise_scale": 1.0})
     assert [(rank, "rank 1" in failure.detail) for rank, failure in crowd.failures()] == [(0, True), (2, True)]
@@ -401,28 +401,33 @@ def test_an_error_is_placed_in_the_users_file() -> None:
 def test_after_three_failures_in_a_row_a_policy_is_off() -> None:
     fails = [True, True, False, True, True, True, True, False]
     host = PolicyHost(
-        [Named("it", does(lambda self, run: 1 / (not fails[run.step]))), Named("other", does(lambda self, run: None))]
+        [
+            PolicyEntry("it", does(lambda self, run: 1 / (not fails[run.step]))),
+            PolicyEntry("other", does(lambda self, run: None)),
+        ]
     )
     off = []
     for step in range(len(fails)):
-        host.call("after_step", sit(step=step), LIMITS, 0)
+        host.call("after_step", make_snapshot(step=step), LIMITS, 0)
         off.append([failure.off for failure in host.drain_failures()])
     assert off == [[False], [False], [], [False], [False], [True], [], []]
     assert MOST_FAILURES == 3
-    again = PolicyHost([Named("it", does(lambda self, run: run.stop()))])
+    again = PolicyHost([PolicyEntry("it", does(lambda self, run: run.stop()))])
     again.load(json.loads(json.dumps(host.to_json())))
-    again.call("after_step", sit(), LIMITS, 0)
+    again.call("after_step", make_snapshot(), LIMITS, 0)
     assert again.drain_proposals() == [], "a joiner's is off, too"
     again.load(host.to_json(), pardon=True)
-    again.call("after_step", sit(), LIMITS, 0)
+    again.call("after_step", make_snapshot(), LIMITS, 0)
     assert len(again.drain_proposals()) == 1
 
 
 @pytest.mark.parametrize(("ask", "told"), [(lambda run: run.resize(99), 0), (lambda run: run.set_batch_size(10**6), 1)])
 def test_what_cannot_be_is_said_and_never_switches_a_policy_off(ask: Callable[[Run], None], told: int) -> None:
-    host = PolicyHost([Named("it", does(lambda self, run: ask(run)))])
+    host = PolicyHost([PolicyEntry("it", does(lambda self, run: ask(run)))])
     for step in range(3 * MOST_FAILURES):
-        host.call("after_step", sit(step=step, workers=2), replace(LIMITS, low=2, high=2, longest_batch=100), 0)
+        host.call(
+            "after_step", make_snapshot(step=step, workers=2), replace(LIMITS, low=2, high=2, longest_batch=100), 0
+        )
     assert [failure.off for failure in host.drain_failures()] == [False] * told, "a rule is told once"
     assert {refused.decision for refused in host.drain_refusals()} == (set() if told else {Decision(workers=99)})
     assert host.drain_proposals() == []
@@ -451,9 +456,9 @@ def test_an_interrupt_passes_through(wait: bool) -> None:
             run.allreduce(1.0)
         raise KeyboardInterrupt
 
-    host = PolicyHost([Named("it", does(body))])
+    host = PolicyHost([PolicyEntry("it", does(body))])
     with pytest.raises(KeyboardInterrupt):
-        host.call("after_step", sit(workers=1), LIMITS, 0)
+        host.call("after_step", make_snapshot(workers=1), LIMITS, 0)
         host.deliver([host.offer()], 0)
     assert not host.waiting
     assert log_of(host) == []
@@ -482,7 +487,7 @@ def test_a_hook_that_waits_leaves_no_trace_and_is_dropped_by_another_state() -> 
     assert not host.waiting
     assert host.offer() == alone(does(lambda self, run: None)).offer()
     assert (host.drain_proposals(), host.drain_failures()) == ([], [])
-    host.call("after_step", sit(), LIMITS, 0)
+    host.call("after_step", make_snapshot(), LIMITS, 0)
     assert host.waiting, "it is called again"
 
 
@@ -502,7 +507,7 @@ def test_when_workers_change_hooks_that_wait_begin_again_on_all_joiners_too(work
     for rank, host in enumerate(hosts):
         if rank == 3:
             host.load(told)
-        host.begin_again(workers, LIMITS, rank)
+        host.restart_waiting_hooks(workers, LIMITS, rank)
     for _ in range(2):
         assert all(host.waits_among(workers) for host in hosts)
         rows = [host.offer() for host in hosts]
@@ -562,7 +567,7 @@ class Keeps(Policy):
 
 
 def hosting(*policies: tuple[str, Policy]) -> PolicyHost:
-    return PolicyHost([Named(name, policy) for name, policy in policies])
+    return PolicyHost([PolicyEntry(name, policy) for name, policy in policies])
 
 
 def states(host: PolicyHost) -> list[Any]:
@@ -574,7 +579,7 @@ def test_state_goes_to_another_host_as_json() -> None:
     other = hosting(("new", Keeps()), ("it", Keeps((1,))))
     other.load(json.loads(json.dumps(host.to_json())))
     assert states(other) == [{}, {"seen": {"100": [0.1, None, math.inf]}, "pair": [0, 0, 100]}], "options stay"
-    other.call("after_step", sit(step=7), LIMITS, 0)
+    other.call("after_step", make_snapshot(step=7), LIMITS, 0)
     assert other.drain_failures() == []
     assert [state["pair"] for state in states(other)] == [(0, 0, 7), (0, 0, 100, 7)]
 
@@ -615,7 +620,7 @@ class Pure(Policy):
 def test_a_pure_policy_is_called_at_its_hooks_and_its_state_travels() -> None:
     host, other = hosting(("pure", Pure(most=1))), hosting(("pure", Pure(most=1)))
     for hook in HOOKS:
-        host.call(hook, sit(step=5), LIMITS, 0)
+        host.call(hook, make_snapshot(step=5), LIMITS, 0)
     assert [proposal.decision for proposal in host.drain_proposals()] == [Decision(stop=True)]
     assert states(host) == [{"calls": 2, "steps": (5, 5)}]
     other.load(json.loads(json.dumps(host.to_json())))

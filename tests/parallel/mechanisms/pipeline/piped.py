@@ -13,13 +13,13 @@ from torch.utils.checkpoint import checkpoint
 
 from elastune.core.batch_slices import BatchSlice, shares
 from elastune.core.mesh import Mesh
-from elastune.core.run import Means, Schedule
+from elastune.core.run import ExecutionSettings, Schedule
 from elastune.core.slots import Fold
 from elastune.parallel.comm.gloo import GlooFactory
 from elastune.parallel.comm.group import Group, GroupBroken
 from elastune.parallel.comm.process_groups import Comms, form_comms, replicated
 from elastune.parallel.mechanisms.base import Buffers
-from elastune.parallel.mechanisms.model_parallel import Division
+from elastune.parallel.mechanisms.model_parallel import ModelParallel
 from elastune.parallel.mechanisms.pipeline.pipeline_parallel import Pipeline, divide, plan_stages
 from elastune.testing.worker_processes import LIMIT_S, Worker
 
@@ -154,10 +154,10 @@ class Run:
         torch.manual_seed(0)
         self.case = case
         module = MODELS[case.model]()
-        means = Means(mesh=comms.mesh, mechanism="pipeline", schedule=case.schedule)
+        execution = ExecutionSettings(mesh=comms.mesh, mechanism="pipeline", schedule=case.schedule)
         if case.plan is not None:
             plan_stages(module, case.plan)
-        self.division = divide(Division(module), means)
+        self.division = divide(ModelParallel(module), execution)
         split = self.division.split
         self.own = split.computed(comms.mesh, comms.rank)
         for i, p in enumerate(self.division.parameters):
@@ -246,8 +246,8 @@ class Run:
             self.step(step)
 
     def state(self) -> State:
-        leaves = self.division.split.leaves
-        found = {leaves[i].name: self.division.parameters[i].detach().clone() for i in self.own}
+        param_blocks = self.division.split.param_blocks
+        found = {param_blocks[i].name: self.division.parameters[i].detach().clone() for i in self.own}
         return found | {name: b.clone() for name, b in self.division.module.named_buffers()}
 
 

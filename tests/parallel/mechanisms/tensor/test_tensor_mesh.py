@@ -12,11 +12,11 @@ from torch import nn
 
 from elastune.core.batch_slices import shares
 from elastune.core.mesh import Mesh
-from elastune.core.run import Means, Mode, derive
+from elastune.core.run import ExecutionSettings, Mode, derive
 from elastune.parallel.comm.gloo import GlooFactory
 from elastune.parallel.comm.group import Group
 from elastune.parallel.comm.process_groups import Comms, form_comms, replicated
-from elastune.parallel.mechanisms.model_parallel import Division
+from elastune.parallel.mechanisms.model_parallel import ModelParallel
 from elastune.parallel.mechanisms.owned.replica import OwnedReplica
 from elastune.parallel.mechanisms.tensor.tensor_parallel import plan_layers
 from elastune.parallel.mechanisms.tensor.trunk import divide
@@ -48,8 +48,8 @@ def trained(
         plan_layers(model, example.plan)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     mechanism = "tensor+zero" if comms.mesh.shard > 1 else "tensor"
-    means = Means(mesh=comms.mesh, mechanism=mechanism, num_slots=SLOTS, mode=mode, virtual_tensor=4)
-    sync = prepare(model, optimizer, means, comms)
+    execution = ExecutionSettings(mesh=comms.mesh, mechanism=mechanism, num_slots=SLOTS, mode=mode, virtual_tensor=4)
+    sync = prepare(model, optimizer, execution, comms)
     replica = sync.replica
     assert isinstance(replica, OwnedReplica)
     for step in range(STEPS):
@@ -66,7 +66,7 @@ def trained(
         optimizer.step()
         optimizer.zero_grad()
     split = replica.split
-    found = {split.leaves[i].name: replica.store.parameters[i].detach().clone() for i in replica.store.computed}
+    found = {split.param_blocks[i].name: replica.store.parameters[i].detach().clone() for i in replica.store.computed}
     return found | dict(replica.module.named_buffers())
 
 
@@ -81,7 +81,12 @@ def work(worker: Worker) -> None:
         if worker.rank < mesh.workers:
             comms = form_comms(factory, worker.store, str(mesh), worker.rank, mesh)
             states = {name: trained(EXAMPLES[name], comms) for name in TRAINED}
-            worker.say({name: {leaf: sha(value) for leaf, value in state.items()} for name, state in states.items()})
+            worker.say(
+                {
+                    name: {param_block: sha(value) for param_block, value in state.items()}
+                    for name, state in states.items()
+                }
+            )
     mesh = Mesh(data=2, tensor=2)
     comms = form_comms(factory, worker.store, "fast", worker.rank, mesh)
     worker.say({name: trained(EXAMPLES[name], comms, "fast", torch.float64) for name in FAST})
@@ -106,8 +111,10 @@ def test_the_mesh_does_not_show() -> None:
         for name, values in told.items():
             wanted = in_leaves(EXAMPLES[name])
             assert values
-            for leaf, value in values.items():
-                torch.testing.assert_close(value, wanted[leaf], rtol=1e-6, atol=1e-6, msg=f"{name} {leaf}")
+            for param_block, value in values.items():
+                torch.testing.assert_close(
+                    value, wanted[param_block], rtol=1e-6, atol=1e-6, msg=f"{name} {param_block}"
+                )
 
 
 def plain(example: Example) -> dict[str, torch.Tensor]:
@@ -138,8 +145,13 @@ def in_leaves(example: Example) -> dict[str, torch.Tensor]:
     model, whole = built(example), plain(example)
     if example.plan is not None:
         plan_layers(model, example.plan)
-    leaves = divide(Division(model), Means(mechanism="tensor", virtual_tensor=4)).split.leaves
-    cut = {leaf.name: whole[leaf.tensor][tuple(slice(*edge) for edge in leaf.box)] for leaf in leaves}
+    param_blocks = divide(
+        ModelParallel(model), ExecutionSettings(mechanism="tensor", virtual_tensor=4)
+    ).split.param_blocks
+    cut = {
+        param_block.name: whole[param_block.tensor][tuple(slice(*edge) for edge in param_block.box)]
+        for param_block in param_blocks
+    }
     return cut | {name: whole[name] for name, _ in model.named_buffers()}
 
 

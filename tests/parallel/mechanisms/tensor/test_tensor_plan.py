@@ -15,13 +15,13 @@ from torch.distributed.tensor.parallel import SequenceParallel
 
 from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
-from elastune.core.layout import Leaf
+from elastune.core.layout import ParamBlock
 from elastune.core.mesh import Mesh
-from elastune.core.run import Means
+from elastune.core.run import ExecutionSettings
 from elastune.parallel.comm.group import Group, GroupBroken
-from elastune.parallel.mechanisms.model_parallel import Division
+from elastune.parallel.mechanisms.model_parallel import ModelParallel
 from elastune.parallel.mechanisms.tensor.blocked import Blocked
-from elastune.parallel.mechanisms.tensor.tensor_parallel import TensorDivision, chosen, plan_layers
+from elastune.parallel.mechanisms.tensor.tensor_parallel import TensorParallel, chosen, plan_layers
 from elastune.parallel.mechanisms.tensor.trunk import divide
 
 if str(Path(__file__).parent) not in sys.path:
@@ -31,11 +31,11 @@ from models import COLUMNS, GPT_PLAN, ROWS, Cnn, Gpt, built, encoder, mlp, sampl
 from models import EXAMPLES as MODELS
 
 
-def divided(model: nn.Module, plan: dict[str, Any] | None = None, blocks: int = 4) -> TensorDivision:
+def divided(model: nn.Module, plan: dict[str, Any] | None = None, blocks: int = 4) -> TensorParallel:
     if plan is not None:
         plan_layers(model, plan)
-    division = divide(Division(model), Means(virtual_tensor=blocks))
-    assert isinstance(division, TensorDivision)
+    division = divide(ModelParallel(model), ExecutionSettings(virtual_tensor=blocks))
+    assert isinstance(division, TensorParallel)
     return division
 
 
@@ -50,15 +50,19 @@ def test_pairs_of_linear_layers_are_found_and_what_is_left_stays_whole() -> None
     assert not chosen(nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 4)), 4, None)
     # Square projections that are declared one after the other are not taken for pairs.
     found = chosen(Gpt(), 4, None)
-    assert found == {f"layers.{i}.{name}": way for i in range(2) for name, way in (("up", "columns"), ("down", "rows"))}
+    assert found == {
+        f"layers.{i}.{name}": parallel_style
+        for i in range(2)
+        for name, parallel_style in (("up", "columns"), ("down", "rows"))
+    }
 
 
 def test_transformer_layers_are_found_as_their_parts() -> None:
-    ways = chosen(encoder(), 4, None)
-    assert ways == {
-        f"layers.{i}.{name}": way
+    parallel_styles = chosen(encoder(), 4, None)
+    assert parallel_styles == {
+        f"layers.{i}.{name}": parallel_style
         for i in range(2)
-        for name, way in (("self_attn", "columns"), ("linear1", "columns"), ("linear2", "rows"))
+        for name, parallel_style in (("self_attn", "columns"), ("linear1", "columns"), ("linear2", "rows"))
     }
 
 
@@ -72,44 +76,48 @@ def test_a_large_embedding_is_found_by_vocabulary_where_it_is_tied() -> None:
 
     assert chosen(Tied(tie=True), 4, None) == {"words": "rows", "head": "columns"}
     assert chosen(Tied(tie=False), 4, None) == {"words": "columns"}
-    blocks = divided(Tied(tie=True)).split.leaves
-    assert [(leaf.name, leaf.tensor) for leaf in blocks] == [(f"words.weight#{i}", "words.weight") for i in range(4)]
+    blocks = divided(Tied(tie=True)).split.param_blocks
+    assert [(param_block.name, param_block.tensor) for param_block in blocks] == [
+        (f"words.weight#{i}", "words.weight") for i in range(4)
+    ]
 
 
 def test_a_plan_that_names_some_modules_divides_them_alone() -> None:
     division = divided(Cnn(), {"fc1": COLUMNS, "fc2": ROWS})
-    assert {leaf.tensor for leaf in division.split.leaves if leaf.block is not None} == {
+    assert {param_block.tensor for param_block in division.split.param_blocks if param_block.block is not None} == {
         "fc1.weight",
         "fc1.bias",
         "fc2.weight",
     }
-    blocks = [leaf for leaf in division.split.leaves if leaf.tensor == "fc2.weight"]
-    assert [leaf.box for leaf in blocks] == [((0, 10), (a, b)) for a, b in ((0, 10), (10, 20), (20, 30), (30, 41))]
-    assert [leaf.block for leaf in blocks] == [0, 1, 2, 3]
-    whole = next(leaf for leaf in division.split.leaves if leaf.tensor == "fc2.bias")
-    assert whole == Leaf("fc2.bias", "fc2.bias", ((0, 10),))
+    blocks = [param_block for param_block in division.split.param_blocks if param_block.tensor == "fc2.weight"]
+    assert [param_block.box for param_block in blocks] == [
+        ((0, 10), (a, b)) for a, b in ((0, 10), (10, 20), (20, 30), (30, 41))
+    ]
+    assert [param_block.block for param_block in blocks] == [0, 1, 2, 3]
+    whole = next(param_block for param_block in division.split.param_blocks if param_block.tensor == "fc2.bias")
+    assert whole == ParamBlock("fc2.bias", "fc2.bias", ((0, 10),))
 
 
 def test_rows_come_in_the_blocks_of_the_channels_before() -> None:
     """So that nothing has to be gathered where a convolution's output is flattened."""
     division = divided(Cnn(), {"conv2": COLUMNS, "fc1": ROWS})
-    boxes = [leaf.box[1] for leaf in division.split.leaves if leaf.tensor == "fc1.weight"]
+    boxes = [param_block.box[1] for param_block in division.split.param_blocks if param_block.tensor == "fc1.weight"]
     assert boxes == [(0, 18), (18, 45), (45, 63), (63, 90)]  # 9 places of 2, 3, 2 and 3 channels
 
 
 def test_bytes_of_a_worker_are_those_of_its_blocks_and_of_what_is_whole() -> None:
     split = divided(encoder()).split
     mesh = Mesh(tensor=2)
-    own = [sum(split.leaves[i].size for i in split.computed(mesh, rank)) for rank in range(2)]
+    own = [sum(split.param_blocks[i].size for i in split.computed(mesh, rank)) for rank in range(2)]
     everything = sum(p.numel() for p in encoder().parameters())
-    whole = sum(leaf.size for leaf in split.leaves if leaf.block is None)
+    whole = sum(param_block.size for param_block in split.param_blocks if param_block.block is None)
     assert sum(own) == everything + whole
     assert max(own) < 0.6 * everything
 
 
 def test_one_block_divides_nothing() -> None:
-    division = Division(mlp())
-    assert divide(division, Means(mesh=Mesh(tensor=1), virtual_tensor=1)) is division
+    division = ModelParallel(mlp())
+    assert divide(division, ExecutionSettings(mesh=Mesh(tensor=1), virtual_tensor=1)) is division
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
@@ -214,9 +222,9 @@ def test_gradients_that_are_frozen_stay_away() -> None:
     model[0].weight.requires_grad_(False)
     division = divided(model)
     division.module(torch.ones(2, 6)).sum().backward()
-    for leaf, p in zip(division.split.leaves, division.parameters, strict=True):
-        assert (p.grad is None) == (leaf.tensor == "0.weight")
-        assert leaf.trained == (leaf.tensor != "0.weight")
+    for param_block, p in zip(division.split.param_blocks, division.parameters, strict=True):
+        assert (p.grad is None) == (param_block.tensor == "0.weight")
+        assert param_block.trained == (param_block.tensor != "0.weight")
 
 
 def test_a_group_that_breaks_in_the_users_forward_pass_is_told_behind_it() -> None:
@@ -231,15 +239,15 @@ def test_a_group_that_breaks_in_the_users_forward_pass_is_told_behind_it() -> No
             raise GroupBroken("somebody died")
 
     division = divided(mlp())
-    division.rescue.meet = met.append
+    division.failure_hooks.meet = met.append
     division.axis.enter(Broken())
     assert division.model(torch.ones(2, 6)).isfinite().all()
     assert [str(error) for error in met] == ["somebody died"]
     division.axis.enter(Broken())
-    division.rescue.step_lost = lambda: True
+    division.failure_hooks.step_lost = lambda: True
     assert division.model(torch.ones(2, 6)).isfinite().all()
     assert len(met) == 1, "in the rest of a lost batch nobody is asked"
-    division.rescue.step_lost = lambda: False
+    division.failure_hooks.step_lost = lambda: False
     division.axis.enter(Group())
     list(division.backward(division.model(torch.ones(2, 6)).mean(), BatchSlice(range(2), 0, 1.0, True, True)))
 

@@ -17,14 +17,14 @@ from torch import nn
 from elastune.core.batch_slices import apart, shares
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
-from elastune.core.run import Means, derive
+from elastune.core.run import ExecutionSettings, derive
 from elastune.parallel.comm.gloo import GlooFactory
 from elastune.parallel.comm.group import Group
 from elastune.parallel.comm.process_groups import Comms, form_comms, replicated
 from elastune.parallel.mechanisms.base import Replica
-from elastune.parallel.mechanisms.model_parallel import Division
+from elastune.parallel.mechanisms.model_parallel import ModelParallel
 from elastune.parallel.mechanisms.owned.replica import OwnedReplica
-from elastune.parallel.mechanisms.tensor.tensor_parallel import Plan, TrunkByData, plan_layers
+from elastune.parallel.mechanisms.tensor.tensor_parallel import DataParallelTrunk, Plan, plan_layers
 from elastune.parallel.mechanisms.tensor.trunk import divide
 from elastune.parallel.sync.registry import prepare
 from elastune.testing.worker_processes import LIMIT_S, Worker, processes
@@ -107,12 +107,12 @@ def trained(name: str, optimizer: str, comms: Comms, *, trunk: bool = True) -> t
     make, layers, shape = MODELS[name]
     torch.manual_seed(1)
     model = make()
-    plan_layers(model, TrunkByData(layers) if trunk else layers)
+    plan_layers(model, DataParallelTrunk(layers) if trunk else layers)
     chosen = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[optimizer]
     stepper = chosen(model.parameters(), lr=0.01, **({"momentum": 0.9} if optimizer == "sgd" else {}))
     mechanism = "tensor+zero" if comms.mesh.shard > 1 else "tensor"
-    means = Means(mesh=comms.mesh, mechanism=mechanism, num_slots=SLOTS, virtual_tensor=4)
-    sync = prepare(model, stepper, means, comms)
+    execution = ExecutionSettings(mesh=comms.mesh, mechanism=mechanism, num_slots=SLOTS, virtual_tensor=4)
+    sync = prepare(model, stepper, execution, comms)
     replica = sync.replica
     assert isinstance(replica, OwnedReplica)
     assert replica.apart == trunk
@@ -134,7 +134,7 @@ def trained(name: str, optimizer: str, comms: Comms, *, trunk: bool = True) -> t
         stepper.step()
         stepper.zero_grad()
     split = replica.split
-    found = {split.leaves[i].name: replica.store.parameters[i].detach().clone() for i in replica.store.computed}
+    found = {split.param_blocks[i].name: replica.store.parameters[i].detach().clone() for i in replica.store.computed}
     return found | dict(replica.module.named_buffers()), sync.statistics.parts["loss"]
 
 
@@ -158,9 +158,9 @@ def evaluate(model: nn.Module, replica: Replica, x: torch.Tensor, calls: int, *,
 def refused(comms: Comms) -> list[str]:
     """What all are told where one evaluates in another mode; and where a program copies what is not all here."""
     model = called()
-    plan_layers(model, TrunkByData())
-    means = Means(mesh=comms.mesh, mechanism="tensor", num_slots=SLOTS, virtual_tensor=4)
-    replica = prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), means, comms).replica
+    plan_layers(model, DataParallelTrunk())
+    execution = ExecutionSettings(mesh=comms.mesh, mechanism="tensor", num_slots=SLOTS, virtual_tensor=4)
+    replica = prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), execution, comms).replica
     replica.begin_evaluation()
     found = []
     with torch.no_grad():
@@ -188,7 +188,7 @@ def work(worker: Worker) -> None:
             comms = form_comms(factory, worker.store, str(mesh), worker.rank, mesh)
             for case in CASES:
                 state, loss = trained(*case, comms)
-                worker.say({leaf: sha(value) for leaf, value in state.items()}, loss)
+                worker.say({param_block: sha(value) for param_block, value in state.items()}, loss)
             if mesh == Mesh(tensor=2):
                 worker.say(refused(comms))
     worker.hear()
@@ -200,7 +200,7 @@ def test_the_mesh_does_not_show() -> None:
     with processes(4, work) as them:
         for mesh in MESHES:
             for case, (state, loss) in wanted.items():
-                alone = {leaf: sha(value) for leaf, value in state.items()}
+                alone = {param_block: sha(value) for param_block, value in state.items()}
                 together: dict[str, str] = {}
                 for rank in range(mesh.workers):
                     told, heard = them.hear(rank)
@@ -249,7 +249,7 @@ def tied() -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("model", "means", "told"),
+    ("model", "execution", "told"),
     [
         (loose, {}, "are in one module, or follow each other"),
         (tied, {}, "share"),
@@ -260,17 +260,17 @@ def tied() -> nn.Module:
         (mlp, {"mesh": Mesh(data=2, tensor=4), "num_slots": 4}, "has a slot of its own"),
     ],
 )
-def test_what_is_refused_before_a_worker_starts(model: Any, means: dict[str, Any], told: str) -> None:
+def test_what_is_refused_before_a_worker_starts(model: Any, execution: dict[str, Any], told: str) -> None:
     made = model()
-    plan_layers(made, TrunkByData())
+    plan_layers(made, DataParallelTrunk())
     with pytest.raises(UserError, match=told):
-        divide(Division(made), Means(**{"virtual_tensor": 4, "mechanism": "tensor", **means}))
+        divide(ModelParallel(made), ExecutionSettings(**{"virtual_tensor": 4, "mechanism": "tensor", **execution}))
 
 
 def alone(model: nn.Module, layers: Plan | None = None) -> Any:
-    plan_layers(model, TrunkByData(layers))
+    plan_layers(model, DataParallelTrunk(layers))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    sync = prepare(model, optimizer, Means(mechanism="tensor", num_slots=2), replicated(Group()))
+    sync = prepare(model, optimizer, ExecutionSettings(mechanism="tensor", num_slots=2), replicated(Group()))
     sync.parts = shares(8, 2, 1, 0, "exact", None)
     sync.begin(sync.parts[0], starts_step=True)
     return sync

@@ -12,13 +12,13 @@ from torch import nn
 
 from elastune.core.batch_slices import BatchSlice
 from elastune.core.mesh import AXES, Mesh
-from elastune.core.run import Means, Mode
+from elastune.core.run import ExecutionSettings, Mode
 from elastune.parallel.comm.gloo import GlooFactory
 from elastune.parallel.comm.group import Group
 from elastune.parallel.comm.process_groups import Comms
-from elastune.parallel.mechanisms.model_parallel import Division
+from elastune.parallel.mechanisms.model_parallel import ModelParallel
 from elastune.parallel.mechanisms.tensor.layers import Divided
-from elastune.parallel.mechanisms.tensor.tensor_parallel import TensorDivision, plan_layers
+from elastune.parallel.mechanisms.tensor.tensor_parallel import TensorParallel, plan_layers
 from elastune.parallel.mechanisms.tensor.trunk import divide
 from elastune.testing.worker_processes import LIMIT_S, Worker, processes
 
@@ -31,12 +31,12 @@ BLOCKS, STEPS, WIDEST = 4, 3, 4
 ALL = BatchSlice(range(6), 0, 1.0, ends_slot=True, ends_step=True)
 
 
-def divided(example: Example, dtype: torch.dtype, mode: Mode = "exact") -> TensorDivision:
+def divided(example: Example, dtype: torch.dtype, mode: Mode = "exact") -> TensorParallel:
     model = built(example, dtype)
     if example.plan is not None:
         plan_layers(model, example.plan)
-    division = divide(Division(model), Means(virtual_tensor=BLOCKS, mode=mode))
-    assert isinstance(division, TensorDivision)
+    division = divide(ModelParallel(model), ExecutionSettings(virtual_tensor=BLOCKS, mode=mode))
+    assert isinstance(division, TensorParallel)
     return division
 
 

@@ -30,8 +30,8 @@ def run(tmp_path: Path) -> Iterator[AgentRun]:
     """Four hosts with an agent for one worker on each; it trains slowly until ``go`` is there."""
     with ExitStack() as stack:
         network = stack.enter_context(Network(4))
-        means = ["--workers", "1:4", "--heartbeat", "5s", "--grace", "120s", "--set", f"until={tmp_path / 'go'}"]
-        found = AgentRun(network, tmp_path, "run", str(PROGRAM), *TRAINING, *means)
+        execution = ["--workers", "1:4", "--heartbeat", "5s", "--grace", "120s", "--set", f"until={tmp_path / 'go'}"]
+        found = AgentRun(network, tmp_path, "run", str(PROGRAM), *TRAINING, *execution)
         stack.callback(found.close)
         found.until(found.token.exists)
         for at in range(4):  # a run that begins on all four tells of no other view

@@ -22,7 +22,7 @@ from elastune.core.journal.records import (
     TrialStarted,
     WorkerGone,
 )
-from elastune.core.run import Means, Program
+from elastune.core.run import ExecutionSettings, Program
 from elastune.elastic.wire.transport import fingerprint_of
 from elastune.report.sample_ledger import ledger
 from elastune.runtime.clusters.local import LocalCluster
@@ -73,8 +73,8 @@ def ask_without_the_folder(run: AgentRun, at: int, *words: str) -> str:
 @pytest.mark.timeout(400)
 def test_hosts_come_die_and_go(begin: Begin, tmp_path: Path) -> None:
     """By IPv6 alone; numbers and meshes are asked for on a host that has no worker."""
-    means = ["--mechanism", "sharded", "--workers", "1:4", "--set", "pause_s=0.3"]
-    run = begin("run", str(SHARED), *TRAINING, *means, six=True)
+    execution = ["--mechanism", "sharded", "--workers", "1:4", "--set", "pause_s=0.3"]
+    run = begin("run", str(SHARED), *TRAINING, *execution, six=True)
     assert run.token.stat().st_mode & 0o077 == 0
     assert fingerprint_of(run.token.read_text().strip())
     run.agent(0)
@@ -135,7 +135,7 @@ def test_a_study_on_hosts_that_come_die_and_go(begin: Begin, tmp_path: Path, clu
         sampler="random",
         trials=4,
         seed=3,
-        means=Means(),
+        execution=ExecutionSettings(),
         workers=2,
         config={"epochs": 6, "pause_s": 0.2, "until": str(tmp_path / "go")},
     )

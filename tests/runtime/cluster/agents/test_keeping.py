@@ -12,13 +12,13 @@ from pathlib import Path
 from elastune.elastic.wire.transport import Lines
 from elastune.runtime.agents.agent import Agent, Link
 from elastune.runtime.agents.messages import (
+    AgentMessage,
     AgentWelcome,
-    HostNoticed,
-    Said,
+    PreemptionNoticed,
     StartWorker,
     WorkerEnded,
     WorkerKept,
-    decode_said,
+    decode_from_agent,
     encode,
 )
 from elastune.runtime.launcher import Bootstrap, Launcher, Needs, ProcessEnded, ProcessEvent
@@ -65,12 +65,12 @@ class Controller:
         self.link = Link(there, "a secret of this test", Lines(), list(early), AgentWelcome(0.1, 60.0, GRACE_S))
         self._lines = Lines()
 
-    def hears(self, kind: type, limit_s: float = LIMIT_S) -> list[Said]:
+    def hears(self, kind: type, limit_s: float = LIMIT_S) -> list[AgentMessage]:
         """What the agent says until something of ``kind``."""
-        heard: list[Said] = []
+        heard: list[AgentMessage] = []
         self.socket.settimeout(limit_s)
         while not any(isinstance(message, kind) for message in heard):
-            heard += [decode_said(line) for line in self._lines.feed(self.socket.recv(1 << 16))]
+            heard += [decode_from_agent(line) for line in self._lines.feed(self.socket.recv(1 << 16))]
         return heard
 
 
@@ -100,9 +100,9 @@ def test_who_is_noticed_without_a_controller_tells_the_next_one() -> None:
 
     told: list[str] = []
     thread, whys = serving(processes, leaves, again, told.append)
-    kept, noticed = (m for m in following.hears(HostNoticed) if isinstance(m, WorkerKept | HostNoticed))
+    kept, noticed = (m for m in following.hears(PreemptionNoticed) if isinstance(m, WorkerKept | PreemptionNoticed))
     assert isinstance(kept, WorkerKept)
-    assert isinstance(noticed, HostNoticed)
+    assert isinstance(noticed, PreemptionNoticed)
     assert (looks, kept.key, noticed.why) == ([1] * 4, WORKER.key, "its agent was asked to end")
     assert 0 < noticed.seconds <= 30.0
     assert processes.ended == []

@@ -16,7 +16,7 @@ from elastune.core.errors import UserError
 from elastune.runtime.agents.agent import Link, hello_of, join
 from elastune.runtime.agents.launcher import AgentLauncher
 from elastune.runtime.clusters.fleet import FleetCluster, FleetSize, Phase, Starter
-from elastune.runtime.clusters.kind import Access, ClusterRequest, RoomWanted, opened
+from elastune.runtime.clusters.kind import Access, CapacityRequest, ClusterRequest, opened
 from elastune.runtime.clusters.local import LocalKind
 from elastune.runtime.clusters.ray import RayKind
 from elastune.runtime.clusters.slurm import SlurmKind
@@ -99,7 +99,7 @@ def test_an_agent_is_of_a_known_kind() -> None:
 
 def test_only_hosts_that_tell_their_kind_can_be_chosen_among(tmp_path: Path) -> None:
     spot = SpotWatch(SpotRules(3600.0, 4), Prices.constant(1.0))
-    room = RoomWanted(tmp_path, 1, 4, spot=spot)
+    room = CapacityRequest(tmp_path, 1, 4, spot=spot)
     for cluster, told in ((None, "another cluster"), (ClusterRequest(LocalKind(), Access()), "local")):
         with pytest.raises(UserError, match=f"hosts that tell their kind .got {told}"), opened(cluster, room):
             pass
@@ -108,8 +108,8 @@ def test_only_hosts_that_tell_their_kind_can_be_chosen_among(tmp_path: Path) -> 
 @pytest.mark.parametrize("kind", [SlurmKind, RayKind])
 def test_jobs_and_actors_tell_their_kind_where_it_is_said(kind: type[SlurmKind | RayKind]) -> None:
     spot, usual = kind.parse("kind=spot"), kind.parse("")
-    assert (spot.kind, spot.tells_kinds) == ("spot", True)
-    assert (usual.kind, usual.tells_kinds) == ("on-demand", False)
+    assert (spot.kind, spot.reports_host_kind) == ("spot", True)
+    assert (usual.kind, usual.reports_host_kind) == ("on-demand", False)
     with pytest.raises(UserError, match="kind: input should be 'spot' or 'on-demand'"):
         kind.parse("kind=cheap")
     command = agent_command("python", "10.0.0.1:7", None, 4, spot.kind)

@@ -210,7 +210,7 @@ def test_a_controller_that_lives_is_seen_by_the_next_one(
     """One that encrypts, too, which says nothing before."""
     monkeypatch.setattr(elder, "REACH_S", 0.5)
     launcher = Hosted(own=credentials(tmp_path / "own", tls=tls))
-    left = elder.Remembered("elastune-0123abcd", "127.0.0.1", launcher.port)
+    left = elder.ControllerAddress("elastune-0123abcd", "127.0.0.1", launcher.port)
     over = threading.Event()
 
     def live() -> None:
@@ -221,12 +221,12 @@ def test_a_controller_that_lives_is_seen_by_the_next_one(
     lives.start()
     try:
         with pytest.raises(UserError, match=f"one controller at a time .got one listens at 127.0.0.1:{left.port}"):
-            elder.check_gone(left)
+            elder.check_no_controller(left)
     finally:
         over.set()
         lives.join()
         launcher.close()
-    elder.check_gone(left)
+    elder.check_no_controller(left)
 
 
 def test_an_agent_that_says_nothing_is_lost() -> None:

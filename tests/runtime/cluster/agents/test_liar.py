@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from elastune.core.journal.records import Record, Reported, RunFailed, WorkerGone
-from elastune.core.run import Elastic, Means, Program, RunSpec
+from elastune.core.run import Elastic, ExecutionSettings, Program, RunSpec
 from elastune.elastic.wire.transport import host_name
 from elastune.runtime import elastic_run as starting
 from elastune.runtime.agents.agent import Agent, hello_of, join
@@ -85,7 +85,7 @@ def test_workers_that_never_come_are_lost_and_the_others_train(
             tiny,
             tmp_path / "run",
             config={"epochs": 400, "pause_s": 0.1, "until": str(tmp_path / "go")},
-            means=Means(workers=1, num_slots=4),
+            execution=ExecutionSettings(workers=1, num_slots=4),
             elastic=Elastic(low=1, high=2),
             max_steps=400,
         )
@@ -103,7 +103,9 @@ def test_a_device_that_a_host_does_not_have_is_told_with_the_host(tmp_path: Path
         thread = agent(cluster, "n7", ForkLauncher(1, devices=("cuda:0",)), tmp_path / "n7")
         cluster.gather(1, LIMIT_S)
         with pytest.raises(JobFailed) as failed:
-            run_job(RunSpec(tiny, tmp_path / "run", means=Means(workers=1, device="cuda")), cluster=cluster)
+            run_job(
+                RunSpec(tiny, tmp_path / "run", execution=ExecutionSettings(workers=1, device="cuda")), cluster=cluster
+            )
     thread.join(LIMIT_S)
     assert isinstance(failed.value.failure, RunFailed)
     assert f"cuda:0 of host {host_name()}: " in str(failed.value)

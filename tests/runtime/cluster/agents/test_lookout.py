@@ -8,11 +8,17 @@ from typing import Any
 import pytest
 
 from elastune.core.errors import UserError
-from elastune.runtime.agents.host_report import looked, place, remember, sweep, was_local
-from elastune.runtime.agents.hosts import LOOKS, AgentHost, Lookout
-from elastune.runtime.agents.messages import HostLooked, LookFor
+from elastune.runtime.agents.host_report import (
+    had_local_folders,
+    place,
+    probe_folder,
+    remove_stale_markers,
+    write_folder_mode,
+)
+from elastune.runtime.agents.hosts import LOOKS, AgentHost, FolderProbe
+from elastune.runtime.agents.messages import FolderProbeRequest, FolderProbeResult
 from elastune.runtime.clusters.hosts import HostsKind
-from elastune.runtime.clusters.kind import RoomWanted, own_folders_of
+from elastune.runtime.clusters.kind import CapacityRequest, has_own_folders
 from elastune.runtime.clusters.ray import RayKind
 
 
@@ -22,12 +28,14 @@ class Watched:
     def __init__(self, count: int) -> None:
         agent: Any = AgentHost
         self.agents: dict[int, AgentHost] = {n: agent(f"host{n}", 2, None, 0.0) for n in range(count)}
-        self.asked: list[tuple[int, LookFor]] = []
+        self.asked: list[tuple[int, FolderProbeRequest]] = []
         self.said: list[str] = []
-        self.lookout = Lookout(self.agents, lambda number, what: self.asked.append((number, what)), self.said.append)
+        self.lookout = FolderProbe(
+            self.agents, lambda number, what: self.asked.append((number, what)), self.said.append
+        )
 
     def answer(self, number: int, sees: bool | None, ip: Any = 4) -> None:
-        self.lookout.hear(self.agents[number], HostLooked(sees, ip))
+        self.lookout.hear(self.agents[number], FolderProbeResult(sees, ip))
 
     @property
     def free(self) -> list[int]:
@@ -37,15 +45,19 @@ class Watched:
 def test_a_host_gets_workers_once_it_has_seen_the_folder() -> None:
     watched = Watched(2)
     watched.answer(0, False)
-    assert (watched.free, watched.lookout.strangers()) == ([2, 2], []), "nobody was asked"
+    assert (watched.free, watched.lookout.hosts_without_folder()) == ([2, 2], []), "nobody was asked"
     watched.lookout.begin("/out/mark", "text")
     assert (watched.free, len(watched.asked)) == ([0, 0], 2)
     watched.answer(0, True)
     for _ in range(LOOKS):  # a folder of a network may show a new file late
-        assert watched.lookout.strangers() == []
+        assert watched.lookout.hosts_without_folder() == []
         watched.answer(1, False)
         watched.lookout.again()
-    assert (watched.free, watched.lookout.strangers(), watched.lookout.strangers()) == ([2, 0], ["host1"], [])
+    assert (watched.free, watched.lookout.hosts_without_folder(), watched.lookout.hosts_without_folder()) == (
+        [2, 0],
+        ["host1"],
+        [],
+    )
     assert [number for number, _ in watched.asked] == [0, 1, *[1] * (LOOKS - 1)]
     watched.lookout.begin("", "")  # its files are taken now
     watched.answer(0, None)
@@ -60,7 +72,7 @@ def test_a_file_that_comes_late_is_seen() -> None:
     watched.lookout.again()
     watched.answer(0, True)
     watched.lookout.again()
-    assert (watched.free, watched.lookout.strangers(), len(watched.asked)) == ([2], [], 2)
+    assert (watched.free, watched.lookout.hosts_without_folder(), len(watched.asked)) == ([2], [], 2)
 
 
 @pytest.mark.parametrize(("kinds", "free"), [((4, 4), [2, 2]), ((4, 6), [2, 0]), ((6, 4), [2, 0]), ((4, 0), [2, 2])])
@@ -77,15 +89,15 @@ def test_hosts_with_other_addresses_get_no_workers(kinds: tuple[int, int], free:
 def test_what_an_agent_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     mark = place(tmp_path / "out")
-    assert looked(LookFor(str(mark.path), mark.text)) == HostLooked(True, 4)
-    assert looked(LookFor(str(mark.path), "another's")) == HostLooked(False, 4)
+    assert probe_folder(FolderProbeRequest(str(mark.path), mark.text)) == FolderProbeResult(True, 4)
+    assert probe_folder(FolderProbeRequest(str(mark.path), "another's")) == FolderProbeResult(False, 4)
     mark.remove()
     mark.remove()
     assert list((tmp_path / "out").iterdir()) == []
     for path in (str(mark.path), str(tmp_path), "\0"):
-        assert looked(LookFor(path, mark.text)).sees is False
+        assert probe_folder(FolderProbeRequest(path, mark.text)).sees is False
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "none0")
-    assert looked(LookFor("", "")) == HostLooked(None, 0)
+    assert probe_folder(FolderProbeRequest("", "")) == FolderProbeResult(None, 0)
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="must be writable"):
         place(tmp_path / "file")
@@ -104,21 +116,21 @@ def test_marks_of_killed_controllers_are_removed_and_nothing_else(tmp_path: Path
         (tmp_path / name).write_text(text)
     (tmp_path / ".elastune-aaaaaaaa").symlink_to(left.path)
     (tmp_path / ".elastune-bbbbbbbb").mkdir()
-    sweep(tmp_path, own)
+    remove_stale_markers(tmp_path, own)
     left_there = {path.name for path in tmp_path.iterdir()}
     assert left_there == {*kept, own.path.name, ".elastune-aaaaaaaa", ".elastune-bbbbbbbb"}
-    sweep(tmp_path, None)
+    remove_stale_markers(tmp_path, None)
     assert not own.path.exists()
-    sweep(tmp_path / "nowhere", None)
+    remove_stale_markers(tmp_path / "nowhere", None)
 
 
 def test_what_was_found_out_holds_for_those_who_outlive_their_controller(tmp_path: Path) -> None:
-    room, adopts = RoomWanted(tmp_path, 1, 1), RoomWanted(tmp_path, 1, 1, adopts=True)
+    room, adopts = CapacityRequest(tmp_path, 1, 1), CapacityRequest(tmp_path, 1, 1, adopts=True)
     assert HostsKind(port=1).folder == RayKind().folder == "auto"
-    assert (own_folders_of("auto", room), own_folders_of("auto", adopts)) == (None, False)
-    remember(tmp_path, local=True)
-    assert was_local(tmp_path)
-    assert (own_folders_of("auto", room), own_folders_of("auto", adopts)) == (None, True)
-    assert (own_folders_of("shared", adopts), own_folders_of("local", room)) == (False, True)
-    remember(tmp_path, local=False)
-    assert own_folders_of("auto", adopts) is False
+    assert (has_own_folders("auto", room), has_own_folders("auto", adopts)) == (None, False)
+    write_folder_mode(tmp_path, local=True)
+    assert had_local_folders(tmp_path)
+    assert (has_own_folders("auto", room), has_own_folders("auto", adopts)) == (None, True)
+    assert (has_own_folders("shared", adopts), has_own_folders("local", room)) == (False, True)
+    write_folder_mode(tmp_path, local=False)
+    assert has_own_folders("auto", adopts) is False

@@ -26,9 +26,9 @@ from elastune.runtime.agents.messages import (
     AgentRefused,
     AgentWelcome,
     EndWorker,
-    HostLooked,
-    HostNoticed,
-    LookFor,
+    FolderProbeRequest,
+    FolderProbeResult,
+    PreemptionNoticed,
     RunAsked,
     RunFound,
     StartWorker,
@@ -37,8 +37,8 @@ from elastune.runtime.agents.messages import (
     WorkerKept,
     WorkerSeen,
     WorkerStarted,
-    decode_said,
-    decode_told,
+    decode_from_agent,
+    decode_from_controller,
     encode,
 )
 from elastune.runtime.clusters.hosts import workers_held
@@ -155,17 +155,17 @@ SAID = [
     WorkerKept(3, Bootstrap(1, "a:1", "salt"), 78),
     WorkerKept(4, Bootstrap(2, "a:1", "salt"), None),
     AgentBeat([WorkerSeen(1, "S", 0.5, "epoch 3")]),
-    HostNoticed(30.0, "spot"),
-    HostLooked(False, 6),
+    PreemptionNoticed(30.0, "spot"),
+    FolderProbeResult(False, 6),
     RunAsked("out"),
 ]
 TOLD = [AgentWelcome(1.0, 15.0), StartWorker(1, Bootstrap(0, "a:1", "t"), "cpu", "/out/logs"), EndWorker(1), AgentBye()]
-TOLD += [LookFor("/out/mark", "text"), TakeFiles(7071), RunFound("10.0.0.1:40000", "0" * 32)]
+TOLD += [FolderProbeRequest("/out/mark", "text"), TakeFiles(7071), RunFound("10.0.0.1:40000", "0" * 32)]
 
 
 def test_what_is_said_is_what_is_heard() -> None:
-    assert [decode_said(encode(message)) for message in SAID] == SAID
-    assert [decode_told(encode(message)) for message in TOLD] == TOLD
+    assert [decode_from_agent(encode(message)) for message in SAID] == SAID
+    assert [decode_from_controller(encode(message)) for message in TOLD] == TOLD
 
 
 def test_what_no_agent_says_is_a_value_error() -> None:
@@ -175,10 +175,10 @@ def test_what_no_agent_says_is_a_value_error() -> None:
         lines = [json.dumps({**message, name: value}) for name in message for value in odd]
         for line in [*lines, "null", "[" * 9999, "\0"]:
             with contextlib.suppress(ValueError):
-                assert decode_said(line.encode())
+                assert decode_from_agent(line.encode())
         for wrong in ({**message, "more": 1}, {**message, "kind": "other"}, {"kind": message["kind"], "x": 0}):
             with pytest.raises(ValueError, match="validation error"):
-                decode_said(json.dumps(wrong).encode())
+                decode_from_agent(json.dumps(wrong).encode())
 
 
 def test_a_run_is_asked_for_by_its_folder_or_the_end_of_that() -> None:

@@ -16,7 +16,7 @@ from elastune.cli import main
 from elastune.core.errors import UserError
 from elastune.elastic.wire.handshake import challenge, new_nonce
 from elastune.runtime.clusters import ray_actor as actor
-from elastune.runtime.clusters.fleet import check_gone, remember, remembered
+from elastune.runtime.clusters.fleet import check_no_controller, read_controller_address, write_controller_address
 from elastune.runtime.clusters.kind import Access
 from elastune.runtime.clusters.ray import INSTALL, RayKind, WorkerShape, usual_room
 from elastune.runtime.clusters.ray_actor import AgentActor, AgentEnd, run_agent
@@ -148,15 +148,15 @@ def test_an_actor_that_nobody_has_use_for_ends(begun: bool, monkeypatch: pytest.
 
 def test_actors_whose_controller_lives_are_left_alone(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as lives:
-        remember(tmp_path, "elastune-0123abcd", f"127.0.0.1:{lives.getsockname()[1]}")
-        found = remembered(tmp_path)
+        write_controller_address(tmp_path, "elastune-0123abcd", f"127.0.0.1:{lives.getsockname()[1]}")
+        found = read_controller_address(tmp_path)
         assert found is not None
         says = threading.Thread(target=lambda: lives.accept()[0].sendall(challenge(new_nonce())))
         says.start()
         with pytest.raises(UserError, match="one controller at a time .got one listens at 127.0.0.1"):
             RayKind()._left(tmp_path, "10.0.0.1", Access())
         says.join()
-    check_gone(found)
+    check_no_controller(found)
     told: list[str] = []
     assert RayKind()._left(tmp_path, "127.0.0.2", Access(tell=told.append)) == found
     assert told == ["actors elastune-0123abcd are told to come here, to 127.0.0.2 instead of 127.0.0.1"]
@@ -168,7 +168,7 @@ def test_actors_whose_controller_lives_are_left_alone(tmp_path: Path) -> None:
 
         says = threading.Thread(target=serve)
         says.start()
-        check_gone(found)
+        check_no_controller(found)
         says.join()
 
 

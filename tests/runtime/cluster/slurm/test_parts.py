@@ -16,20 +16,20 @@ from hypothesis import strategies as st
 from elastune.core.errors import UserError
 from elastune.runtime.agents.agent import hello_of
 from elastune.runtime.clusters.fleet import (
-    AgentSeen,
+    AgentStatus,
+    ControllerAddress,
     Fleet,
     FleetSize,
     NotStarted,
-    Orders,
     Phase,
-    Remembered,
+    ScalingDecision,
     Starter,
     forget,
     plan,
-    remember,
-    remembered,
+    read_controller_address,
+    write_controller_address,
 )
-from elastune.runtime.clusters.kind import Access, RoomWanted
+from elastune.runtime.clusters.kind import Access, CapacityRequest
 from elastune.runtime.clusters.registry import parse_cluster
 from elastune.runtime.clusters.slurm_commands import (
     JobShape,
@@ -46,33 +46,37 @@ from elastune.runtime.clusters.slurm_commands import (
     waits_for,
 )
 
-IDLE = AgentSeen(idle_s=90.0)
-BUSY = AgentSeen()
-GOING = AgentSeen(going=True)
+IDLE = AgentStatus(idle_s=90.0)
+BUSY = AgentStatus()
+GOING = AgentStatus(going=True)
 
 
 @pytest.mark.parametrize(
     ("needed", "starts", "agents", "came", "orders"),
     [
-        (2, {}, {}, (), Orders(start=2)),
-        (2, {"1": "waiting"}, {}, (), Orders(start=1)),
-        (2, {"1": "running", "2": "waiting"}, {"1": BUSY}, ("1",), Orders()),
+        (2, {}, {}, (), ScalingDecision(start=2)),
+        (2, {"1": "waiting"}, {}, (), ScalingDecision(start=1)),
+        (2, {"1": "running", "2": "waiting"}, {"1": BUSY}, ("1",), ScalingDecision()),
         # the agent has gone, whatever the queue says of its job
-        (2, {"1": "running", "2": "running"}, {"2": BUSY}, ("1", "2"), Orders(start=1)),
+        (2, {"1": "running", "2": "running"}, {"2": BUSY}, ("1", "2"), ScalingDecision(start=1)),
         # it will go: another one comes in its place
-        (1, {"1": "running"}, {"1": GOING}, ("1",), Orders(start=1)),
+        (1, {"1": "running"}, {"1": GOING}, ("1",), ScalingDecision(start=1)),
         # what waits goes before what is there
-        (1, {"1": "running", "2": "waiting"}, {"1": IDLE}, ("1",), Orders(cancel=("2",))),
-        (1, {"1": "running", "2": "running"}, {"1": IDLE}, ("1",), Orders()),
-        (1, {"1": "running", "2": "running"}, {"1": IDLE, "2": BUSY}, ("1", "2"), Orders(dismiss=("1",))),
-        (1, {"1": "running", "2": "running"}, {"1": BUSY, "2": AgentSeen(9.0)}, ("1", "2"), Orders()),
-        (0, {"1": "running", "2": "running"}, {"1": BUSY, "2": BUSY}, ("1", "2"), Orders()),
+        (1, {"1": "running", "2": "waiting"}, {"1": IDLE}, ("1",), ScalingDecision(cancel=("2",))),
+        (1, {"1": "running", "2": "running"}, {"1": IDLE}, ("1",), ScalingDecision()),
+        (1, {"1": "running", "2": "running"}, {"1": IDLE, "2": BUSY}, ("1", "2"), ScalingDecision(dismiss=("1",))),
+        (1, {"1": "running", "2": "running"}, {"1": BUSY, "2": AgentStatus(9.0)}, ("1", "2"), ScalingDecision()),
+        (0, {"1": "running", "2": "running"}, {"1": BUSY, "2": BUSY}, ("1", "2"), ScalingDecision()),
         # one that somebody else has started counts, too
-        (2, {"1": "running"}, {"1": BUSY, "#2": BUSY}, ("1", "#2"), Orders()),
+        (2, {"1": "running"}, {"1": BUSY, "#2": BUSY}, ("1", "#2"), ScalingDecision()),
     ],
 )
 def test_as_many_agents_as_are_needed(
-    needed: int, starts: Mapping[str, Phase], agents: Mapping[str, AgentSeen], came: Sequence[str], orders: Orders
+    needed: int,
+    starts: Mapping[str, Phase],
+    agents: Mapping[str, AgentStatus],
+    came: Sequence[str],
+    orders: ScalingDecision,
 ) -> None:
     assert plan(needed, starts, agents, came, 60.0) == orders
 
@@ -82,7 +86,7 @@ def test_as_many_agents_as_are_needed(
     starts=st.dictionaries(st.sampled_from("abcdef"), st.sampled_from(["waiting", "running"])),
     agents=st.dictionaries(st.sampled_from("abcdef"), st.sampled_from([IDLE, BUSY, GOING])),
 )
-def test_nobody_who_is_needed_is_let_go(needed: int, starts: dict[str, Phase], agents: dict[str, AgentSeen]) -> None:
+def test_nobody_who_is_needed_is_let_go(needed: int, starts: dict[str, Phase], agents: dict[str, AgentStatus]) -> None:
     orders = plan(needed, starts, agents, agents.keys(), 60.0)
     there = sum(not agent.going for agent in agents.values())
     coming = len(starts.keys() - agents.keys())
@@ -105,7 +109,7 @@ def test_how_many_agents_it_takes() -> None:
     assert FleetSize(most=3).agents(1) == 3
 
 
-class Shelf(Starter):
+class TensorStore(Starter):
     """Has agents started that never come, or refuses."""
 
     def __init__(self, refuses: str = "") -> None:
@@ -144,7 +148,7 @@ def until(true: object) -> None:
 
 
 def test_what_fails_again_and_again_is_started_no_more() -> None:
-    shelf = Shelf()
+    shelf = TensorStore()
     fleet = Fleet(shelf, 60.0)
     fleet.begin(1)
     fleet.steer(1, {"other": GOING})
@@ -164,7 +168,7 @@ def test_what_fails_again_and_again_is_started_no_more() -> None:
 
 
 def test_what_was_cancelled_has_not_failed() -> None:
-    shelf = Shelf()
+    shelf = TensorStore()
     fleet = Fleet(shelf, 60.0)
     fleet.begin(5)
     shelf.jobs.update(dict.fromkeys(shelf.jobs, "waiting"))
@@ -179,8 +183,8 @@ def test_what_was_cancelled_has_not_failed() -> None:
 
 def test_what_is_refused_at_first_is_told_and_what_is_refused_later_is_tried_again_later() -> None:
     with pytest.raises(NotStarted, match="limit reached"):
-        Fleet(Shelf("limit reached"), 60.0).begin(1)
-    shelf = Shelf()
+        Fleet(TensorStore("limit reached"), 60.0).begin(1)
+    shelf = TensorStore()
     fleet = Fleet(shelf, 60.0)
     fleet.begin(1)
     shelf.refuses = "limit reached"
@@ -193,7 +197,7 @@ def test_what_is_refused_at_first_is_told_and_what_is_refused_later_is_tried_aga
 
 
 def test_what_a_controller_before_has_started_counts() -> None:
-    shelf = Shelf()
+    shelf = TensorStore()
     shelf.start(2)
     fleet = Fleet(shelf, 60.0)
     fleet.begin(3)
@@ -201,16 +205,16 @@ def test_what_a_controller_before_has_started_counts() -> None:
     assert shelf.began == 3
 
 
-FOUND = Remembered("elastune-0123abcd", "127.0.0.9", 7070)
+FOUND = ControllerAddress("elastune-0123abcd", "127.0.0.9", 7070)
 
 
 def test_the_next_controller_finds_the_jobs_of_the_one_before(tmp_path: Path) -> None:
-    assert remembered(tmp_path) is None
-    remember(tmp_path, FOUND.name, f"{FOUND.address}:{FOUND.port}")
-    assert remembered(tmp_path) == FOUND
+    assert read_controller_address(tmp_path) is None
+    write_controller_address(tmp_path, FOUND.name, f"{FOUND.address}:{FOUND.port}")
+    assert read_controller_address(tmp_path) == FOUND
     forget(tmp_path)
     forget(tmp_path)
-    assert remembered(tmp_path) is None
+    assert read_controller_address(tmp_path) is None
 
 
 @pytest.mark.parametrize(
@@ -227,7 +231,7 @@ def test_the_next_controller_finds_the_jobs_of_the_one_before(tmp_path: Path) ->
 )
 def test_a_damaged_memory_is_none(text: str, tmp_path: Path) -> None:
     (tmp_path / "controller.json").write_text(text)
-    assert remembered(tmp_path) is None
+    assert read_controller_address(tmp_path) is None
 
 
 SHAPE = JobShape("gpu", "lab", None, "1-00:00:00", 90, cpus=8, gpus=4)
@@ -358,7 +362,7 @@ def test_a_cluster_that_cannot_be_had_is_told_in_one_line(
 ) -> None:
     _program(programs, name, line)
     with pytest.raises(UserError) as refused:
-        parse_cluster("slurm").open(Access(gather_s=5.0), RoomWanted(tmp_path / "run", 1, 1))
+        parse_cluster("slurm").open(Access(gather_s=5.0), CapacityRequest(tmp_path / "run", 1, 1))
     assert told in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -367,17 +371,17 @@ def test_jobs_of_a_controller_elsewhere_are_told_to_come_here(programs: Path, tm
     folder, said = tmp_path / "run" / "cluster", list[str]()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    remember(folder, FOUND.name, f"{FOUND.address}:{port}")
+    write_controller_address(folder, FOUND.name, f"{FOUND.address}:{port}")
     _program(programs, "scancel", f'echo "$@" >> {tmp_path}/cancelled')
     _program(programs, "sbatch", f"cat > {tmp_path}/script; echo 5")
-    room = RoomWanted(tmp_path / "run", 1, 1, grace_s=60.0, adopts=True)
+    room = CapacityRequest(tmp_path / "run", 1, 1, grace_s=60.0, adopts=True)
     with parse_cluster("slurm").open(Access(tell=said.append), room) or nullcontext():
         assert said == ["jobs elastune-0123abcd are told to come here, to 127.0.0.1 instead of 127.0.0.9"]
-        assert remembered(folder) == Remembered(FOUND.name, "127.0.0.1", port)
+        assert read_controller_address(folder) == ControllerAddress(FOUND.name, "127.0.0.1", port)
         assert not (tmp_path / "cancelled").exists()
         assert f"--join 127.0.0.1:{port} " in (tmp_path / "script").read_text()
         assert f"--moves {folder / 'controller.json'} " in (tmp_path / "script").read_text()
-    assert remembered(folder) is None
+    assert read_controller_address(folder) is None
 
 
 @pytest.mark.parametrize("asked", ["slurm:folder=local", "slurm:port=1", "slurm"])
@@ -385,10 +389,10 @@ def test_jobs_that_could_not_find_their_controller_are_ended(asked: str, program
     """They do not see its file, or its port cannot be had here."""
     folder, said = tmp_path / "run" / "cluster", list[str]()
     folder.mkdir(parents=True)
-    remember(folder, FOUND.name, f"{FOUND.address}:{FOUND.port}")
+    write_controller_address(folder, FOUND.name, f"{FOUND.address}:{FOUND.port}")
     _program(programs, "scancel", f'echo "$@" >> {tmp_path}/cancelled')
     _program(programs, "sbatch", "echo 5")
-    room = RoomWanted(tmp_path / "run", 1, 1, grace_s=60.0, adopts=True)
+    room = CapacityRequest(tmp_path / "run", 1, 1, grace_s=60.0, adopts=True)
     with ExitStack() as stack:
         if asked == "slurm":
             stack.enter_context(socket.create_server(("127.0.0.1", FOUND.port)))
@@ -406,7 +410,7 @@ def test_an_allocation_ends_with_its_command(programs: Path, tmp_path: Path, mon
     for name in ("srun", "scontrol"):
         _program(programs, name, "true")
     with pytest.raises(UserError, match="an allocation ends with the command that it is for .got --grace 60s"):
-        parse_cluster("slurm").open(Access(), RoomWanted(tmp_path / "run", 1, 1, grace_s=60.0))
+        parse_cluster("slurm").open(Access(), CapacityRequest(tmp_path / "run", 1, 1, grace_s=60.0))
 
 
 def test_slow_answers_and_none_are_told(programs: Path, tmp_path: Path) -> None:
@@ -416,7 +420,7 @@ def test_slow_answers_and_none_are_told(programs: Path, tmp_path: Path) -> None:
     with pytest.raises(NotStarted, match="nosuch is not on PATH"):
         ask("nosuch")
     with pytest.raises(UserError, match="5 workers, 4 at most"):
-        parse_cluster("slurm:nodes=2,workers_per_node=2").open(Access(), RoomWanted(tmp_path / "run", 5, 5))
+        parse_cluster("slurm:nodes=2,workers_per_node=2").open(Access(), CapacityRequest(tmp_path / "run", 5, 5))
     assert not (tmp_path / "run").exists()
 
 

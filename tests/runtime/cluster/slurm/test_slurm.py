@@ -31,7 +31,7 @@ from elastune.core.journal.records import (
     TrialReported,
     WorkerGone,
 )
-from elastune.core.run import Means, Program
+from elastune.core.run import ExecutionSettings, Program
 from elastune.report.sample_ledger import ledger
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.testing.slurm import VirtualSlurm
@@ -192,9 +192,11 @@ def test_a_study_takes_nodes_and_goes_on_without_them(
     run.go()
     slurm.start_node("n3")
     alone, fixed = tmp_path / "alone", {"epochs": 6, "samples": 256}
-    means = Means(mode="exact")
+    execution = ExecutionSettings(mode="exact")
     tune(
-        StudyRequest(Program(PROGRAM), alone, sampler="random", trials=3, seed=3, means=means, workers=2, config=fixed),
+        StudyRequest(
+            Program(PROGRAM), alone, sampler="random", trials=3, seed=3, execution=execution, workers=2, config=fixed
+        ),
         cluster=cluster,
     )
     here = ended(entry.record for entry in read(alone / "journal.jsonl"))

@@ -14,12 +14,12 @@ import torch
 
 from elastune.core.run import Position
 from elastune.train.checkpoints.checkpoint import NoRoom
-from elastune.train.checkpoints.place import NearPlace
+from elastune.train.checkpoints.place import LocalStorage
 from elastune.train.checkpoints.spool import Spool
 
 spool = Spool(Path(sys.argv[1]) / "spool")
 spool.make()
-near = NearPlace(spool, host="n7")
+near = LocalStorage(spool, host="n7")
 
 
 def told(act):

@@ -16,9 +16,9 @@ from elastune.core.journal.records import Checkpointed, CheckpointFailed
 from elastune.core.run import Position
 from elastune.runtime.agents import transfer_client as mover
 from elastune.runtime.agents import transfer_messages as messages
-from elastune.runtime.agents.transfer_client import FilesLink, Mover
+from elastune.runtime.agents.transfer_client import FilesLink, FileTransferClient
 from elastune.runtime.agents.transfer_messages import Ask, Contents, Fetch, FileTaken, Offer, Refused, SendFrom
-from elastune.runtime.agents.transfer_server import UNKNOWN_RUN, FileServer, Inbox, NotWhole
+from elastune.runtime.agents.transfer_server import UNKNOWN_RUN, CheckpointReceiver, FileTransferServer, IncompleteFile
 from elastune.train.checkpoints.checkpoint import (
     STATE,
     Checkpoint,
@@ -30,8 +30,8 @@ from elastune.train.checkpoints.checkpoint import (
     save,
     sealed_state,
 )
-from elastune.train.checkpoints.place import NearPlace
-from elastune.train.checkpoints.spool import CheckpointWish, Granted, Spool, Ticket
+from elastune.train.checkpoints.place import LocalStorage
+from elastune.train.checkpoints.spool import CheckpointReply, CheckpointRequest, Spool, Ticket
 
 TOKEN, RUN, LIMIT_S = "a token of this test", "ab" * 16, 20.0
 DIGEST = hashlib.sha256(b"").hexdigest()
@@ -53,13 +53,13 @@ class Side:
 
     def __init__(self, folder: Path) -> None:
         self.out, self.folder, self.told = folder / "out", folder, []
-        self.server = FileServer("127.0.0.1", TOKEN)
-        self.mover: Mover | None = None
+        self.server = FileTransferServer("127.0.0.1", TOKEN)
+        self.mover: FileTransferClient | None = None
 
     def agent(self, *, opened: bool = True) -> Spool:
         if opened:
             self.server.open_run(RUN, self.out)
-        self.mover = Mover(self.folder / "host", self.told.append)
+        self.mover = FileTransferClient(self.folder / "host", self.told.append)
         self.mover.use(f"127.0.0.1:{self.server.port}", TOKEN)
         self.mover.begin(RUN)
         return Spool(self.mover.spool_of(RUN))
@@ -67,8 +67,8 @@ class Side:
     def link(self) -> FilesLink:
         return FilesLink(f"127.0.0.1:{self.server.port}", TOKEN)
 
-    def write(self, spool: Spool, step: int = 3, view: int = 1) -> NearPlace:
-        near = NearPlace(spool)
+    def write(self, spool: Spool, step: int = 3, view: int = 1) -> LocalStorage:
+        near = LocalStorage(spool)
         at = near.draft(f"{step}-{view}-0")
         near.make_room(at, leads=True)
         share = contribute(at, states())
@@ -86,7 +86,7 @@ def side(tmp_path: Path) -> Iterator[Side]:
     own.server.close()
 
 
-def ask(link: FilesLink, message: messages.SaidOfFiles) -> messages.ToldOfFiles:
+def ask(link: FilesLink, message: messages.FileRequest) -> messages.FileReply:
     link.say(message)
     return link.hear()
 
@@ -127,11 +127,11 @@ def test_sizes_are_bounded(size: int) -> None:
 def test_what_is_no_message_is_a_value_error() -> None:
     for line in (b"null", b"{}", b'{"kind":"offer"}', b'{"kind":"piece","content":1}', b"[" * 9999, b"\xff"):
         with pytest.raises(ValueError):  # noqa: PT011 - of several kinds
-            messages.decode_said(line)
+            messages.decode_from_agent(line)
     with pytest.raises(ValueError, match="no content"):
         messages.data_of(messages.FilePiece("=A"))
     said = [Offer(RUN, ".draft-3-1-0", STATE, 1, DIGEST), Ask(RUN, "own", before=3), messages.piece_of(b"\0\xff")]
-    assert [messages.decode_said(messages.encode(message)[:-1]) for message in said] == said
+    assert [messages.decode_from_agent(messages.encode(message)[:-1]) for message in said] == said
 
 
 # -- the controller's folder ------------------------------------------------------------------------------------------
@@ -143,13 +143,13 @@ def offer(content: bytes, name: str = STATE, draft: str = ".draft-3-1-0", **othe
 
 
 def test_a_file_that_is_not_what_was_offered(tmp_path: Path) -> None:
-    inbox = Inbox(tmp_path)
+    inbox = CheckpointReceiver(tmp_path)
     receiving = inbox.receive(offer(b"12345"))
     assert receiving is not None
-    with pytest.raises(NotWhole, match="longer"):
+    with pytest.raises(IncompleteFile, match="longer"):
         receiving.take(b"123456")
     receiving.take(b"1234X")
-    with pytest.raises(NotWhole, match="digest"):
+    with pytest.raises(IncompleteFile, match="digest"):
         inbox.accept(receiving)
     assert not receiving.at.exists()
     receiving.close()
@@ -174,20 +174,20 @@ def test_a_state_that_names_files_elsewhere_completes_nothing(tmp_path: Path) ->
         {"files": {"state.json": "x"}, "position": {"step": 3}},
         [],
     ):
-        content, inbox = seal(tree), Inbox(tmp_path)
+        content, inbox = seal(tree), CheckpointReceiver(tmp_path)
         receiving = inbox.receive(offer(content))
         assert receiving is not None
         receiving.take(content)
-        with pytest.raises(NotWhole):
+        with pytest.raises(IncompleteFile):
             inbox.accept(receiving)
         assert complete(tmp_path / "checkpoints") == []
         assert inbox.receive(offer(content)) is None
-        Inbox(tmp_path).drop_drafts()
+        CheckpointReceiver(tmp_path).drop_drafts()
 
 
 def test_a_checkpoint_is_one_when_all_of_it_is_there(tmp_path: Path) -> None:
     """In whatever order the parts come; drafts of steps before it go then."""
-    inbox = Inbox(tmp_path / "out")
+    inbox = CheckpointReceiver(tmp_path / "out")
     late = inbox.receive(offer(b"123", draft=".draft-2-1-0"))
     assert late is not None
     at = tmp_path / "near" / ".draft-3-1-0"
@@ -211,7 +211,7 @@ def test_a_checkpoint_is_one_when_all_of_it_is_there(tmp_path: Path) -> None:
 
 def test_a_later_checkpoint_of_the_same_step_replaces_the_first(tmp_path: Path) -> None:
     """As at the end of an epoch, where one was written after its last step."""
-    inbox, path = Inbox(tmp_path), of_step(tmp_path / "checkpoints", 3)
+    inbox, path = CheckpointReceiver(tmp_path), of_step(tmp_path / "checkpoints", 3)
     for draft, epoch in ((".draft-3-1-1", 1), (".draft-3-1-2", 2)):
         part = contribute(tmp_path / "near" / draft, states())
         state, tensors = sealed_state(Position(step=3, epoch=epoch), {}, [part]), part.file.name
@@ -235,13 +235,13 @@ def test_what_a_host_writes_is_the_controllers_and_can_be_had_again(side: Side, 
     until(lambda: side.server.news() == [(RUN, Checkpointed(3, str(path)))])
     until(lambda: not side.mover.pending(RUN))
     assert not list((spool.at / "drafts").rglob("*.safetensors")), "what is with the controller stays on no host"
-    near = NearPlace(spool)
+    near = LocalStorage(spool)
     found = near.load_newest(lambda path, files: "", lambda step: step)
     assert found is not None
     assert found[0].parent.is_relative_to(spool.at)
     assert torch.equal(load(found[0]).states["model"]["w"], states()["model"]["w"])
     with pytest.raises(UserError, match="no checkpoint after step 77"):
-        spool.ask(CheckpointWish("own", 77))
+        spool.ask(CheckpointRequest("own", 77))
     assert near.newest_of_parent(tmp_path) == -1
     side.mover.leave(RUN)
     until(lambda: not spool.at.exists())
@@ -251,7 +251,7 @@ def test_a_damaged_checkpoint_is_passed_over_on_hosts_too(side: Side) -> None:
     for step in (3, 6):
         save(side.out / "checkpoints", Checkpoint(Position(step=step), {}, states(step)))
     (of_step(side.out / "checkpoints", 6) / "tensors.safetensors").write_bytes(b"rubbish")
-    near = NearPlace(side.agent())
+    near = LocalStorage(side.agent())
     from elastune.train.checkpoints.checkpoint import faults
 
     found = near.load_newest(faults, lambda step: step)
@@ -302,7 +302,7 @@ def test_a_controller_that_comes_back_elsewhere(side: Side, monkeypatch: pytest.
     side.write(spool)
     until(lambda: side.told)
     assert "files for the controller wait" in side.told[0]
-    side.server = FileServer("127.0.0.1", TOKEN)
+    side.server = FileTransferServer("127.0.0.1", TOKEN)
     side.server.open_run(RUN, side.out, goes_on=True)
     side.mover.use(f"127.0.0.1:{side.server.port}", TOKEN)
     until(lambda: complete(side.out / "checkpoints"))
@@ -314,7 +314,7 @@ def test_no_room_at_the_controller_is_told_and_the_host_goes_on(side: Side, monk
     def full(self: object, data: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(inbox.Receiving, "take", full)
+    monkeypatch.setattr(inbox.IncomingFile, "take", full)
     spool = side.agent()
     side.write(spool)
     until(lambda: not side.mover.pending(RUN))
@@ -328,7 +328,7 @@ def test_no_room_at_the_controller_is_told_and_the_host_goes_on(side: Side, monk
 def test_a_writer_waits_for_an_agent_that_is_behind_and_then_does_without(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     spool.make()
-    near = NearPlace(spool, limit_s=0.1)
+    near = LocalStorage(spool, limit_s=0.1)
     for step in (1, 2):
         at = near.draft(f"{step}-1-0")
         near.make_room(at, leads=True)
@@ -346,7 +346,7 @@ def test_what_is_given_up_leaves_nothing(tmp_path: Path) -> None:
     """A part of which no ticket came, since another writer was lost."""
     spool = Spool(tmp_path)
     spool.make()
-    near = NearPlace(spool)
+    near = LocalStorage(spool)
     at = near.draft("1-1-0")
     contribute(at, states())
     assert at.is_dir()
@@ -368,15 +368,15 @@ def test_an_agent_that_never_answers(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     spool.make()
     with pytest.raises(UserError, match="not brought it within"):
-        spool.ask(CheckpointWish("own"), limit_s=0.05)
+        spool.ask(CheckpointRequest("own"), limit_s=0.05)
 
     def answer() -> None:
         until(lambda: len(spool.wishes()) == 2)
         for path, _ in spool.wishes():
-            spool.answer(path, Granted(error="it burns"))
+            spool.answer(path, CheckpointReply(error="it burns"))
 
     thread = threading.Thread(target=answer)
     thread.start()
     with pytest.raises(UserError, match="it burns"):
-        spool.ask(CheckpointWish("own"))
+        spool.ask(CheckpointRequest("own"))
     thread.join()

@@ -17,24 +17,26 @@ from optuna.distributions import (
     distribution_to_json,
 )
 
-from elastune.tune.search.importance import FEWEST, Importance, Tried, importance
+from elastune.tune.search.importance import FEWEST, EvaluatedTrial, Importance, importance
 from elastune.tune.search.objective import Objective
 
 LOSS = [Objective("loss", "min")]
 UNIT: dict[str, BaseDistribution] = {name: FloatDistribution(0, 1) for name in "abcd"}
 
 
-def tried(f: Callable[..., float], space: dict[str, BaseDistribution], n: int, seed: int = 0) -> list[Tried]:
+def tried(f: Callable[..., float], space: dict[str, BaseDistribution], n: int, seed: int = 0) -> list[EvaluatedTrial]:
     """Random configurations and what ``f`` makes of them."""
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
     found = []
     for _ in range(n):
         params = study.ask(space).params
-        found.append(Tried(params, {k: distribution_to_json(d) for k, d in space.items()}, {"loss": f(**params)}))
+        found.append(
+            EvaluatedTrial(params, {k: distribution_to_json(d) for k, d in space.items()}, {"loss": f(**params)})
+        )
     return found
 
 
-def one(trials: list[Tried]) -> Importance:
+def one(trials: list[EvaluatedTrial]) -> Importance:
     (found,) = importance(trials, LOSS)
     return found
 
@@ -85,7 +87,7 @@ def test_parameters_of_some_trials_alone_count_and_so_do_system_parameters() -> 
     for each in tried(loss, space, 120):
         gone = "beta" if each.params["optimizer"] == "sgd" else "momentum"
         kept: dict[str, Any] = {name: value for name, value in each.params.items() if name != gone}
-        trials.append(Tried(kept, {name: each.distributions[name] for name in kept}, each.values))
+        trials.append(EvaluatedTrial(kept, {name: each.distributions[name] for name in kept}, each.values))
     found = one(trials)
     share = shares(found)
     assert set(share) == set(space)
@@ -111,7 +113,7 @@ def test_ranges_that_grew_are_one() -> None:
         ([], "no trial has a value"),
     ],
 )
-def test_where_nothing_can_be_said_it_says_so(trials: list[Tried], why: str) -> None:
+def test_where_nothing_can_be_said_it_says_so(trials: list[EvaluatedTrial], why: str) -> None:
     found = one(trials)
     assert why in found.why_not
     assert not found.parameters
@@ -129,7 +131,7 @@ def test_noise_is_decided_by_nothing() -> None:
 
 def test_each_objective_has_its_own_and_the_same_trials_say_the_same() -> None:
     trials = [
-        Tried(t.params, t.distributions, {"loss": t.params["a"], "seconds": t.params["b"]})
+        EvaluatedTrial(t.params, t.distributions, {"loss": t.params["a"], "seconds": t.params["b"]})
         for t in tried(lambda a, b, c, d: a, UNIT, 40)
     ]
     objectives = [*LOSS, Objective("seconds", "min")]

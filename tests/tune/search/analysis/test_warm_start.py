@@ -27,7 +27,7 @@ from elastune.tune.search.objective import Objective, parse_objectives
 from elastune.tune.search.suggester import Suggester, Suggestion, replay
 from elastune.tune.search.warm_start import (
     Context,
-    Fitting,
+    TransferableTrial,
     best_of,
     clocked,
     differences,
@@ -140,8 +140,10 @@ def test_times_and_costs_are_bound_to_the_hardware() -> None:
     assert clocked(parse_objectives({"time_to_target_s": "min"}), ())
 
 
-def fitting(*points: tuple[float, float]) -> list[Fitting]:
-    return [Fitting(Sample({"n": i}, {}, {}), {"accuracy": a, "seconds": s}) for i, (a, s) in enumerate(points)]
+def fitting(*points: tuple[float, float]) -> list[TransferableTrial]:
+    return [
+        TransferableTrial(Sample({"n": i}, {}, {}), {"accuracy": a, "seconds": s}) for i, (a, s) in enumerate(points)
+    ]
 
 
 def test_the_front_is_tried_first_without_what_breaks_a_constraint() -> None:

@@ -9,7 +9,7 @@ import pytest
 from elastune.core.journal.records import ProposalAsked, Record, TrialFinished, TrialPaused, TrialResumed, TrialStarted
 from elastune.tune.search.objective import parse_objectives
 from elastune.tune.search.samplers.registry import GP_TRIALS, gp_s, resolve
-from elastune.tune.search.suggester import Recall, Suggester, Suggestion
+from elastune.tune.search.suggester import SearchReplay, Suggester, Suggestion
 
 TWO = parse_objectives({"accuracy": "max", "seconds": "min"})
 RUNNING, PAUSED = 8, 60
@@ -71,7 +71,7 @@ def test_a_resumed_study_knows_who_was_paused() -> None:
     last = PAUSED + RUNNING  # one that runs
 
     def proposed(told: list[Record]) -> str:
-        recall = Recall(Suggester(space, TWO), [*records, *told], "open")
+        recall = SearchReplay(Suggester(space, TWO), [*records, *told], "open")
         for record in [*records, *told]:
             recall.hear(record)
         found = recall.hear(ProposalAsked(1 + PAUSED + RUNNING))

@@ -15,7 +15,7 @@ from elastune.core.journal.records import Entry, TrialFinished, TrialStarted
 from elastune.tune.search.constraint import parse_constraints
 from elastune.tune.search.front import hypervolume
 from elastune.tune.search.objective import parse_objectives
-from elastune.tune.search.samplers.genetic import Genetics, Lineage, parents, parse_genetics, place, unfinished
+from elastune.tune.search.samplers.genetic import GeneticOptions, Lineage, parents, parse_genetics, place, unfinished
 from elastune.tune.search.samplers.registry import check_sampler
 from elastune.tune.search.suggester import Suggester, replay
 
@@ -114,7 +114,7 @@ def numbers(trials):
 
 # demes, generations, migration
 
-SMALL = Genetics(demes=2, population=2, migration=2, steady=0)
+SMALL = GeneticOptions(demes=2, population=2, migration=2, steady=0)
 
 
 def test_demes_take_turns_and_fill_generation_after_generation():
@@ -133,12 +133,12 @@ def test_demes_breed_apart():
 def test_synchronous_parents_are_of_earlier_generations_steady_ones_of_any():
     past = told([5, 1, 4, 2, 0, 9])  # the next is the second of deme 0's generation 1; trial 4 is its first
     assert numbers(parents(past, MIN, SMALL)) == [2, 0]
-    assert numbers(parents(past, MIN, Genetics(demes=2, population=2, steady=1))) == [4, 2]
+    assert numbers(parents(past, MIN, GeneticOptions(demes=2, population=2, steady=1))) == [4, 2]
 
 
 def test_the_best_of_a_deme_joins_the_next_one_every_k_generations():
     values = [50, 10, 51, 11, 52, 12, 53, 13, 0, 60, 54, 61]  # deme 0: even numbers; 8..11 are generation 2
-    never = Genetics(demes=2, population=2, migration=0, steady=0)
+    never = GeneticOptions(demes=2, population=2, migration=0, steady=0)
     assert numbers(parents(told(values[:7]), MIN, SMALL)) == [1, 3], "generation 1: nobody came yet"
     assert numbers(parents(told(values[:8]), MIN, SMALL)) == [1, 0], "generation 2: trial 1 came from deme 1"
     assert numbers(parents(told(values[:8]), MIN, never)) == [0, 2]
@@ -150,7 +150,7 @@ def test_the_best_of_a_deme_joins_the_next_one_every_k_generations():
 
 
 def test_a_ring_of_demes_passes_the_best_on():
-    genetics = Genetics(demes=3, population=2, migration=1, steady=0)
+    genetics = GeneticOptions(demes=3, population=2, migration=1, steady=0)
     values = [1, 50, 60, 51, 52, 61] + [70] * 12
     where = {
         generation: [0 in numbers(parents(told(values[: generation * 6 + deme]), MIN, genetics)) for deme in range(3)]
@@ -168,7 +168,7 @@ def test_who_breaks_a_constraint_does_not_migrate():
 @given(st.integers(1, 4), st.integers(2, 5), st.integers(1, 60), st.integers(0, 2**32))
 @settings(max_examples=100, deadline=None)
 def test_without_migration_parents_are_the_best_finished_of_the_same_deme(demes, population, n, seed):
-    genetics = Genetics(demes=demes, population=population, migration=0)
+    genetics = GeneticOptions(demes=demes, population=population, migration=0)
     rng = np.random.default_rng(seed)
     past = told([None if rng.random() < 0.2 else value for value in rng.permutation(n)])
     found = parents(past, MIN, genetics)
@@ -203,7 +203,7 @@ def test_a_synchronous_drive_learns_how_many_to_wait_for():
 
 
 def test_a_drive_that_waits_breeds_from_whole_generations():
-    genetics = Genetics(demes=2, population=3, steady=0, migration=0)
+    genetics = GeneticOptions(demes=2, population=3, steady=0, migration=0)
     rng = np.random.default_rng(0)
     past, running = told([]), []
     for number in range(24):
@@ -225,9 +225,9 @@ def test_a_drive_that_waits_breeds_from_whole_generations():
 
 
 def test_settings_are_read_and_what_is_not_named_keeps_its_default():
-    assert parse_genetics("genetic") == Genetics()
+    assert parse_genetics("genetic") == GeneticOptions()
     found = parse_genetics("genetic:demes=4, population=32,mutation=.1,steady=0")
-    assert found == Genetics(demes=4, population=32, mutation=0.1, steady=0)
+    assert found == GeneticOptions(demes=4, population=32, mutation=0.1, steady=0)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from elastune.train.program.space import Sample, draw
 from elastune.tune.search.samplers.genetic import (
-    Genetics,
+    GeneticOptions,
     best_first,
     breed,
     cross,
@@ -59,8 +59,10 @@ def test_crowding_is_the_neighbours_distance_in_units_of_the_range():
 
 def test_a_larger_tournament_is_won_by_fitter_ones():
     rng = np.random.default_rng(0)
-    means = [statistics.mean(tournament(10, entrants, rng) for _ in range(400)) for entrants in (1, 2, 5)]
-    assert means == pytest.approx([4.5, 8 / 3, 5 / 6], abs=0.4)  # (n - entrants) / (entrants + 1), drawn from 0..n-1
+    execution = [statistics.mean(tournament(10, entrants, rng) for _ in range(400)) for entrants in (1, 2, 5)]
+    assert execution == pytest.approx(
+        [4.5, 8 / 3, 5 / 6], abs=0.4
+    )  # (n - entrants) / (entrants + 1), drawn from 0..n-1
     assert tournament(10, 99, rng) == 0
     assert tournament(1, 2, rng) == 0
 
@@ -142,7 +144,7 @@ def test_a_copy_is_recognised(child, tried, expected):
 @given(st.lists(samples(), min_size=1, max_size=6), st.integers(0, 2**32))
 @settings(max_examples=100, deadline=None)
 def test_without_mutation_all_genes_are_inherited(pool, seed):
-    child = breed(pool, [], Genetics(mutation=0.0), np.random.default_rng(seed))
+    child = breed(pool, [], GeneticOptions(mutation=0.0), np.random.default_rng(seed))
     for name, value in child.params.items():
         assert value in [one.params[name] for one in pool if name in one.params]
 
@@ -150,7 +152,7 @@ def test_without_mutation_all_genes_are_inherited(pool, seed):
 @given(samples(), st.integers(0, 2**32), st.sampled_from([0.0, 0.1]))
 @settings(max_examples=100, deadline=None)
 def test_a_child_that_were_a_copy_is_mutated_further(parent, seed, step):
-    rates = Genetics(mutation=0.0, step=step)
+    rates = GeneticOptions(mutation=0.0, step=step)
     child = breed([parent], [parent.params], rates, np.random.default_rng(seed))
     movable = any(not each.single() for each in parent.distributions.values())
     assert is_copy(child.params, [parent.params]) != movable
@@ -158,4 +160,4 @@ def test_a_child_that_were_a_copy_is_mutated_further(parent, seed, step):
 
 def test_what_has_one_value_only_may_be_copied():
     only = Sample({"x": 1}, {"x": IntDistribution(1, 1)}, {})
-    assert breed([only], [only.params], Genetics(), np.random.default_rng(0)).params == {"x": 1}
+    assert breed([only], [only.params], GeneticOptions(), np.random.default_rng(0)).params == {"x": 1}

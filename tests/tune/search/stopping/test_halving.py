@@ -54,8 +54,8 @@ class Loop:
     def epoch(self, number):
         self.at[number] += 1
         values = self.curve(number, self.at[number])
-        glimpse = IntermediateResult(number, self.at[number], self.epochs, values, self.violation(number))
-        reason = self.tell("reported", glimpse)
+        intermediate = IntermediateResult(number, self.at[number], self.epochs, values, self.violation(number))
+        reason = self.tell("reported", intermediate)
         if self.at[number] == self.epochs:
             self.done.append(number)
             self.tell("ended", number, values, self.violation(number))

@@ -18,7 +18,7 @@ from elastune.tune.study.allocation.throughput import MeasuredRates, samples_per
 FREE = Rules(min_residence_s=0.0)  # moves are weighed by their pauses alone
 
 
-def claim(trial: int, current: int = 0, low: int = 1, high: int = 8, **more) -> Demand:
+def demand(trial: int, current: int = 0, low: int = 1, high: int = 8, **more) -> Demand:
     """Perfect scaling up to 1,000 workers at 100 samples a second each, unless told."""
     known = {"remaining": 1e6, "throughput": MeasuredRates(((1, 100.0), (1000, 100_000.0)))}
     return Demand(trial, current, low, high, **{**known, **more})
@@ -33,7 +33,7 @@ def concave(gains: list[float]) -> MeasuredRates:
     return MeasuredRates(tuple(points))
 
 
-SLOWING = claim(1, remaining=2000.0, throughput=concave([100.0, 60.0, 40.0]))
+SLOWING = demand(1, remaining=2000.0, throughput=concave([100.0, 60.0, 40.0]))
 CURVE = tuple((n, 64 / (0.01 + 0.064 / n)) for n in range(1, 17))
 gains = st.lists(st.integers(1, 60).map(float), min_size=6, max_size=6)
 known = st.one_of(
@@ -80,35 +80,35 @@ rules = st.builds(
 )
 
 
-def after(claims: list[Demand], given: dict[int, int]) -> list[Demand]:
+def after(demands: list[Demand], given: dict[int, int]) -> list[Demand]:
     """The claims once ``given`` is so."""
-    return [c if c.current == given[c.trial] else replace(c, current=given[c.trial], since_s=0.0) for c in claims]
+    return [c if c.current == given[c.trial] else replace(c, current=given[c.trial], since_s=0.0) for c in demands]
 
 
-def worth(claims: list[Demand], given: dict[int, int]) -> float:
+def worth(demands: list[Demand], given: dict[int, int]) -> float:
     """Value a second of an allocation."""
-    return sum(c.worth * float(samples_per_s(c.throughput, 99)[given[c.trial]]) for c in claims)
+    return sum(c.worth * float(samples_per_s(c.throughput, 99)[given[c.trial]]) for c in demands)
 
 
 @given(many(), st.integers(0, 30), rules)
-def test_bounds_hold(claims: list[Demand], workers: int, rules: Rules) -> None:
-    given = allocate(claims, workers, rules)
-    assert set(given) == {c.trial for c in claims}
+def test_bounds_hold(demands: list[Demand], workers: int, rules: Rules) -> None:
+    given = allocate(demands, workers, rules)
+    assert set(given) == {c.trial for c in demands}
     assert sum(given.values()) <= workers
-    for c in claims:
+    for c in demands:
         assert given[c.trial] == 0 or (c.low <= given[c.trial] <= c.high)
 
 
 @settings(max_examples=300)
 @given(many(), st.integers(0, 30), rules)
-def test_a_result_is_its_own_result(claims: list[Demand], workers: int, rules: Rules) -> None:
-    given = allocate(claims, workers, rules)
-    assert allocate(after(claims, given), workers, rules) == given
+def test_a_result_is_its_own_result(demands: list[Demand], workers: int, rules: Rules) -> None:
+    given = allocate(demands, workers, rules)
+    assert allocate(after(demands, given), workers, rules) == given
 
 
 def test_of_two_that_waited_too_long_the_one_let_in_stays_in() -> None:
     """Without a least stay, too: asked again at the same moment, the other one would take its place, and so on."""
-    patient = [claim(1, low=2, high=2, since_s=1000.0), claim(2, low=2, high=2, since_s=100.0)]
+    patient = [demand(1, low=2, high=2, since_s=1000.0), demand(2, low=2, high=2, since_s=100.0)]
     rules = Rules(min_residence_s=0.0, max_wait_s=50.0)
     given = allocate(patient, 3, rules)
     assert given == {1: 2, 2: 0}
@@ -119,70 +119,70 @@ def test_of_two_that_waited_too_long_the_one_let_in_stays_in() -> None:
 
 @given(many(), st.integers(0, 30), rules, st.randoms())
 def test_the_order_of_claims_does_not_matter(
-    claims: list[Demand], workers: int, rules: Rules, rng: random.Random
+    demands: list[Demand], workers: int, rules: Rules, rng: random.Random
 ) -> None:
-    mixed = rng.sample(claims, len(claims))
-    assert allocate(mixed, workers, rules) == allocate(claims, workers, rules)
+    mixed = rng.sample(demands, len(demands))
+    assert allocate(mixed, workers, rules) == allocate(demands, workers, rules)
 
 
 @given(many(gains.map(concave)), st.integers(0, 12))
-def test_equals_brute_force_where_values_are_concave(claims: list[Demand], workers: int) -> None:
-    claims = [replace(c, low=1, high=min(c.high, 6), pause_s=0.0, remaining=1e6) for c in claims[:4]]
-    workers = max(workers, len(claims))
-    rooms = product(*(range(c.low, c.high + 1) for c in claims))
-    shares = (dict(zip([c.trial for c in claims], room, strict=True)) for room in rooms if sum(room) <= workers)
-    best = max(worth(claims, share) for share in shares)
-    assert worth(claims, allocate(claims, workers, FREE)) == pytest.approx(best)
+def test_equals_brute_force_where_values_are_concave(demands: list[Demand], workers: int) -> None:
+    demands = [replace(c, low=1, high=min(c.high, 6), pause_s=0.0, remaining=1e6) for c in demands[:4]]
+    workers = max(workers, len(demands))
+    rooms = product(*(range(c.low, c.high + 1) for c in demands))
+    shares = (dict(zip([c.trial for c in demands], room, strict=True)) for room in rooms if sum(room) <= workers)
+    best = max(worth(demands, share) for share in shares)
+    assert worth(demands, allocate(demands, workers, FREE)) == pytest.approx(best)
 
 
 @given(many(gains.map(concave)), st.integers(0, 30))
-def test_a_worker_more_takes_from_nobody_where_values_are_concave(claims: list[Demand], workers: int) -> None:
-    claims = [replace(c, current=0, high=min(c.high, 6)) for c in claims]
-    workers = max(workers, sum(c.low for c in claims))
-    few, more = allocate(claims, workers), allocate(claims, workers + 1)
-    assert all(low <= few[trial] <= more[trial] for trial, low in ((c.trial, c.low) for c in claims))
+def test_a_worker_more_takes_from_nobody_where_values_are_concave(demands: list[Demand], workers: int) -> None:
+    demands = [replace(c, current=0, high=min(c.high, 6)) for c in demands]
+    workers = max(workers, sum(c.low for c in demands))
+    few, more = allocate(demands, workers), allocate(demands, workers + 1)
+    assert all(low <= few[trial] <= more[trial] for trial, low in ((c.trial, c.low) for c in demands))
 
 
 @given(many(), st.integers(0, 30), rules)
-def test_who_runs_is_not_stopped_while_there_is_room(claims: list[Demand], workers: int, rules: Rules) -> None:
-    workers = max(workers, sum(c.low for c in claims))
-    given = allocate(claims, workers, replace(rules, budget_s=math.inf))
-    assert all(given[c.trial] >= c.low for c in claims if c.current)
+def test_who_runs_is_not_stopped_while_there_is_room(demands: list[Demand], workers: int, rules: Rules) -> None:
+    workers = max(workers, sum(c.low for c in demands))
+    given = allocate(demands, workers, replace(rules, budget_s=math.inf))
+    assert all(given[c.trial] >= c.low for c in demands if c.current)
 
 
 @given(many(known), st.integers(0, 30), st.sampled_from([0.0, 30.0]))
-def test_a_move_is_worth_its_pauses(claims: list[Demand], workers: int, min_residence_s: float) -> None:
+def test_a_move_is_worth_its_pauses(demands: list[Demand], workers: int, min_residence_s: float) -> None:
     """Where nothing must be (all run, within their bounds, and fit), the work done within the horizon only grows."""
-    claims = [replace(c, current=min(max(c.current, c.low), c.high), remaining=1e9) for c in claims]
-    workers = max(workers, sum(c.current for c in claims))
-    given = allocate(claims, workers, Rules(min_residence_s=min_residence_s))
-    kept = {c.trial: c.current for c in claims}
+    demands = [replace(c, current=min(max(c.current, c.low), c.high), remaining=1e9) for c in demands]
+    workers = max(workers, sum(c.current for c in demands))
+    given = allocate(demands, workers, Rules(min_residence_s=min_residence_s))
+    kept = {c.trial: c.current for c in demands}
     lost = sum(
         c.worth * c.pause_s * float(samples_per_s(c.throughput, 99)[given[c.trial]])
-        for c in claims
+        for c in demands
         if given[c.trial] != c.current
     )
-    assert worth(claims, given) * 600 - lost >= worth(claims, kept) * 600 * (1 - 1e-9)
+    assert worth(demands, given) * 600 - lost >= worth(demands, kept) * 600 * (1 - 1e-9)
     if min_residence_s:
-        assert all(given[c.trial] == c.current for c in claims if c.since_s < min_residence_s)
+        assert all(given[c.trial] == c.current for c in demands if c.since_s < min_residence_s)
 
 
 @given(many(), st.integers(4, 12))
-def test_nobody_starves(claims: list[Demand], workers: int) -> None:
+def test_nobody_starves(demands: list[Demand], workers: int) -> None:
     """With patience everybody who could run has run after some rounds."""
     rules, ran = Rules(min_residence_s=5.0, max_wait_s=50.0), set()
-    for _ in range(4 * len(claims)):
-        given = allocate(claims, workers, rules)
+    for _ in range(4 * len(demands)):
+        given = allocate(demands, workers, rules)
         ran |= {trial for trial, count in given.items() if count}
-        claims = [replace(c, since_s=c.since_s + 60.0) for c in after(claims, given)]
-    assert ran == {c.trial for c in claims}
+        demands = [replace(c, since_s=c.since_s + 60.0) for c in after(demands, given)]
+    assert ran == {c.trial for c in demands}
 
 
 def test_without_patience_the_running_keep_their_workers() -> None:
-    claims = [claim(1, 2, low=2, worth=1.0, since_s=100.0), claim(2, low=2, worth=9.0, since_s=1e6)]
-    assert allocate(claims, 3) == {1: 3, 2: 0}
-    assert allocate(claims, 3, Rules(max_wait_s=500.0)) == {1: 0, 2: 3}
-    just = [replace(claims[0], since_s=10.0), claims[1]]  # whoever was let in has its least stay
+    demands = [demand(1, 2, low=2, worth=1.0, since_s=100.0), demand(2, low=2, worth=9.0, since_s=1e6)]
+    assert allocate(demands, 3) == {1: 3, 2: 0}
+    assert allocate(demands, 3, Rules(max_wait_s=500.0)) == {1: 0, 2: 3}
+    just = [replace(demands[0], since_s=10.0), demands[1]]  # whoever was let in has its least stay
     assert allocate(just, 3, Rules(max_wait_s=500.0, min_residence_s=30.0)) == {1: 2, 2: 0}
 
 
@@ -190,128 +190,128 @@ def test_without_patience_the_running_keep_their_workers() -> None:
     ("claims", "workers", "expected"),
     [
         ([], 4, {}),
-        ([claim(1)], 0, {1: 0}),
-        ([claim(1, low=3)], 2, {1: 0}),
-        ([claim(1, worth=1.0), claim(2, worth=2.0)], 10, {1: 2, 2: 8}),  # the steeper first, to its bound
-        ([claim(1), claim(2)], 9, {1: 8, 2: 1}),  # ties by trial number
-        ([claim(1, 8), claim(2, low=2)], 8, {1: 6, 2: 2}),  # a new trial has its least at once
-        ([claim(1, 8)], 3, {1: 3}),  # workers were lost
-        ([claim(1, 4, throughput=MeasuredRates(((1, 10.0), (2, 20.0), (4, 5.0))))], 4, {1: 2}),  # more is slower
-        ([claim(1, throughput=MeasuredRates()), claim(2, high=2)], 8, {1: 2, 2: 2}),  # unseen: twice its least
+        ([demand(1)], 0, {1: 0}),
+        ([demand(1, low=3)], 2, {1: 0}),
+        ([demand(1, worth=1.0), demand(2, worth=2.0)], 10, {1: 2, 2: 8}),  # the steeper first, to its bound
+        ([demand(1), demand(2)], 9, {1: 8, 2: 1}),  # ties by trial number
+        ([demand(1, 8), demand(2, low=2)], 8, {1: 6, 2: 2}),  # a new trial has its least at once
+        ([demand(1, 8)], 3, {1: 3}),  # workers were lost
+        ([demand(1, 4, throughput=MeasuredRates(((1, 10.0), (2, 20.0), (4, 5.0))))], 4, {1: 2}),  # more is slower
+        ([demand(1, throughput=MeasuredRates()), demand(2, high=2)], 8, {1: 2, 2: 2}),  # unseen: twice its least
     ],
 )
-def test_table(claims: list[Demand], workers: int, expected: dict[int, int]) -> None:
-    assert allocate(claims, workers) == expected
+def test_table(demands: list[Demand], workers: int, expected: dict[int, int]) -> None:
+    assert allocate(demands, workers) == expected
 
 
 @pytest.mark.parametrize(("workers", "expected"), [(4, 4), (5, 4), (7, 4), (8, 8), (12, 8)])
 def test_slots_make_blocks(workers: int, expected: int) -> None:
     """8 slots: 5 to 7 workers are as fast as 4."""
     pace = MeasuredRates(((1, 1000.0), (8, 8000.0)), slots=8)
-    assert allocate([claim(1, high=12, throughput=pace)], workers) == {1: expected}
+    assert allocate([demand(1, high=12, throughput=pace)], workers) == {1: expected}
 
 
 def test_what_a_block_leaves_goes_to_others() -> None:
     pace = MeasuredRates(((1, 1000.0), (8, 8000.0)), slots=8)
-    assert allocate([claim(1, throughput=pace), claim(2)], 7) == {1: 4, 2: 3}
+    assert allocate([demand(1, throughput=pace), demand(2)], 7) == {1: 4, 2: 3}
 
 
 def test_a_block_that_no_longer_fits_is_looked_at_anew() -> None:
     slots = MeasuredRates(((1, 1000.0), (8, 8000.0)), slots=8)
     fast = MeasuredRates(((1, 2000.0), (3, 6000.0)))
-    claims = [claim(1, low=4, throughput=slots), claim(2, high=3, throughput=fast), claim(3)]
-    assert allocate(claims, 11) == {1: 4, 2: 3, 3: 4}
+    demands = [demand(1, low=4, throughput=slots), demand(2, high=3, throughput=fast), demand(3)]
+    assert allocate(demands, 11) == {1: 4, 2: 3, 3: 4}
 
 
 def test_free_workers_go_where_they_bring_most() -> None:
     """Trial 3 has one too many, but its pause would cost more than trial 1 gains."""
-    claims = [
-        claim(1, 1, high=2, throughput=concave([100.0, 50.0])),
-        claim(2, 1, high=2, throughput=concave([100.0, 90.0])),
-        claim(3, 2, high=2, throughput=concave([100.0, 10.0]), pause_s=300.0),
+    demands = [
+        demand(1, 1, high=2, throughput=concave([100.0, 50.0])),
+        demand(2, 1, high=2, throughput=concave([100.0, 90.0])),
+        demand(3, 2, high=2, throughput=concave([100.0, 10.0]), pause_s=300.0),
     ]
-    assert allocate(claims, 5) == {1: 1, 2: 2, 3: 2}
+    assert allocate(demands, 5) == {1: 1, 2: 2, 3: 2}
 
 
 def test_what_was_given_back_is_given_on_at_once() -> None:
     """Not worth taking from trial 1, whose pause counts; once it gives back what brings too little, free."""
-    giving = claim(1, 4, high=4, throughput=concave([100.0, 60.0, 40.0, 30.0]), pause_s=100.0)
-    claims = [giving, claim(2, 1, high=2, throughput=concave([100.0, 55.0]))]
-    assert allocate(claims, 5, Rules(least_gain=0.5)) == {1: 2, 2: 2}
+    giving = demand(1, 4, high=4, throughput=concave([100.0, 60.0, 40.0, 30.0]), pause_s=100.0)
+    demands = [giving, demand(2, 1, high=2, throughput=concave([100.0, 55.0]))]
+    assert allocate(demands, 5, Rules(least_gain=0.5)) == {1: 2, 2: 2}
 
 
 @pytest.mark.parametrize(("pause_s", "expected"), [(1.0, {1: 1, 2: 3}), (250.0, {1: 2, 2: 2})])
 def test_a_worker_moves_only_where_that_pays_its_pauses(pause_s: float, expected: dict[int, int]) -> None:
     slow = MeasuredRates(((1, 90.0), (2, 100.0)))
-    claims = [claim(1, 2, throughput=slow, pause_s=pause_s), claim(2, 2, pause_s=pause_s)]
-    assert allocate(claims, 4) == expected
+    demands = [demand(1, 2, throughput=slow, pause_s=pause_s), demand(2, 2, pause_s=pause_s)]
+    assert allocate(demands, 4) == expected
 
 
 @pytest.mark.parametrize(("remaining", "expected"), [(1000.0, {1: 2, 2: 2}), (1e6, {1: 1, 2: 3})])
 def test_nobody_is_robbed_who_ends_soon(remaining: float, expected: dict[int, int]) -> None:
     slow = MeasuredRates(((1, 90.0), (2, 100.0)))
-    claims = [claim(1, 2, throughput=slow, remaining=remaining, pause_s=5.0), claim(2, 2, pause_s=5.0)]
-    assert allocate(claims, 4) == expected
+    demands = [demand(1, 2, throughput=slow, remaining=remaining, pause_s=5.0), demand(2, 2, pause_s=5.0)]
+    assert allocate(demands, 4) == expected
 
 
 def test_nobody_is_resized_twice_at_once() -> None:
-    claims = [claim(1, 2, since_s=10.0)]
-    assert allocate(claims, 4, Rules(min_residence_s=30.0)) == {1: 2}
-    assert allocate(claims, 4, Rules(min_residence_s=5.0)) == {1: 4}
-    assert allocate(claims, 1, Rules(min_residence_s=30.0)) == {1: 1}  # a loss does not ask
+    demands = [demand(1, 2, since_s=10.0)]
+    assert allocate(demands, 4, Rules(min_residence_s=30.0)) == {1: 2}
+    assert allocate(demands, 4, Rules(min_residence_s=5.0)) == {1: 4}
+    assert allocate(demands, 1, Rules(min_residence_s=30.0)) == {1: 1}  # a loss does not ask
 
 
 @pytest.mark.parametrize(("least_gain", "expected"), [(0.0, 4), (0.35, 3), (0.5, 2), (1.0, 1)])
 def test_a_worker_must_bring_enough(least_gain: float, expected: int) -> None:
     pace = concave([100.0, 60.0, 40.0, 30.0])
-    assert allocate([claim(1, high=4, throughput=pace)], 8, Rules(least_gain=least_gain)) == {1: expected}
+    assert allocate([demand(1, high=4, throughput=pace)], 8, Rules(least_gain=least_gain)) == {1: expected}
 
 
 @pytest.mark.parametrize(("pause_s", "expected"), [(0.0, 2), (100.0, 2), (400.0, 4)])
 def test_who_brings_too_little_is_given_back_where_that_pays(pause_s: float, expected: int) -> None:
     """Two workers spared, worth 100, against a loss of 70 and the pause."""
     pace = concave([100.0, 60.0, 40.0, 30.0])
-    claims = [claim(1, 4, high=4, throughput=pace, pause_s=pause_s)]
-    assert allocate(claims, 8, Rules(least_gain=0.5)) == {1: expected}
+    demands = [demand(1, 4, high=4, throughput=pace, pause_s=pause_s)]
+    assert allocate(demands, 8, Rules(least_gain=0.5)) == {1: expected}
 
 
 @pytest.mark.parametrize(
     ("claims", "workers", "deadline_s", "expected"),
     [
         # The promising has what it needs, though the other gains more by each worker.
-        ([SLOWING, claim(2, remaining=1000.0, worth=0.9)], 5, math.inf, {1: 1, 2: 4}),
-        ([SLOWING, claim(2, remaining=1000.0, worth=0.9)], 5, 10.0, {1: 3, 2: 2}),
+        ([SLOWING, demand(2, remaining=1000.0, worth=0.9)], 5, math.inf, {1: 1, 2: 4}),
+        ([SLOWING, demand(2, remaining=1000.0, worth=0.9)], 5, 10.0, {1: 3, 2: 2}),
         # Both could be in time, together they cannot: the most worth.
-        ([claim(1, remaining=4000.0), claim(2, remaining=4000.0, worth=2.0)], 6, 10.0, {1: 1, 2: 5}),
+        ([demand(1, remaining=4000.0), demand(2, remaining=4000.0, worth=2.0)], 6, 10.0, {1: 1, 2: 5}),
         # Beyond hope: no more than its least while it runs, nothing where it has not begun.
-        ([claim(1, 4, remaining=9000.0, worth=9.0), claim(2, remaining=1000.0)], 6, 10.0, {1: 1, 2: 5}),
-        ([claim(1, 0, remaining=9000.0, worth=9.0), claim(2, remaining=1000.0)], 6, 10.0, {1: 0, 2: 6}),
+        ([demand(1, 4, remaining=9000.0, worth=9.0), demand(2, remaining=1000.0)], 6, 10.0, {1: 1, 2: 5}),
+        ([demand(1, 0, remaining=9000.0, worth=9.0), demand(2, remaining=1000.0)], 6, 10.0, {1: 0, 2: 6}),
         # In time only if nobody touches it: 5 s left, and a resize takes as long.
-        ([claim(1, 2, remaining=1000.0, pause_s=5.0), claim(2, 2, remaining=900.0)], 6, 5.0, {1: 2, 2: 4}),
+        ([demand(1, 2, remaining=1000.0, pause_s=5.0), demand(2, 2, remaining=900.0)], 6, 5.0, {1: 2, 2: 4}),
         # A start takes its time too: 800 samples in 8 of 10 s.
         (
-            [claim(1, remaining=800.0, pause_s=2.0), claim(2, worth=9.0, current=4, remaining=1000.0)],
+            [demand(1, remaining=800.0, pause_s=2.0), demand(2, worth=9.0, current=4, remaining=1000.0)],
             4,
             10.0,
             {1: 1, 2: 3},
         ),
         (
-            [claim(1, remaining=810.0, pause_s=2.0, high=1), claim(2, current=4, remaining=1000.0)],
+            [demand(1, remaining=810.0, pause_s=2.0, high=1), demand(2, current=4, remaining=1000.0)],
             4,
             10.0,
             {1: 0, 2: 4},
         ),
     ],
 )
-def test_deadline(claims: list[Demand], workers: int, deadline_s: float, expected: dict[int, int]) -> None:
-    assert allocate(claims, workers, Rules(deadline_s=deadline_s)) == expected
+def test_deadline(demands: list[Demand], workers: int, deadline_s: float, expected: dict[int, int]) -> None:
+    assert allocate(demands, workers, Rules(deadline_s=deadline_s)) == expected
 
 
 @given(many(known), st.integers(0, 30), rules)
-def test_a_budget_is_kept(claims: list[Demand], workers: int, rules: Rules) -> None:
-    given = allocate(claims, workers, rules)
-    rate = {c.trial: float(samples_per_s(c.throughput, 99)[given[c.trial]]) for c in claims}
-    spent = sum(given[c.trial] * c.remaining / rate[c.trial] for c in claims if given[c.trial])
+def test_a_budget_is_kept(demands: list[Demand], workers: int, rules: Rules) -> None:
+    given = allocate(demands, workers, rules)
+    rate = {c.trial: float(samples_per_s(c.throughput, 99)[given[c.trial]]) for c in demands}
+    spent = sum(given[c.trial] * c.remaining / rate[c.trial] for c in demands if given[c.trial])
     assert spent <= rules.budget_s * (1 + 1e-9)
 
 
@@ -319,12 +319,14 @@ def test_a_budget_is_kept(claims: list[Demand], workers: int, rules: Rules) -> N
 def test_a_budget_bounds_what_is_added(budget_s: float, expected: int) -> None:
     """1,000 samples: 10 worker-seconds on one worker, 2 x 1000/160 on two, 3 x 1000/200, 4 x 1000/230."""
     pace = concave([100.0, 60.0, 40.0, 30.0])
-    assert allocate([claim(1, high=4, throughput=pace, remaining=1000.0)], 8, Rules(budget_s=budget_s)) == {1: expected}
+    assert allocate([demand(1, high=4, throughput=pace, remaining=1000.0)], 8, Rules(budget_s=budget_s)) == {
+        1: expected
+    }
 
 
 def test_a_budget_does_not_ask_whether_a_move_pays() -> None:
-    claims = [claim(1, 4, high=4, throughput=concave([100.0, 60.0, 40.0, 30.0]), remaining=1000.0, pause_s=100.0)]
-    assert allocate(claims, 8, Rules(budget_s=10.0)) == {1: 1}
+    demands = [demand(1, 4, high=4, throughput=concave([100.0, 60.0, 40.0, 30.0]), remaining=1000.0, pause_s=100.0)]
+    assert allocate(demands, 8, Rules(budget_s=10.0)) == {1: 1}
 
 
 def test_measured_rates_between_and_beyond() -> None:
@@ -336,17 +338,17 @@ def test_measured_rates_between_and_beyond() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: claim(1, low=0),
-        lambda: claim(1, low=3, high=2),
-        lambda: claim(1, worth=0.0),
-        lambda: claim(1, remaining=-1.0),
-        lambda: claim(1, pause_s=math.inf),
-        lambda: claim(1, worth=math.nan),
+        lambda: demand(1, low=0),
+        lambda: demand(1, low=3, high=2),
+        lambda: demand(1, worth=0.0),
+        lambda: demand(1, remaining=-1.0),
+        lambda: demand(1, pause_s=math.inf),
+        lambda: demand(1, worth=math.nan),
         lambda: MeasuredRates(((1, 1.0), (1, 2.0))),
         lambda: MeasuredRates(((1, 0.0),)),
         lambda: Rules(horizon_s=0.0),
         lambda: Rules(deadline_s=-1.0),
-        lambda: allocate([claim(1), claim(1)], 4),
+        lambda: allocate([demand(1), demand(1)], 4),
         lambda: allocate([], -1),
     ],
 )
@@ -358,7 +360,7 @@ def test_nonsense_is_refused(make) -> None:
 @pytest.mark.parametrize("shape", ["curve", "slots", "line"])
 def test_256_trials_on_2048_workers_take_less_than_a_tenth_of_a_second(shape: str) -> None:
     rng = random.Random(7)
-    claims = []
+    demands = []
     for trial in range(256):
         sample_s = rng.uniform(1e-4, 1e-3)
         curve = tuple((1 << k, 4096 / (0.01 + sample_s * (4096 >> k))) for k in range(12))
@@ -366,11 +368,11 @@ def test_256_trials_on_2048_workers_take_less_than_a_tenth_of_a_second(shape: st
             MeasuredRates(((1, 100.0),)) if shape == "line" else MeasuredRates(curve, 64 if shape == "slots" else None)
         )
         more = {"worth": rng.uniform(1, 3), "pause_s": 2.0, "throughput": pace}
-        claims.append(claim(trial, rng.randrange(16), 1, 2048, **more))
+        demands.append(demand(trial, rng.randrange(16), 1, 2048, **more))
     took = []
     for _ in range(5):
         started = time.process_time()
-        given = allocate(claims, 2048)
+        given = allocate(demands, 2048)
         took.append(time.process_time() - started)
     assert sum(given.values()) <= 2048
     assert min(took) < 0.1, took  # of CPU, the best of several: others may use the machine

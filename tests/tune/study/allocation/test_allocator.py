@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from elastune.core.journal.records import Reported
 from elastune.tune.study.allocation.allocate import Rules
-from elastune.tune.study.allocation.rebalancer import Allocation, Broker, Pending, rungs_passed, trial_priority
+from elastune.tune.study.allocation.rebalancer import Allocation, Broker, WaitingTrial, rungs_passed, trial_priority
 from elastune.tune.study.allocation.throughput import MeasuredRates, ThroughputTable, samples_per_s
-from elastune.tune.study.allocation.trial_progress import Courses
+from elastune.tune.study.allocation.trial_progress import TrialProgress
 
 AT_ONCE = Rules(min_residence_s=0.0)
 
@@ -39,12 +39,12 @@ class World:
         self.workers: dict[int, int] = {}
         self.leaving: dict[int, int] = {}
         self.bounds: dict[int, tuple[int, int]] = {}
-        self.queue: list[Pending] = []
+        self.queue: list[WaitingTrial] = []
         self.number = 0
 
     def add(self, low: int, more: int, fresh: bool) -> None:
         self.bounds[self.number] = low, low + more
-        self.queue.append(Pending(self.number, low, low + more, self.now_s, fresh))
+        self.queue.append(WaitingTrial(self.number, low, low + more, self.now_s, fresh))
         self.number += 1
 
     def apply(self, slow: bool, supply: bool) -> list[Allocation]:
@@ -149,7 +149,7 @@ def test_with_patience_everybody_runs_some_day(asked: list[tuple[int, int, bool]
         world.apply(slow=False, supply=True)
         ran |= set(world.workers)
         for trial in before - set(world.workers):
-            world.queue.append(Pending(trial, *world.bounds[trial], world.now_s, fresh=False))
+            world.queue.append(WaitingTrial(trial, *world.bounds[trial], world.now_s, fresh=False))
         world.now_s += 120.0
     assert ran == set(range(len(asked)))
 
@@ -227,13 +227,13 @@ def test_one_more_trial_or_a_wider_one(gain: float, worth: float, expected: dict
     for epoch, seconds in ((3, 20.0), (4, 30.0)):
         broker.reported(5, report(epoch, seconds), 1, 0.0)
     broker.ranked({5: worth})
-    found = broker.grants(10.0, [Pending(7, 1, 4, 10.0)], supply=True)
+    found = broker.grants(10.0, [WaitingTrial(7, 1, 4, 10.0)], supply=True)
     assert {grant.trial: grant.after for grant in found} == expected
 
 
 def test_the_last_new_trials_begin_as_wide_as_there_is_room() -> None:
     broker = Broker(4, AT_ONCE)
-    last = [Pending(7, 1, 4, 0.0)]
+    last = [WaitingTrial(7, 1, 4, 0.0)]
     assert [grant.after for grant in broker.grants(0.0, last)] == [2]  # nobody knows more than twice its least
     for trial in (1, 2):
         for workers in (1, 2, 4):
@@ -250,7 +250,7 @@ def test_nobody_is_moved_to_and_fro() -> None:
     broker.granted(Allocation(1, 1, 2, ""), 100.0)
     broker.regrouped(1, 2, 0.1, 101.0)
     broker.ranked({1: 0.1})
-    asking = [Pending(2, 1, 1, 101.0)]
+    asking = [WaitingTrial(2, 1, 1, 101.0)]
     assert [grant.after for grant in broker.grants(120.0, asking)] == []
     assert [(grant.trial, grant.after) for grant in broker.grants(131.0, asking, supply=True)] == [(1, 1)]
 
@@ -260,14 +260,14 @@ def test_deadline_and_budget_are_those_of_the_study() -> None:
     for bound in ({"deadline_s": 190.0}, {"budget_s": 190.0}):
         broker = Broker(2, Rules(min_residence_s=0.0, **bound))
         running(broker, 1, 1, 100.0, high=1)
-        assert [grant.trial for grant in broker.grants(50.0, [Pending(2, 1, 1, 0.0)], supply=True)] == (
+        assert [grant.trial for grant in broker.grants(50.0, [WaitingTrial(2, 1, 1, 0.0)], supply=True)] == (
             [2] if "deadline_s" in bound else []  # 190 - 50 spent - 70 that trial 1 needs < 90
         )
-        assert broker.grants(101.0, [Pending(2, 1, 1, 0.0)], supply=True)[-1:] == []
+        assert broker.grants(101.0, [WaitingTrial(2, 1, 1, 0.0)], supply=True)[-1:] == []
 
 
 def test_more_new_trials_begin_at_once_where_no_budget_counts_them() -> None:
-    one = [Pending(7, 1, 1, 0.0)]
+    one = [WaitingTrial(7, 1, 1, 0.0)]
     for bound, room in (({}, 7), ({"budget_s": 250.0}, 0)):
         broker = Broker(8, Rules(**bound))
         assert [grant.after for grant in broker.grants(0.0, one, supply=True)] == [1]
@@ -276,8 +276,8 @@ def test_more_new_trials_begin_at_once_where_no_budget_counts_them() -> None:
         assert broker.room == 0, "the last ones begin as wide as there is room"
 
 
-def held(trial: int, since_s: float = 0.0) -> Pending:
-    return Pending(trial, 1, 4, since_s, fresh=False, last=True)
+def held(trial: int, since_s: float = 0.0) -> WaitingTrial:
+    return WaitingTrial(trial, 1, 4, since_s, fresh=False, last=True)
 
 
 def test_who_is_held_back_has_what_is_idle_and_no_more() -> None:
@@ -286,7 +286,7 @@ def test_who_is_held_back_has_what_is_idle_and_no_more() -> None:
     assert [(grant.trial, grant.after) for grant in broker.grants(10.0, [held(2)])] == [(1, 2)], "others widen first"
     running(broker, 1, 1, 100.0, high=1)
     assert [(grant.trial, grant.after) for grant in broker.grants(10.0, [held(2)])] == [(2, 1)], "one is idle"
-    asking = [Pending(3, 1, 1, 10.0)]
+    asking = [WaitingTrial(3, 1, 1, 10.0)]
     assert [grant.trial for grant in broker.grants(10.0, asking)] == [3]
 
 
@@ -299,7 +299,7 @@ def test_who_was_held_back_too_long_comes_before_all_others() -> None:
 
 def test_known_courses_are_not_measured_again() -> None:
     """What a study's journal tells a broker is not asked of it a second time."""
-    courses = Courses()
+    courses = TrialProgress()
     courses.speeds.add(1, 1, 100, 1.0)
     broker = Broker(2, AT_ONCE, courses=courses, feeds=False)
     running(broker, 1, 1, 55.0)
@@ -316,7 +316,7 @@ def test_pace_is_measured_between_changes_only() -> None:
     broker.reported(1, report(4, 40.0), 2, 40.0)
     assert [grant.after for grant in broker.grants(40.0)] == []  # two were not seen yet: nothing is known beyond
     broker.reported(1, report(5, 50.0), 2, 50.0)  # no faster than on one: given back, as soon as others want it
-    assert [(grant.trial, grant.after) for grant in broker.grants(50.0, [Pending(2, 1, 1, 50.0)])] == [(2, 1)]
+    assert [(grant.trial, grant.after) for grant in broker.grants(50.0, [WaitingTrial(2, 1, 1, 50.0)])] == [(2, 1)]
 
 
 def test_others_tell_how_a_trial_would_scale() -> None:

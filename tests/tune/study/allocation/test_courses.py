@@ -7,24 +7,24 @@ import pytest
 from elastune.core.journal.records import (
     Regrouped,
     Reported,
+    TrialProgressed,
     TrialReallocated,
     TrialRegrouped,
     TrialReported,
-    TrialSeen,
 )
 from elastune.testing.studies import Telling
 from elastune.tune.study.allocation.throughput import BatchTable
-from elastune.tune.study.allocation.trial_progress import Courses
+from elastune.tune.study.allocation.trial_progress import TrialProgress
 
 
-def heard(told: Telling, courses: Courses | None = None) -> Courses:
-    courses = courses or Courses()
+def heard(told: Telling, courses: TrialProgress | None = None) -> TrialProgress:
+    courses = courses or TrialProgress()
     for entry in told.entries:
         courses.hear(entry)
     return courses
 
 
-def points(courses: Courses, trial: int) -> dict[int, float]:
+def points(courses: TrialProgress, trial: int) -> dict[int, float]:
     return dict(courses.speeds.of(trial).points)
 
 
@@ -41,7 +41,7 @@ def test_speeds_are_measured_between_changes_only() -> None:
     told = Telling().start(0, workers=1).wait(10.0).report(0, 1, 10.0).wait(10.0).report(0, 2, 20.0)
     told.tell(TrialReallocated(0, 1, 2)).wait(3.0).report(0, 3, 23.0)  # on one worker still: says nothing of two
     told.tell(TrialRegrouped(0, Regrouped(2, [0, 1], True, 30, 0.5, 0)))
-    told.wait(1.0).tell(TrialSeen(0, 32)).wait(2.0).tell(TrialSeen(0, 36))
+    told.wait(1.0).tell(TrialProgressed(0, 32)).wait(2.0).tell(TrialProgressed(0, 36))
     courses = heard(told)
     assert dict(courses.speeds._rates(0)) == pytest.approx({1: 1.0, 2: 2.0})
     assert list(courses.pauses_s) == [0.5]
@@ -49,7 +49,7 @@ def test_speeds_are_measured_between_changes_only() -> None:
 
 
 def test_replicas_count_as_one() -> None:
-    courses = heard(Telling().start(0, workers=4).wait(1.0).report(0, 1, 2.0), Courses(replica=2))
+    courses = heard(Telling().start(0, workers=4).wait(1.0).report(0, 1, 2.0), TrialProgress(replica=2))
     assert points(courses, 0)[2] == pytest.approx(5.0)
 
 
@@ -71,7 +71,7 @@ def test_told_again_it_knows_the_same() -> None:
                 told.resize(trial, 1, 2)
             report = Reported(epoch, 10 * epoch, batch * 10 * epoch, seconds, {}, epochs=4)
             told.wait(6.0).tell(TrialReported(trial, report, workers))
-    whole, again = heard(told, Courses(BatchTable())), Courses(BatchTable())
+    whole, again = heard(told, TrialProgress(BatchTable())), TrialProgress(BatchTable())
     for entry in told.entries:
         again.hear(entry)
         for trial in again.progress:

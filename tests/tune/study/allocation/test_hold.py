@@ -6,7 +6,7 @@ import pytest
 
 from elastune.core.journal.records import Reported, TrialPaused
 from elastune.testing.studies import Telling
-from elastune.tune.study.allocation.trial_progress import Courses, Holding, Length, is_held
+from elastune.tune.study.allocation.trial_progress import HeldTrials, Length, TrialProgress, is_held
 
 
 def lengths(*seconds: float) -> list[Length]:
@@ -51,9 +51,9 @@ def report(epoch: int) -> Reported:
     return Reported(epoch, 10 * epoch, 640 * epoch, 1.0, {}, epochs=4)
 
 
-def held_study() -> tuple[Telling, Holding]:
+def held_study() -> tuple[Telling, HeldTrials]:
     """Five trials after their first epoch, of 1, 2, 3, 4 and 50 s; the last one is held back."""
-    told, holding = Telling(), Holding(Courses(), 0.2, patience_s=60.0)
+    told, holding = Telling(), HeldTrials(TrialProgress(), 0.2, patience_s=60.0)
     for trial in range(5):
         told.start(trial, lr=0.1)
     for trial, seconds in enumerate((1.0, 2.0, 3.0, 4.0, 50.0)):
@@ -83,8 +83,8 @@ def test_each_is_asked_about_once_and_waits_as_long_as_it_would_train() -> None:
 def test_nobody_waits_who_is_at_its_end_or_has_no_share() -> None:
     told, holding = held_study()
     assert not holding.why(4, Reported(4, 40, 2560, 200.0, {}, epochs=4), told.now)
-    courses = Courses()
-    nobody = Holding(courses, 0.0, 60.0)
+    courses = TrialProgress()
+    nobody = HeldTrials(courses, 0.0, 60.0)
     for entry in told.entries:
         nobody.hear(entry)
     assert not nobody.why(4, report(1), told.now)

@@ -13,25 +13,25 @@ from elastune.core.journal.files import JournalWriter, read
 from elastune.core.journal.records import PlanMade, Record, ScalingPredicted, TrialReallocated, TrialStarted
 from elastune.core.mesh import Mesh
 from elastune.core.plan.step_time import CONSTANTS
-from elastune.core.run import Means, Program
+from elastune.core.run import ExecutionSettings, Program
 from elastune.train.program.load import load
 from elastune.tune.simulate.run import SurrogateModel, simulate
-from elastune.tune.study.allocation.rebalancer import Broker, Pending
+from elastune.tune.study.allocation.rebalancer import Broker, WaitingTrial
 from elastune.tune.study.allocation.throughput import (
     BatchTable,
     ThroughputTable,
     bounded,
-    plan_left,
+    plan_if_readable,
     predict_scaling,
     predicted_in,
-    prior_of,
+    scaling_prior,
 )
-from elastune.tune.study.allocation.trial_progress import Courses
+from elastune.tune.study.allocation.trial_progress import TrialProgress
 from elastune.tune.study.request import StudyRequest
 
 SIZE = {"batch_size": 16, "layers": 4, "flops": 1e6, "kept_bytes": 0.0, "gradient_bytes": 1e3}
 COST = {**dict.fromkeys(CONSTANTS, 1e-12), "flop_s": 1e-9, "gradient_hop_s": 2e-3}
-FAST = Means(mode="fast")
+FAST = ExecutionSettings(mode="fast")
 # On 1 to 4 workers: 16, 8 + 4, 6 + 8 and 4 + 12 ms; of 64 samples 64, 36, 30 and 28 ms.
 TRAIN = """
 config = {"lr": 0.1, "batch_size": 16}
@@ -49,8 +49,10 @@ def made(path: Path) -> PlanMade:
     return PlanMade(str(path), {"workers_each": 4}, {"size": SIZE}, COST)
 
 
-def told(batches: tuple[int, ...] = (16,), bounds: tuple[int, int] = (1, 4), means: Means = FAST) -> ScalingPredicted:
-    return predict_scaling(made(Path("train.py")), Path("plan"), Path("train.py"), means, batches, bounds)
+def told(
+    batches: tuple[int, ...] = (16,), bounds: tuple[int, int] = (1, 4), execution: ExecutionSettings = FAST
+) -> ScalingPredicted:
+    return predict_scaling(made(Path("train.py")), Path("plan"), Path("train.py"), execution, batches, bounds)
 
 
 def records(out: Path) -> list[Record]:
@@ -68,22 +70,22 @@ def test_workers_beyond_the_shortest_step_are_not_given() -> None:
 
 
 def test_what_it_may_be_asked_of() -> None:
-    assert told(means=replace(FAST, mesh=Mesh(data=2, tensor=2), mechanism="tensor"), bounds=(2, 4)).most in (2, 4)
+    assert told(execution=replace(FAST, mesh=Mesh(data=2, tensor=2), mechanism="tensor"), bounds=(2, 4)).most in (2, 4)
     with pytest.raises(UserError, match="of the program that ran"):
         predict_scaling(made(Path("other.py")), Path("plan"), Path("train.py"), FAST, [16], (1, 4))
     with pytest.raises(UserError, match="own mechanisms"):
-        told(means=replace(FAST, mechanism="fsdp2"))
+        told(execution=replace(FAST, mechanism="fsdp2"))
 
 
 def test_in_exact_mode_the_largest_share_of_slots_decides() -> None:
-    found = told((64,), means=Means(mode="exact", num_slots=4))
+    found = told((64,), execution=ExecutionSettings(mode="exact", num_slots=4))
     step_s = {workers: seconds for _, workers, seconds in found.steps}
     assert step_s[3] == step_s[2], "4 slots on 3 workers: 2 of them on one"
 
 
 @pytest.mark.parametrize("table", [ThroughputTable, BatchTable])
 def test_what_was_predicted_counts_until_trials_have_shown_it(table: Any) -> None:
-    known = table(prior_of(told()))
+    known = table(scaling_prior(told()))
     rates = dict(known.of(0).points)
     assert rates[2] / rates[1] == pytest.approx(16 / 12)
     assert rates[4] / rates[1] == pytest.approx(16 / 16)
@@ -95,18 +97,18 @@ def test_what_was_predicted_counts_until_trials_have_shown_it(table: Any) -> Non
 
 
 def test_like_batches_gain_alike() -> None:
-    prior = prior_of(told((16, 64)))
+    prior = scaling_prior(told((16, 64)))
     assert prior is not None
     assert prior(20.0)[4] / prior(20.0)[1] == pytest.approx(1.0)
     assert prior(90.0)[4] / prior(90.0)[1] == pytest.approx(64 / 28)
-    assert prior_of(None) is None
+    assert scaling_prior(None) is None
 
 
-@pytest.mark.parametrize(("prior", "given"), [(None, 2), (prior_of(told((64,))), 4)])
+@pytest.mark.parametrize(("prior", "given"), [(None, 2), (scaling_prior(told((64,))), 4)])
 def test_a_new_trial_is_as_wide_as_it_is_predicted_to_gain(prior: Any, given: int) -> None:
     """Where nothing is known it gets twice the fewest workers."""
-    broker = Broker(4, courses=Courses(ThroughputTable(prior)))
-    (grant,) = broker.grants(0.0, [Pending(0, 1, 4, 0.0)])
+    broker = Broker(4, courses=TrialProgress(ThroughputTable(prior)))
+    (grant,) = broker.grants(0.0, [WaitingTrial(0, 1, 4, 0.0)])
     assert grant.after == given
 
 
@@ -170,11 +172,11 @@ def test_what_was_not_looked_at_is_not_bounded() -> None:
 def test_the_plan_is_told_of_while_it_is_there(tmp_path: Path) -> None:
     program, folder = tmp_path / "train.py", tmp_path / "plan"
     found = predict_scaling(made(program), folder, program, FAST, [16], (1, 4))
-    assert plan_left(found, str(program)) is None
+    assert plan_if_readable(found, str(program)) is None
     for name in ("other.py", "train.py"):
         with JournalWriter(folder / "journal.jsonl") as journal:
             journal.write(made(tmp_path / name))
-        assert (plan_left(found, str(program)) is None) is (name == "other.py")
+        assert (plan_if_readable(found, str(program)) is None) is (name == "other.py")
 
 
 def test_a_plan_without_workers_to_share_is_refused(tmp_path: Path, program: Any) -> None:
@@ -184,5 +186,5 @@ def test_a_plan_without_workers_to_share_is_refused(tmp_path: Path, program: Any
 
 
 def most_workers(out: Path) -> int:
-    begun = [int(each.means["workers"]) for each in records(out) if isinstance(each, TrialStarted)]
+    begun = [int(each.execution["workers"]) for each in records(out) if isinstance(each, TrialStarted)]
     return max([*begun, *(each.after for each in records(out) if isinstance(each, TrialReallocated))])

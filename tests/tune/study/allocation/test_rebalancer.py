@@ -19,7 +19,7 @@ from elastune.core.journal.records import (
     TrialResumed,
     TrialStarted,
 )
-from elastune.core.run import Means, Program
+from elastune.core.run import ExecutionSettings, Program
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.tune.study.allocation import trial_progress as hold
 from elastune.tune.study.request import StudyRequest
@@ -38,7 +38,7 @@ def request(program: Program, out: Path, **changes: Any) -> StudyRequest:
         sampler="grid",
         trials=3,
         workers=4,
-        means=Means(mode="exact", num_slots=4),
+        execution=ExecutionSettings(mode="exact", num_slots=4),
         config={"pause_s": 0.05},  # they grow before they end
     )
     return replace(asked, **changes)

@@ -8,7 +8,14 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from elastune.tune.study.allocation.throughput import BatchTable, Shown, ThroughputTable, gains, risen, slopes
+from elastune.tune.study.allocation.throughput import (
+    BatchTable,
+    MeasuredScaling,
+    ThroughputTable,
+    gains,
+    log_speedup,
+    slopes,
+)
 
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16)
 BATCHES = (16, 32, 64, 128, 256, 512)
@@ -19,22 +26,22 @@ def speed(batch: float, workers: int) -> float:
     return 10.0 * workers / (1.0 + min(1.2, 8.0 / batch) * (workers - 1))
 
 
-def trials(number: int, noise: float = 0.0, seed: int = 0) -> list[Shown]:
+def trials(number: int, noise: float = 0.0, seed: int = 0) -> list[MeasuredScaling]:
     """Each on three numbers of workers."""
     rng, found = np.random.default_rng(seed), []
     for _ in range(number):
         batch, level = 2.0 ** rng.uniform(4, 9), rng.uniform(0.1, 10.0)
         counts = sorted(int(count) for count in rng.choice(COUNTS, size=3, replace=False))
         rates = [(float(w), level * speed(batch, w) * math.exp(noise * rng.standard_normal())) for w in counts]
-        found.append(Shown(batch, tuple(rates)))
+        found.append(MeasuredScaling(batch, tuple(rates)))
     return found
 
 
-def errors(shown: list[Shown], by_batch: bool) -> float:
+def errors(shown: list[MeasuredScaling], by_batch: bool) -> float:
     """Of the logarithm of the gain by eight workers, the mean over batches."""
     known = gains(shown)
     truths = {batch: math.log(speed(batch, 8) / speed(batch, 1)) for batch in BATCHES}
-    return fmean(abs(risen(slopes(known, b if by_batch else None), 8) - truth) for b, truth in truths.items())
+    return fmean(abs(log_speedup(slopes(known, b if by_batch else None), 8) - truth) for b, truth in truths.items())
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.05])
@@ -46,17 +53,21 @@ def test_the_truth_is_found_by_batch(noise: float) -> None:
 
 def test_while_few_are_known_all_count() -> None:
     """One trial of a large batch, four of small ones: what is said of large ones lies between."""
-    small = [Shown(16.0, tuple((float(w), speed(16, w)) for w in (1, 2, 4))) for _ in range(4)]
-    large = Shown(512.0, tuple((float(w), speed(512, w)) for w in (1, 2, 4)))
+    small = [MeasuredScaling(16.0, tuple((float(w), speed(16, w)) for w in (1, 2, 4))) for _ in range(4)]
+    large = MeasuredScaling(512.0, tuple((float(w), speed(512, w)) for w in (1, 2, 4)))
     known = gains([*small, large])
-    common, said, truth = risen(slopes(known), 4), risen(slopes(known, 512.0), 4), math.log(speed(512, 4) / 10.0)
+    common, said, truth = (
+        log_speedup(slopes(known), 4),
+        log_speedup(slopes(known, 512.0), 4),
+        math.log(speed(512, 4) / 10.0),
+    )
     assert common < said < truth
-    assert risen(slopes(gains(small), 512.0), 4) == pytest.approx(risen(slopes(gains(small)), 4), abs=0.01)
-    assert risen(slopes(gains([])), 4) == 0.0
+    assert log_speedup(slopes(gains(small), 512.0), 4) == pytest.approx(log_speedup(slopes(gains(small)), 4), abs=0.01)
+    assert log_speedup(slopes(gains([])), 4) == 0.0
 
 
 def test_one_wild_measurement_moves_nobody() -> None:
-    wild = [*trials(45), Shown(64.0, ((1.0, 10.0), (8.0, 8000.0)))]
+    wild = [*trials(45), MeasuredScaling(64.0, ((1.0, 10.0), (8.0, 8000.0)))]
     assert errors(wild, by_batch=True) < 0.2
 
 

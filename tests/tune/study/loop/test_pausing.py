@@ -19,7 +19,7 @@ from elastune.core.journal.records import (
     TrialResumed,
     TrialStarted,
 )
-from elastune.core.run import Means, Program
+from elastune.core.run import ExecutionSettings, Program
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.tune.study.request import StudyRequest
 from elastune.tune.study.run import tune
@@ -30,8 +30,8 @@ def space(trial: Any) -> dict[str, Any]:
 
 
 def request(program: Program, out: Path, **changes: Any) -> StudyRequest:
-    means = Means(mode="exact", num_slots=2)
-    asked = StudyRequest(program, out, {"loss": "min"}, sampler="grid", trials=8, workers=2, means=means)
+    execution = ExecutionSettings(mode="exact", num_slots=2)
+    asked = StudyRequest(program, out, {"loss": "min"}, sampler="grid", trials=8, workers=2, execution=execution)
     return replace(asked, **changes)
 
 

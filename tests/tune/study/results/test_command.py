@@ -6,7 +6,7 @@ from elastune.tune.study.run_command import run_command
 
 
 def test_command_names_what_decides_the_result():
-    means = {
+    execution = {
         "workers": 2,
         "mode": "exact",
         "mechanism": "replicated",
@@ -15,12 +15,12 @@ def test_command_names_what_decides_the_result():
         "micro_batch": None,
     }
     config = {"lr": 0.05, "name": "a b", "widths": [8, 16], "flag": True}
-    assert run_command({"path": "my file.py"}, config, means, 3, 2) == (
+    assert run_command({"path": "my file.py"}, config, execution, 3, 2) == (
         "elastune run 'my file.py' --workers 2 --mode exact --slots 8 --device cpu --set lr=0.05 --set 'name=a b' "
         "--set 'widths=[8, 16]' --set flag=true --epochs 2 --seed 3"
     )
-    means = {"precision": "bf16", "micro_batch": 4, "threads": 2}
-    assert run_command("f.py", {}, means) == "elastune run f.py --precision bf16 --micro-batch 4 --threads 2"
+    execution = {"precision": "bf16", "micro_batch": 4, "threads": 2}
+    assert run_command("f.py", {}, execution) == "elastune run f.py --precision bf16 --micro-batch 4 --threads 2"
 
 
 def test_command_names_the_data():
@@ -30,8 +30,8 @@ def test_command_names_the_data():
 def test_command_names_what_adapts_the_run():
     assert run_command("f.py", {}, {"policy": "none", "monitor": []}) == "elastune run f.py"
     assert run_command("f.py", {}, {"policy": "gns:max_batch=64"}) == "elastune run f.py --policy gns:max_batch=64"
-    means = {"policy": ["warmup", "gns"], "monitor": ["noise_scale:every=10"]}
-    assert run_command("f.py", {}, means) == (
+    execution = {"policy": ["warmup", "gns"], "monitor": ["noise_scale:every=10"]}
+    assert run_command("f.py", {}, execution) == (
         "elastune run f.py --policy warmup --policy gns --monitor noise_scale:every=10"
     )
 

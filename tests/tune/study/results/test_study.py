@@ -168,7 +168,7 @@ def test_a_pick_says_where_its_command_gives_another_result(mode: str, said: str
     started = next(i for i, entry in enumerate(told.entries) if isinstance(entry.record, TrialStarted))
     record = told.entries[started].record
     assert isinstance(record, TrialStarted)
-    moved = replace(record, means={**record.means, "mode": mode})
+    moved = replace(record, execution={**record.execution, "mode": mode})
     told.entries[started] = replace(told.entries[started], record=moved)
     caveat = study(told.finish()).pick().caveat
     assert said in caveat

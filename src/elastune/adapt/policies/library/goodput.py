@@ -36,7 +36,7 @@ StepSeconds = Callable[[int, int], float]
 
 
 @dataclass(frozen=True)
-class Room:
+class SearchBounds:
     """Bounds, both ends included.
 
     Attributes:
@@ -61,7 +61,7 @@ class Room:
             yield from ((workers, batch) for batch in sorted(batches) if batch >= workers)
 
 
-def learnt(observed: Sequence[Observation]) -> StepSeconds:
+def step_time_model(observed: Sequence[Observation]) -> StepSeconds:
     """Return the seconds of steps: as measured where measured, and elsewhere by the model fitted to them."""
     model, measured = fit_steps(observed), {(o.batch, o.workers): o.step_s for o in observed}
 
@@ -78,7 +78,7 @@ def better(
     step_s: StepSeconds,
     noise: Noise,
     base_batch: int,
-    room: Room,
+    room: SearchBounds,
     gain: float,
 ) -> tuple[int, int]:
     """Return the (workers, batch) to go to from ``now``.
@@ -113,7 +113,7 @@ def better(
 
 
 @dataclass(frozen=True)
-class Outlook:
+class GoodputState:
     """What the policy has measured, newest last, and asked for.
 
     Attributes:
@@ -161,10 +161,10 @@ class Goodput(Policy):
             raise UserError("a gain in goodput is a positive part of it", self.gain, "give gain=0.05, say, for 5 %")
         check_rule(self.lr)
 
-    def init(self) -> Outlook:
-        return Outlook()
+    def init(self) -> GoodputState:
+        return GoodputState()
 
-    def decide(self, hook: Hook, state: Outlook, run: Run) -> Outlook:
+    def decide(self, hook: Hook, state: GoodputState, run: Run) -> GoodputState:
         """Look around after ``every`` steps with one setting."""
         setting = (run.size(), run.batch_size())
         steps = state.steps + 1 if setting == state.setting else 0
@@ -178,13 +178,13 @@ class Goodput(Policy):
         state = replace(state, observed=(*others, seen)[-MOST_OBSERVED:])
         return state if noise is None else self._move(state, noise, run)
 
-    def _move(self, state: Outlook, noise: Noise, run: Run) -> Outlook:
+    def _move(self, state: GoodputState, noise: Noise, run: Run) -> GoodputState:
         smallest = run.snapshot.batch_at_start or run.batch_size()
         longest = run.limits.longest_batch or self.max_batch
         low, high, size = run.limits.low, run.limits.high, run.size()
-        room = Room(low, high, smallest, max(min(self.max_batch, longest), smallest))
+        room = SearchBounds(low, high, smallest, max(min(self.max_batch, longest), smallest))
         here, now = replace(room, low=size, high=size), (size, run.batch_size())
-        times = learnt(state.observed)
+        times = step_time_model(state.observed)
         _, batch = better(now, state.observed, times, noise, smallest, here, self.gain)
         if batch != run.batch_size():
             run.set_batch_size(batch, lr=self.lr)

@@ -44,7 +44,7 @@ class Rate:
 
 
 @dataclass(frozen=True)
-class Climb:
+class ProvisioningState:
     """How far the policy has come.
 
     Attributes:
@@ -76,14 +76,14 @@ def worth(few: Rate, many: Rate) -> tuple[float, float]:
 
 
 def advance(
-    climb: Climb, now: Snapshot, rate: Rate | None, low: int, high: int, rules: Provisioning
-) -> tuple[Climb, int | None]:
+    climb: ProvisioningState, now: Snapshot, rate: Rate | None, low: int, high: int, rules: Provisioning
+) -> tuple[ProvisioningState, int | None]:
     """Return the climb after one more step, and how many workers to ask for; None: as many as there are.
 
     ``rate`` is what the monitor measured; None: nothing yet.
     """
     if now.batch_size != climb.batch:  # other times, other worth
-        return Climb(since=now.step, workers=now.workers, batch=now.batch_size), None
+        return ProvisioningState(since=now.step, workers=now.workers, batch=now.batch_size), None
     same = now.workers == climb.workers
     step_s = now.batch_size / rate.per_s if rate else 0.0
     climb = replace(climb, workers=now.workers, steps=climb.steps + 1 if same else 0, waited_s=climb.waited_s + step_s)
@@ -99,13 +99,13 @@ def advance(
     if climb.phase == "growing":
         return (_enter(climb, "settled", now) if waited else climb), None
     if rules.retry and now.step - climb.since >= rules.retry:
-        return Climb(since=now.step, workers=now.workers, batch=now.batch_size), None
+        return ProvisioningState(since=now.step, workers=now.workers, batch=now.batch_size), None
     return climb, None
 
 
 def _measured(
-    climb: Climb, now: Snapshot, rate: Rate | None, low: int, high: int, rules: Provisioning
-) -> tuple[Climb, int | None]:
+    climb: ProvisioningState, now: Snapshot, rate: Rate | None, low: int, high: int, rules: Provisioning
+) -> tuple[ProvisioningState, int | None]:
     if climb.good.workers and now.workers <= climb.good.workers:  # lost again; another may come for it
         return _enter(climb, "growing", now), None
     if rate is None or climb.steps < rules.settle:
@@ -121,7 +121,7 @@ def _measured(
     return _enter(climb, "growing", now), more
 
 
-def _enter(climb: Climb, phase: Phase, now: Snapshot) -> Climb:
+def _enter(climb: ProvisioningState, phase: Phase, now: Snapshot) -> ProvisioningState:
     return replace(climb, phase=phase, since=now.step, waited_s=0.0)
 
 
@@ -170,10 +170,10 @@ class Provisioning(Policy):
             if not good:
                 raise UserError(f"provisioning cannot work with this {name}", getattr(self, name), fix)
 
-    def init(self) -> Climb:
-        return Climb()
+    def init(self) -> ProvisioningState:
+        return ProvisioningState()
 
-    def decide(self, hook: Hook, state: Climb, run: Run) -> Climb:
+    def decide(self, hook: Hook, state: ProvisioningState, run: Run) -> ProvisioningState:
         """Look at the throughput; ask for more or fewer workers where that is due."""
         low, high = run.limits.low, run.limits.high
         climb, workers = advance(state, run.snapshot, measured(run.snapshot), low, high, self)

@@ -10,7 +10,7 @@ from typing import Any
 
 from elastune.adapt.policies.base import Policy
 from elastune.adapt.policies.guards import GUARD_OPTIONS, guards_for
-from elastune.adapt.policies.host import Named
+from elastune.adapt.policies.host import PolicyEntry
 from elastune.adapt.policies.library.adascale import AdaScale
 from elastune.adapt.policies.library.cost import CostCap
 from elastune.adapt.policies.library.divergence import DivergenceGuard
@@ -47,7 +47,7 @@ POLICIES: Mapping[str, type[Policy]] = MappingProxyType(
 )
 
 
-def build(text: str, extra: Mapping[str, type[Policy]] = MappingProxyType({})) -> Named:
+def build(text: str, extra: Mapping[str, type[Policy]] = MappingProxyType({})) -> PolicyEntry:
     """Return the policy that "name:option=value,..." describes.
 
     Every policy takes the guards' options, too, unless it has an option of that name itself (as gns has max_batch).
@@ -74,7 +74,7 @@ def build(text: str, extra: Mapping[str, type[Policy]] = MappingProxyType({})) -
         policy = kind(**{option: value for option, value in given.items() if option in own})
     except ValueError as error:
         raise UserError(f"{name} must accept its options", f"{text}: {error}", "give others") from None
-    return Named(name, policy, guards)
+    return PolicyEntry(name, policy, guards)
 
 
 def split_policy(text: str) -> tuple[str, str]:
@@ -82,16 +82,18 @@ def split_policy(text: str) -> tuple[str, str]:
     return split(text, "a policy", "gns:max_batch=2048,lr=sqrt")
 
 
-def build_all(texts: Sequence[str], extra: Mapping[str, type[Policy]] = MappingProxyType({})) -> tuple[Named, ...]:
+def build_all(
+    texts: Sequence[str], extra: Mapping[str, type[Policy]] = MappingProxyType({})
+) -> tuple[PolicyEntry, ...]:
     """Return the policies of ``texts`` in order, each with a name of its own: "gns", "warmup", "warmup-2"."""
-    found: list[Named] = []
+    found: list[PolicyEntry] = []
     for named in (build(text, extra) for text in texts):
         same = sum(known.name.partition("-")[0] == named.name for known in found)
         found.append(replace(named, name=f"{named.name}-{same + 1}") if same else named)
     return tuple(found)
 
 
-def monitors_for(policies: Iterable[Named]) -> tuple[str, ...]:
+def monitors_for(policies: Iterable[PolicyEntry]) -> tuple[str, ...]:
     """Return the monitors that ``policies`` need, each once, in the order in which they are first asked for."""
     return tuple(dict.fromkeys(monitor for named in policies for monitor in named.policy.monitors))
 

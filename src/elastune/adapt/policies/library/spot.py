@@ -92,7 +92,7 @@ class Spot(Policy):
 
 
 @dataclass(frozen=True)
-class JobStanding:
+class JobProgress:
     """Where a job stands.
 
     Attributes:
@@ -124,7 +124,7 @@ class SpotChoice:
     on_demand: int
 
 
-def choose(now: JobStanding, rules: SpotRules, speed: Callable[[int], float] = float) -> SpotChoice:
+def choose(now: JobProgress, rules: SpotRules, speed: Callable[[int], float] = float) -> SpotChoice:
     """Return the workers to have, so that the job is done in time at little cost.
 
     Args:
@@ -146,7 +146,7 @@ def choose(now: JobStanding, rules: SpotRules, speed: Callable[[int], float] = f
     return SpotChoice(spot, max(0, _workers_for(pace, rules.most, speed) - spot))
 
 
-def _pace(now: JobStanding, until_s: float) -> float:
+def _pace(now: JobProgress, until_s: float) -> float:
     """What must be done in a second from now on; infinite where it is too late."""
     return (now.work_s - now.done_s) / (until_s - now.now_s) if until_s > now.now_s else math.inf
 
@@ -155,7 +155,7 @@ def _workers_for(pace: float, most: int, speed: Callable[[int], float]) -> int:
     return next((n for n in range(most) if speed(n) >= pace * (1 - 1e-9)), most)
 
 
-def _worth(now: JobStanding, uniform: float, most: int, speed: Callable[[int], float]) -> int:
+def _worth(now: JobProgress, uniform: float, most: int, speed: Callable[[int], float]) -> int:
     """How many spot workers add work that costs no more than it would on demand, at the uniform pace."""
     needed = max(1, _workers_for(uniform, most, speed))
     on_demand = now.on_demand_price * needed / speed(needed)  # of a second's work
@@ -163,6 +163,6 @@ def _worth(now: JobStanding, uniform: float, most: int, speed: Callable[[int], f
     return next(worth, most)
 
 
-def _affordable(now: JobStanding, rules: SpotRules) -> bool:
+def _affordable(now: JobProgress, rules: SpotRules) -> bool:
     """Whether the budget would still pay for all that is left, at the cheaper price of now."""
     return now.spent + (now.work_s - now.done_s) / 3600 * min(now.spot_price, now.on_demand_price) < rules.budget

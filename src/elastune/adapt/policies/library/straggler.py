@@ -25,7 +25,7 @@ ACTIONS = ("replace", "shrink")
 
 
 @dataclass(frozen=True)
-class Watch:
+class StragglerState:
     """``rank`` was named ``seen`` steps in a row (-1: none is). Before step ``calm_until`` nothing is done."""
 
     rank: int = -1
@@ -36,8 +36,8 @@ class Watch:
 
 
 def advance(
-    watch: Watch, step: int, workers: int, rank: int | None, patience: int, rest: int, tries: int
-) -> tuple[Watch, int | None]:
+    watch: StragglerState, step: int, workers: int, rank: int | None, patience: int, rest: int, tries: int
+) -> tuple[StragglerState, int | None]:
     """Return the watch after one more step in which ``rank`` was named, and the rank to act on, if it is time."""
     if rank is None or not 0 <= rank < workers or workers == 1:
         return replace(watch, rank=-1, seen=0, workers=workers), None
@@ -79,10 +79,10 @@ class StragglerResponse(Policy):
             if (value := getattr(self, name)) < 1:
                 raise UserError(f"a straggler's {name} is a whole number", value, "give 1 or more")
 
-    def init(self) -> Watch:
-        return Watch()
+    def init(self) -> StragglerState:
+        return StragglerState()
 
-    def decide(self, hook: Hook, state: Watch, run: Run) -> Watch:
+    def decide(self, hook: Hook, state: StragglerState, run: Run) -> StragglerState:
         """Count how long one worker has been named; act when that is long enough."""
         value = run.signal("straggler")
         named = round(value) if math.isfinite(value) else None

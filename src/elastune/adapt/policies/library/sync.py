@@ -173,7 +173,7 @@ class SyncByLink(Policy):
     def _together(self, state: _InUse, run: Run) -> _InUse:
         """Under all-reduce: is it too dear?"""
         exchange_s, busy_s = _times(run)
-        every = steps_apart(exchange_s, busy_s, self.share, self.most)
+        every = local_steps_for(exchange_s, busy_s, self.share, self.most)
         state = replace(state, dear=state.dear + 1 if every > 1 else 0)
         learners = self.learners or fitting_learners(run.limits.num_slots, run.limits.high)
         noisy = not run.signal("noise_scale") < self.noise * run.batch_size() / learners
@@ -192,8 +192,8 @@ class SyncByLink(Policy):
             return state
         exchange_s, busy_s = _times(run)
         state = state.compared(exchange_s, LEAST_OVER[plan.send])
-        wanted = steps_apart(exchange_s, busy_s, self.share, self.most)
-        if state.over and steps_apart(exchange_s / state.over / SURELY, busy_s, self.share, self.most) == 1:
+        wanted = local_steps_for(exchange_s, busy_s, self.share, self.most)
+        if state.over and local_steps_for(exchange_s / state.over / SURELY, busy_s, self.share, self.most) == 1:
             run.set_sync("allreduce")
         elif plan.strategy in MEET_ONCE and (wanted > plan.every or 2 <= wanted <= plan.every // 4):
             run.set_sync(str(replace(plan, every=wanted)))
@@ -239,7 +239,7 @@ def fitting_learners(num_slots: int | None, most_workers: int) -> int:
     return next((n for n in range(most_workers, num_slots) if num_slots % n == 0), num_slots)
 
 
-def steps_apart(exchange_s: float, busy_s: float, share: float, most: int) -> int:
+def local_steps_for(exchange_s: float, busy_s: float, share: float, most: int) -> int:
     """Return the fewest local steps of which one exchange takes at most ``share`` of the time; 0: nothing is known.
 
     The result is a power of two, at most ``most``; where more would be needed, the largest of these.

@@ -24,14 +24,14 @@ from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
 from elastune.core.layout import BucketPlan, Segment, gathered_in
 from elastune.core.mesh import AXES, Axis, Mesh
-from elastune.core.run import Means
+from elastune.core.run import ExecutionSettings
 from elastune.parallel.comm.group import Group, GroupBroken, Work
 from elastune.parallel.comm.process_groups import Comms
 from elastune.parallel.mechanisms.base import Mechanism, Ready, Replica
-from elastune.parallel.mechanisms.guards import InPlace, refuse_copies, refuse_unless_elementwise
-from elastune.parallel.mechanisms.model_parallel import Divide, Division, Until
+from elastune.parallel.mechanisms.guards import ProcessLocal, refuse_copies, refuse_unless_elementwise
+from elastune.parallel.mechanisms.model_parallel import ModelParallel, Parallelize, Until
 from elastune.parallel.mechanisms.owned.replica import OwnedReplica, ProgramModel
-from elastune.parallel.mechanisms.owned.store import LeafStore, free, has_storage
+from elastune.parallel.mechanisms.owned.store import ParameterStore, free, has_storage
 from elastune.parallel.mechanisms.tensor.blocked import Blocked
 
 # [blocks] Which leaves of a model are needed together: blocks that a forward pass goes through one after another.
@@ -45,7 +45,7 @@ class Block:
     """A module whose leaves are needed while it runs, forward or backward, and by no other block."""
 
     module: nn.Module
-    leaves: tuple[int, ...]
+    param_blocks: tuple[int, ...]
 
 
 def blocks_of(model: nn.Module, parameters: Sequence[nn.Parameter]) -> list[Block]:
@@ -57,13 +57,15 @@ def blocks_of(model: nn.Module, parameters: Sequence[nn.Parameter]) -> list[Bloc
     places = {p: i for i, p in enumerate(parameters)}
     parts = [(module, {places[p] for p in module.parameters() if p in places}) for module in _parts(model)]
     counts: dict[int, int] = {}
-    for _, leaves in parts:
-        for leaf in leaves:
-            counts[leaf] = counts.get(leaf, 0) + 1
+    for _, param_blocks in parts:
+        for param_block in param_blocks:
+            counts[param_block] = counts.get(param_block, 0) + 1
     outside = {places[p] for p in _outside(model, {module for module, _ in parts}) if p in places}
-    shared = {leaf for leaf, count in counts.items() if count > 1} | outside
-    found = [Block(module, tuple(sorted(leaves - shared))) for module, leaves in parts if leaves - shared]
-    taken = {leaf for block in found for leaf in block.leaves}
+    shared = {param_block for param_block, count in counts.items() if count > 1} | outside
+    found = [
+        Block(module, tuple(sorted(param_blocks - shared))) for module, param_blocks in parts if param_blocks - shared
+    ]
+    taken = {param_block for block in found for param_block in block.param_blocks}
     return [Block(model, tuple(i for i in range(len(parameters)) if i not in taken)), *found]
 
 
@@ -104,7 +106,7 @@ class _UnderWay:
     ``arrivals``: what others have of it, each with the part of ``room`` where it arrives; none where that is the leaf.
     """
 
-    leaves: Sequence[int]
+    param_blocks: Sequence[int]
     group: Group
     work: Work
     room: torch.Tensor
@@ -115,12 +117,14 @@ class _UnderWay:
 class ShardedReplica(OwnedReplica):
     """Of no values but those that it holds, outside of passes (ZeRO stage 3), and of no block's gradients but one's."""
 
-    def __init__(self, division: Division, store: LeafStore, program: ProgramModel, comms: Comms, copies: int) -> None:
+    def __init__(
+        self, division: ModelParallel, store: ParameterStore, program: ProgramModel, comms: Comms, copies: int
+    ) -> None:
         super().__init__(division, store, program, comms, copies)
         self.equal_passes = self.in_turn = division.waits = True
         self.gathering = Gathering(self)
-        self.blocks = [block.leaves for block in self.gathering.blocks]
-        self._place_of = {leaf: place for place, leaf in enumerate(self.split.trained)}
+        self.blocks = [block.param_blocks for block in self.gathering.blocks]
+        self._place_of = {param_block: place for place, param_block in enumerate(self.split.trained)}
 
     def begin_step(self, *parts: Any) -> None:
         if self.gathering.lost:  # the rest of that pass has moved buffers once more
@@ -140,7 +144,9 @@ class ShardedReplica(OwnedReplica):
     def leave(self, block: int) -> None:
         """This pass is through with ``block``, whatever of it has been used."""
         if self._ready is not None:
-            for place in (self._place_of[leaf] for leaf in self.blocks[block] if leaf in self._place_of):
+            for place in (
+                self._place_of[param_block] for param_block in self.blocks[block] if param_block in self._place_of
+            ):
                 if place not in self._seen:
                     self._collect(place, self.params[place])
         self.on_block(block)
@@ -156,7 +162,7 @@ class ShardedReplica(OwnedReplica):
         self.gathering.learns = False
 
 
-class Gathering(InPlace):
+class Gathering(ProcessLocal):
     """Gathers the blocks of ``replica``'s model in its passes.
 
     The first block, the model's own, stays from the beginning of a pass to its end. Autograd runs in reverse what a
@@ -204,8 +210,8 @@ class Gathering(InPlace):
                 if not each.group.broken:
                     each.work.wait()
                 else:  # a library may still write to that memory: it keeps it
-                    for leaf in each.leaves:
-                        free(self._store.parameters[leaf])
+                    for param_block in each.param_blocks:
+                        free(self._store.parameters[param_block])
             self._free(i)
         self._under_way = {}
 
@@ -224,15 +230,15 @@ class Gathering(InPlace):
         this worker may come to others yet, ``until`` that is so. Whether the evaluation goes on; where a loop ``ends``,
         it does as soon as nobody makes a pass and some wait.
         """
-        rescue = self._replica.division.rescue
-        while not self.lost and not rescue.step_lost():
+        failure_hooks = self._replica.division.failure_hooks
+        while not self.lost and not failure_hooks.step_lost():
             if until is not None and until():
                 return True
             try:
                 made = self._agreed(_NONE if until is None else _WAITS)
             except GroupBroken as error:
                 self.lost = True
-                rescue.meet(error)
+                failure_hooks.meet(error)
                 return False
             if made == _NONE:
                 return until is not None  # else nothing travels
@@ -250,7 +256,7 @@ class Gathering(InPlace):
         """In an evaluation: what pass comes next, where this worker makes such a one as ``own``."""
         replica = self._replica
         group = replica.comms.batch
-        if all(len(holders) == group.size for holders in replica.held_by):  # nothing travels
+        if all(len(owners) == group.size for owners in replica.held_by):  # nothing travels
             return _NONE
         row = torch.tensor([own], device=group.wire)
         told = row.new_empty(group.size)
@@ -270,8 +276,8 @@ class Gathering(InPlace):
 
     def _enter(self, i: int, *_: Any) -> None:
         """Block ``i`` is about to run forward."""
-        rescue = self._replica.division.rescue
-        self.lost = self.lost or rescue.step_lost()
+        failure_hooks = self._replica.division.failure_hooks
+        self.lost = self.lost or failure_hooks.step_lost()
         try:
             self._go_to(i)
         except GroupBroken as error:
@@ -279,7 +285,7 @@ class Gathering(InPlace):
                 raise
             self.lost = True
             self._end_transfers()
-            rescue.meet(error)
+            failure_hooks.meet(error)
             for each in {0, i}:  # the workers that are left have met, and nothing is here any more
                 self._fill(each, ())
 
@@ -363,8 +369,8 @@ class Gathering(InPlace):
         group = replica.comms.batch
         if i in self._here or i in self._under_way or self.lost or all(len(h) == group.size for h in replica.held_by):
             return
-        leaves = set(self.blocks[i].leaves)
-        plans = [plan for plan in replica.plans if leaves.issuperset(plan.leaves)]
+        param_blocks = set(self.blocks[i].param_blocks)
+        plans = [plan for plan in replica.plans if param_blocks.issuperset(plan.param_blocks)]
         if plans:
             self._allocate(i)
             self._under_way[i] = []
@@ -373,25 +379,25 @@ class Gathering(InPlace):
 
     def _sent(self, plan: BucketPlan, group: Group) -> _UnderWay:
         """Start what others need of a bucket, and what this worker does."""
-        held_by, p = self._replica.held_by, self._store.parameters[plan.leaves[0]]
+        held_by, p = self._replica.held_by, self._store.parameters[plan.param_blocks[0]]
         to = [worker for worker in range(group.size) if worker not in held_by[group.rank]]
         own = [self._store.read(segment) for segment in plan.parts[group.rank]] if to else []
         mine = own[0] if len(own) == 1 else torch.cat([p.detach().new_empty(0), *own])
         sent = mine.to(group.wire)
         sent = sent.repeat(len(to)) if len(to) != 1 else sent
         sizes = [len(mine) if worker in to else 0 for worker in range(group.size)]
-        from_ = [adder for adder in range(group.size) if group.rank not in held_by[adder]]
-        out_sizes = [n if adder in from_ else 0 for adder, n in enumerate(plan.sizes)]
-        missing = [segment for adder in from_ for segment in plan.parts[adder]]
+        from_ = [reducer for reducer in range(group.size) if group.rank not in held_by[reducer]]
+        out_sizes = [n if reducer in from_ else 0 for reducer, n in enumerate(plan.sizes)]
+        missing = [segment for reducer in from_ for segment in plan.parts[reducer]]
         room, arrivals = self._room(missing, p.dtype, group.wire)
-        return _UnderWay(plan.leaves, group, group.all_to_all(room, sent, out_sizes, sizes), room, sent, arrivals)
+        return _UnderWay(plan.param_blocks, group, group.all_to_all(room, sent, out_sizes, sizes), room, sent, arrivals)
 
     def _room(
         self, missing: Sequence[Segment], dtype: torch.dtype, wire: torch.device
     ) -> tuple[torch.Tensor, list[tuple[Segment, torch.Tensor]]]:
         """Where ``missing`` arrives: in its leaf's own memory if it can, else in a room, from which it is copied."""
-        if missing and all(a.leaf == b.leaf and a.stop == b.start for a, b in pairwise(missing)):
-            p = self._store.parameters[missing[0].leaf]
+        if missing and all(a.param_block == b.param_block and a.stop == b.start for a, b in pairwise(missing)):
+            p = self._store.parameters[missing[0].param_block]
             if p.is_contiguous() and p.device == wire:
                 return p.data.view(-1)[missing[0].start : missing[-1].stop], []
         sizes = [segment.size for segment in missing]
@@ -411,22 +417,26 @@ class Gathering(InPlace):
         if self.lost:
             for p in self._parameters(i):
                 p.data.zero_()
-        leaves = set(self.blocks[i].leaves) & set(store.computed)
+        param_blocks = set(self.blocks[i].param_blocks) & set(store.computed)
         for shard in store.shards:
-            if shard.segment.leaf in leaves:
+            if shard.segment.param_block in param_blocks:
                 store.write_values(shard.segment, shard.parameter.detach())
         for segment, values in (arrival for each in under_way for arrival in each.arrivals):
             store.write_values(segment, values)
 
     def _parameters(self, i: int) -> list[torch.nn.Parameter]:
         """Those of block ``i`` that this worker computes with."""
-        return [self._store.parameters[leaf] for leaf in self.blocks[i].leaves if leaf in self._store.computed]
+        return [
+            self._store.parameters[param_block]
+            for param_block in self.blocks[i].param_blocks
+            if param_block in self._store.computed
+        ]
 
     def _free(self, i: int) -> None:
         if i in self._here:
             self._here.discard(i)
-            for leaf in self.blocks[i].leaves:
-                self._store.parameters[leaf].untyped_storage().resize_(0)
+            for param_block in self.blocks[i].param_blocks:
+                self._store.parameters[param_block].untyped_storage().resize_(0)
 
 
 def _tensors(found: Any) -> Iterator[torch.Tensor]:
@@ -457,42 +467,48 @@ class Owned(Mechanism):
 
     exact = True
 
-    def __init__(self, name: str, axes: Sequence[Axis], divides: Sequence[Divide] = (), *, frees: bool = False) -> None:
+    def __init__(
+        self, name: str, axes: Sequence[Axis], divides: Sequence[Parallelize] = (), *, frees: bool = False
+    ) -> None:
         self.name = name  # type: ignore[misc]  # of this one: what it is made of decides
         self._axes = ("data", *axes)
         self._divides = divides
         self._frees = frees
 
-    def check(self, means: Means, mesh: Mesh) -> None:
+    def check(self, execution: ExecutionSettings, mesh: Mesh) -> None:
         for axis in AXES:
             if mesh.size(axis) > 1 and axis not in self._axes:
                 rule = f"{self.name} has no workers along the axis {axis}"
                 raise UserError(rule, str(mesh), f"use {axis}=1, or another mechanism")
         if self._frees and "pipeline" in self._axes:
             rule = "the stages of a pipeline keep their parameters: each goes through its layers many times a step"
-            raise UserError(rule, self.name, f"use --mechanism {means.parts.serving(mesh)}")
-        if means.copies is not None and means.copies < 1:
-            raise UserError("each share is held by at least one worker", f"copies={means.copies}", "use 1 or 2")
+            raise UserError(rule, self.name, f"use --mechanism {execution.parts.serving(mesh)}")
+        if execution.copies is not None and execution.copies < 1:
+            raise UserError("each share is held by at least one worker", f"copies={execution.copies}", "use 1 or 2")
 
-    def examine(self, model: nn.Module, optimizer: torch.optim.Optimizer, means: Means) -> None:
-        self._divided(model, optimizer, means)
+    def examine(self, model: nn.Module, optimizer: torch.optim.Optimizer, execution: ExecutionSettings) -> None:
+        self._divided(model, optimizer, execution)
 
-    def _divided(self, model: nn.Module, optimizer: torch.optim.Optimizer, means: Means) -> Division:
+    def _divided(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, execution: ExecutionSettings
+    ) -> ModelParallel:
         refuse_unless_elementwise(optimizer)  # shares are flat, and a part of a parameter
-        division = Division(model)
+        division = ModelParallel(model)
         for divide in self._divides:
-            division = divide(division, means)
+            division = divide(division, execution)
         return division
 
-    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, means: Means) -> Replica:
+    def attach(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, execution: ExecutionSettings
+    ) -> Replica:
         program = ProgramModel(model)
-        division = self._divided(model, optimizer, means)
+        division = self._divided(model, optimizer, execution)
         if self._frees:
             blocks = blocks_of(division.model, division.parameters)
-            division.split = gathered_in(division.split, [block.leaves for block in blocks])
+            division.split = gathered_in(division.split, [block.param_blocks for block in blocks])
         parts = division.split, division.parameters
-        store = LeafStore(*parts, optimizer, program.tensor_of, frees=self._frees, offload=means.offload)
+        store = ParameterStore(*parts, optimizer, program.tensor_of, frees=self._frees, offload=execution.offload)
         if self._frees or self._divides:
             refuse_copies(division.model, division.parameters)
         replica = ShardedReplica if self._frees else OwnedReplica
-        return replica(division, store, program, comms, means.copies or 1)
+        return replica(division, store, program, comms, execution.copies or 1)

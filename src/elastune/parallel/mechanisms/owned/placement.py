@@ -39,7 +39,7 @@ memory at a time, beside the goal's.
 class Item(NamedTuple):
     """What travels together of one leaf: its ``values``, or the optimizer's tensors of its size."""
 
-    leaf: int
+    param_block: int
     values: bool
 
 
@@ -251,7 +251,7 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class StateRequest:
     """What one worker is to have: the shards that it ``holds``, and the ``values`` that it computes with."""
 
     holds: tuple[Segment, ...]
@@ -259,7 +259,7 @@ class Wanted:
 
 
 @dataclass
-class Placed:
+class PlacedState:
     """What a placement brought a worker to.
 
     Attributes:
@@ -296,9 +296,9 @@ def bring(
     version: int,
     shards: Sequence[Shard],
     facts: Mapping[int, Any],
-    want: Sequence[Wanted],
+    want: Sequence[StateRequest],
     device: torch.device = CPU,
-) -> Placed:
+) -> PlacedState:
     """Have every worker of ``group`` get what it wants; all call it, and it blocks.
 
     Args:
@@ -333,11 +333,15 @@ def bring(
     sizes = {item: _size(split, item, kinds) for item in {item for each in wanted for item in each}}
     plan = plan_transfers(have, wanted, sizes)
     if plan.lost:
-        raise Unrecoverable([Piece(split.leaves[item.leaf].name, ((start, stop),)) for item, start, stop in plan.lost])
+        raise Unrecoverable(
+            [Piece(split.param_blocks[item.param_block].name, ((start, stop),)) for item, start, stop in plan.lost]
+        )
     own = _Reader(shards if version == newest else ())
     found, local = _room(split, want[group.rank], own, kinds, device)
     own.add(found)
-    placed = Placed(newest, found, {segment.leaf: merged.get(segment.leaf) for segment in want[group.rank].holds})
+    placed = PlacedState(
+        newest, found, {segment.param_block: merged.get(segment.param_block) for segment in want[group.rank].holds}
+    )
     sent = [0] * group.size
     goal = _Reader(found)
     for hop in plan.hops:
@@ -351,7 +355,7 @@ def bring(
     return placed
 
 
-def meet(group: Group, split: Split, placed: Placed, *, exact: bool) -> None:
+def meet(group: Group, split: Split, placed: PlacedState, *, exact: bool) -> None:
     """Return once everybody has come here: what was brought is everywhere; where ``exact``, copies are equal.
 
     Raises:
@@ -367,17 +371,20 @@ def meet(group: Group, split: Split, placed: Placed, *, exact: bool) -> None:
     rows = table.view(group.size, -1)[:, 1:].tolist()
     for place, each in enumerate(placed.shared if exact else ()):
         if len({rows[rank][place] for rank in each.ranks}) > 1:
-            what, name = "values" if each.item.values else "optimizer state", split.leaves[each.item.leaf].name
+            what, name = (
+                "values" if each.item.values else "optimizer state",
+                split.param_blocks[each.item.param_block].name,
+            )
             found = f"{what} of {name} that ranks {', '.join(map(str, each.ranks))} have"
             raise CopiesDiffer(f"copies must be equal: {found} differ; --resume from a checkpoint, and report this")
 
 
 # -- what is told -----------------------------------------------------------------------------------------------------
 def _encoded(version: int, shards: Sequence[Shard], facts: Mapping[int, Any]) -> bytes:
-    values = [[s.segment.leaf, s.segment.start, s.segment.stop] for s in shards if VALUES in s.tensors]
-    held = [[s.segment.leaf, s.segment.start, s.segment.stop] for s in shards if s.held]
+    values = [[s.segment.param_block, s.segment.start, s.segment.stop] for s in shards if VALUES in s.tensors]
+    held = [[s.segment.param_block, s.segment.start, s.segment.stop] for s in shards if s.held]
     kinds = {
-        shard.segment.leaf: [[name, str(t.dtype)[6:]] for name, t in shard.tensors.items() if name != VALUES]
+        shard.segment.param_block: [[name, str(t.dtype)[6:]] for name, t in shard.tensors.items() if name != VALUES]
         for shard in shards
         if shard.held
     }
@@ -388,8 +395,8 @@ def _decoded(row: bytes) -> _Told:
     version, values, held, kinds, facts = json.loads(row)
     have: dict[Item, list[tuple[int, int]]] = {}
     for segments, are_values in ((values, True), (held, False)):
-        for leaf, start, stop in segments:
-            have.setdefault(Item(leaf, are_values), []).append((start, stop))
+        for param_block, start, stop in segments:
+            have.setdefault(Item(param_block, are_values), []).append((start, stop))
     return _Told(version, have, {int(i): of for i, of in kinds.items()}, {int(i): of for i, of in facts.items()})
 
 
@@ -398,17 +405,21 @@ def _gather(group: Group, own: bytes) -> list[bytes]:
     return [row.numpy().tobytes() for row in rows]
 
 
-def _holdings(want: Wanted) -> Holdings:
+def _holdings(want: StateRequest) -> Holdings:
     found: dict[Item, list[tuple[int, int]]] = {}
     for segments, values in ((want.values, True), (want.holds, False)):
         for segment in segments:
-            found.setdefault(Item(segment.leaf, values), []).append((segment.start, segment.stop))
+            found.setdefault(Item(segment.param_block, values), []).append((segment.start, segment.stop))
     return found
 
 
 def _size(split: Split, item: Item, kinds: Mapping[int, list[list[str]]]) -> int:
     """Bytes of one element."""
-    names = [split.leaves[item.leaf].dtype] if item.values else [name for _, name in kinds.get(item.leaf, [])]
+    names = (
+        [split.param_blocks[item.param_block].dtype]
+        if item.values
+        else [name for _, name in kinds.get(item.param_block, [])]
+    )
     return sum(_dtype(name).itemsize for name in names)
 
 
@@ -441,7 +452,7 @@ class _Reader:
         for shard in shards:
             for values in (True, False):
                 if shard.held if not values else VALUES in shard.tensors:
-                    self._by_item.setdefault(Item(shard.segment.leaf, values), []).append(shard)
+                    self._by_item.setdefault(Item(shard.segment.param_block, values), []).append(shard)
 
     def parts(self, item: Item, start: int, stop: int) -> list[tuple[int, int, Shard]]:
         """Shares that have elements between ``start`` and ``stop``, with what of it comes from each; each once."""
@@ -487,7 +498,7 @@ def _slice(shard: Shard, name: str, start: int, stop: int) -> torch.Tensor:
 
 
 def _room(
-    split: Split, want: Wanted, own: _Reader, kinds: Mapping[int, list[list[str]]], device: torch.device
+    split: Split, want: StateRequest, own: _Reader, kinds: Mapping[int, list[list[str]]], device: torch.device
 ) -> tuple[list[Shard], list[_Copy]]:
     """Every shard that is to be held, and room for the values that are not here; and the copies by which shards are
     filled with what is here.
@@ -495,14 +506,14 @@ def _room(
     found: list[Shard] = []
     local: list[_Copy] = []
     for segment in want.holds:
-        item = Item(segment.leaf, False)
+        item = Item(segment.param_block, False)
         parts = own.parts(item, segment.start, segment.stop)
         same = next((shard for _, _, shard in parts if shard.segment == segment), None)
         if same is not None:  # it stays where it is
             kept = {name: same.tensors[name] for name in _names(same, item)}
             found.append(Shard(segment, kept, held=True))
             continue
-        tensors = kinds.get(segment.leaf, [])
+        tensors = kinds.get(segment.param_block, [])
         room = {name: torch.empty(segment.size, dtype=_dtype(kind), device=device) for name, kind in tensors}
         shard = Shard(segment, room, held=True)
         for first, last, source in parts:
@@ -510,11 +521,13 @@ def _room(
                 local.append((_slice(shard, name, first, last), _slice(source, name, first, last)))
         found.append(shard)
     for segment in want.values:
-        here = sorted((a, b) for a, b, _ in own.parts(Item(segment.leaf, True), segment.start, segment.stop))
+        here = sorted((a, b) for a, b, _ in own.parts(Item(segment.param_block, True), segment.start, segment.stop))
         for (_, start), (stop, _) in pairwise([(0, segment.start), *here, (segment.stop, 0)]):
             if start < stop:
-                values = torch.empty(stop - start, dtype=_dtype(split.leaves[segment.leaf].dtype), device=device)
-                found.append(Shard(Segment(segment.leaf, start, stop), {VALUES: values}, held=False))
+                values = torch.empty(
+                    stop - start, dtype=_dtype(split.param_blocks[segment.param_block].dtype), device=device
+                )
+                found.append(Shard(Segment(segment.param_block, start, stop), {VALUES: values}, held=False))
     return found, local
 
 

@@ -17,28 +17,28 @@ from elastune.core.errors import UserError
 from elastune.core.layout import (
     BucketPlan,
     Piece,
+    RemoteOwner,
     Segment,
     Unrecoverable,
-    Ward,
     buckets,
-    by_leaf,
+    by_param_block,
     held,
-    holders_inside,
-    wards,
+    owners_in_group,
+    remote_owners,
 )
 from elastune.parallel.comm.group import GroupBroken, Work
 from elastune.parallel.comm.norms import clip_factor, global_norm
 from elastune.parallel.comm.process_groups import Comms
 from elastune.parallel.mechanisms.base import Ready, Replica, storage_bytes
 from elastune.parallel.mechanisms.guards import GradientGuard
-from elastune.parallel.mechanisms.model_parallel import Division, Until
-from elastune.parallel.mechanisms.owned.placement import VALUES, Placed
-from elastune.parallel.mechanisms.owned.store import LeafStore
+from elastune.parallel.mechanisms.model_parallel import ModelParallel, Until
+from elastune.parallel.mechanisms.owned.placement import VALUES, PlacedState
+from elastune.parallel.mechanisms.owned.store import ParameterStore
 
 # [own first] An optimizer's step in two calls: first what other workers wait for, then, while that travels, the copies.
 
 
-class OwnFirst:
+class SplitOptimizerStep:
     """Has ``store``'s optimizer step on some of its shards alone; ``finish`` steps on the others.
 
     That shows nowhere else: the program, its schedulers and profilers see one step, and the bits are those of one.
@@ -46,7 +46,7 @@ class OwnFirst:
     own and may count its calls (torch's count steps with each parameter), or whose ``step`` somebody has wrapped.
     """
 
-    def __init__(self, store: LeafStore) -> None:
+    def __init__(self, store: ParameterStore) -> None:
         optimizer = store.optimizer
         self._store, self._optimizer = store, optimizer
         self._step = _without_hooks(type(optimizer))
@@ -145,7 +145,9 @@ class OwnedReplica(Replica):
         on_block: What to do when a pass is through with a block.
     """
 
-    def __init__(self, division: Division, store: LeafStore, program: ProgramModel, comms: Comms, copies: int) -> None:
+    def __init__(
+        self, division: ModelParallel, store: ParameterStore, program: ProgramModel, comms: Comms, copies: int
+    ) -> None:
         self.division, self.store, self.copies = division, store, copies
         self.split, optimizer = division.split, store.optimizer
         super().__init__(division.module, optimizer, comms, params=[division.parameters[i] for i in self.split.trained])
@@ -156,19 +158,19 @@ class OwnedReplica(Replica):
         self.spread_out, self.stranger = True, False
         self.blocks: Sequence[Sequence[int]] = ()
         self.on_block: Callable[[int], None] = _nothing_leaves
-        self.brought = Placed()
+        self.brought = PlacedState()
         self._scale: Callable[[float], None] = _unscaled
         self._squares = torch.zeros(0, dtype=torch.float64)
         self.state_names, self.shapes = program.state_names, program.shapes
         self.leaves_of: dict[str, list[int]] = {}
-        for i, leaf in enumerate(self.split.leaves):
-            self.leaves_of.setdefault(leaf.tensor, []).append(i)
-        self._leaf_of = {leaf.name: i for i, leaf in enumerate(self.split.leaves)}
+        for i, param_block in enumerate(self.split.param_blocks):
+            self.leaves_of.setdefault(param_block.tensor, []).append(i)
+        self._leaf_of = {param_block.name: i for i, param_block in enumerate(self.split.param_blocks)}
         self.plans: tuple[BucketPlan, ...] = ()
         self.own: frozenset[Segment] = frozenset()
-        self._own_first = OwnFirst(store)
+        self._own_first = SplitOptimizerStep(store)
         self.held_by: list[tuple[int, ...]] = []
-        self.wards: tuple[Ward, ...] = ()
+        self.remote_owners: tuple[RemoteOwner, ...] = ()
         store.rebuild(*self.wanted_in(comms))
         self.enter(comms)
         optimizer.register_step_pre_hook(lambda _, args, kwargs: self._steps(args, kwargs))
@@ -183,8 +185,8 @@ class OwnedReplica(Replica):
         """Stand where ``comms`` says, with a store that has what belongs there."""
         self.comms, mesh = comms, comms.mesh
         self.plans = buckets(self.split, self.store.computed, mesh.batch)
-        self.held_by = holders_inside(mesh, comms.rank, self.copies, comms.hosts)
-        self.wards = wards(self.split, mesh, self.copies, comms.hosts)
+        self.held_by = owners_in_group(mesh, comms.rank, self.copies, comms.hosts)
+        self.remote_owners = remote_owners(self.split, mesh, self.copies, comms.hosts)
         self.own = frozenset(segment for plan in self.plans for segment in plan.parts[mesh.batch_rank(comms.rank)])
         self.division.enter(comms)
         self.division.evaluates = False
@@ -263,10 +265,12 @@ class OwnedReplica(Replica):
         self._hidden = None
         self._squares, self._scale = squares, scale
         self.reduced, self.applied = True, False
-        self.store.give({leaf: parts for leaf, parts in by_leaf(sums).items() if leaf in used})
-        for leaf in self.store.computed:
-            if leaf in used:
-                p = self.store.parameters[leaf]
+        self.store.give(
+            {param_block: parts for param_block, parts in by_param_block(sums).items() if param_block in used}
+        )
+        for param_block in self.store.computed:
+            if param_block in used:
+                p = self.store.parameters[param_block]
                 p.grad = GradientGuard.of(p)
 
     def clip(self, max_norm: float) -> float:
@@ -360,20 +364,20 @@ class OwnedReplica(Replica):
         own = [store.read(segment) for segment in plan.parts[group.rank]] if to else []
         mine = (torch.cat(own) if len(own) > 1 else own[0]) if own else self._nothing(plan)
         sizes = [len(mine) if worker in to else 0 for worker in range(group.size)]
-        out_sizes = [0 if group.rank in self.held_by[adder] else n for adder, n in enumerate(plan.sizes)]
+        out_sizes = [0 if group.rank in self.held_by[reducer] else n for reducer, n in enumerate(plan.sizes)]
         out = torch.empty(sum(out_sizes), dtype=mine.dtype, device=group.wire)
         copies = mine.to(group.wire) if len(to) == 1 else mine.to(group.wire).repeat(len(to))
         return group.all_to_all(out, copies, out_sizes, sizes), out, copies
 
     def _nothing(self, plan: BucketPlan) -> torch.Tensor:
-        p = self.store.parameters[plan.leaves[0]]
+        p = self.store.parameters[plan.param_blocks[0]]
         return torch.empty(0, dtype=p.dtype, device=p.device)
 
     def _take(self, plan: BucketPlan, work: Work, out: torch.Tensor, sent: torch.Tensor) -> None:
         work.wait()
         at, rank = 0, self.comms.batch.rank
-        for adder, part in enumerate(plan.parts):
-            if rank not in self.held_by[adder]:
+        for reducer, part in enumerate(plan.parts):
+            if rank not in self.held_by[reducer]:
                 for segment in part:
                     self.store.write_values(segment, out[at : at + segment.size])
                     at += segment.size
@@ -394,7 +398,7 @@ class OwnedReplica(Replica):
         store = self.store
         state = {id(s): _state_bytes(store.optimizer.state.get(s.parameter, {})) for s in store.shards}
         total = sum(state.values())
-        elements = sum(s.segment.size for s in store.shards if s.segment.leaf in set(self.split.trained))
+        elements = sum(s.segment.size for s in store.shards if s.segment.param_block in set(self.split.trained))
         adds_up = sum(segment.size for segment in self.own)
         copies = total * (elements - adds_up) // elements if elements else 0
         tensors = [*store.parameters, *(s.parameter for s in store.shards), *self.module.buffers()]
@@ -416,29 +420,29 @@ class OwnedReplica(Replica):
         """
         found = [Piece(name, tuple((0, size) for size in b.shape)) for name, b in self.module.named_buffers()]
         for segment in self.store.held:
-            name, box = self.split.leaves[segment.leaf].name, ((segment.start, segment.stop),)
-            found += [Piece(name, box), *(Piece(f"{name}:{key}", box) for key in self.store.names(segment.leaf))]
-            facts = self.store.scalars(segment.leaf)
+            name, box = self.split.param_blocks[segment.param_block].name, ((segment.start, segment.stop),)
+            found += [Piece(name, box), *(Piece(f"{name}:{key}", box) for key in self.store.names(segment.param_block))]
+            facts = self.store.scalars(segment.param_block)
             found += [Piece(f"{name}:{key}", ()) for key, value in facts.items() if isinstance(value, torch.Tensor)]
         return tuple(dict.fromkeys(found))
 
     def read(self, piece: Piece) -> torch.Tensor:
-        leaf, key = self._named(piece)
-        if leaf is None:
+        param_block, key = self._named(piece)
+        if param_block is None:
             return dict(self.module.named_buffers())[piece.name].detach()[tuple(slice(*edge) for edge in piece.box)]
         if not piece.box:
-            value: torch.Tensor = self.store.scalars(leaf)[key]
+            value: torch.Tensor = self.store.scalars(param_block)[key]
             return value
-        return self.store.read(Segment(leaf, *piece.box[0]), key or VALUES)
+        return self.store.read(Segment(param_block, *piece.box[0]), key or VALUES)
 
     def write(self, piece: Piece, values: torch.Tensor) -> None:
-        leaf, key = self._named(piece)
-        if leaf is None:
+        param_block, key = self._named(piece)
+        if param_block is None:
             dict(self.module.named_buffers())[piece.name][tuple(slice(*edge) for edge in piece.box)] = values
         elif not piece.box:
-            self.store.write_scalar(leaf, key, values)
+            self.store.write_scalar(param_block, key, values)
         else:
-            self.store.write(Segment(leaf, *piece.box[0]), key or VALUES, values)
+            self.store.write(Segment(param_block, *piece.box[0]), key or VALUES, values)
 
     def _named(self, piece: Piece) -> tuple[int | None, str]:
         """The leaf and the optimizer's tensor that ``piece`` is of; None for a buffer."""

@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 
-from elastune.core.layout import Box, Leaf, Segment, Split, Stretch, buckets, held, written
+from elastune.core.layout import Box, FlatRange, ParamBlock, Segment, Split, buckets, held, written
 from elastune.core.mesh import Mesh
 from elastune.parallel.comm.group import Group
 from elastune.parallel.comm.process_groups import Comms
-from elastune.parallel.mechanisms.owned.placement import VALUES, Placed, Shard, Wanted, bring, meet
+from elastune.parallel.mechanisms.owned.placement import VALUES, PlacedState, Shard, StateRequest, bring, meet
 from elastune.parallel.mechanisms.owned.replica import OwnedReplica
 from elastune.parallel.mechanisms.owned.store import Incoming
-from elastune.parallel.mechanisms.tensor_storage import Scattered, elements, whole
+from elastune.parallel.mechanisms.tensor_storage import PartialTensor, elements, whole
 
 # [facts] The numbers that an optimizer keeps of a leaf beside tensors of its size ("step"), as JSON.
 
@@ -45,7 +45,7 @@ def decoded(told: Mapping[str, Any]) -> dict[str, Any]:
 # [whole] State that lies in shares, as whole tensors: what plain PyTorch would have, put together one tensor at a time.
 
 
-class Lazy(Mapping[Any, Any]):
+class LazyStateDict(Mapping[Any, Any]):
     """Values that are made when they are asked for, every time. Workers must ask for the same ones in one order."""
 
     def __init__(self, makers: Mapping[Any, Callable[[], Any]]) -> None:
@@ -61,7 +61,7 @@ class Lazy(Mapping[Any, Any]):
         return len(self._makers)
 
 
-class WholeState:
+class FullState:
     """A replica's ``model`` and ``optimizer`` as ``state_dict`` gives them, with tensors that are gathered when they
     are read: all workers read all of them, in one order. On the CPU. Raises ``GroupBroken``, as does every reading.
     """
@@ -70,7 +70,10 @@ class WholeState:
         self._replica = replica
         self._store, self._split = replica.store, replica.split
         self._group = replica.comms.everyone
-        own = {i: (self._store.kinds(i), encoded(self._store.scalars(i))) for i in {s.leaf for s in self._store.held}}
+        own = {
+            i: (self._store.kinds(i), encoded(self._store.scalars(i)))
+            for i in {s.param_block for s in self._store.held}
+        }
         rows = self._group.gather_tensors(torch.frombuffer(bytearray(json.dumps(own).encode()), dtype=torch.uint8))
         self._told: dict[int, tuple[dict[str, str], dict[str, Any]]] = {}
         for row in rows:
@@ -88,13 +91,13 @@ class WholeState:
             new = [i for i in computed if i not in found]
             found |= {i: [] for i in new}
             for i in new:
-                if not split.leaves[i].trained:
-                    found[i].append((first, Segment(i, 0, split.leaves[i].size)))
+                if not split.param_blocks[i].trained:
+                    found[i].append((first, Segment(i, 0, split.param_blocks[i].size)))
             for plan in buckets(split, computed, mesh.batch):
                 for rank, part in zip(ranks, plan.parts, strict=True):
                     for segment in part:
-                        if segment.leaf in new:
-                            found[segment.leaf].append((rank, segment))
+                        if segment.param_block in new:
+                            found[segment.param_block].append((rank, segment))
         return found
 
     @property
@@ -103,7 +106,7 @@ class WholeState:
         kept: dict[str, Callable[[], Any]] = {}
         for name, tensor in self._replica.state_names.items():
             kept[name] = self._maker(tensor, VALUES) if tensor is not None else self._other(name)
-        return Lazy(kept)
+        return LazyStateDict(kept)
 
     def _other(self, name: str) -> Callable[[], Any]:
         return lambda: self._replica.other_state()[name]
@@ -117,7 +120,7 @@ class WholeState:
             if kinds or facts:
                 makers = {name: self._maker(tensor, name) for name in kinds}
                 makers |= {name: _constant(value) for name, value in decoded(facts).items()}
-                state[number] = Lazy(makers)
+                state[number] = LazyStateDict(makers)
         return {"state": state, "param_groups": whole_groups(self._replica)}
 
     def _leaves(self, tensor: str) -> list[int]:
@@ -127,23 +130,23 @@ class WholeState:
         return lambda: self._assembled(tensor, name)
 
     def _assembled(self, tensor: str, name: str) -> torch.Tensor:
-        leaves = self._leaves(tensor)
+        param_blocks = self._leaves(tensor)
         shape = self._replica.shapes[tensor]
-        flats = [self._gathered(i, name) for i in leaves]
-        if len(leaves) == 1:
+        flats = [self._gathered(i, name) for i in param_blocks]
+        if len(param_blocks) == 1:
             return flats[0].view(shape)
         found = torch.empty(shape, dtype=flats[0].dtype)
-        for i, flat in zip(leaves, flats, strict=True):
-            leaf = self._split.leaves[i]
-            found[tuple(slice(*edge) for edge in leaf.box)] = flat.view(leaf.shape)
+        for i, flat in zip(param_blocks, flats, strict=True):
+            param_block = self._split.param_blocks[i]
+            found[tuple(slice(*edge) for edge in param_block.box)] = flat.view(param_block.shape)
         return found
 
-    def _gathered(self, leaf: int, name: str) -> torch.Tensor:
+    def _gathered(self, param_block: int, name: str) -> torch.Tensor:
         """One leaf's flat tensor."""
-        group, sources = self._group, self._sources[leaf]
-        kind = self._split.leaves[leaf].dtype if name == VALUES else self._told[leaf][0][name]
+        group, sources = self._group, self._sources[param_block]
+        kind = self._split.param_blocks[param_block].dtype if name == VALUES else self._told[param_block][0][name]
         dtype: torch.dtype = getattr(torch, kind)
-        flat = torch.empty(self._split.leaves[leaf].size, dtype=dtype)
+        flat = torch.empty(self._split.param_blocks[param_block].size, dtype=dtype)
         if group.size == 1:
             for _, segment in sources:
                 flat[segment.start : segment.stop] = self._store.read(segment, name)
@@ -169,7 +172,7 @@ def whole_groups(replica: OwnedReplica) -> list[dict[str, Any]]:
 
 
 def load_whole_model(replica: OwnedReplica, model: Mapping[str, Any]) -> None:
-    """Take over the values that ``WholeState`` gave, plain PyTorch, or a file has: this worker's part of them.
+    """Take over the values that ``FullState`` gave, plain PyTorch, or a file has: this worker's part of them.
 
     Raises:
         ValueError: Where names or shapes are others.
@@ -181,8 +184,8 @@ def load_whole_model(replica: OwnedReplica, model: Mapping[str, Any]) -> None:
         if tensor is not None and tuple(model[name].shape) != replica.shapes[tensor]:
             raise ValueError(f"{name} has shape {tuple(model[name].shape)}, not {replica.shapes[tensor]}")
     first = {tensor: name for name, tensor in reversed(names.items()) if tensor is not None}
-    for i, leaf in enumerate(replica.split.leaves):
-        store.fill(i, partial(_between, model[first[leaf.tensor]], leaf.box))
+    for i, param_block in enumerate(replica.split.param_blocks):
+        store.fill(i, partial(_between, model[first[param_block.tensor]], param_block.box))
     others = {name: whole(model[name]) for name, tensor in names.items() if tensor is None}
     replica.module.load_state_dict(others, strict=False)
 
@@ -195,13 +198,13 @@ def load_whole_optimizer(replica: OwnedReplica, optimizer: Mapping[str, Any]) ->
         raise ValueError("its parameter groups are others")
     for own, group in zip(store.optimizer.param_groups, groups, strict=True):
         own.update({name: value for name, value in group.items() if name != "params"})
-    for i, leaf in enumerate(replica.split.leaves):
-        if leaf.tensor in store.places:
-            store.load(i, optimizer["state"].get(store.places[leaf.tensor], {}))
+    for i, param_block in enumerate(replica.split.param_blocks):
+        if param_block.tensor in store.places:
+            store.load(i, optimizer["state"].get(store.places[param_block.tensor], {}))
 
 
 def _between(value: Any, box: Box, start: int, stop: int) -> torch.Tensor:
-    return elements(value, Stretch(box, start, stop))
+    return elements(value, FlatRange(box, start, stop))
 
 
 def _constant(value: Any) -> Callable[[], Any]:
@@ -211,7 +214,7 @@ def _constant(value: Any) -> Callable[[], Any]:
 # [written] What a worker writes of state that lies in shares: each piece of it is written by one worker.
 
 
-def written_state(replica: OwnedReplica) -> dict[str, Any]:
+def sharded_state(replica: OwnedReplica) -> dict[str, Any]:
     """This worker's part of ``model``, by the names of the program's model, and of ``optimizer``, by its numbers.
 
     Buffers are rank 0's to write; numbers that an optimizer keeps of a parameter, that worker's who
@@ -220,7 +223,7 @@ def written_state(replica: OwnedReplica) -> dict[str, Any]:
     comms, store = replica.comms, replica.store
     own: dict[str, list[Segment]] = {}
     for segment in written(replica.split, comms.mesh, comms.rank):
-        own.setdefault(replica.split.leaves[segment.leaf].tensor, []).append(segment)
+        own.setdefault(replica.split.param_blocks[segment.param_block].tensor, []).append(segment)
     model: dict[str, Any] = {}
     kept = replica.other_state() if comms.rank == 0 else {}
     for name, tensor in replica.state_names.items():
@@ -233,26 +236,28 @@ def written_state(replica: OwnedReplica) -> dict[str, Any]:
         number = store.places.get(tensor)
         if number is None:
             continue
-        found = {name: _scattered(replica, tensor, name, segments) for name in store.names(segments[0].leaf)}
-        first = next((s for s in segments if s.start == 0 and _is_first(replica.split.leaves[s.leaf])), None)
-        scalars = {} if first is None else store.scalars(first.leaf)
+        found = {name: _scattered(replica, tensor, name, segments) for name in store.names(segments[0].param_block)}
+        first = next(
+            (s for s in segments if s.start == 0 and _is_first(replica.split.param_blocks[s.param_block])), None
+        )
+        scalars = {} if first is None else store.scalars(first.param_block)
         if found or scalars:
             state[number] = found | scalars
     return {"model": model, "optimizer": {"state": state, "param_groups": whole_groups(replica)}}
 
 
-def _is_first(leaf: Leaf) -> bool:
-    return all(start == 0 for start, _ in leaf.box)
+def _is_first(param_block: ParamBlock) -> bool:
+    return all(start == 0 for start, _ in param_block.box)
 
 
-def _scattered(replica: OwnedReplica, tensor: str, name: str, segments: list[Segment]) -> Scattered:
-    leaves = replica.split.leaves
+def _scattered(replica: OwnedReplica, tensor: str, name: str, segments: list[Segment]) -> PartialTensor:
+    param_blocks = replica.split.param_blocks
     pieces = []
     for segment in segments:
         values = replica.store.read(segment, name).reshape(-1)
-        pieces.append((Stretch(leaves[segment.leaf].box, segment.start, segment.stop), values))
+        pieces.append((FlatRange(param_blocks[segment.param_block].box, segment.start, segment.stop), values))
     dtype = pieces[0][1].dtype if pieces else _dtype(replica, tensor)
-    return Scattered(f"{tensor}:{name}", replica.shapes[tensor], dtype, tuple(pieces))
+    return PartialTensor(f"{tensor}:{name}", replica.shapes[tensor], dtype, tuple(pieces))
 
 
 def _dtype(replica: OwnedReplica, tensor: str) -> torch.dtype:
@@ -261,7 +266,7 @@ def _dtype(replica: OwnedReplica, tensor: str) -> torch.dtype:
 
 # [moving] A replica's state on its way: to another mesh, to joiners, from survivors to each other, into a snapshot and back.
 
-NOTHING = Wanted((), ())
+NOTHING = StateRequest((), ())
 
 
 @dataclass(frozen=True)
@@ -284,17 +289,17 @@ class Kept:
     shards: tuple[Shard, ...]
     facts: dict[int, Any]
 
-    def wanted(self, mesh: Mesh, hosts: Sequence[str], size: int) -> list[Wanted]:
+    def wanted(self, mesh: Mesh, hosts: Sequence[str], size: int) -> list[StateRequest]:
         """What each of ``size`` workers is to have where the first of them stand as ``mesh`` says."""
         found = []
         for rank, holds in enumerate(held(self.split, mesh, self.copies, hosts)):
             computed = () if self.frees else self.split.computed(mesh, rank)
-            whole = (Segment(i, 0, self.split.leaves[i].size) for i in computed)
-            others = (segment for segment in holds if segment.leaf not in computed)
-            found.append(Wanted(holds, (*whole, *others)))
+            whole = (Segment(i, 0, self.split.param_blocks[i].size) for i in computed)
+            others = (segment for segment in holds if segment.param_block not in computed)
+            found.append(StateRequest(holds, (*whole, *others)))
         return found + [NOTHING] * (size - mesh.workers)
 
-    def brought(self, group: Group, mesh: Mesh, hosts: Sequence[str], device: torch.device) -> Placed:
+    def brought(self, group: Group, mesh: Mesh, hosts: Sequence[str], device: torch.device) -> PlacedState:
         """``placement.bring`` over ``group``, for the first workers of it to stand as ``mesh`` says."""
         want = self.wanted(mesh, hosts, group.size)
         return bring(group, self.split, self.version, self.shards, self.facts, want, device)
@@ -314,17 +319,22 @@ def kept(replica: OwnedReplica) -> Kept:
     shards = []
     for shard in store.shards:
         state = store.optimizer.state.get(shard.parameter, {})
-        tensors = {VALUES: shard.parameter.detach()} | {name: state[name] for name in store.names(shard.segment.leaf)}
+        tensors = {VALUES: shard.parameter.detach()} | {
+            name: state[name] for name in store.names(shard.segment.param_block)
+        }
         shards.append(Shard(shard.segment, tensors, held=True))
     if replica.spread_out:
         shards += [Shard(segment, {VALUES: values}, held=False) for segment, values in store.whole_values()]
-    facts = {leaf: encoded(store.scalars(leaf)) for leaf in {shard.segment.leaf for shard in store.shards}}
+    facts = {
+        param_block: encoded(store.scalars(param_block))
+        for param_block in {shard.segment.param_block for shard in store.shards}
+    }
     everything = (*shards, *replica.brought.shards)
     version = -1 if replica.stranger else replica.version
     return Kept(replica.split, replica.copies, store.frees, version, everything, {**replica.brought.facts, **facts})
 
 
-def place(replica: OwnedReplica, comms: Comms, group: Group, *, exact: bool) -> Placed:
+def place(replica: OwnedReplica, comms: Comms, group: Group, *, exact: bool) -> PlacedState:
     """Bring all state to where it belongs in the mesh of ``comms``; all workers of ``group`` call this.
 
     ``group`` begins with the workers of the mesh; further ones (``hand_over``) have something to give.
@@ -335,7 +345,7 @@ def place(replica: OwnedReplica, comms: Comms, group: Group, *, exact: bool) -> 
         CopiesDiffer: On every worker, where ``exact``: two have not the same bits of a piece.
     """
     if replica.stranger:  # all of it comes anew: since an attempt before this one the others may have taken steps
-        replica.brought = Placed()
+        replica.brought = PlacedState()
     found = kept(replica).brought(group, comms.mesh, comms.hosts, replica.store.home)
     # What an attempt before this one has brought was not asked for again.
     found.shards += [shard for shard in replica.brought.shards if VALUES in shard.tensors]
@@ -351,19 +361,19 @@ def hand_over(replica: OwnedReplica, group: Group, mesh: Mesh, hosts: Sequence[s
     meet(group, replica.split, found, exact=False)  # it has nothing of this any more
 
 
-def restore(replica: OwnedReplica, comms: Comms, found: Placed) -> None:
+def restore(replica: OwnedReplica, comms: Comms, found: PlacedState) -> None:
     """Have what was ``found`` for this worker, and stand where ``comms`` says."""
     store = replica.store
     if replica.stranger or replica.version != found.version:  # what is here was never the run's
         store.optimizer.state.clear()
     incoming = Incoming(
         {(shard.segment, name): tensor for shard in found.shards for name, tensor in shard.tensors.items()},
-        {leaf: decoded(facts) for leaf, facts in found.facts.items() if facts},
+        {param_block: decoded(facts) for param_block, facts in found.facts.items() if facts},
     )
     store.rebuild(*replica.wanted_in(comms), incoming)
     for shard in found.shards:  # the values here may be older
         if VALUES in shard.tensors:
             store.put_values(shard.segment, shard.tensors[VALUES])
-    replica.brought = Placed()
+    replica.brought = PlacedState()
     replica.version, replica.stranger, replica.spread_out = found.version, False, True
     replica.enter(comms)

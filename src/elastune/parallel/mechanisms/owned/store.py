@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from elastune.core.errors import UserError
-from elastune.core.layout import Segment, Split, Stretch
+from elastune.core.layout import FlatRange, Segment, Split
 from elastune.parallel.mechanisms.owned.placement import VALUES
 from elastune.parallel.mechanisms.tensor_storage import elements, take_in, whole
 
@@ -43,7 +43,7 @@ class Incoming:
     scalars: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
 
 
-class LeafStore:
+class ParameterStore:
     """What one worker has of the leaves of ``split``; ``parameters`` are their objects, by index.
 
     ``optimizer`` was built on a whole model whose parameters' names are ``tensor_of``; from here on its groups, which
@@ -73,7 +73,9 @@ class LeafStore:
         self.optimizer = optimizer
         self.frees = frees
         self.offload = offload
-        self.computed: tuple[int, ...] = tuple(range(len(split.leaves)))  # at the beginning everything is everywhere
+        self.computed: tuple[int, ...] = tuple(
+            range(len(split.param_blocks))
+        )  # at the beginning everything is everywhere
         self.held: tuple[Segment, ...] = ()
         self.shards: tuple[ShardParameter, ...] = ()
         self.places: dict[str, int] = {}
@@ -93,27 +95,29 @@ class LeafStore:
                 groups[tensor_of[p]] = at
                 self.places[tensor_of[p]] = len(self.places)
             self.numbers.append([self.places[tensor_of[p]] for p in group["params"]])
-        leaves = self.split.leaves
-        return {i: groups[leaf.tensor] for i, leaf in enumerate(leaves) if leaf.tensor in groups}
+        param_blocks = self.split.param_blocks
+        return {
+            i: groups[param_block.tensor] for i, param_block in enumerate(param_blocks) if param_block.tensor in groups
+        }
 
     # -- what is here -------------------------------------------------------------------------------------------------
 
-    def names(self, leaf: int) -> list[str]:
+    def names(self, param_block: int) -> list[str]:
         """The optimizer's tensors of the leaf's size, sorted; none before the first step that used it."""
-        state = self._state_of(leaf)
+        state = self._state_of(param_block)
         return sorted(name for name, value in state.items() if is_flat(value))
 
-    def kinds(self, leaf: int) -> dict[str, str]:
+    def kinds(self, param_block: int) -> dict[str, str]:
         """The same with their dtypes, as "float32"."""
-        state = self._state_of(leaf)
-        return {name: str(state[name].dtype)[6:] for name in self.names(leaf)}
+        state = self._state_of(param_block)
+        return {name: str(state[name].dtype)[6:] for name in self.names(param_block)}
 
-    def scalars(self, leaf: int) -> dict[str, Any]:
+    def scalars(self, param_block: int) -> dict[str, Any]:
         """The rest of the optimizer's state of a held leaf (``step``): numbers, and tensors of one number."""
-        return {name: value for name, value in self._state_of(leaf).items() if not is_flat(value)}
+        return {name: value for name, value in self._state_of(param_block).items() if not is_flat(value)}
 
-    def _state_of(self, leaf: int) -> Mapping[str, Any]:
-        shards = self._by_leaf.get(leaf, ())
+    def _state_of(self, param_block: int) -> Mapping[str, Any]:
+        shards = self._by_leaf.get(param_block, ())
         return self.optimizer.state.get(shards[0].parameter, {}) if shards else {}
 
     def read(self, segment: Segment, name: str = VALUES) -> torch.Tensor:
@@ -123,18 +127,18 @@ class LeafStore:
         Raises:
             KeyError: Where it is not here.
         """
-        for shard in self._by_leaf.get(segment.leaf, ()):
+        for shard in self._by_leaf.get(segment.param_block, ()):
             if shard.segment.start <= segment.start and segment.stop <= shard.segment.stop:
                 tensor = shard.parameter.detach() if name == VALUES else self.optimizer.state[shard.parameter][name]
                 flat: torch.Tensor = tensor[segment.start - shard.segment.start : segment.stop - shard.segment.start]
                 return flat
-        if name == VALUES and self._computes(segment.leaf):
-            return self._flat(segment.leaf)[segment.start : segment.stop]
+        if name == VALUES and self._computes(segment.param_block):
+            return self._flat(segment.param_block)[segment.start : segment.stop]
         raise KeyError(f"{name} of {segment} is not here")
 
     def write(self, segment: Segment, name: str, values: torch.Tensor) -> None:
         """Overwrite a part of a held segment's values, or of the optimizer's tensor ``name``, which it may lack yet."""
-        for shard in self._by_leaf[segment.leaf]:
+        for shard in self._by_leaf[segment.param_block]:
             own = shard.segment
             if own.start <= segment.start and segment.stop <= own.stop:
                 target = shard.parameter.detach()
@@ -144,25 +148,25 @@ class LeafStore:
                 target[segment.start - own.start : segment.stop - own.start] = values
         self.publish()
 
-    def write_scalar(self, leaf: int, name: str, value: Any) -> None:
-        """What the optimizer has for each held segment of ``leaf`` under ``name``."""
-        for shard in self._by_leaf[leaf]:
+    def write_scalar(self, param_block: int, name: str, value: Any) -> None:
+        """What the optimizer has for each held segment of ``param_block`` under ``name``."""
+        for shard in self._by_leaf[param_block]:
             self.optimizer.state.setdefault(shard.parameter, {})[name] = _copied(value)
 
-    def fill(self, leaf: int, values: Callable[[int, int], torch.Tensor]) -> None:
+    def fill(self, param_block: int, values: Callable[[int, int], torch.Tensor]) -> None:
         """Overwrite what of a leaf's values is computed with or held here. ``values``: flat, from and to an element."""
-        if self._computes(leaf):
-            size = self.split.leaves[leaf].size
-            self.write_values(Segment(leaf, 0, size), values(0, size))
-        for shard in self._by_leaf.get(leaf, ()):
+        if self._computes(param_block):
+            size = self.split.param_blocks[param_block].size
+            self.write_values(Segment(param_block, 0, size), values(0, size))
+        for shard in self._by_leaf.get(param_block, ()):
             if not shard.is_view:
                 shard.parameter.detach().copy_(values(shard.segment.start, shard.segment.stop))
 
     def put_values(self, segment: Segment, values: torch.Tensor) -> None:
         """Overwrite values: what of ``segment`` is computed with or held here."""
-        if self._computes(segment.leaf):
+        if self._computes(segment.param_block):
             self.write_values(segment, values)
-        for shard in self._by_leaf.get(segment.leaf, ()):
+        for shard in self._by_leaf.get(segment.param_block, ()):
             own = shard.segment
             low, high = max(own.start, segment.start), min(own.stop, segment.stop)
             if low < high and not shard.is_view:
@@ -172,16 +176,16 @@ class LeafStore:
     def whole_values(self) -> list[tuple[Segment, torch.Tensor]]:
         """The flat values of every leaf that lies here whole."""
         there = [i for i in self.computed if self._computes(i)]
-        return [(Segment(i, 0, self.split.leaves[i].size), self._flat(i)) for i in there]
+        return [(Segment(i, 0, self.split.param_blocks[i].size), self._flat(i)) for i in there]
 
     @property
     def home(self) -> torch.device:
         """Where the optimizer's tensors lie."""
         return torch.device("cpu") if self.offload else self.parameters[0].device
 
-    def load(self, leaf: int, state: Mapping[str, Any]) -> None:
-        """What an optimizer has for the whole tensor of ``leaf``, in place of what this one has of it."""
-        for shard in self._by_leaf.get(leaf, ()):
+    def load(self, param_block: int, state: Mapping[str, Any]) -> None:
+        """What an optimizer has for the whole tensor of ``param_block``, in place of what this one has of it."""
+        for shard in self._by_leaf.get(param_block, ()):
             cut = {name: self._cut(name, value, shard.segment) for name, value in state.items()}
             if cut:
                 self.optimizer.state[shard.parameter] = cut
@@ -200,7 +204,7 @@ class LeafStore:
 
     def write_values(self, segment: Segment, values: torch.Tensor) -> None:
         """Overwrite the values of a part of a leaf that this worker computes with."""
-        p = self.parameters[segment.leaf].data  # a graph that is under way does not see it
+        p = self.parameters[segment.param_block].data  # a graph that is under way does not see it
         if p.is_contiguous():
             p.view(-1)[segment.start : segment.stop].copy_(values)
         else:
@@ -208,9 +212,9 @@ class LeafStore:
             flat[segment.start : segment.stop] = values
             p.copy_(flat.view(p.shape))
 
-    def _flat(self, leaf: int) -> torch.Tensor:
+    def _flat(self, param_block: int) -> torch.Tensor:
         """The leaf's values in the order of its indices; a view where its memory has that order."""
-        return self.parameters[leaf].detach().reshape(-1)
+        return self.parameters[param_block].detach().reshape(-1)
 
     # -- gradients ----------------------------------------------------------------------------------------------------
 
@@ -218,7 +222,7 @@ class LeafStore:
         """Every shard's gradient: a view of one of its leaf's ``gradients`` (a segment and its flat values)."""
         for shard in self.shards:
             own, found = shard.segment, None
-            for segment, values in gradients.get(own.leaf, ()):
+            for segment, values in gradients.get(own.param_block, ()):
                 if segment.start <= own.start and own.stop <= segment.stop:
                     found = values[own.start - segment.start : own.stop - segment.start]
             shard.parameter.grad = None if found is None else found.to(self.home)
@@ -239,7 +243,7 @@ class LeafStore:
         """New values of shards that have memory of their own go into the leaves' storage, where that is here."""
         if not self.frees:
             for shard in self.shards:
-                if not shard.is_view and self._computes(shard.segment.leaf):
+                if not shard.is_view and self._computes(shard.segment.param_block):
                     self.write_values(shard.segment, shard.parameter.detach())
 
     # -- another layout -----------------------------------------------------------------------------------------------
@@ -266,8 +270,8 @@ class LeafStore:
         # From here on nothing can fail.
         for i, values in fresh.items():
             allocate(self.parameters[i])
-            self.parameters[i].detach().copy_(values.view(self.split.leaves[i].shape))
-        shards = [self._shard(segment, values, segment.leaf in there) for segment, values, _ in prepared]
+            self.parameters[i].detach().copy_(values.view(self.split.param_blocks[i].shape))
+        shards = [self._shard(segment, values, segment.param_block in there) for segment, values, _ in prepared]
         for i, p in enumerate(self.parameters):
             p.grad = None
             if i not in there or self.frees:
@@ -279,15 +283,15 @@ class LeafStore:
         self.computed, self.held, self.shards = tuple(computed), tuple(held), tuple(shards)
         self._by_leaf = {}
         for shard in shards:
-            self._by_leaf.setdefault(shard.segment.leaf, []).append(shard)
+            self._by_leaf.setdefault(shard.segment.param_block, []).append(shard)
         for at, group in enumerate(self.optimizer.param_groups):
-            group["params"] = [s.parameter for s in shards if self._group_of.get(s.segment.leaf) == at]
+            group["params"] = [s.parameter for s in shards if self._group_of.get(s.segment.param_block) == at]
         self._place_steps()
         self._initial = {}
 
     def _shard(self, segment: Segment, values: torch.Tensor, stays: bool) -> ShardParameter:
         """The shard of a segment of values ``values``. ``stays``: its leaf has storage here."""
-        p = self.parameters[segment.leaf]
+        p = self.parameters[segment.param_block]
         if self.frees or self.offload or not stays or not p.is_contiguous():
             own = values.to(self.home, copy=True)
             return ShardParameter(segment, nn.Parameter(own, p.requires_grad), is_view=False)
@@ -298,29 +302,29 @@ class LeafStore:
 
     def _prepared(self, segment: Segment, incoming: Incoming) -> tuple[torch.Tensor, dict[str, Any]]:
         """The values and the optimizer's state of a segment that is to be held."""
-        leaf = self.split.leaves[segment.leaf]
+        param_block = self.split.param_blocks[segment.param_block]
         values = self._collected(segment, VALUES, incoming)
-        if leaf.tensor in self._initial:
-            state = self._initial[leaf.tensor]
+        if param_block.tensor in self._initial:
+            state = self._initial[param_block.tensor]
             return values, {name: self._cut(name, value, segment) for name, value in state.items()}
-        names = {name for of, name in incoming.tensors if of.leaf == segment.leaf and name != VALUES}
-        names |= set(self.names(segment.leaf))
-        scalars = self.scalars(segment.leaf) or incoming.scalars.get(segment.leaf, {})
+        names = {name for of, name in incoming.tensors if of.param_block == segment.param_block and name != VALUES}
+        names |= set(self.names(segment.param_block))
+        scalars = self.scalars(segment.param_block) or incoming.scalars.get(segment.param_block, {})
         state = {name: _copied(value) for name, value in scalars.items()}
         return values, state | {name: self._collected(segment, name, incoming) for name in sorted(names)}
 
     def _cut(self, name: str, value: Any, segment: Segment) -> Any:
         """Of the state that the program's optimizer had before it came here."""
-        leaf = self.split.leaves[segment.leaf]
-        if not hasattr(value, "shape") or len(value.shape) != len(leaf.box) or name == "step":
+        param_block = self.split.param_blocks[segment.param_block]
+        if not hasattr(value, "shape") or len(value.shape) != len(param_block.box) or name == "step":
             return _copied(whole(value) if hasattr(value, "shape") else value)
-        return elements(value, Stretch(leaf.box, segment.start, segment.stop)).to(self.home, copy=True)
+        return elements(value, FlatRange(param_block.box, segment.start, segment.stop)).to(self.home, copy=True)
 
-    def _prepared_leaf(self, leaf: int, incoming: Incoming) -> torch.Tensor:
+    def _prepared_leaf(self, param_block: int, incoming: Incoming) -> torch.Tensor:
         """The values of a leaf that is to be computed with, as far as they are known yet."""
-        size = self.split.leaves[leaf].size
-        found = torch.zeros(size, dtype=self.parameters[leaf].dtype, device=self.parameters[leaf].device)
-        for segment, values in self._sources(leaf, VALUES, incoming):
+        size = self.split.param_blocks[param_block].size
+        found = torch.zeros(size, dtype=self.parameters[param_block].dtype, device=self.parameters[param_block].device)
+        for segment, values in self._sources(param_block, VALUES, incoming):
             found[segment.start : segment.stop] = values
         return found
 
@@ -334,7 +338,7 @@ class LeafStore:
             pass
         found: torch.Tensor | None = None
         left = [(segment.start, segment.stop)]
-        for source, values in self._sources(segment.leaf, name, incoming):
+        for source, values in self._sources(segment.param_block, name, incoming):
             if found is None:
                 found = torch.empty(segment.size, dtype=values.dtype, device=values.device)
             rest = []
@@ -347,24 +351,26 @@ class LeafStore:
                 rest += [(a, b) for a, b in ((start, low), (high, stop)) if a < b]
             left = rest
         if left or found is None:
-            raise KeyError(f"{name} of {self.split.leaves[segment.leaf].name} is neither here nor has it come: {left}")
+            raise KeyError(
+                f"{name} of {self.split.param_blocks[segment.param_block].name} is neither here nor has it come: {left}"
+            )
         return found
 
-    def _sources(self, leaf: int, name: str, incoming: Incoming) -> Iterable[tuple[Segment, torch.Tensor]]:
-        if name == VALUES and self._computes(leaf):
-            yield Segment(leaf, 0, self.split.leaves[leaf].size), self._flat(leaf)
-        for shard in self._by_leaf.get(leaf, ()):
+    def _sources(self, param_block: int, name: str, incoming: Incoming) -> Iterable[tuple[Segment, torch.Tensor]]:
+        if name == VALUES and self._computes(param_block):
+            yield Segment(param_block, 0, self.split.param_blocks[param_block].size), self._flat(param_block)
+        for shard in self._by_leaf.get(param_block, ()):
             if name == VALUES:
                 yield shard.segment, shard.parameter.detach()
             elif name in (state := self.optimizer.state.get(shard.parameter, {})):
                 yield shard.segment, state[name]
         for (segment, named), values in incoming.tensors.items():
-            if segment.leaf == leaf and named == name:
+            if segment.param_block == param_block and named == name:
                 yield segment, values
 
-    def _computes(self, leaf: int) -> bool:
+    def _computes(self, param_block: int) -> bool:
         """Whether the leaf's whole values are here."""
-        return leaf in self.computed and has_storage(self.parameters[leaf])
+        return param_block in self.computed and has_storage(self.parameters[param_block])
 
 
 def has_storage(p: torch.Tensor) -> bool:

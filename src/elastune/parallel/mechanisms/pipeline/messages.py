@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from elastune.core.errors import UserError
-from elastune.parallel.comm.channel import Letter, Post
+from elastune.parallel.comm.channel import Channel, ChannelMessage
 from elastune.parallel.comm.group import Group, GroupBroken
 
 # [parcel] What goes from stage to stage: nested values of tensors as a line of text and one run of bytes.
@@ -176,7 +176,7 @@ class StageFailed(RuntimeError):
     """Another stage could not go on, and said why."""
 
 
-class Mail:
+class StageChannel:
     """This worker's messages in the pipeline ``group``, of which it is stage ``rank`` of ``size``.
 
     Messages are of a round: a step, or an evaluated batch. All stages go through the same ones, so what comes from a
@@ -189,9 +189,9 @@ class Mail:
         self.rank, self.size = group.rank, group.size
         self.group = group
         self.described: set[str] = set()
-        self._post = Post(group)
+        self._channel = Channel(group)
         self._device = device
-        self._came: dict[tuple[Kind, int, int, int], Letter] = {}
+        self._came: dict[tuple[Kind, int, int, int], ChannelMessage] = {}
         self._steps = self._looks = self._dropped = 0
 
     def begin_step(self) -> None:
@@ -217,7 +217,7 @@ class Mail:
 
     def has(self, kind: Kind, chunk: int, batch: int) -> bool:
         """Whether it has come."""
-        while (came := self._post.next(wait=False)) is not None:
+        while (came := self._channel.next(wait=False)) is not None:
             self._sort(came[1])
         return (kind, self._round(kind), chunk, batch) in self._came
 
@@ -225,7 +225,7 @@ class Mail:
         """Until another message has come. Raises ``GroupBroken`` where this step was given up elsewhere."""
         if 0 < self._steps <= self._dropped:
             raise GroupBroken("another stage has given the step up")
-        came = self._post.next()
+        came = self._channel.next()
         assert came is not None
         self._sort(came[1])
 
@@ -255,7 +255,7 @@ class Mail:
 
     def close(self) -> None:
         """Nothing more is sent."""
-        self._post.close()
+        self._channel.close()
 
     def drop_step(self) -> None:
         """Tell the others that this worker gives the step up; they may be waiting for it."""
@@ -265,9 +265,9 @@ class Mail:
     def _tell_failure(self, told: Sequence[str]) -> None:
         with suppress(GroupBroken):  # then everybody knows already
             self.tell_all("failure", 0, json.dumps(told))
-            self._post.close(TELLING_S)
+            self._channel.close(TELLING_S)
 
-    def _await(self, kind: Kind, chunk: int, batch: int, meanwhile: Callable[[], bool]) -> Letter:
+    def _await(self, kind: Kind, chunk: int, batch: int, meanwhile: Callable[[], bool]) -> ChannelMessage:
         key = kind, self._round(kind), chunk, batch
         while not self.has(kind, chunk, batch):
             if not meanwhile():
@@ -276,9 +276,9 @@ class Mail:
 
     def _send(self, to: int, kind: Kind, chunk: int, batch: int, text: str, payload: torch.Tensor) -> None:
         number = self._round(kind), _KINDS.index(kind) * _CHUNKS + chunk, batch
-        self._post.send(to, Letter(number, text, payload))
+        self._channel.send(to, ChannelMessage(number, text, payload))
 
-    def _sort(self, message: Letter) -> None:
+    def _sort(self, message: ChannelMessage) -> None:
         number, what, batch = message.number
         kind, chunk = _KINDS[what // _CHUNKS], what % _CHUNKS
         if kind == "failure":

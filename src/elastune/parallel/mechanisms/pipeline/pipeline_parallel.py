@@ -19,16 +19,16 @@ from torch import nn
 
 from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
-from elastune.core.journal.records import LayersDivided, StagesCut
+from elastune.core.journal.records import LayersDivided, StagesDivided
 from elastune.core.mesh import Mesh
-from elastune.core.run import Means, Schedule
+from elastune.core.run import ExecutionSettings, Schedule
 from elastune.parallel.comm.group import GroupBroken
 from elastune.parallel.comm.process_groups import Comms
-from elastune.parallel.mechanisms.model_parallel import Division, draw_from, drawn_state
+from elastune.parallel.mechanisms.model_parallel import ModelParallel, restore_rng_states, rng_states
 from elastune.parallel.mechanisms.pipeline.layers import Layers, layers_of
-from elastune.parallel.mechanisms.pipeline.messages import Mail, blank, map_tensors, pack, shapes_of
+from elastune.parallel.mechanisms.pipeline.messages import StageChannel, blank, map_tensors, pack, shapes_of
 from elastune.parallel.mechanisms.pipeline.schedules import CHUNKS, SCHEDULES, Action
-from elastune.parallel.mechanisms.pipeline.stage import Chunk, Flight, Gradients
+from elastune.parallel.mechanisms.pipeline.stage import Chunk, Gradients, MicroBatchState
 
 # [loans] Parameters that layers on several workers use (tied weights): one worker has them, the others borrow their values.
 #
@@ -38,7 +38,7 @@ from elastune.parallel.mechanisms.pipeline.stage import Chunk, Flight, Gradients
 # them up in one process.
 
 
-class Loans:
+class TiedParameters:
     """What worker ``rank`` of ``workers`` lends and borrows.
 
     Args:
@@ -52,16 +52,19 @@ class Loans:
         self, parameters: Sequence[nn.Parameter], used: Sequence[Sequence[nn.Parameter]], workers: int, rank: int
     ) -> None:
         self._parameters = parameters
-        leaf_of = {id(p): leaf for leaf, p in enumerate(parameters)}
+        leaf_of = {id(p): param_block for param_block, p in enumerate(parameters)}
         users: dict[int, list[int]] = {}
         for chunk, own in enumerate(used):
             for p in own:
                 users.setdefault(leaf_of[id(p)], []).append(chunk)
-        self._users = {leaf: chunks for leaf, chunks in users.items() if len(chunks) > 1}
+        self._users = {param_block: chunks for param_block, chunks in users.items() if len(chunks) > 1}
         self._borrowed_at = {
-            leaf: [c for c in chunks if c % workers != chunks[0] % workers] for leaf, chunks in self._users.items()
+            param_block: [c for c in chunks if c % workers != chunks[0] % workers]
+            for param_block, chunks in self._users.items()
         }
-        self._borrows = {leaf for leaf, at in self._borrowed_at.items() if any(c % workers == rank for c in at)}
+        self._borrows = {
+            param_block for param_block, at in self._borrowed_at.items() if any(c % workers == rank for c in at)
+        }
         self._passed_on: dict[int, torch.Tensor] = {}
         self._own: dict[int, torch.Tensor] = {}
 
@@ -69,38 +72,38 @@ class Loans:
         """Whether ``chunk`` uses a parameter that another chunk uses too."""
         return any(chunk in chunks for chunks in self._users.values())
 
-    def is_used_before(self, leaf: int, chunk: int) -> bool:
-        """Whether a chunk before ``chunk`` uses ``leaf``."""
-        return leaf in self._users and self._users[leaf][0] < chunk
+    def is_used_before(self, param_block: int, chunk: int) -> bool:
+        """Whether a chunk before ``chunk`` uses ``param_block``."""
+        return param_block in self._users and self._users[param_block][0] < chunk
 
     def lend(self, chunk: int) -> dict[str, torch.Tensor]:
         """What goes to ``chunk``: the values that it or a later one borrows, and that are here."""
         return {
-            str(leaf): self._passed_on.get(leaf, self._parameters[leaf].detach())
-            for leaf, at in self._borrowed_at.items()
-            if at and at[-1] >= chunk > self._users[leaf][0]
+            str(param_block): self._passed_on.get(param_block, self._parameters[param_block].detach())
+            for param_block, at in self._borrowed_at.items()
+            if at and at[-1] >= chunk > self._users[param_block][0]
         }
 
     def receive(self, lent: Mapping[str, torch.Tensor]) -> None:
         """What came for a chunk of this worker, or goes through it."""
         for name, values in lent.items():
-            leaf = int(name)
-            self._passed_on[leaf] = values
-            if leaf in self._borrows and leaf not in self._own:
-                self._own[leaf] = self._parameters[leaf].data
-                self._parameters[leaf].data = values
+            param_block = int(name)
+            self._passed_on[param_block] = values
+            if param_block in self._borrows and param_block not in self._own:
+                self._own[param_block] = self._parameters[param_block].data
+                self._parameters[param_block].data = values
 
     def drop(self) -> None:
         """The round is over: parameters are as they were before ``receive``."""
-        for leaf, before in self._own.items():
-            self._parameters[leaf].data = before
+        for param_block, before in self._own.items():
+            self._parameters[param_block].data = before
         self._own, self._passed_on = {}, {}
 
 
 # [stand in] What a call of the model returns where the model's output is another stage's, or nobody's any more.
 
 
-class StandIns:
+class PlaceholderOutputs:
     """Tensors of the output's shape for a call of ``layers``' model on ``device``.
 
     Descriptions (``parcel.pack``) are kept by what the call was made with, a ``key``.
@@ -159,8 +162,8 @@ Moved = dict[int, torch.Tensor]
 """Buffers that passes of one slot have moved, by their place among the model's."""
 
 
-class PipelineDivision(Division):
-    """``inner`` in stages; see ``Division``. Where the mesh has one stage it is ``inner`` itself.
+class PipelineParallel(ModelParallel):
+    """``inner`` in stages; see ``ModelParallel``. Where the mesh has one stage it is ``inner`` itself.
 
     The model is the user's own, with another ``forward``: references to it stay good.
     """
@@ -168,26 +171,26 @@ class PipelineDivision(Division):
     streams = False
 
     def __init__(
-        self, inner: Division, layers: Layers, schedule: Schedule, costs: Sequence[float], weighed: str
+        self, inner: ModelParallel, layers: Layers, schedule: Schedule, costs: Sequence[float], weighed: str
     ) -> None:
         self.inner = inner
         self.parameters, self.module, self.model = inner.parameters, inner.module, inner.model
-        self.rescue = inner.rescue
+        self.failure_hooks = inner.failure_hooks
         first_user: dict[int, int] = {}
         for layer in range(layers.count):
             for p in layers.parameters_of(range(layer, layer + 1)):
                 first_user.setdefault(id(p), layer)
-        leaves = zip(inner.split.leaves, self.parameters, strict=True)
-        placed = tuple(replace(leaf, layer=first_user.get(id(p), 0)) for leaf, p in leaves)
+        param_blocks = zip(inner.split.param_blocks, self.parameters, strict=True)
+        placed = tuple(replace(param_block, layer=first_user.get(id(p), 0)) for param_block, p in param_blocks)
         chunks = CHUNKS if schedule == "interleaved" else 1
-        self.split = replace(inner.split, leaves=placed, costs=tuple(costs), chunks=chunks)
+        self.split = replace(inner.split, param_blocks=placed, costs=tuple(costs), chunks=chunks)
         self._layers, self._weighed = layers, weighed
         self._schedule = schedule
         self._device = self.parameters[0].device
         self._buffers = list(self.module.buffers())
         self._start = [b.detach().clone() for b in self._buffers]
-        self._stand_ins = StandIns(layers, self._device)
-        self._mail: Mail | None = None
+        self._stand_ins = PlaceholderOutputs(layers, self._device)
+        self._channel_or_none: StageChannel | None = None
         self._chunks: dict[int, Chunk] = {}
         self._forget()
 
@@ -199,7 +202,7 @@ class PipelineDivision(Division):
         self._owes = False  # the newest one's backward pass
         self._inputs: dict[int, tuple[list[Any], list[torch.Tensor]]] = {}
         self._outputs: dict[int, tuple[Any, list[torch.Tensor]]] = {}
-        self._flights: dict[tuple[int, int], Flight] = {}
+        self._flights: dict[tuple[int, int], MicroBatchState] = {}
         self._moved: dict[int, Moved] = {}  # by chunk: by its newest micro-batch's slot
         self._complete: dict[int, Moved] = {}  # by micro-batch: by its slot in all chunks
         self._dirty: set[int] = set()
@@ -213,18 +216,22 @@ class PipelineDivision(Division):
     def enter(self, comms: Comms) -> None:
         self.inner.enter(comms)
         group = comms.group("pipeline")
-        if self._mail is not None and self._mail.group is not group:  # a group has one mail: whoever is rewound enters
-            self._mail.close()  # the same one again
-            self._mail = None
+        if (
+            self._channel_or_none is not None and self._channel_or_none.group is not group
+        ):  # a group has one mail: whoever is rewound enters
+            self._channel_or_none.close()  # the same one again
+            self._channel_or_none = None
         self._forget()
         self._chunks = {}
         self.module.__dict__.pop("forward", None)
         if group.size == 1:
             return
-        self._mail = self._mail or Mail(group, self._device)
+        self._channel_or_none = self._channel_or_none or StageChannel(group, self._device)
         runs = self.split.stages(group.size)
         self._last, self._turns = len(runs) - 1, len(runs) // group.size
-        self._loans = Loans(self.parameters, [self._layers.parameters_of(run) for run in runs], group.size, group.rank)
+        self._loans = TiedParameters(
+            self.parameters, [self._layers.parameters_of(run) for run in runs], group.size, group.rank
+        )
         place_of = {id(p): i for i, p in enumerate(self.parameters)}
         for c in range(group.rank, len(runs), group.size):
             splits = not self._loans.shares(c)
@@ -233,24 +240,26 @@ class PipelineDivision(Division):
         self._first_own = min(self._chunks)
         self.module.forward = self._forward
 
-    def told(self, mesh: Mesh) -> tuple[LayersDivided | StagesCut, ...]:
+    def told(self, mesh: Mesh) -> tuple[LayersDivided | StagesDivided, ...]:
         if mesh.pipeline == 1:
             return self.inner.told(mesh)
         runs, costs, names = self.split.stages(mesh.pipeline), self.split.costs, ("the input", *self._layers.names)
         shares = [sum(costs[layer] for layer in run) / sum(costs) for run in runs]
-        return (*self.inner.told(mesh), StagesCut([names[run.start] for run in runs], shares, self._weighed))
+        return (*self.inner.told(mesh), StagesDivided([names[run.start] for run in runs], shares, self._weighed))
 
     # -- the user's calls ---------------------------------------------------------------------------------------------
 
     def begin_step(self, parts: Sequence[BatchSlice]) -> None:
         self.inner.begin_step(parts)
-        if self._mail is None:
+        if self._channel_or_none is None:
             return
-        self._drop_loans()
+        self._drop_tied_values()
         self._forget()
         self._parts = list(parts)
-        self._mail.begin_step()
-        self._todo = SCHEDULES[self._schedule](self._mail.size, self._mail.rank, len(parts), self._turns)
+        self._channel_or_none.begin_step()
+        self._todo = SCHEDULES[self._schedule](
+            self._channel_or_none.size, self._channel_or_none.rank, len(parts), self._turns
+        )
         if self._buffers:
             torch._foreach_copy_(self._start, [b.detach() for b in self._buffers])
 
@@ -258,11 +267,11 @@ class PipelineDivision(Division):
         """The model's ``forward``. Where a step is lost a stand-in: the user's lines run on without effect."""
         values = self._bound(args, kwargs)
         described = f"{torch.is_grad_enabled()} {self.module.training} {shapes_of(values)}"
-        if not self.rescue.step_lost():
+        if not self.failure_hooks.step_lost():
             try:
                 return self._passed(values, described)
             except GroupBroken as error:
-                self.rescue.meet(error)
+                self.failure_hooks.meet(error)
         return self._stand_ins.made_up(described, values)
 
     def _passed(self, values: list[Any], key: str) -> Any:
@@ -272,15 +281,15 @@ class PipelineDivision(Division):
             raise UserError("a pipeline runs the model once for each training batch", "a second call", fix)
         if trains:
             self._called, self._owes = self._called + 1, True
-        with self._post.failures_told():
+        with self._channel.failures_told():
             return self._train(values, key) if trains else self._look(values, key)
 
     def _train(self, values: list[Any], key: str) -> Any:
         """What the user's newest call for a training batch returns."""
-        mail, k = self._post, self._called - 1
+        mail, k = self._channel, self._called - 1
         self._autocast = torch.is_autocast_enabled(self._device.type), torch.get_autocast_dtype(self._device.type)
         if 0 in self._chunks:
-            self._inputs[k] = values, drawn_state()
+            self._inputs[k] = values, rng_states()
         new = key not in mail.described
         self._due.extend(self._run(until=self._called_for(k), out_of_turn=new))
         mail.described.add(key)
@@ -290,14 +299,14 @@ class PipelineDivision(Division):
                 text = pack(output)[0]
                 self._stand_ins.describe(key, text)
                 mail.tell_all("shape", k, text)
-            draw_from(state)
+            restore_rng_states(state)
             return output
         if new:
             self._stand_ins.describe(key, mail.take_text("shape", k, self._run_ahead))
         return self._stand_ins.zeros(key)
 
     def backward(self, loss: torch.Tensor, part: BatchSlice) -> Iterable[BatchSlice]:
-        if self._mail is None:
+        if self._channel_or_none is None:
             yield from self.inner.backward(loss, part)
             return
         if not self._owes:
@@ -308,18 +317,18 @@ class PipelineDivision(Division):
             weighted = loss * part.weight
             self._flights[self._last, k].outputs = [weighted] if weighted.requires_grad else []
         upcoming = self._called_for(k + 1) if k + 1 < len(self._parts) else None
-        with self._mail.failures_told():
+        with self._channel_or_none.failures_told():
             for done in chain(self._due, self._run(before=upcoming)):
                 yield self._settled(done)
         self._due = []
         if not self._todo:
-            self._drop_loans()
+            self._drop_tied_values()
 
     def abandon(self) -> None:
         self.inner.abandon()
-        if self._mail is not None and self._todo:
-            self._mail.drop_step()
-        self._drop_loans()
+        if self._channel_or_none is not None and self._todo:
+            self._channel_or_none.drop_step()
+        self._drop_tied_values()
         self._forget()
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
@@ -332,10 +341,10 @@ class PipelineDivision(Division):
         return [values[name] for name in names]
 
     @property
-    def _post(self) -> Mail:
-        if self._mail is None:
+    def _channel(self) -> StageChannel:
+        if self._channel_or_none is None:
             raise RuntimeError("this worker is in no pipeline")
-        return self._mail
+        return self._channel_or_none
 
     # -- evaluation ---------------------------------------------------------------------------------------------------
 
@@ -344,7 +353,7 @@ class PipelineDivision(Division):
         if self._owes or (self._turns > 1 and 0 < self._called < len(self._parts)):
             fix = "evaluate between steps, or use --schedule 1f1b"
             raise UserError("a model in a pipeline is evaluated between steps", "an evaluation inside of one", fix)
-        mail, state, moved = self._post, drawn_state(), {}
+        mail, state, moved = self._channel, rng_states(), {}
         mail.begin_look()
         with torch.no_grad(), self.inner.passing():
             for c, chunk in self._chunks.items():
@@ -353,10 +362,10 @@ class PipelineDivision(Division):
                     self._loans.receive(lent)
                 for place, value in moved.items():
                     self._buffers[int(place)].copy_(value)
-                draw_from(state)
+                restore_rng_states(state)
                 with chunk.moving() as now:
                     given = chunk.look(values)
-                state = drawn_state()
+                state = rng_states()
                 moved |= {str(place): value for place, value in now.items()}
                 for place, value in now.items():
                     self._buffers[place].copy_(value)
@@ -365,16 +374,16 @@ class PipelineDivision(Division):
                 else:
                     mail.tell_all("seen", 0, *pack([given, state, moved]))
             if not self._todo:  # else they are the step's
-                self._drop_loans()
+                self._drop_tied_values()
             if self._last not in self._chunks:
                 given, state, moved = mail.take("seen", 0, 0)
                 for place, value in moved.items():
                     self._buffers[int(place)].copy_(value)
-                draw_from(state)
+                restore_rng_states(state)
         return map_tensors(torch.Tensor.detach, given)
 
-    def _drop_loans(self) -> None:
-        if self._mail is not None:
+    def _drop_tied_values(self) -> None:
+        if self._channel_or_none is not None:
             self._loans.drop()
 
     # -- the schedule -------------------------------------------------------------------------------------------------
@@ -401,7 +410,7 @@ class PipelineDivision(Division):
             elif until is None and action.kind == "forward" and action.batch >= self._called:
                 return
             elif not (out_of_turn and self._run_ahead()):
-                self._post.wait()
+                self._channel.wait()
 
     def _run_ahead(self) -> bool:
         """Do a forward pass that can be done at once, out of turn, of a micro-batch that the user has called for:
@@ -422,8 +431,8 @@ class PipelineDivision(Division):
         if action.kind == "weight":
             return True
         if action.kind == "forward":
-            return k in self._inputs if c == 0 else self._post.has("forward", c, k)
-        return c == self._last or self._post.has("backward", c, k)
+            return k in self._inputs if c == 0 else self._channel.has("forward", c, k)
+        return c == self._last or self._channel.has("backward", c, k)
 
     def _do(self, action: Action) -> bool:
         """One action; whether its micro-batch's gradients are complete with it."""
@@ -446,15 +455,15 @@ class PipelineDivision(Division):
         if c == 0:
             values, state = self._inputs.pop(k)
         else:
-            values, state, came, lent = self._post.take("forward", c, k)
+            values, state, came, lent = self._channel.take("forward", c, k)
             moved |= {int(place): value for place, value in came.items()}
             self._loans.receive(lent)
         self._put_buffers(moved)
-        draw_from(state)
+        restore_rng_states(state)
         on, dtype = self._autocast
         with torch.enable_grad(), torch.autocast(self._device.type, dtype=dtype, enabled=on), chunk.moving() as now:
             given, flight = chunk.forward(values, came=c > 0)
-        state = drawn_state()
+        state = rng_states()
         moved |= now
         self._dirty |= set(now)
         self._flights[c, k], self._moved[c] = flight, moved
@@ -463,7 +472,7 @@ class PipelineDivision(Division):
         else:
             lent = self._loans.lend(c + 1) if k == 0 else {}
             told = {str(place): value for place, value in moved.items()}
-            self._post.give("forward", c + 1, k, [given, state, told, lent])
+            self._channel.give("forward", c + 1, k, [given, state, told, lent])
 
     def _do_backward(self, c: int, k: int, *, halves: bool) -> None:
         chunk, flight = self._chunks[c], self._flights[c, k]
@@ -471,22 +480,24 @@ class PipelineDivision(Division):
         if c == self._last:
             gradients: list[torch.Tensor | None] = [torch.ones_like(loss) for loss in flight.outputs]
         else:
-            gradients, told, came = self._post.take("backward", c, k)
+            gradients, told, came = self._channel.take("backward", c, k)
             self._complete[k] = {int(place): value for place, value in told.items()}
-            shared = {int(leaf): gradient for leaf, gradient in came.items()}
-        earlier = {leaf: shared.pop(leaf) for leaf in list(shared) if leaf in chunk.parameters}
+            shared = {int(param_block): gradient for param_block, gradient in came.items()}
+        earlier = {
+            param_block: shared.pop(param_block) for param_block in list(shared) if param_block in chunk.parameters
+        }
         if halves:
             found = chunk.backward_to_inputs(flight, gradients, earlier)
         else:
             found = chunk.backward(flight, gradients, earlier)
             del self._flights[c, k]
-        for leaf in [leaf for leaf in found if self._loans.is_used_before(leaf, c)]:
-            shared[leaf] = found.pop(leaf)
+        for param_block in [param_block for param_block in found if self._loans.is_used_before(param_block, c)]:
+            shared[param_block] = found.pop(param_block)
         if c > 0:
             back = list(flight.arrival.gradients) or [None] * len(flight.arrival.tensors)
             told = {str(place): value for place, value in self._complete[k].items()}
-            credit = {str(leaf): gradient for leaf, gradient in shared.items()}
-            self._post.give("backward", c - 1, k, [back, told, credit])
+            credit = {str(param_block): gradient for param_block, gradient in shared.items()}
+            self._channel.give("backward", c - 1, k, [back, told, credit])
         self._gradients.setdefault(k, {}).update(found)
 
     def _begins_slot(self, k: int) -> bool:
@@ -497,11 +508,11 @@ class PipelineDivision(Division):
         as it has left them.
         """
         part, found, moved = self._parts[k], self._gradients.pop(k), self._complete.pop(k)
-        for leaf, gradient in found.items():
-            self._slot[leaf] = self._slot[leaf].add_(gradient) if leaf in self._slot else gradient
+        for param_block, gradient in found.items():
+            self._slot[param_block] = self._slot[param_block].add_(gradient) if param_block in self._slot else gradient
         if part.ends_slot:
-            for leaf, gradient in self._slot.items():
-                self.parameters[leaf].grad = gradient
+            for param_block, gradient in self._slot.items():
+                self.parameters[param_block].grad = gradient
             self._slot = {}
         self._put_buffers(moved)
         return part
@@ -556,7 +567,7 @@ def pipeline_of(model: nn.Module) -> Pipeline:
     return plan
 
 
-def divide(division: Division, means: Means) -> PipelineDivision:
+def divide(division: ModelParallel, execution: ExecutionSettings) -> PipelineParallel:
     """``division`` in stages, as ``plan_stages`` has noted.
 
     Raises:
@@ -566,12 +577,12 @@ def divide(division: Division, means: Means) -> PipelineDivision:
     plan = pipeline_of(division.module)
     layers = layers_of(division.module, plan.cuts)
     layers = layers.without_cuts(division.in_parts([str(n.target) for n in layers.nodes if n.op == "call_module"]))
-    check_stages(layers, means.mesh or Mesh())
+    check_stages(layers, execution.mesh or Mesh())
     costs, weighed = _costs(layers, plan)
     if len(costs) != layers.count:
         rule = "a plan's costs are those of its layers"
         raise UserError(rule, f"{len(costs)} costs of {layers.count} layers", "give one for the start and one a cut")
-    return PipelineDivision(division, layers, means.schedule, costs, weighed)
+    return PipelineParallel(division, layers, execution.schedule, costs, weighed)
 
 
 def _costs(layers: Layers, plan: Pipeline) -> tuple[Sequence[float], str]:

@@ -31,10 +31,10 @@ NodeGradients = tuple[torch.Tensor | None, ...]
 
 @dataclass
 class _Branch:
-    """A node from which ways lead to inputs and, by themselves, to ``leaves`` (where gradients are accumulated)."""
+    """A node from which ways lead to inputs and, by themselves, to ``autograd_leaves`` (where gradients are accumulated)."""
 
     node: Node
-    leaves: list[Node]
+    autograd_leaves: list[Node]
     gradients: NodeGradients = field(default=())
 
 
@@ -51,11 +51,11 @@ class WeightHalf:
             if not outputs:
                 continue
             edges, gradients = zip(*outputs, strict=True)
-            wanted = [GradientEdge(leaf, 0) for leaf in branch.leaves]
+            wanted = [GradientEdge(autograd_leaf, 0) for autograd_leaf in branch.autograd_leaves]
             found = torch.autograd.grad(edges, wanted, gradients, retain_graph=True, allow_unused=True)
-            for leaf, gradient in zip(branch.leaves, found, strict=True):
+            for autograd_leaf, gradient in zip(branch.autograd_leaves, found, strict=True):
                 if gradient is not None:
-                    weight: torch.Tensor = leaf.variable  # type: ignore[attr-defined]
+                    weight: torch.Tensor = autograd_leaf.variable  # type: ignore[attr-defined]
                     weight.grad = gradient if weight.grad is None else weight.grad.add_(gradient)
         self._branches = []
 
@@ -104,12 +104,12 @@ def _branches(roots: Sequence[Node], inputs: set[Node]) -> list[_Branch] | None:
             continue
         sides = [following for following, _ in node.next_functions if following is not None and following not in leads]
         beside = _topological(sides, set())
-        leaves = [leaf for leaf in beside if hasattr(leaf, "variable")]
+        autograd_leaves = [autograd_leaf for autograd_leaf in beside if hasattr(autograd_leaf, "variable")]
         if used.intersection(beside):
             return None
         used.update(beside)
-        if leaves:
-            found.append(_Branch(node, leaves))
+        if autograd_leaves:
+            found.append(_Branch(node, autograd_leaves))
     return found
 
 
@@ -137,7 +137,7 @@ Gradients = dict[int, torch.Tensor]
 
 
 @dataclass
-class Flight:
+class MicroBatchState:
     """A micro-batch that has gone forward through a chunk and not yet back.
 
     Attributes:
@@ -209,7 +209,7 @@ class Chunk:
         """A forward pass without anything kept: what is handed on, or what the model returns."""
         return self._whole(self._model.run(self._layers, dict(zip(self.takes, values, strict=True)), self.gives))
 
-    def forward(self, values: Sequence[Any], *, came: bool) -> tuple[Any, Flight]:
+    def forward(self, values: Sequence[Any], *, came: bool) -> tuple[Any, MicroBatchState]:
         """A forward pass: what is handed on (or what the model returns), and what is kept.
 
         ``came``: from another stage, whose gradients it waits for.
@@ -223,12 +223,12 @@ class Chunk:
             by_place = {id(old): new for old, new in zip(arrival.tensors, arrived, strict=True)}
             values = map_tensors(lambda t: by_place.get(id(t), t), list(values))
         given = self.look(values)
-        return given, Flight([t for t in tensors_in(given) if t.requires_grad], arrival)
+        return given, MicroBatchState([t for t in tensors_in(given) if t.requires_grad], arrival)
 
     # -- backward -----------------------------------------------------------------------------------------------------
 
     def backward(
-        self, flight: Flight, gradients: Sequence[torch.Tensor | None], earlier: Mapping[int, torch.Tensor]
+        self, flight: MicroBatchState, gradients: Sequence[torch.Tensor | None], earlier: Mapping[int, torch.Tensor]
     ) -> Gradients:
         """A whole backward pass: the gradients of ``parameters``, added to ``earlier`` ones of the same micro-batch.
 
@@ -245,7 +245,7 @@ class Chunk:
         return self._taken()
 
     def backward_to_inputs(
-        self, flight: Flight, gradients: Sequence[torch.Tensor | None], earlier: Mapping[int, torch.Tensor]
+        self, flight: MicroBatchState, gradients: Sequence[torch.Tensor | None], earlier: Mapping[int, torch.Tensor]
     ) -> Gradients:
         """The half of ``backward`` that others wait for; ``backward_to_weights`` does the rest.
 
@@ -262,7 +262,7 @@ class Chunk:
                 return {}
         return self.backward(flight, gradients, earlier)
 
-    def backward_to_weights(self, flight: Flight) -> Gradients:
+    def backward_to_weights(self, flight: MicroBatchState) -> Gradients:
         """What ``backward_to_inputs`` left."""
         if flight.half is not None:
             flight.half.run()

@@ -20,8 +20,8 @@ import torch
 from elastune.core.errors import UserError
 from elastune.core.slots import Fold, cut, subtrees, tree_sum
 from elastune.parallel.comm.group import Group, GroupBroken
-from elastune.parallel.mechanisms.guards import InPlace
-from elastune.parallel.mechanisms.model_parallel import Rescue
+from elastune.parallel.mechanisms.guards import ProcessLocal
+from elastune.parallel.mechanisms.model_parallel import FailureHooks
 
 # [axis] The tensor axis: a fixed number of virtual blocks, of which each worker has a run, and what brings blocks together.
 #
@@ -40,7 +40,7 @@ class Form:
     shape: torch.Size
 
 
-class BlockAxis(InPlace):
+class BlockAxis(ProcessLocal):
     """This worker's place along the tensor axis, read anew by every pass.
 
     Args:
@@ -53,7 +53,7 @@ class BlockAxis(InPlace):
         traffic_bytes: bytes that this worker has sent to others for sums and gathers.
         computes: whether the model's forward pass runs at this moment.
         failed: why what forward passes bring is of no use any more, until ``enter``.
-        rescue: see ``Division``.
+        rescue: see ``ModelParallel``.
     """
 
     def __init__(self, count: int, *, exact: bool) -> None:
@@ -63,7 +63,7 @@ class BlockAxis(InPlace):
         self.traffic_bytes = 0
         self.computes = False
         self.failed: GroupBroken | None = None
-        self.rescue = Rescue()
+        self.failure_hooks = FailureHooks()
         self._since: float | None = None
         self._back_since = 0.0
         self.enter(Group())
@@ -197,7 +197,7 @@ class BlockAxis(InPlace):
     def sum_forward(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """As ``sum``; zeros where the group broke, or the step is lost."""
         try:
-            if self.failed is None and not self.rescue.step_lost():
+            if self.failed is None and not self.failure_hooks.step_lost():
                 return self.sum(parts)
         except GroupBroken as error:
             self.failed = error
@@ -206,7 +206,7 @@ class BlockAxis(InPlace):
     def join_forward(self, parts: Sequence[torch.Tensor], sizes: Sequence[int], dim: int) -> torch.Tensor:
         """As ``join``; zeros where the group broke, or the step is lost."""
         try:
-            if self.failed is None and not self.rescue.step_lost():
+            if self.failed is None and not self.failure_hooks.step_lost():
                 return self.join(parts, sizes, dim)
         except GroupBroken as error:
             self.failed = error

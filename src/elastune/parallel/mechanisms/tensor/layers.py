@@ -20,7 +20,7 @@ from elastune.core.errors import UserError
 from elastune.core.layout import Box
 from elastune.parallel.mechanisms.tensor.axis import BlockAxis, joined, parted, shared, summed
 from elastune.parallel.mechanisms.tensor.blocked import Blocked, as_whole, attention
-from elastune.parallel.mechanisms.tensor_storage import is_parked
+from elastune.parallel.mechanisms.tensor_storage import is_memory_mapped
 
 # [layers] Layers in virtual blocks. A layer stays the user's object: its class changes, and each parameter becomes blocks.
 #
@@ -28,7 +28,7 @@ from elastune.parallel.mechanisms.tensor_storage import is_parked
 # part of its outputs for each block, divided by *rows* it uses a part of its inputs (the words of Megatron-LM and of
 # ``torch.distributed.tensor.parallel``; of an embedding: features and vocabulary).
 
-Way = Literal["columns", "rows"]
+ParallelStyle = Literal["columns", "rows"]
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Divided(nn.Module):
     _axis: BlockAxis
     divided: dict[str, tuple[BlockOf, ...]]
     sizes: tuple[int, ...]
-    way: Way
+    parallel_style: ParallelStyle
 
     def own(self, name: str, role: int = 0) -> list[torch.Tensor]:
         """This worker's blocks of a parameter, in order."""
@@ -170,7 +170,7 @@ class DividedLinear(Divided, nn.Linear):
 
     def forward(self, input: Any) -> Any:  # noqa: A002 - torch's own name
         axis = self._axis
-        if self.way == "columns":
+        if self.parallel_style == "columns":
             parts = [
                 F.linear(x, w, b)
                 for x, w, b in zip(
@@ -188,7 +188,7 @@ class DividedConv2d(Divided, nn.Conv2d):
 
     def forward(self, input: Any) -> Any:  # noqa: A002 - torch's own name
         axis, channels = self._axis, -3
-        if self.way == "columns":
+        if self.parallel_style == "columns":
             parts = [
                 self._conv_forward(x, w, b)
                 for x, w, b in zip(
@@ -206,7 +206,7 @@ class DividedEmbedding(Divided, nn.Embedding):
 
     def forward(self, input: torch.Tensor) -> Any:  # noqa: A002 - torch's own name
         axis = self._axis
-        if self.way == "columns":
+        if self.parallel_style == "columns":
             parts = [F.embedding(input, w, self.padding_idx) for w in self.own("weight")]
             return Blocked(axis, parts, self.sizes, -1)
         parts = []
@@ -231,7 +231,7 @@ def divide_parameters(
     layer: nn.Module,
     kind: type[Divided],
     axis: BlockAxis,
-    way: Way,
+    parallel_style: ParallelStyle,
     sizes: Sequence[int],
     blocks: Mapping[str, tuple[BlockOf, ...]],
     known: dict[int, dict[Box, nn.Parameter]],
@@ -242,7 +242,7 @@ def divide_parameters(
     """
     layer.__class__ = kind
     assert isinstance(layer, Divided)
-    layer._axis, layer.way, layer.sizes, layer.divided = axis, way, tuple(sizes), dict(blocks)
+    layer._axis, layer.parallel_style, layer.sizes, layer.divided = axis, parallel_style, tuple(sizes), dict(blocks)
     for name, parts in blocks.items():
         whole = layer._parameters.pop(name)
         assert whole is not None
@@ -250,7 +250,7 @@ def divide_parameters(
         for b in parts:
             if b.box not in made:
                 value = whole.detach()[b.slices]
-                if not is_parked(whole):  # else each worker takes in what it computes with
+                if not is_memory_mapped(whole):  # else each worker takes in what it computes with
                     value = value.clone(memory_format=torch.contiguous_format)
                 made[b.box] = nn.Parameter(value, requires_grad=whole.requires_grad)
             layer.register_parameter(b.key, made[b.box])
@@ -306,16 +306,16 @@ class DividedAttention(Divided, nn.MultiheadAttention):
 
     def _heads(self, *inputs: torch.Tensor) -> list[Blocked]:
         """Queries, keys and values, each (batch, heads, length, features of a head)."""
-        ways: dict[int, list[torch.Tensor]] = {}
+        parallel_styles: dict[int, list[torch.Tensor]] = {}
         found = []
         for role, x in enumerate(inputs):
-            if id(x) not in ways:
+            if id(x) not in parallel_styles:
                 rows = x.unsqueeze(0) if x.dim() == 2 else x if self.batch_first else x.transpose(0, 1)
-                ways[id(x)] = shared(self._axis, rows)
+                parallel_styles[id(x)] = shared(self._axis, rows)
             separate = PROJECTIONS[role] in self.divided
             weights = self.own(PROJECTIONS[role]) if separate else self.own("in_proj_weight", role)
             biases = self.own_or_none("in_proj_bias", role)
-            parts = [F.linear(*operands) for operands in zip(ways[id(x)], weights, biases, strict=True)]
+            parts = [F.linear(*operands) for operands in zip(parallel_styles[id(x)], weights, biases, strict=True)]
             projected = Blocked(self._axis, parts, self.sizes, -1)
             heads = projected.view(*projected.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
             assert isinstance(heads, Blocked)

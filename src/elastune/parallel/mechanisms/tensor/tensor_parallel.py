@@ -19,11 +19,11 @@ from torch.utils._pytree import tree_map
 from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
 from elastune.core.journal.records import LayersDivided
-from elastune.core.layout import Box, Leaf, Split
+from elastune.core.layout import Box, ParamBlock, Split
 from elastune.core.mesh import Mesh
 from elastune.core.slots import cut
 from elastune.parallel.comm.process_groups import Comms
-from elastune.parallel.mechanisms.model_parallel import Division
+from elastune.parallel.mechanisms.model_parallel import ModelParallel
 from elastune.parallel.mechanisms.tensor.axis import BlockAxis
 from elastune.parallel.mechanisms.tensor.blocked import as_whole
 from elastune.parallel.mechanisms.tensor.layers import (
@@ -35,7 +35,7 @@ from elastune.parallel.mechanisms.tensor.layers import (
     DividedEmbedding,
     DividedEncoderLayer,
     DividedLinear,
-    Way,
+    ParallelStyle,
     blocks_along,
     divide_parameters,
 )
@@ -48,7 +48,7 @@ Plan = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class TrunkByData:
+class DataParallelTrunk:
     """A plan for ``tensor`` under which all layers but the divided ones are data parallel.
 
     It follows "one weird trick for parallelizing convolutional neural networks" (Krizhevsky 2014). The trunk, which
@@ -61,14 +61,14 @@ class TrunkByData:
             a forward pass, or follow each other in one ``nn.Sequential``.
 
     Example:
-        >>> plan = TrunkByData({"fc1": ColwiseParallel(), "fc2": RowwiseParallel()})
+        >>> plan = DataParallelTrunk({"fc1": ColwiseParallel(), "fc2": RowwiseParallel()})
         >>> model, optimizer = session.prepare(model, optimizer, plan=plan)
     """
 
     layers: Plan | None = None
 
 
-WORDS: Mapping[str, Way] = {"ColwiseParallel": "columns", "RowwiseParallel": "rows"}
+WORDS: Mapping[str, ParallelStyle] = {"ColwiseParallel": "columns", "RowwiseParallel": "rows"}
 TRANSFORMER_LAYERS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 DIVIDED = (nn.Linear, nn.Conv2d, nn.Embedding, nn.MultiheadAttention, *TRANSFORMER_LAYERS)
 LARGE = 1 << 16
@@ -92,20 +92,20 @@ PASSED = (
 """What acts on each feature by itself, so that two Linear layers with nothing else between them are a pair."""
 
 
-def chosen(model: nn.Module, blocks: int, plan: Plan | None) -> dict[str, Way]:
+def chosen(model: nn.Module, blocks: int, plan: Plan | None) -> dict[str, ParallelStyle]:
     """The layers to divide into ``blocks``, by name, in the order of the model.
 
     Raises:
         UserError: For a plan that names no module, a layer that cannot be divided, and heads that do not divide.
     """
-    ways = _unfolded(model, found(model) if plan is None else _asked(model, plan))
-    for name, way in ways.items():
-        if (why := obstacle(model.get_submodule(name), way, blocks)) is not None:
+    parallel_styles = _unfolded(model, found(model) if plan is None else _asked(model, plan))
+    for name, parallel_style in parallel_styles.items():
+        if (why := obstacle(model.get_submodule(name), parallel_style, blocks)) is not None:
             raise UserError(f"{blocks} virtual blocks must divide each layer of the plan", f"{name} {why[0]}", why[1])
-    return ways
+    return parallel_styles
 
 
-def obstacle(layer: nn.Module, way: Way, blocks: int) -> tuple[str, str] | None:
+def obstacle(layer: nn.Module, parallel_style: ParallelStyle, blocks: int) -> tuple[str, str] | None:
     """Why ``layer`` cannot be divided into ``blocks`` in this way, and what to do about it."""
     other = "leave it out of the plan"
     if type(layer) is nn.MultiheadAttention:
@@ -115,25 +115,25 @@ def obstacle(layer: nn.Module, way: Way, blocks: int) -> tuple[str, str] | None:
             return "adds keys of its own (add_bias_kv, add_zero_attn)", other
         return None
     if isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward:
-        size = layer.out_features if way == "columns" else layer.in_features
+        size = layer.out_features if parallel_style == "columns" else layer.in_features
     elif type(layer) is nn.Conv2d:
         if layer.groups != 1:
             return f"has groups={layer.groups}", other
-        size = layer.out_channels if way == "columns" else layer.in_channels
+        size = layer.out_channels if parallel_style == "columns" else layer.in_channels
     elif type(layer) is nn.Embedding:
         if layer.sparse or layer.max_norm is not None or layer.scale_grad_by_freq:
             return "has sparse, max_norm or scale_grad_by_freq", other
-        size = layer.embedding_dim if way == "columns" else layer.num_embeddings
+        size = layer.embedding_dim if parallel_style == "columns" else layer.num_embeddings
     else:
         kinds = ", ".join(kind.__name__ for kind in DIVIDED)
         return f"is a {type(layer).__name__}", f"name layers of the kinds {kinds}"
-    return None if size >= blocks else (f"has {size} {way}", "use a smaller --virtual-tensor")
+    return None if size >= blocks else (f"has {size} {parallel_style}", "use a smaller --virtual-tensor")
 
 
-def _unfolded(model: nn.Module, ways: Mapping[str, Way]) -> dict[str, Way]:
+def _unfolded(model: nn.Module, parallel_styles: Mapping[str, ParallelStyle]) -> dict[str, ParallelStyle]:
     """Transformer layers as their parts, and all in the order of the model."""
-    parts: dict[str, Way] = {}
-    for name, way in ways.items():
+    parts: dict[str, ParallelStyle] = {}
+    for name, parallel_style in parallel_styles.items():
         layer = model.get_submodule(name)
         if type(layer) in TRANSFORMER_LAYERS:
             prefix = f"{name}." if name else ""
@@ -141,24 +141,24 @@ def _unfolded(model: nn.Module, ways: Mapping[str, Way]) -> dict[str, Way]:
             parts |= {f"{prefix}{n}": "columns" for n in attentions}
             parts |= {f"{prefix}linear1": "columns", f"{prefix}linear2": "rows"}
         else:
-            parts[name] = way
+            parts[name] = parallel_style
     return {name: parts[name] for name, _ in model.named_modules() if name in parts}
 
 
-def plan_layers(model: nn.Module, plan: Plan | TrunkByData | None) -> None:
+def plan_layers(model: nn.Module, plan: Plan | DataParallelTrunk | None) -> None:
     """Note the user's plan for ``model``, for the mechanism to find; None: there is none."""
     model.__dict__["_tensor_plan"] = plan
 
 
-def plan_of(model: nn.Module) -> Plan | TrunkByData | None:
+def plan_of(model: nn.Module) -> Plan | DataParallelTrunk | None:
     """What ``plan_layers`` noted."""
-    plan: Plan | TrunkByData | None = model.__dict__.get("_tensor_plan")
+    plan: Plan | DataParallelTrunk | None = model.__dict__.get("_tensor_plan")
     return plan
 
 
 # -- the user's --------------------------------------------------------------------------------------------------------
-def _asked(model: nn.Module, plan: Plan) -> dict[str, Way]:
-    ways: dict[str, Way] = {}
+def _asked(model: nn.Module, plan: Plan) -> dict[str, ParallelStyle]:
+    parallel_styles: dict[str, ParallelStyle] = {}
     for pattern, style in plan.items():
         words = [WORDS[kind.__name__] for kind in type(style).__mro__ if kind.__name__ in WORDS]
         if not words:
@@ -169,9 +169,9 @@ def _asked(model: nn.Module, plan: Plan) -> dict[str, Way]:
             known = ", ".join(name for name, part in model.named_modules() if isinstance(part, DIVIDED)) or "none"
             raise UserError("a plan names modules of the model", pattern, f"it has {known}")
         for name in names:
-            if ways.setdefault(name, words[0]) != words[0]:
+            if parallel_styles.setdefault(name, words[0]) != words[0]:
                 raise UserError("a plan divides a layer in one way", name, "name it once")
-    return ways
+    return parallel_styles
 
 
 def _named(module: nn.Module, path: str, tokens: list[str]) -> Iterator[str]:
@@ -185,46 +185,46 @@ def _named(module: nn.Module, path: str, tokens: list[str]) -> Iterator[str]:
 
 
 # -- found -------------------------------------------------------------------------------------------------------------
-def found(model: nn.Module) -> dict[str, Way]:
+def found(model: nn.Module) -> dict[str, ParallelStyle]:
     """Transformer layers, attention, pairs of Linear layers, and large embeddings; the rest stays whole."""
-    ways: dict[str, Way] = {}
+    parallel_styles: dict[str, ParallelStyle] = {}
     inside: list[str] = []
     for name, module in model.named_modules():
         if any(name.startswith(f"{outer}.") or not outer for outer in inside):
             continue
         if type(module) in (*TRANSFORMER_LAYERS, nn.MultiheadAttention):
-            ways[name] = "columns"
+            parallel_styles[name] = "columns"
             inside.append(name)
         elif type(module) is nn.Embedding and module.weight.numel() >= LARGE and not _odd(module):
-            ways[name] = "columns"
+            parallel_styles[name] = "columns"
         else:
-            ways |= _pairs(name, module)
-    return _tied(model, ways)
+            parallel_styles |= _pairs(name, module)
+    return _tied(model, parallel_styles)
 
 
 def _odd(layer: nn.Embedding) -> bool:
     return bool(layer.sparse or layer.max_norm is not None or layer.scale_grad_by_freq)
 
 
-def _pairs(path: str, module: nn.Module) -> dict[str, Way]:
+def _pairs(path: str, module: nn.Module) -> dict[str, ParallelStyle]:
     """Linear layers of ``module`` that seem to follow each other; where they do not, dividing them costs time only."""
-    ways: dict[str, Way] = {}
+    parallel_styles: dict[str, ParallelStyle] = {}
     in_order = isinstance(module, nn.Sequential)
     first: tuple[str, nn.Linear] | None = None
     for name, child in module.named_children():
         full = f"{path}.{name}" if path else name
         if type(child) is nn.Linear:
             if first is not None and first[1].out_features == child.in_features:
-                ways |= {first[0]: "columns", full: "rows"}
+                parallel_styles |= {first[0]: "columns", full: "rows"}
                 first = None
             else:  # four square ones in a row are attention, rather than two pairs
                 first = (full, child) if in_order or child.in_features != child.out_features else None
         elif type(child) not in PASSED:
             first = None
-    return ways
+    return parallel_styles
 
 
-def _tied(model: nn.Module, ways: dict[str, Way]) -> dict[str, Way]:
+def _tied(model: nn.Module, parallel_styles: dict[str, ParallelStyle]) -> dict[str, ParallelStyle]:
     """Layers that share a weight: an embedding and the output layer by vocabulary, others not at all."""
     owners: dict[int, list[str]] = {}
     for name, module in model.named_modules():
@@ -236,14 +236,14 @@ def _tied(model: nn.Module, ways: dict[str, Way]) -> dict[str, Way]:
             continue
         layers = [model.get_submodule(name) for name in names]
         kinds = {type(layer) for layer in layers}
-        if kinds == {nn.Embedding, nn.Linear} and any(name in ways for name in names):
-            ways |= {
+        if kinds == {nn.Embedding, nn.Linear} and any(name in parallel_styles for name in names):
+            parallel_styles |= {
                 n: "rows" if type(layer) is nn.Embedding else "columns" for n, layer in zip(names, layers, strict=True)
             }
         else:
             for name in names:
-                ways.pop(name, None)
-    return ways
+                parallel_styles.pop(name, None)
+    return parallel_styles
 
 
 # [division] A model whose layers are divided into virtual blocks.
@@ -255,7 +255,7 @@ KINDS: Mapping[type[nn.Module], type[Divided]] = {
 }
 
 
-class TensorDivision(Division):
+class TensorParallel(ModelParallel):
     """Layers of ``module`` are divided; what is not is computed by every worker of the axis, with equal bits.
 
     Args:
@@ -264,28 +264,28 @@ class TensorDivision(Division):
         axis: the blocks.
     """
 
-    def __init__(self, module: nn.Module, ways: Mapping[str, Way], axis: BlockAxis) -> None:
-        self.axis, self.rescue = axis, axis.rescue
-        self._ways = dict(ways)
+    def __init__(self, module: nn.Module, parallel_styles: Mapping[str, ParallelStyle], axis: BlockAxis) -> None:
+        self.axis, self.failure_hooks = axis, axis.failure_hooks
+        self._ways = dict(parallel_styles)
         self.module = self.model = module
         self.whole_s = 0.0
         first_names: dict[int, str] = {}
         for name, p in module.named_parameters(remove_duplicate=False):
             first_names.setdefault(id(p), name)
         originals = {name: module.get_parameter(name) for name in first_names.values()}  # keeps ids in use
-        made = _divide_layers(module, ways, axis)
+        made = _divide_layers(module, parallel_styles, axis)
         of_block = {id(p): (first_names[whole], box) for whole, parts in made.items() for box, p in parts.items()}
         number = {
             id(p): block for layer in module.modules() if isinstance(layer, Divided) for block, p in _numbered(layer)
         }
-        leaves, self.parameters = [], []
+        param_blocks, self.parameters = [], []
         for name, p in module.named_parameters():
             tensor, box = of_block.get(id(p), (name, tuple((0, size) for size in p.shape)))
             dtype = str(p.dtype).removeprefix("torch.")
-            leaves.append(Leaf(name, tensor, box, dtype, block=number.get(id(p)), trained=p.requires_grad))
+            param_blocks.append(ParamBlock(name, tensor, box, dtype, block=number.get(id(p)), trained=p.requires_grad))
             self.parameters.append(p)
         del originals
-        self.split = Split(tuple(leaves), blocks=axis.count)
+        self.split = Split(tuple(param_blocks), blocks=axis.count)
         self._since = 0.0
         module.register_forward_pre_hook(self._begins)
         module.register_forward_hook(self._ends, always_call=True)
@@ -295,8 +295,8 @@ class TensorDivision(Division):
 
     def told(self, mesh: Mesh) -> tuple[LayersDivided, ...]:
         sizes = {True: 0, False: 0}
-        for leaf in self.split.leaves:
-            sizes[leaf.block is not None] += leaf.size if leaf.trained else 0
+        for param_block in self.split.param_blocks:
+            sizes[param_block.block is not None] += param_block.size if param_block.trained else 0
         return (LayersDivided(self.axis.count, sizes[True], sizes[False], self.apart),)
 
     def backward(self, loss: torch.Tensor, part: BatchSlice) -> Iterable[BatchSlice]:
@@ -328,11 +328,11 @@ class TensorDivision(Division):
     def in_parts(self, called: Sequence[str]) -> frozenset[str]:
         found, inside = set(), False
         for name in called:
-            way = self._ways.get(name)
-            inside = inside and way != "columns"
+            parallel_style = self._ways.get(name)
+            inside = inside and parallel_style != "columns"
             if inside:
                 found.add(name)
-            inside = way == "columns" or (inside and way is None)
+            inside = parallel_style == "columns" or (inside and parallel_style is None)
         return frozenset(found)
 
     def whole(self, value: Any) -> Any:
@@ -356,30 +356,32 @@ class TensorDivision(Division):
         output = tree_map(as_whole, output)
         self.whole_s += time.perf_counter() - self._since
         if self.axis.failed is not None:
-            self.rescue.meet(self.axis.failed)
+            self.failure_hooks.meet(self.axis.failed)
         return output
 
 
 # -- layer by layer ----------------------------------------------------------------------------------------------------
-def _divide_layers(module: nn.Module, ways: Mapping[str, Way], axis: BlockAxis) -> dict[int, dict[Box, nn.Parameter]]:
-    """Divide the layers of ``ways``; the blocks of each parameter, by its id."""
-    _refuse_half_tied(module, ways)
+def _divide_layers(
+    module: nn.Module, parallel_styles: Mapping[str, ParallelStyle], axis: BlockAxis
+) -> dict[int, dict[Box, nn.Parameter]]:
+    """Divide the layers of ``parallel_styles``; the blocks of each parameter, by its id."""
+    _refuse_half_tied(module, parallel_styles)
     made: dict[int, dict[Box, nn.Parameter]] = {}
     before: int | None = None  # what the layer by columns before gives, in features or channels
-    for name, way in ways.items():
+    for name, parallel_style in parallel_styles.items():
         layer: Any = module.get_submodule(name)
         if isinstance(layer, nn.MultiheadAttention):
             _divide_attention(layer, axis, made)
             before = None
             continue
-        sizes, outputs = _sizes(layer, way, axis.count, before)
+        sizes, outputs = _sizes(layer, parallel_style, axis.count, before)
         dims = (0, 1) if isinstance(layer, (nn.Linear, nn.Conv2d)) else (1, 0)
-        blocks = {"weight": blocks_along("weight", layer.weight.shape, dims[way == "rows"], sizes)}
-        if way == "columns" and getattr(layer, "bias", None) is not None:
+        blocks = {"weight": blocks_along("weight", layer.weight.shape, dims[parallel_style == "rows"], sizes)}
+        if parallel_style == "columns" and getattr(layer, "bias", None) is not None:
             blocks["bias"] = blocks_along("bias", layer.bias.shape, 0, sizes)
         kind = DividedLinear if isinstance(layer, nn.Linear) else KINDS[type(layer)]
-        divide_parameters(layer, kind, axis, way, sizes, blocks, made)
-        before = outputs if way == "columns" else None
+        divide_parameters(layer, kind, axis, parallel_style, sizes, blocks, made)
+        before = outputs if parallel_style == "columns" else None
     for part in module.modules():
         if type(part) is nn.TransformerEncoderLayer and isinstance(part.self_attn, Divided):
             part.__class__ = DividedEncoderLayer
@@ -388,17 +390,17 @@ def _divide_layers(module: nn.Module, ways: Mapping[str, Way], axis: BlockAxis) 
     return made
 
 
-def _sizes(layer: Any, way: Way, count: int, before: int | None) -> tuple[list[int], int]:
+def _sizes(layer: Any, parallel_style: ParallelStyle, count: int, before: int | None) -> tuple[list[int], int]:
     """Sizes of the blocks along what is cut, and all of it. Rows come in the blocks that the layer before gave:
     of each channel all places, where a convolution's output was flattened.
     """
     if isinstance(layer, nn.Linear):
-        total = layer.out_features if way == "columns" else layer.in_features
+        total = layer.out_features if parallel_style == "columns" else layer.in_features
     elif isinstance(layer, nn.Conv2d):
-        total = layer.out_channels if way == "columns" else layer.in_channels
+        total = layer.out_channels if parallel_style == "columns" else layer.in_channels
     else:
-        total = layer.embedding_dim if way == "columns" else layer.num_embeddings
-    unit = total // before if way == "rows" and before and before >= count and total % before == 0 else 1
+        total = layer.embedding_dim if parallel_style == "columns" else layer.num_embeddings
+    unit = total // before if parallel_style == "rows" and before and before >= count and total % before == 0 else 1
     return [len(block) * unit for block in cut(total // unit, count)], total
 
 
@@ -427,14 +429,14 @@ def _thirds(name: str, shape: Sequence[int], sizes: Sequence[int]) -> tuple[Bloc
     return tuple(found)
 
 
-def _refuse_half_tied(module: nn.Module, ways: Mapping[str, Way]) -> None:
+def _refuse_half_tied(module: nn.Module, parallel_styles: Mapping[str, ParallelStyle]) -> None:
     """Raise ``UserError`` where layers share a weight and are not divided along the same dimension of it."""
     seen: dict[int, tuple[str, int | None]] = {}
     for name, layer in module.named_modules():
         for key, p in layer.named_parameters(recurse=False):
             dim = None
-            if name in ways and key == "weight":
-                dim = int((ways[name] == "rows") != isinstance(layer, nn.Embedding))
+            if name in parallel_styles and key == "weight":
+                dim = int((parallel_styles[name] == "rows") != isinstance(layer, nn.Embedding))
             other, of_other = seen.setdefault(id(p), (name, dim))
             if dim != of_other:
                 fix = "an embedding RowwiseParallel() and its output layer ColwiseParallel(), or neither"

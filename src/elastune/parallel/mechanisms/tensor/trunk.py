@@ -22,15 +22,15 @@ from torch import nn
 
 from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
-from elastune.core.run import Means
+from elastune.core.run import ExecutionSettings
 from elastune.parallel.comm.group import GroupBroken
 from elastune.parallel.comm.process_groups import Comms
 from elastune.parallel.mechanisms.guards import refuse_pickling
-from elastune.parallel.mechanisms.model_parallel import Division, Until, draw_from, drawn_state
+from elastune.parallel.mechanisms.model_parallel import ModelParallel, Until, restore_rng_states, rng_states
 from elastune.parallel.mechanisms.tensor.axis import BlockAxis
 from elastune.parallel.mechanisms.tensor.blocked import as_whole
-from elastune.parallel.mechanisms.tensor.layers import Way
-from elastune.parallel.mechanisms.tensor.tensor_parallel import TensorDivision, TrunkByData, chosen, plan_of
+from elastune.parallel.mechanisms.tensor.layers import ParallelStyle
+from elastune.parallel.mechanisms.tensor.tensor_parallel import DataParallelTrunk, TensorParallel, chosen, plan_of
 
 # [tail] The part of a model that its workers compute together, where each runs the rest on samples of its own.
 
@@ -94,7 +94,7 @@ class _Called(_HandedOver):
         """The module's own, of one tensor."""
         if len(inputs) != 1 or named:
             told = f"{len(inputs)} and {', '.join(named) or 'none'} by name"
-            rule = "what holds the divided layers of a TrunkByData is called with one tensor"
+            rule = "what holds the divided layers of a DataParallelTrunk is called with one tensor"
             raise UserError(rule, told, "put them into a module of their own")
         return self.__dict__["_through"](super().forward, inputs[0])
 
@@ -115,13 +115,13 @@ def _in_order(children: Sequence[nn.Module], value: Any) -> Any:
     return value
 
 
-def tail_of(model: nn.Module, ways: Mapping[str, Way]) -> Tail:
-    """The smallest part of ``model`` with all layers of ``ways``.
+def tail_of(model: nn.Module, parallel_styles: Mapping[str, ParallelStyle]) -> Tail:
+    """The smallest part of ``model`` with all layers of ``parallel_styles``.
 
     Raises:
         UserError: Where that is the model itself, whose lines nobody can cut; where it shares parameters with the rest.
     """
-    paths = [name.split(".") for name in ways]
+    paths = [name.split(".") for name in parallel_styles]
     above: list[str] = []
     for names in zip(*(path[:-1] for path in paths), strict=False):  # as far as all go the same way
         if len(set(names)) > 1:
@@ -138,17 +138,17 @@ def tail_of(model: nn.Module, ways: Mapping[str, Way]) -> Tail:
     elif (called := _first_called(model, above)) is not None:
         found = Tail(called)
     else:
-        rule = "the divided layers of a TrunkByData are in one module, or follow each other in one nn.Sequential"
+        rule = "the divided layers of a DataParallelTrunk are in one module, or follow each other in one nn.Sequential"
         fix = f"put them into an nn.Sequential of {type(model).__name__}"
-        raise UserError(rule, ", ".join(ways), fix)
+        raise UserError(rule, ", ".join(parallel_styles), fix)
     own = {id(part) for part in found.parts}
     tops = tuple(f"{name}." for name, part in model.named_modules(remove_duplicate=False) if id(part) in own)
     named = list(model.named_parameters(remove_duplicate=False))
     inside_of = {id(p) for name, p in named if name.startswith(tops)}
     for name, p in named:
         if id(p) in inside_of and not name.startswith(tops):
-            rule = "the divided layers of a TrunkByData share no parameter with the rest"
-            raise UserError(rule, name, "use the plan without TrunkByData")
+            rule = "the divided layers of a DataParallelTrunk share no parameter with the rest"
+            raise UserError(rule, name, "use the plan without DataParallelTrunk")
     return found
 
 
@@ -196,14 +196,16 @@ class _Passed:
     outputs: list[torch.Tensor]
 
 
-class TrunkDivision(TensorDivision):
-    """As ``TensorDivision``; what is outside of ``tail`` runs on slots of each worker's own."""
+class TrunkTensorParallel(TensorParallel):
+    """As ``TensorParallel``; what is outside of ``tail`` runs on slots of each worker's own."""
 
     streams = False
     apart = True
 
-    def __init__(self, module: nn.Module, ways: Mapping[str, Way], axis: BlockAxis, tail: Tail) -> None:
-        super().__init__(module, ways, axis)
+    def __init__(
+        self, module: nn.Module, parallel_styles: Mapping[str, ParallelStyle], axis: BlockAxis, tail: Tail
+    ) -> None:
+        super().__init__(module, parallel_styles, axis)
         inside = {id(p) for part in tail.parts for p in part.parameters()}
         self._inside = [p for p in self.parameters if id(p) in inside]
         self._outside = [p for p in self.parameters if id(p) not in inside]
@@ -236,17 +238,20 @@ class TrunkDivision(TensorDivision):
     def _through(self, run: Run, inputs: Any) -> torch.Tensor:
         """What ``run`` makes of this worker's ``inputs``, while it does the same for the others."""
         if not isinstance(given := as_whole(inputs), torch.Tensor):
-            rule = "what holds the divided layers of a TrunkByData is called with one tensor"
+            rule = "what holds the divided layers of a DataParallelTrunk is called with one tensor"
             raise UserError(rule, type(given).__name__, "put them into a module of their own")
         given = given.contiguous()
         learns = torch.is_grad_enabled() and self._left > 0
         if learns:  # the program may have left an evaluation early
             self.stand_in()
         if learns and self._passed is not None:
-            rule, fix = "the divided layers of a TrunkByData run once for each training batch", "call the model once"
+            rule, fix = (
+                "the divided layers of a DataParallelTrunk run once for each training batch",
+                "call the model once",
+            )
             raise UserError(rule, "a second call", fix)
         try:
-            if self.axis.failed is None and not self.rescue.step_lost():
+            if self.axis.failed is None and not self.failure_hooks.step_lost():
                 evaluates, self.evaluates = self.evaluates, False  # after an error here none waits for others
                 self._modes = self._own_modes()
                 output = self._together(run, given, learns)
@@ -272,11 +277,11 @@ class TrunkDivision(TensorDivision):
                 door.requires_grad_(learns and given.requires_grad)
                 self._put_buffers(moved)
                 _put(self._counters, counters)
-                draw_from(drawn)
+                restore_rng_states(drawn)
                 found.append((door, self._tensor(run(door.clone() if learns else door))))
                 if slot == rank:
-                    state, buffers, own = drawn_state(), self._moved(), len(found) - 1
-        draw_from(state)
+                    state, buffers, own = rng_states(), self._moved(), len(found) - 1
+        restore_rng_states(state)
         self._put_buffers(buffers)
         if not learns:
             output = found[own][1]
@@ -298,9 +303,11 @@ class TrunkDivision(TensorDivision):
             return [None] * len(forms), any(kind >= _WAITS for kind in kinds)
         if len({kind % _WAITS for kind in kinds}) > 1:
             fix = "call model.eval() before the loop over session.batches(train=False), model.train() behind it"
-            raise UserError("workers of a TrunkByData run it in one mode at a time", "training and evaluation", fix)
+            raise UserError(
+                "workers of a DataParallelTrunk run it in one mode at a time", "training and evaluation", fix
+            )
         mine = torch.empty(0, dtype=form.dtype, device=self._device) if given is None else given
-        drawn = drawn_state()
+        drawn = rng_states()
         own = [mine, *drawn, *self._floats]
         beside = [each.shape for each in own[1:]]
         shapes = [[torch.Size([0]) if form is None else form.shape, *beside] for form in forms]
@@ -314,7 +321,7 @@ class TrunkDivision(TensorDivision):
     def _tensor(self, output: Any) -> torch.Tensor:
         if isinstance(whole := as_whole(output), torch.Tensor):
             return whole
-        rule = "what holds the divided layers of a TrunkByData returns one tensor"
+        rule = "what holds the divided layers of a DataParallelTrunk returns one tensor"
         raise UserError(rule, type(whole).__name__, "put them into a module of their own")
 
     def _moved(self) -> list[torch.Tensor]:
@@ -334,7 +341,7 @@ class TrunkDivision(TensorDivision):
         modes = self._own_modes()  # of a program that has left its evaluation
         self._set_modes(self._modes)
         try:
-            while self.evaluates and self.axis.failed is None and not self.rescue.step_lost():
+            while self.evaluates and self.axis.failed is None and not self.failure_hooks.step_lost():
                 if until is not None and until():
                     break
                 self.evaluates = False
@@ -343,7 +350,7 @@ class TrunkDivision(TensorDivision):
                 if ends and waited and not made:
                     break
         except GroupBroken as error:
-            self.rescue.meet(error)
+            self.failure_hooks.meet(error)
         finally:
             self._set_modes(modes)
 
@@ -358,16 +365,16 @@ class TrunkDivision(TensorDivision):
         """The tail of the others' passes, while this worker has none. Whether anybody had one, and whether anybody
         ``waits``.
         """
-        state, buffers = drawn_state(), [b.detach().clone() for b in self.module.buffers()]
+        state, buffers = rng_states(), [b.detach().clone() for b in self.module.buffers()]
         with torch.no_grad(), self.passing():
             rows, waited = self._gathered(None, waits=waits)
             made = [row for row in rows if row is not None]
             for door, drawn, moved in made:
                 self._put_buffers(moved)
-                draw_from(drawn)
+                restore_rng_states(drawn)
                 self._run(door)
         _put(list(self.module.buffers()), buffers)
-        draw_from(state)
+        restore_rng_states(state)
         return bool(made), waited
 
     # -- backwards ----------------------------------------------------------------------------------------------------
@@ -375,15 +382,15 @@ class TrunkDivision(TensorDivision):
     def _back(self, loss: torch.Tensor, part: BatchSlice) -> Iterator[BatchSlice]:
         passed, self._passed = self._passed, None
         if passed is None:
-            rule = "a TrunkByData learns from what its divided layers returned"
+            rule = "a DataParallelTrunk learns from what its divided layers returned"
             raise UserError(rule, "no call of the model for this batch", "call model(...) before session.backward")
         together, rank = part.together or (part,), self.axis.group.rank
         moved = self._moved()  # behind the whole forward pass: a layer after the tail has moved its own by now
         if part.weight:
             (loss * part.weight).backward()
         if any(p.grad is not None for p in self._inside):
-            rule = "the loss has the parameters of divided layers of a TrunkByData through their output alone"
-            raise UserError(rule, "another way", "use the plan without TrunkByData, or weight_decay")
+            rule = "the loss has the parameters of divided layers of a DataParallelTrunk through their output alone"
+            raise UserError(rule, "another way", "use the plan without DataParallelTrunk, or weight_decay")
         inside = self._tail_backwards(passed, [each.weight > 0 for each in together])
         came = passed.doors[rank].grad
         if part.weight and came is not None:
@@ -434,8 +441,8 @@ class _Closed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        rule = "a TrunkByData has gradients in training batches alone"
-        raise UserError(rule, "a backward pass outside of them", "use the plan without TrunkByData")
+        rule = "a DataParallelTrunk has gradients in training batches alone"
+        raise UserError(rule, "a backward pass outside of them", "use the plan without DataParallelTrunk")
 
 
 def _taken(params: Iterable[nn.Parameter]) -> _Gradients:
@@ -461,42 +468,42 @@ def _put(buffers: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> Non
 # [divide] The ``tensor`` part of a mechanism: which layers of a model are divided, and the division that comes of it.
 
 
-def divide(division: Division, means: Means) -> Division:
-    """``division`` with the layers of its module divided into ``means``' virtual blocks; itself where that is one.
+def divide(division: ModelParallel, execution: ExecutionSettings) -> ModelParallel:
+    """``division`` with the layers of its module divided into ``execution``' virtual blocks; itself where that is one.
 
     Raises:
         UserError: For a plan that does not fit the model or its mechanism, and a model of which nothing can be divided.
     """
-    count = blocks_of(means)
+    count = blocks_of(execution)
     if count == 1:
         return division
     module, plan = division.module, plan_of(division.module)
-    apart = isinstance(plan, TrunkByData)
-    ways = chosen(module, count, plan.layers if isinstance(plan, TrunkByData) else plan)
-    if not ways:
+    apart = isinstance(plan, DataParallelTrunk)
+    parallel_styles = chosen(module, count, plan.layers if isinstance(plan, DataParallelTrunk) else plan)
+    if not parallel_styles:
         fix = "give session.prepare a plan, or use another mechanism"
         raise UserError("tensor divides layers that it knows", f"none found in {type(module).__name__}", fix)
-    axis = BlockAxis(count, exact=means.mode == "exact")
+    axis = BlockAxis(count, exact=execution.mode == "exact")
     if not apart:
-        return TensorDivision(module, ways, axis)
-    _check(means)
-    return TrunkDivision(module, ways, axis, tail_of(module, ways))
+        return TensorParallel(module, parallel_styles, axis)
+    _check(execution)
+    return TrunkTensorParallel(module, parallel_styles, axis, tail_of(module, parallel_styles))
 
 
-def _check(means: Means) -> None:
+def _check(execution: ExecutionSettings) -> None:
     """Raise ``UserError`` for means by which no trunk is data parallel within a replica."""
     rule, other = "a data-parallel trunk is for exact mode, whole slots, and tensor alone or with zero", "leave it out"
-    if means.mode != "exact":
-        raise UserError(rule, f"{means.mode} mode", "use --mode exact, or a plan without TrunkByData")
-    if means.micro_batch is not None:
-        raise UserError(rule, f"--micro-batch {means.micro_batch}", f"{other}, and use more --slots")
-    if means.parts.pipeline or means.parts.state == "sharded":
-        raise UserError(rule, means.mechanism, "use --mechanism tensor or tensor+zero")
-    if means.first_mesh.batch * means.first_mesh.tensor > means.num_slots:
-        told = f"{means.first_mesh.workers} workers, {means.num_slots} slots"
+    if execution.mode != "exact":
+        raise UserError(rule, f"{execution.mode} mode", "use --mode exact, or a plan without DataParallelTrunk")
+    if execution.micro_batch is not None:
+        raise UserError(rule, f"--micro-batch {execution.micro_batch}", f"{other}, and use more --slots")
+    if execution.parts.pipeline or execution.parts.state == "sharded":
+        raise UserError(rule, execution.mechanism, "use --mechanism tensor or tensor+zero")
+    if execution.first_mesh.batch * execution.first_mesh.tensor > execution.num_slots:
+        told = f"{execution.first_mesh.workers} workers, {execution.num_slots} slots"
         raise UserError("each worker of a data-parallel trunk has a slot of its own", told, "use more --slots")
 
 
-def blocks_of(means: Means) -> int:
+def blocks_of(execution: ExecutionSettings) -> int:
     """Virtual blocks: where none are asked for as many as workers, which is exact for that width alone."""
-    return means.virtual_tensor if means.virtual_tensor > 1 or means.mesh is None else means.mesh.tensor
+    return execution.virtual_tensor if execution.virtual_tensor > 1 or execution.mesh is None else execution.mesh.tensor

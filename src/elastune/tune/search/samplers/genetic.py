@@ -164,7 +164,7 @@ _RENEWALS = 20  # genes mutated beyond the rate, at most, so that a child is not
 
 
 @dataclass(frozen=True)
-class Genetics:
+class GeneticOptions:
     """How a genetic search breeds. The rates and the migration are the Cray tool's defaults; its demes are 2 x 32.
 
     Steps find what lies near: with genes that are always drawn afresh, as the Cray tool draws them (``step=0``), a
@@ -186,10 +186,10 @@ class Genetics:
     step: Annotated[float, Range(0, 1)] = 0.1
 
 
-def parse_genetics(sampler: str) -> Genetics:
+def parse_genetics(sampler: str) -> GeneticOptions:
     """The settings that ``sampler`` names, such as "genetic:demes=2,population=16". Raises ``UserError``."""
     name, options = split(sampler, "a sampler", "genetic:demes=2,population=16")
-    return parse(name, options, Genetics)
+    return parse(name, options, GeneticOptions)
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ class Lineage:
     generation: int
 
 
-def place(index: int, genetics: Genetics) -> Lineage:
+def place(index: int, genetics: GeneticOptions) -> Lineage:
     """Of the trial asked for after ``index`` others: the demes take turns."""
     return Lineage(index % genetics.demes, index // genetics.demes // genetics.population)
 
@@ -211,7 +211,7 @@ def members(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     return [trial for trial in trials if trial.state in alive and trial.constraints.get(ALLOWED, 0.0) <= 0]
 
 
-def unfinished(trials: Sequence[FrozenTrial], genetics: Genetics) -> int:
+def unfinished(trials: Sequence[FrozenTrial], genetics: GeneticOptions) -> int:
     """How many trials of generations before the next trial's still run.
 
     Whoever waits for 0 before asking runs generation after generation; with ``steady`` 0 exactly as the textbook does.
@@ -223,7 +223,7 @@ def unfinished(trials: Sequence[FrozenTrial], genetics: Genetics) -> int:
 
 
 def parents(
-    trials: Sequence[FrozenTrial], directions: Sequence[StudyDirection], genetics: Genetics
+    trials: Sequence[FrozenTrial], directions: Sequence[StudyDirection], genetics: GeneticOptions
 ) -> list[FrozenTrial]:
     """Who may breed the trial asked for after ``trials``, fittest first; empty where it should be drawn at random.
 
@@ -251,7 +251,7 @@ def parents(
 
 
 def _immigrants(
-    demes: Sequence[Sequence[tuple[int, FrozenTrial]]], generation: int, signs: Floats, genetics: Genetics
+    demes: Sequence[Sequence[tuple[int, FrozenTrial]]], generation: int, signs: Floats, genetics: GeneticOptions
 ) -> list[list[FrozenTrial]]:
     """Who has come to each deme by ``generation``: in a ring, the best feasible of the deme before it.
 
@@ -304,7 +304,7 @@ class GeneticSampler(BaseSampler):
     children of a few genes would be copies, and the copy of a training teaches nothing.
     """
 
-    def __init__(self, seed: int, genetics: Genetics) -> None:
+    def __init__(self, seed: int, genetics: GeneticOptions) -> None:
         self._seed = seed
         self._genetics = genetics
 
@@ -336,7 +336,7 @@ class GeneticSampler(BaseSampler):
 
 
 def breed(
-    pool: Sequence[Sample], tried: Sequence[dict[str, Any]], genetics: Genetics, rng: np.random.Generator
+    pool: Sequence[Sample], tried: Sequence[dict[str, Any]], genetics: GeneticOptions, rng: np.random.Generator
 ) -> Sample:
     """A child of two of ``pool`` (fittest first), and no copy of what was ``tried`` where mutation can help it."""
     first = tournament(len(pool), genetics.tournament, rng)

@@ -24,7 +24,7 @@ from elastune.core.errors import UserError
 from elastune.core.options import options_of, read, split
 from elastune.tune.search.objective import Objective
 from elastune.tune.search.samplers.gaussian import GaussianSampler
-from elastune.tune.search.samplers.genetic import Genetics, GeneticSampler, parse_genetics
+from elastune.tune.search.samplers.genetic import GeneticOptions, GeneticSampler, parse_genetics
 
 SAMPLERS = ("auto", "random", "grid", "tpe", "gp", "nsga2", "nsga3", "cmaes", "genetic")
 MODELS = ("auto", "gp", "tpe")  # these model the values of objectives, so their scale counts
@@ -45,12 +45,12 @@ _SEEDS = 2**32
 def check_sampler(name: str, objectives: Sequence[Objective]) -> None:
     """Raise ``UserError`` for an unknown sampler, or one that cannot have these objectives.
 
-    ``genetic`` may name its settings: ``genetic:demes=2,population=16`` (see ``Genetics``).
+    ``genetic`` may name its settings: ``genetic:demes=2,population=16`` (see ``GeneticOptions``).
     """
     known, options = split(name, "a sampler", "tpe or genetic:demes=2,population=16")
     if known not in SAMPLERS:
         _installed(known)
-    read(known, options, options_of(Genetics) if known == "genetic" else {})
+    read(known, options, options_of(GeneticOptions) if known == "genetic" else {})
     if name == "cmaes" and len(objectives) > 1:
         names = ", ".join(o.name for o in objectives)
         raise UserError("cmaes optimises one objective", names, "keep one, or use auto or nsga2")

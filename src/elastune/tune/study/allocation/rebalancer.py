@@ -1,7 +1,7 @@
 """Moves workers among the running trials of a study: every event becomes a demand, every decision a resize.
 
 ``Broker`` is pure: it starts nothing and has no clock, because every time is an argument. A resumed or simulated study
-therefore decides like the original one. ``Sharing`` connects it with the pool.
+therefore decides like the original one. ``Rebalancer`` connects it with the pool.
 A step of a trial is worth the trial's ``worth`` over its speed on one worker (the speed-up of Qiao et al., "Pollux",
 OSDI 2021), so slow models compete fairly with fast ones, and over the trial's length on one worker against the median
 (weight over length: Smith, "Various optimizers for single-stage production", Naval Research Logistics Quarterly 1956).
@@ -24,10 +24,17 @@ import numpy as np
 
 from elastune.core.clock import Clock
 from elastune.core.errors import UserError
-from elastune.core.journal.records import Record, Regrouped, Reported, ScalingPredicted, TrialReallocated, TrialSeen
+from elastune.core.journal.records import (
+    Record,
+    Regrouped,
+    Reported,
+    ScalingPredicted,
+    TrialProgressed,
+    TrialReallocated,
+)
 from elastune.core.mesh import Mesh
 from elastune.core.options import Range, options_of, read, split
-from elastune.core.run import Means
+from elastune.core.run import ExecutionSettings
 from elastune.runtime.clusters.base import ElasticHandle
 from elastune.runtime.job.pool import Pool
 from elastune.tune.search.front import nondominated
@@ -38,10 +45,10 @@ from elastune.tune.study.allocation.throughput import (
     Prior,
     ThroughputTable,
     bounded,
-    prior_of,
     samples_per_s,
+    scaling_prior,
 )
-from elastune.tune.study.allocation.trial_progress import Courses
+from elastune.tune.study.allocation.trial_progress import TrialProgress
 
 # [allocator] Workers are handed on to the trials that deserve them: what a study knows of its trials, made into claims.
 #
@@ -64,7 +71,7 @@ NEW = 1.0  # worth of a trial that nobody knows
 
 
 @dataclass(frozen=True)
-class Pending:
+class WaitingTrial:
     """A trial that asks for ``low`` to ``high`` workers since ``since_s``; ``fresh``: it never ran.
 
     ``slots``: the equal parts that its work is dealt out in (None: any share can be had). ``last``: it is held back
@@ -123,7 +130,7 @@ class Broker:
         began_s: float = 0.0,
         pause_s: float = 1.0,
         opportunity_cost: float = 0.8,
-        courses: Courses | None = None,
+        courses: TrialProgress | None = None,
         feeds: bool = True,
     ) -> None:
         self.workers = workers
@@ -132,7 +139,7 @@ class Broker:
         self._spent_s = 0.0
         self._held: dict[int, _Running] = {}
         self._worth: dict[int, float] = {}
-        self.courses = courses or Courses()
+        self.courses = courses or TrialProgress()
         self._feeds = feeds
         self._pause_s = pause_s
         self._opportunity_cost = opportunity_cost
@@ -203,7 +210,7 @@ class Broker:
         """What trials are worth against a new one (1): see ``priority.trial_priority``."""
         self._worth = dict(worth)
 
-    def grants(self, now_s: float, waiting: Sequence[Pending] = (), supply: bool = False) -> list[Allocation]:
+    def grants(self, now_s: float, waiting: Sequence[WaitingTrial] = (), supply: bool = False) -> list[Allocation]:
         """Who is to change: shrinks first, then those that grow or begin on workers that are free now.
 
         Who must wait for another's workers to be given back is left out: ask again once they are. Of ``waiting``, the
@@ -233,14 +240,14 @@ class Broker:
             free -= max(need, 0)  # where it does not fit yet: no later one takes what it waits for
         return found
 
-    def _given(self, now_s: float, waiting: Sequence[Pending], supply: bool) -> dict[int, int]:
+    def _given(self, now_s: float, waiting: Sequence[WaitingTrial], supply: bool) -> dict[int, int]:
         """Workers of everybody who has some or is to have some."""
         fresh = [one for one in waiting if (one.fresh or one.last) and not self._starves(one, now_s)]
-        claims = [self._running(trial, held, now_s) for trial, held in self._held.items()]
-        claims += [self._asking(one, now_s) for one in waiting if one not in fresh]
+        demands = [self._running(trial, held, now_s) for trial, held in self._held.items()]
+        demands += [self._asking(one, now_s) for one in waiting if one not in fresh]
         new = any(not one.last for one in fresh)
         rules = self._left(now_s, self._opportunity_cost if new or supply else 0.0)
-        given = allocate(claims, self.workers, rules)
+        given = allocate(demands, self.workers, rules)
         left, taken = self.workers - sum(given.values()), []
         for one in fresh:
             if one.low <= left:
@@ -249,7 +256,7 @@ class Broker:
         if taken:
             more = supply or len(taken) < len(fresh)
             given = allocate(
-                [*claims, *taken], self.workers, self._left(now_s, self._opportunity_cost if more else 0.0)
+                [*demands, *taken], self.workers, self._left(now_s, self._opportunity_cost if more else 0.0)
             )
         return given
 
@@ -265,16 +272,16 @@ class Broker:
             budget_s=max(rules.budget_s - spent_s, 0.0),
         )
 
-    def _starves(self, one: Pending, now_s: float) -> bool:
+    def _starves(self, one: WaitingTrial, now_s: float) -> bool:
         return now_s - one.since_s > self._rules.max_wait_s
 
     def _running(self, trial: int, held: _Running, now_s: float) -> Demand:
-        return self._claim(trial, held.wish, held.low, held.high, held.slots, now_s - held.changed_s)
+        return self._demand(trial, held.wish, held.low, held.high, held.slots, now_s - held.changed_s)
 
-    def _asking(self, one: Pending, now_s: float) -> Demand:
-        return self._claim(one.trial, 0, one.low, one.high, one.slots, max(now_s - one.since_s, 0.0))
+    def _asking(self, one: WaitingTrial, now_s: float) -> Demand:
+        return self._demand(one.trial, 0, one.low, one.high, one.slots, max(now_s - one.since_s, 0.0))
 
-    def _claim(self, trial: int, current: int, low: int, high: int, slots: int | None, since_s: float) -> Demand:
+    def _demand(self, trial: int, current: int, low: int, high: int, slots: int | None, since_s: float) -> Demand:
         throughput = self.courses.speeds.of(trial, slots)
         per_worker = float(samples_per_s(throughput, low)[low]) / low
         length_s = self._whole(trial) / per_worker
@@ -405,9 +412,11 @@ class AllocationChoice:
         """Whether what is known of trials comes from the journal alone, which then records looks at them, too."""
         return self.held > 0 or self.by_batch
 
-    def courses(self, replica: int = 1, prior: Prior | None = None) -> Courses:
+    def courses(self, replica: int = 1, prior: Prior | None = None) -> TrialProgress:
         """What is known of the trials of a study whose replicas take so many workers: nothing but ``prior`` yet."""
-        return Courses(BatchTable(prior) if self.by_batch else ThroughputTable(prior), replica=replica, looks=LOOKS)
+        return TrialProgress(
+            BatchTable(prior) if self.by_batch else ThroughputTable(prior), replica=replica, looks=LOOKS
+        )
 
 
 ALLOCATIONS = {
@@ -435,7 +444,7 @@ MAX_WAIT_S = 300.0  # a trial that waited longer is let in before those that run
 
 
 @dataclass(frozen=True)
-class Settled:
+class RebalanceResult:
     """What was done: running trials that were told to change, and the workers that who asks may begin with, or 0.
 
     ``more``: further new trials that may begin at once with as many.
@@ -446,7 +455,7 @@ class Settled:
     more: int = 0
 
 
-class Sharing:
+class Rebalancer:
     """Shares a study's workers among its trials, each within ``bounds`` (low, high).
 
     ``slots``: the equal parts that a trial's work is dealt out in (None: any share can be had). ``changed``: whether
@@ -463,7 +472,7 @@ class Sharing:
         slots: int | None,
         rules: Rules | None = None,
         replica: int = 1,
-        courses: Courses | None = None,
+        courses: TrialProgress | None = None,
         prior: Prior | None = None,
     ) -> None:
         self._pool = pool
@@ -473,22 +482,22 @@ class Sharing:
         self._replica = replica
         self._from_journal = courses is not None
         began_s = clock.now()
-        known = courses or Courses(ThroughputTable(prior))
+        known = courses or TrialProgress(ThroughputTable(prior))
         self._broker = Broker(
             pool.capacity // replica, rules, began_s=began_s, courses=known, feeds=not self._from_journal
         )
-        self._waiting: Pending | None = None
+        self._waiting: WaitingTrial | None = None
         self._rest_s = (rules or Rules()).min_residence_s  # between decisions that only a report gives reason for
         self._settled_s = -self._rest_s
         self.changed = True
 
-    def asks(self, trial: int, fresh: bool, last: bool = False, waited_s: float = 0.0) -> None:
-        """``trial`` waits, and has waited for so long; ``fresh``: it never ran; ``last``: see ``Pending``."""
+    def request_workers(self, trial: int, fresh: bool, last: bool = False, waited_s: float = 0.0) -> None:
+        """``trial`` waits, and has waited for so long; ``fresh``: it never ran; ``last``: see ``WaitingTrial``."""
         since_s = self._clock.now() - waited_s
-        self._waiting = Pending(trial, *self._bounds, since_s, fresh, self._slots, last)
+        self._waiting = WaitingTrial(trial, *self._bounds, since_s, fresh, self._slots, last)
         self.changed = True
 
-    def asks_no_more(self) -> None:
+    def withdraw_request(self) -> None:
         """Who was held back waits on: others may come before it."""
         self._waiting = None
 
@@ -521,8 +530,8 @@ class Sharing:
         left_s = self._settled_s + PER_TRIAL_S * self._pool.running - self._clock.now()
         return left_s if self._pool.running > FEW and left_s > 1e-6 else 0.0
 
-    def looks(self) -> list[TrialSeen]:
-        """How far trials are whose workers have changed, where the journal is to know: to be told before ``settle``."""
+    def looks(self) -> list[TrialProgressed]:
+        """How far trials are whose workers have changed, where the journal is to know: to be told before ``rebalance``."""
         if not self._from_journal:
             return []
         courses, now_s, found = self._broker.courses, self._clock.wall(), []
@@ -531,7 +540,7 @@ class Sharing:
             handle = None if job is None else job.watch.handle
             early = seen_s is not None and now_s < seen_s + self._rest_s
             if isinstance(handle, ElasticHandle) and job is not None and job.workers == job.wished and not early:
-                found += [TrialSeen(trial, handle.step)] if handle.step else []
+                found += [TrialProgressed(trial, handle.step)] if handle.step else []
         return found
 
     def _look(self) -> None:
@@ -542,15 +551,17 @@ class Sharing:
             if isinstance(handle, ElasticHandle):
                 self._broker.stepped(trial, handle.step, job.workers // self._replica, self._clock.now())
 
-    def settle(self, promises: Mapping[int, Sequence[float]], rungs: Mapping[int, int], supply: bool) -> Settled:
-        """Deal out the workers. ``promises``: what trials end with, smaller is better; ``rungs``: those
+    def rebalance(
+        self, expected_values: Mapping[int, Sequence[float]], rungs: Mapping[int, int], supply: bool
+    ) -> RebalanceResult:
+        """Deal out the workers. ``expected_values``: what trials end with, smaller is better; ``rungs``: those
         that the running ones have passed; ``supply``: more would begin.
 
         Who grows on workers that another one gives back has to wait until they have gone; it is granted then.
         """
         self._look()
         self._broker.workers = self._pool.capacity // self._replica
-        self._broker.ranked(trial_priority(promises, rungs))
+        self._broker.ranked(trial_priority(expected_values, rungs))
         waiting = [] if self._waiting is None else [self._waiting]
         now_s, moved, begins, free = self._clock.now(), [], 0, self._pool.free // self._replica
         self.changed, self._settled_s = False, now_s
@@ -571,31 +582,33 @@ class Sharing:
         more = 0
         if begins and self._waiting is not None and self._waiting.fresh:
             more = max(min(self._broker.room, free - begins), 0) // begins
-        return Settled(tuple(moved), begins * self._replica, more)
+        return RebalanceResult(tuple(moved), begins * self._replica, more)
 
 
-MakeSharing = Callable[[Pool, Clock, float, float], Sharing]
+MakeRebalancer = Callable[[Pool, Clock, float, float], Rebalancer]
 """The pool, the clock, and the seconds and worker-seconds that are left -> what shares out the pool's workers."""
 
 
 def sharing(
     bounds: tuple[int, int] | None,
-    means: Means,
+    execution: ExecutionSettings,
     choice: AllocationChoice | None = None,
-    courses: Courses | None = None,
+    courses: TrialProgress | None = None,
     told: ScalingPredicted | None = None,
-) -> MakeSharing | None:
-    """How trials of ``means`` share workers, each within ``bounds``; None where they do not.
+) -> MakeRebalancer | None:
+    """How trials of ``execution`` share workers, each within ``bounds``; None where they do not.
 
-    ``courses``: as of ``Sharing``. ``told``: what was predicted of the trials: none has more workers than it says.
+    ``courses``: as of ``Rebalancer``. ``told``: what was predicted of the trials: none has more workers than it says.
     """
     chosen = choice or AllocationChoice()
     if bounds is None:
         return None
-    mesh = Mesh() if means.mesh is None else means.mesh
-    slots = max(means.num_slots, bounds[1]) // mesh.shard if means.mode == "exact" else None  # of each replica's
+    mesh = Mesh() if execution.mesh is None else execution.mesh
+    slots = (
+        max(execution.num_slots, bounds[1]) // mesh.shard if execution.mode == "exact" else None
+    )  # of each replica's
 
-    def make(pool: Pool, clock: Clock, left_s: float, left_worker_s: float) -> Sharing:
+    def make(pool: Pool, clock: Clock, left_s: float, left_worker_s: float) -> Rebalancer:
         rules = Rules(
             min_residence_s=MIN_RESIDENCE_S,
             max_wait_s=MAX_WAIT_S,
@@ -603,7 +616,7 @@ def sharing(
             deadline_s=left_s,
             budget_s=left_worker_s / mesh.replica,
         )
-        prior = prior_of(told, mesh.replica)
-        return Sharing(pool, clock, bounded(told, bounds), slots, rules, mesh.replica, courses, prior)
+        prior = scaling_prior(told, mesh.replica)
+        return Rebalancer(pool, clock, bounded(told, bounds), slots, rules, mesh.replica, courses, prior)
 
     return make

@@ -25,8 +25,8 @@ from elastune.core.errors import UserError
 from elastune.core.formatting import count, duration, number
 from elastune.core.journal.files import read
 from elastune.core.journal.records import Entry, PlanMade, ScalingPredicted
-from elastune.core.plan.step_time import check_program, plan_told, predicted_step
-from elastune.core.run import Means
+from elastune.core.plan.step_time import check_program, last_plan, predicted_step
+from elastune.core.run import ExecutionSettings
 from elastune.runtime.job.output import JOURNAL
 
 # [throughput] How fast a trial goes on so many workers: by what was measured, or by what others measured.
@@ -226,7 +226,7 @@ ROUNDS = 3
 
 
 @dataclass(frozen=True)
-class Shown:
+class MeasuredScaling:
     """A trial's ``rates`` (workers that count, steps a second), ascending, at so many samples a step."""
 
     batch: float
@@ -245,7 +245,7 @@ class Gains:
     batches: Floats
 
 
-def gains(shown: Sequence[Shown]) -> Gains:
+def gains(shown: Sequence[MeasuredScaling]) -> Gains:
     """Every step of every trial from one number of workers to the next."""
     steps = [(*pair, one.batch) for one in shown for pair in zip(one.rates, one.rates[1:], strict=False)]
     most = max((after[0] for _, after, _ in steps), default=1.0)
@@ -284,7 +284,7 @@ def _fitted(known: Gains, weights: Floats, prior: Floats, strength: float) -> Fl
     return found
 
 
-def risen(found: Floats, workers: float) -> float:
+def log_speedup(found: Floats, workers: float) -> float:
     """The logarithm of the speed on ``workers`` over that on one; beyond the last octave as at its end."""
     inside = np.clip(math.log2(workers) - np.arange(len(found)), 0.0, 1.0)
     return float(inside @ found)
@@ -314,7 +314,9 @@ class BatchTable(ThroughputTable):
 
     def _learn(self) -> None:
         rows = [self._counting(trial) for trial in self._shaping]
-        self._gains = gains([Shown(self._batches.get(k, 1.0), row) for k, row in zip(self._shaping, rows, strict=True)])
+        self._gains = gains(
+            [MeasuredScaling(self._batches.get(k, 1.0), row) for k, row in zip(self._shaping, rows, strict=True)]
+        )
         counts = [workers for row in rows for workers, _ in row]
         self._seen_on = (min(counts), max(counts)) if counts else (1.0, 1.0)
 
@@ -325,7 +327,7 @@ class BatchTable(ThroughputTable):
         low, high = self._seen_on
         octaves = range(math.ceil(math.log2(low) - 1e-9), math.floor(math.log2(high) + 1e-9) + 1)
         asked = {*(2**octave for octave in octaves), *self._seen.get(trial, ())}
-        return {workers: math.exp(risen(found, self._counts(workers))) for workers in sorted(asked)}
+        return {workers: math.exp(log_speedup(found, self._counts(workers))) for workers in sorted(asked)}
 
     def _reaches(self, workers: int, own: dict[int, float]) -> bool:
         return True
@@ -358,7 +360,7 @@ BRINGS = 0.02  # of the shortest step: what is no more is nothing
 
 def plan_in(folder: Path) -> PlanMade:
     """What ``elastune plan --out`` has kept in ``folder``. Raises ``UserError`` where there is none."""
-    made = plan_told(read(folder / JOURNAL))
+    made = last_plan(read(folder / JOURNAL))
     if made is None:
         raise UserError("--plan names the folder of a plan", folder, "give the --out of elastune plan")
     return made
@@ -369,7 +371,7 @@ def predicted_in(entries: Sequence[Entry]) -> ScalingPredicted | None:
     return next((entry.record for entry in entries if isinstance(entry.record, ScalingPredicted)), None)
 
 
-def plan_left(told: ScalingPredicted, program: object) -> PlanMade | None:
+def plan_if_readable(told: ScalingPredicted, program: object) -> PlanMade | None:
     """The plan of ``program`` that ``told`` came of; None where its folder is gone, or has something else by now."""
     try:
         made = plan_in(Path(told.source))
@@ -380,7 +382,12 @@ def plan_left(told: ScalingPredicted, program: object) -> PlanMade | None:
 
 
 def predict_scaling(
-    made: PlanMade, source: Path, program: Path, means: Means, batches: Sequence[int], bounds: tuple[int, int]
+    made: PlanMade,
+    source: Path,
+    program: Path,
+    execution: ExecutionSettings,
+    batches: Sequence[int],
+    bounds: tuple[int, int],
 ) -> ScalingPredicted:
     """What ``made`` says of trials within ``bounds`` (low, high) that may have any of ``batches``.
 
@@ -396,17 +403,17 @@ def predict_scaling(
         UserError: For a plan of another program, and for means that it does not speak of.
     """
     check_program(made, program)
-    replica = 1 if means.mesh is None else means.first_mesh.replica
+    replica = 1 if execution.mesh is None else execution.first_mesh.replica
     counts = range(bounds[0], bounds[1] + 1, replica)
     some = sorted(set(batches))
     some = [some[round(at * (len(some) - 1) / (MOST_BATCHES - 1))] for at in range(MOST_BATCHES)]
     steps, enough = list[tuple[int, int, float]](), 0
     for batch in sorted(set(some)):
-        told = {workers: predicted_step(made, means.on(_counting(means, workers)), batch) for workers in counts}
+        told = {workers: predicted_step(made, execution.on(_counting(execution, workers)), batch) for workers in counts}
         seconds = {workers: step_s for workers, step_s in told.items() if step_s is not None}
         if not seconds:
             fix = "leave out --plan, or use a mechanism of elastune's own"
-            raise UserError("a plan speaks of elastune's own mechanisms", means.mechanism, fix)
+            raise UserError("a plan speaks of elastune's own mechanisms", execution.mechanism, fix)
         steps += [(batch, workers, step_s) for workers, step_s in seconds.items()]
         least_s = min(seconds.values())
         enough = max(enough, next(w for w in counts if seconds[w] <= least_s * (1 + BRINGS)))
@@ -421,7 +428,7 @@ def bounded(told: ScalingPredicted | None, bounds: tuple[int, int]) -> tuple[int
     return low, max(low, min(high, told.most))
 
 
-def prior_of(told: ScalingPredicted | None, replica: int = 1) -> Prior | None:
+def scaling_prior(told: ScalingPredicted | None, replica: int = 1) -> Prior | None:
     """What trials are taken to gain, in replicas of so many workers; None where nothing was predicted."""
     if told is None:
         return None
@@ -437,11 +444,11 @@ def prior_of(told: ScalingPredicted | None, replica: int = 1) -> Prior | None:
     return prior
 
 
-def _counting(means: Means, workers: int) -> int:
+def _counting(execution: ExecutionSettings, workers: int) -> int:
     """In ``exact`` mode the largest share of slots decides: 8 slots on 5 to 7 workers go as on 4."""
-    if means.mode != "exact" or means.mesh is not None:
+    if execution.mode != "exact" or execution.mesh is not None:
         return workers
-    slots = max(means.num_slots, workers)
+    slots = max(execution.num_slots, workers)
     return -(-slots // -(-slots // workers))
 
 

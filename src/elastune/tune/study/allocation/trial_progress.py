@@ -20,11 +20,11 @@ from elastune.core.journal.records import (
     TrialAdopted,
     TrialFinished,
     TrialPaused,
+    TrialProgressed,
     TrialReallocated,
     TrialRegrouped,
     TrialReported,
     TrialResumed,
-    TrialSeen,
     TrialStarted,
 )
 from elastune.tune.study.allocation.throughput import ThroughputTable
@@ -120,7 +120,7 @@ class _Run:
         self.untouched, self.last, self.seen, self.looks = False, None, None, 0
 
 
-class Courses:
+class TrialProgress:
     """See the module. ``replica``: workers that carry one replica together, and count as one. ``looks``: at a trial."""
 
     def __init__(self, table: ThroughputTable | None = None, *, replica: int = 1, looks: int = LOOKS) -> None:
@@ -186,8 +186,8 @@ class Courses:
     def hear(self, entry: Entry) -> None:
         """The same from a study's journal."""
         match entry.record:
-            case TrialStarted(trial=trial, means=means, parent=parent):
-                workers = int(means.get("workers", 1)) // self._replica
+            case TrialStarted(trial=trial, execution=execution, parent=parent):
+                workers = int(execution.get("workers", 1)) // self._replica
                 self.began(trial, workers, entry.at, first=parent is None)
             case TrialResumed(trial=trial, workers=workers):
                 self.began(trial, workers // self._replica, entry.at)
@@ -199,7 +199,7 @@ class Courses:
                 self.regrouped(trial, len(change.members) // self._replica, change.pause_s)
             case TrialReported(trial=trial, report=report) if trial in self._runs:
                 self.reported(trial, report, self._runs[trial].workers)
-            case TrialSeen(trial=trial, step=step) if trial in self._runs:
+            case TrialProgressed(trial=trial, step=step) if trial in self._runs:
                 self.stepped(trial, step, self._runs[trial].workers, entry.at)
             case TrialPaused(trial=trial) | TrialFinished(trial=trial):
                 self.gone(trial)
@@ -241,15 +241,15 @@ class Courses:
 # [holding] The trials of a study that are held back, as its journal tells: who is to wait, who does, and until when.
 
 
-class Holding:
+class HeldTrials:
     """Holds back the longest ``share`` of trials, by ``courses``, each after its first epoch and once only.
 
     A trial that is held goes on as soon as workers are idle, and in turn with others once it has waited as long as it
     would train on one worker, or ``patience_s`` if that is longer.
     """
 
-    def __init__(self, courses: Courses, share: float, patience_s: float) -> None:
-        self._courses = courses
+    def __init__(self, courses: TrialProgress, share: float, patience_s: float) -> None:
+        self._trial_progress = courses
         self._share = share
         self._patience_s = patience_s
         self._since_s: dict[int, float] = {}
@@ -257,7 +257,7 @@ class Holding:
 
     def hear(self, entry: Entry) -> None:
         """Something has happened, now or before."""
-        self._courses.hear(entry)
+        self._trial_progress.hear(entry)
         match entry.record:
             case TrialPaused(trial=trial, held=True):
                 self.holds(trial, entry.at)
@@ -277,7 +277,7 @@ class Holding:
         if self._share <= 0 or trial in self._judged or not 1 <= report.epoch < report.epochs:
             return ""
         self._judged.add(trial)
-        if not is_held(trial, self._courses.lengths(report.epochs, now_s), self._share):
+        if not is_held(trial, self._trial_progress.lengths(report.epochs, now_s), self._share):
             return ""
         return f"held back after epoch {report.epoch}: among the longest {self._share:.0%}"
 
@@ -296,4 +296,4 @@ class Holding:
         return sorted(self._since_s, key=lambda trial: (self._length_s(trial), trial))
 
     def _length_s(self, trial: int) -> float:
-        return self._courses.length_s(trial) or 0.0
+        return self._trial_progress.length_s(trial) or 0.0
