@@ -39,7 +39,7 @@ HERE = Path(__file__).parent
 TINY = HERE / "programs" / "tiny.py"
 # Minutes each, as files run in one process: one that began late would end alone.
 LONGEST = ("runtime/cluster/slurm/test_slurm.py", "runtime/cluster/ray/test_cluster.py")
-SLOWEST_ROOMS = ("faults", "cluster", "e2e", "mechanisms", "parity", "cli", "study", "search", "frontier", "elastic")
+SLOWEST_ROOMS = ("faults", "runtime", "e2e", "parallel", "parity", "cli", "tune", "elastic")
 
 
 def turns(files: Iterable[str]) -> dict[str, tuple[int, ...]]:
@@ -129,10 +129,13 @@ def said() -> type[Said]:
     return Said
 
 
+PLACES_OF_CLUSTERS = ("runtime.job.run", "runtime.job.program_check", "tune.study.run", "tune.frontier.find_frontier")
+
+
 @contextmanager
 def _forked_from(cluster: LocalCluster) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("job.run", "job.portability", "job.exact_cost", "study.run", "frontier.phases"):
+        for module in PLACES_OF_CLUSTERS:
             patch.setattr(f"elastune.{module}.LocalCluster", lambda capacity: nullcontext(cluster))
         yield
 

@@ -27,7 +27,11 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*asked: object, **also: object) -> None:
         raise AssertionError("something was started")
 
-    for name in ("job.run.LocalCluster", "study.run.LocalCluster", "frontier.phases.LocalCluster"):
+    for name in (
+        "runtime.job.run.LocalCluster",
+        "tune.study.run.LocalCluster",
+        "tune.frontier.find_frontier.LocalCluster",
+    ):
         monkeypatch.setattr(f"elastune.{name}", refuse)
     monkeypatch.setattr("elastune.runtime.clusters.hosts.HostsKind.open", refuse)
 
