@@ -13,7 +13,7 @@ from optuna import load_study
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from elastune.cli.results import Wish, result_of
+from elastune.cli.results import PickOptions, result_of
 from elastune.report.page import write_report
 from elastune.testing.studies import Telling, stopping_study
 from elastune.tune.study.results import FATES
@@ -94,7 +94,7 @@ def test_explain_speaks_and_gives_figures(elastune: Command, here: Path, told: T
 
 def test_a_pick_by_target_weights_or_neither_says_why(elastune: Command, told: Telling) -> None:
     def picked(**wish: Any) -> dict[str, Any]:
-        found: dict[str, Any] = result_of(Path("out"), Wish(**wish)).data["pick"]
+        found: dict[str, Any] = result_of(Path("out"), PickOptions(**wish)).data["pick"]
         return found
 
     neither = picked()
@@ -121,7 +121,7 @@ def test_a_subset_says_why_each(elastune: Command, told: Telling) -> None:
     assert len(found) == 2
     assert found[0]["reason"].startswith("covers ")
     assert found[1]["reason"].startswith("adds ")
-    assert [table.title for table in result_of(Path("out"), Wish(subset=2)).tables][1:] == [
+    assert [table.title for table in result_of(Path("out"), PickOptions(subset=2)).tables][1:] == [
         "A subset that stands for the front"
     ]
 

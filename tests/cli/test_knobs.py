@@ -106,16 +106,14 @@ def test_all_begin_with_the_same() -> None:
     assert by_command([]) == by_function({}) == StudyRequest(Program(HERE), Path("out"), **ASKED)
 
 
-@pytest.mark.parametrize("knob", KNOBS, ids=[option_field.field for option_field in KNOBS])
-def test_a_knob_is_the_same_wherever_it_is_set(option_field: Knob) -> None:
-    asked = by_command(option_field.options)
-    expected = StudyRequest(Program(HERE), Path("out"), **{**ASKED, option_field.field: option_field.value})
+@pytest.mark.parametrize("knob", KNOBS, ids=[knob.field for knob in KNOBS])
+def test_a_knob_is_the_same_wherever_it_is_set(knob: Knob) -> None:
+    asked = by_command(knob.options)
+    expected = StudyRequest(Program(HERE), Path("out"), **{**ASKED, knob.field: knob.value})
     assert asked == expected
-    assert getattr(asked, option_field.field) != getattr(
-        StudyRequest(Program(HERE), Path("out"), **ASKED), option_field.field
-    )
-    if option_field.arguments is not None:
-        assert by_function(option_field.arguments) == expected
+    assert getattr(asked, knob.field) != getattr(StudyRequest(Program(HERE), Path("out"), **ASKED), knob.field)
+    if knob.arguments is not None:
+        assert by_function(knob.arguments) == expected
 
 
 def test_prices_are_the_same_wherever_they_are_set() -> None:
@@ -126,10 +124,8 @@ def test_prices_are_the_same_wherever_they_are_set() -> None:
 
 
 def test_every_knob_is_known_here() -> None:
-    assert {option_field.field for option_field in KNOBS} | OF_NOBODY | {"prices"} == {
-        each.name for each in fields(StudyRequest)
-    }
-    known = {name for option_field in KNOBS for name in option_field.arguments or ()}
+    assert {knob.field for knob in KNOBS} | OF_NOBODY | {"prices"} == {each.name for each in fields(StudyRequest)}
+    known = {name for knob in KNOBS for name in knob.arguments or ()}
     assert known | OF_PYTHON | {"prices"} == set(inspect.signature(elastune.tune).parameters)
 
 

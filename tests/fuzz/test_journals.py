@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastune.cli.output import print_result
-from elastune.cli.results import Result, Wish, result_of
+from elastune.cli.results import Result, PickOptions, result_of
 from elastune.core.journal.records import Entry, encode_entry
 from elastune.core.run import Program
 from elastune.report.page import write_report
@@ -72,7 +72,7 @@ def test_readers_tell_or_refuse(folder: Path, content: bytes) -> None:
             file.unlink()
         refused = say(*arguments).refusal
         assert not (refused and list(folder.glob("a.*"))), "a refused export leaves nothing"
-    for wish in (Wish(), Wish({"accuracy": 0.5}), Wish(subset=2)):
+    for wish in (PickOptions(), PickOptions({"accuracy": 0.5}), PickOptions(subset=2)):
         refusal(lambda wish=wish: shown(result_of(out, wish)))
     assert everything(out) == before
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastune.cli.results import Wish, result_of
+from elastune.cli.results import PickOptions, result_of
 from elastune.core.errors import UserError
 from elastune.core.journal.records import DataContext, RunContext, RunFinished, StudyStarted, TrialFinished
 from elastune.report.explain import explain
@@ -92,7 +92,7 @@ def test_until_binds_what_is_recommended(tmp_path: Path) -> None:
     assert result.lines[0].startswith("pick    none: a trial must reach accuracy >= 0.5")
     assert "No pick: a trial must reach accuracy &gt;= 0.5" in write_report(out).read_text()
     assert "None: a trial must reach accuracy >= 0.5" in str(explain(study))
-    assert result_of(out, Wish(targets={"accuracy": 0.29})).data["pick"]["trial"] == 0
+    assert result_of(out, PickOptions(targets={"accuracy": 0.29})).data["pick"]["trial"] == 0
 
 
 def test_a_resumed_study_has_the_newest_until() -> None:

@@ -74,7 +74,7 @@ def test_each_missing_element_comes_once_and_from_somebody_that_has_it(
     assert sizes == [scale * len(elements(small_want[r]) - had[r] - lost) for r in range(workers)]
 
 
-@pytest.mark.parametrize(("holders", "joiners"), [(1, 1), (1, 3), (1, 7), (2, 6), (3, 1), (4, 4)])
+@pytest.mark.parametrize(("owners", "joiners"), [(1, 1), (1, 3), (1, 7), (2, 6), (3, 1), (4, 4)])
 def test_sending_is_spread_over_all_that_can_send(owners: int, joiners: int) -> None:
     size = 12 * MEGA
     have = [{ITEM: [(0, size)]}] * owners + [{}] * joiners

@@ -20,7 +20,7 @@ ONE, TWO, FOUR = layouts_of(ExecutionSettings(), (1, 2, 4), ())
 
 
 @pytest.mark.parametrize(
-    ("crew", "workers_per_host", "spreads"),
+    ("layout", "workers_per_host", "spreads"),
     [
         (ONE, 2, [False]),
         (TWO, 2, [False, True]),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import elastune
-from elastune.cli.results import Wish, result_of
+from elastune.cli.results import PickOptions, result_of
 from elastune.core.errors import UserError
 from elastune.core.journal.files import JournalWriter
 from elastune.core.journal.records import (
@@ -143,7 +143,7 @@ def test_the_report_and_picks_know_what_was_written(
     study: Path, tmp_path: Path, command_here: Callable[..., Any]
 ) -> None:
     with pytest.raises(UserError, match="none in the journal"):
-        result_of(study, Wish({"training_s": 3.0}))
+        result_of(study, PickOptions({"training_s": 3.0}))
     file = tmp_path / "e.safetensors"
     seconds = elastune.Study.load(study).seconds
     assert command_here("ensemble", study, "--members", "3", "--method", "uniform", "--out", file).code == 0

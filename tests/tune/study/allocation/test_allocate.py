@@ -187,7 +187,7 @@ def test_without_patience_the_running_keep_their_workers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("claims", "workers", "expected"),
+    ("demands", "workers", "expected"),
     [
         ([], 4, {}),
         ([demand(1)], 0, {1: 0}),
@@ -276,7 +276,7 @@ def test_who_brings_too_little_is_given_back_where_that_pays(pause_s: float, exp
 
 
 @pytest.mark.parametrize(
-    ("claims", "workers", "deadline_s", "expected"),
+    ("demands", "workers", "deadline_s", "expected"),
     [
         # The promising has what it needs, though the other gains more by each worker.
         ([SLOWING, demand(2, remaining=1000.0, worth=0.9)], 5, math.inf, {1: 1, 2: 4}),
