@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from elastune.testing.studies import SETTINGS, Telling, stopping_study
+from tests.support.studies import SETTINGS, Telling, stopping_study
 
 from elastune.core.errors import UserError
 from elastune.core.journal.records import StudyStarted, TrialStarted

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from elastune.testing.studies import SETTINGS, Telling, stopping_study
+from tests.support.studies import SETTINGS, Telling, stopping_study
 
 from elastune.core.journal.records import Regrouped, StudyStarted, TrialRegrouped
 from elastune.tune.study.results import FATES, Study, worker_time
