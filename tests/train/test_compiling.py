@@ -183,7 +183,7 @@ def test_a_worker_that_waited_for_a_compiler_leaves_the_step_out(tmp_path: Path)
     from elastune.adapt.monitors.base import UNKNOWN_TIMES
 
     session = lone_session(tmp_path)
-    adapter, times = session._adapter, session._progress.times
+    adapter, times = session._parts.adapter, session._parts.progress.times
     for _ in range(5):
         times.begin_step()
         times.end_step(0.0, 0.0)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +20,16 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 from elastune.core.errors import UserError
+from elastune.core.journal.records import Record, StartedFrom
+from elastune.core.journal.spending import training_in
+from elastune.core.run import RunSpec, StartFrom
+from elastune.elastic.worker.group import WorkerGroup
+from elastune.train.checkpoints.checkpoint import complete, load_newest
+from elastune.train.checkpoints.out_folder import OutFolder, note_beginning, noted_beginning
+from elastune.train.checkpoints.start_from import start_from
+from elastune.train.checkpoints.tree import fingerprint
 from elastune.train.compiling import is_compiled, plain
+from elastune.train.progress import Progress, begun_of
 from elastune.train.tracked import FIX
 
 # [unfreezing] Gradual unfreezing: which tensors train from which epoch on, as data.
@@ -240,3 +250,77 @@ class _States(MutableMapping[torch.Tensor, Any]):
 
     def __len__(self) -> int:
         return sum(len(each.state) for each in self._optimizers)
+
+
+class WeightSources:
+    """The weights that a run's models start from, by ``session.start_from`` and by ``--start-from``.
+
+    Each call copies from its source when the run begins, and is recorded in the journal. Later nothing is copied: a
+    resumed run and a worker that joins get the model's state anyway, and the source may be gone. The calls then return
+    the records of the beginning, from the newest checkpoint or from a note in the run's folder.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        workers: WorkerGroup,
+        progress: Progress,
+        out_folder: OutFolder,
+        send: Callable[[Record], None],
+        *,
+        rewound: bool,
+    ) -> None:
+        self._spec = spec
+        self._workers = workers
+        self._progress = progress
+        self._out_folder = out_folder
+        self._send = send
+        self._rewound = rewound  # ``progress`` is that of a snapshot
+        self._calls = 0
+
+    def start_from(self, model: nn.Module, request: StartFrom) -> StartedFrom:
+        """Do what ``session.start_from`` describes. Raises ``UserError`` for a source that cannot be read or used."""
+        progress, workers = self._progress, self._workers
+        nth, self._calls = self._calls, self._calls + 1
+        if nth == 0 and not self._rewound and (self._resumes or not workers.synchronised):
+            progress.begun = self._earlier_starts()
+        if nth < len(progress.begun):
+            return progress.begun[nth]
+        model = plain(model)
+        started = start_from(model, request)
+        progress.begun.append(started)
+        if workers.rank == 0 and workers.synchronised:
+            self._record_start(model, started)
+            note_beginning(self._out_folder, progress.begun)
+        return started
+
+    def start_from_option(self, model: nn.Module) -> None:
+        """Do what ``--start-from`` asks for, on the worker whose initial state becomes that of all."""
+        spec, workers = self._spec, self._workers
+        if spec.start_from is None or self._rewound or not workers.synchronised or workers.rank != 0:
+            return
+        if self._resumes and spec.spool is None and complete(spec.out / "checkpoints"):  # the source may be gone by now
+            return
+        self._record_start(model, start_from(model, spec.start_from))
+
+    @property
+    def _resumes(self) -> bool:
+        """Whether the run begins at its newest checkpoint, if there is one."""
+        return self._spec.resume or self._workers.restart_from_checkpoint
+
+    def _earlier_starts(self) -> list[StartedFrom]:
+        """The records in the run's newest checkpoint, whose weights replace the model's.
+
+        Without a checkpoint, only a joiner finds them, in the note: others will send it their state.
+        """
+        newest = load_newest(self._spec.out / "checkpoints", lambda path, files: "", whole_parts=False)
+        if newest is not None:
+            return begun_of(newest[1].states[Progress.name])
+        return [] if self._workers.synchronised else noted_beginning(self._spec.out)
+
+    def _record_start(self, model: nn.Module, started: StartedFrom) -> None:
+        """Write to the journal what the model starts from: a study compares whether trials began alike."""
+        begins = fingerprint({n: tensor for n, tensor in model.state_dict().items() if hasattr(tensor, "shape")})
+        source = training_in(Path(started.source))
+        known_s = None if source is None or source.untold else source.worker_seconds
+        self._send(replace(started, begins=begins, worker_seconds=known_s))

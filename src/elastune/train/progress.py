@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal
 
 import torch
 
@@ -277,6 +277,17 @@ class Progress:
     spans: SampleSpans = field(default_factory=list)
     begun: list[StartedFrom] = field(default_factory=list)
     losses: dict[str, LossTrack] = field(default_factory=dict)
+
+    def is_best(self, metric: str, direction: Literal["min", "max"]) -> bool:
+        """Whether the newest value of ``metric`` is better than the value of the checkpoint that is kept, if any."""
+        value, best = self.metrics[metric], self.best.get(metric)
+        return best is None or (value > best if direction == "max" else value < best)
+
+    def forget_best(self, metric: str, earlier: float | None) -> None:
+        """The checkpoint of the newest best could not be kept: the ``earlier`` value, if there was one, is the best."""
+        del self.best[metric]
+        if earlier is not None:
+            self.best[metric] = earlier
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -209,7 +209,7 @@ def test_a_stream_trains_stops_and_goes_on(tmp_path: Path) -> None:
         nn.init.normal_(model.weight)
         model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
         for _ in session.epochs(1):
-            for x, y in session._stepper.training_pass(lambda epoch: Stream(), 16, 1):
+            for x, y in session._parts.loop.training_pass(lambda epoch: Stream(), 16, 1):
                 session.backward(F.mse_loss(model(x), y))
                 optimizer.step()
                 optimizer.zero_grad()
