@@ -1,7 +1,7 @@
 """The trained state: model, optimizer, schedulers and frozen flags as one state: saved, loaded and compared.
 
-A parameter that required gradients at ``session.prepare`` has its place in the sum over workers. It may be frozen
-and unfrozen later, alike on all workers. A checkpoint names an optimizer's state by its parameters' names.
+``TrainingState`` is the whole; ``Flags`` has the parameters that train; the functions at the end name an optimizer's
+state by its parameters' names, as a checkpoint has it.
 """
 
 from __future__ import annotations
@@ -34,234 +34,9 @@ from elastune.parallel.sync.base import Sync
 from elastune.parallel.sync.registry import ActiveSync
 from elastune.train.checkpoints.tree import Named, Part, States, fingerprint, load_states, states_of
 
-# [by name] An optimizer's state by the names of parameters, as a checkpoint has it, and by torch's numbers of them.
-
-
-def names_of(optimizer: torch.optim.Optimizer, module: nn.Module) -> list[str]:
-    """The parameters' names in ``module``, by the numbers that ``optimizer.state_dict()`` gives them.
-
-    One that is not the module's is "#" and its number.
-    """
-    names = {id(p): name for name, p in module.named_parameters()}
-    params = [p for group in optimizer.param_groups for p in group["params"]]
-    return [names.get(id(p), f"#{number}") for number, p in enumerate(params)]
-
-
-def by_name(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """A ``state_dict`` of an optimizer with ``names`` in place of numbers."""
-    groups = [{**group, "params": [names[number] for number in group["params"]]} for group in state["param_groups"]]
-    return {**state, "state": {names[number]: kept for number, kept in state["state"].items()}, "param_groups": groups}
-
-
-def by_number(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """The way back. Raises ``ValueError`` for a name that is not among ``names``."""
-    numbers = {name: number for number, name in enumerate(names)}
-    used = [*state["state"], *(name for group in state["param_groups"] for name in group["params"])]
-    if unknown := [name for name in used if name not in numbers]:
-        raise ValueError(f"it knows the parameter {unknown[0]}, and this one does not")
-    groups = [{**group, "params": [numbers[name] for name in group["params"]]} for group in state["param_groups"]]
-    return {**state, "state": {numbers[name]: kept for name, kept in state["state"].items()}, "param_groups": groups}
-
-
-# [freezing] Which parameters train, by their own flags (``requires_grad``): frozen and unfrozen in mid-run, alike on all workers.
-#
-# What required gradients when ``session.prepare`` was called has its place in the sum over workers, and may be frozen and
-# unfrozen from then on. What did not has none: unfrozen later it would be trained by each worker's own gradients.
-
-LATER = 'use session.unfreeze(model, {"head.*": 0, "*": 2})'
-
-
-class Flags:
-    """Those of one model, a part of a run's state: workers that join, and runs that resume, have them as they were."""
-
-    def __init__(self, replica: Replica) -> None:
-        self._whole = type(replica) is Replica
-        self._optimizer = replica.optimizer
-        self._groups = _sizes(replica.optimizer)
-        named = list(replica.module.named_parameters())
-        self._fixed = [(name, weakref.ref(p)) for name, p in named if not p.requires_grad]
-        # In pieces parameters may be let go of, and others take their place: nothing here keeps them.
-        trained = [(name, p) for name, p in named if p.requires_grad] if self._whole else []
-        self._names = [name for name, _ in trained]
-        self._parameters: list[nn.Parameter] = [p for _, p in trained]
-        self._pieces = [] if self._whole else [weakref.ref(p) for p in replica.params]
-
-    def check(self) -> None:
-        """Raise ``UserError`` where something trains, or does not, that this run cannot bring together."""
-        for name, kept in self._fixed:
-            parameter = kept()
-            if parameter is not None and parameter.requires_grad:
-                rule = "what trains later requires gradients when session.prepare is called"
-                raise UserError(rule, f"{name}, unfrozen since", f"{LATER}, or freeze it behind session.prepare")
-        for piece in self._pieces:
-            parameter = piece()
-            if parameter is not None and not parameter.requires_grad:
-                rule = "where workers hold the model in pieces, what trains is decided before session.prepare"
-                raise UserError(rule, "a parameter frozen since", "freeze it before, or use --mechanism replicated")
-        if self._whole and _sizes(self._optimizer) != self._groups:
-            rule = "an optimizer has all its parameter groups when session.prepare is called"
-            raise UserError(rule, "others now", f"{LATER}, or give it all groups, with lr 0 for those that wait")
-
-    @property
-    def frozen(self) -> list[str]:
-        """The names of those that could train and do not."""
-        return [name for name, p in zip(self._names, self._parameters, strict=True) if not p.requires_grad]
-
-    def checksum(self) -> int:
-        """A number that tells apart which of them train."""
-        return hash(tuple(p.requires_grad for p in self._parameters))
-
-    def set(self, frozen: Iterable[str]) -> None:
-        """Freeze these, and no others."""
-        names = set(frozen)
-        for name, parameter in zip(self._names, self._parameters, strict=True):
-            parameter.requires_grad_(name not in names)
-
-
-class AsItWas:
-    """What a run goes on with, and lines between ``session.prepare`` and the first epoch are not to change.
-
-    They ran when it began, and did not when it came to where it goes on: flags, and options of the optimizer's groups,
-    are as they were there.
-    """
-
-    def __init__(self, flags: Flags, optimizer: torch.optim.Optimizer) -> None:
-        self._flags, self._frozen = flags, flags.frozen
-        self._groups = optimizer.param_groups
-        self._options = [_options(group) for group in self._groups]
-
-    def restore(self) -> None:
-        """As they were when this was made."""
-        self._flags.set(self._frozen)
-        for group, options in zip(self._groups, self._options, strict=False):  # more of them are refused in a step
-            group.update(options)
-
-
-def _options(group: dict[str, Any]) -> dict[str, Any]:
-    plain = {name: value for name, value in group.items() if name != "params"}
-    return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in plain.items()}
-
-
-def _sizes(optimizer: torch.optim.Optimizer) -> list[int]:
-    return [len(group["params"]) for group in optimizer.param_groups]
-
-
-# [training state] What a run trains: the model, its optimizer and schedulers, as one state that can be saved, loaded and compared.
-
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class _Schedulers:
-    """The schedulers, as one part of a run's state."""
-
-    schedulers: tuple[Any, ...]
-    name: str = "schedulers"
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"states": [scheduler.state_dict() for scheduler in self.schedulers]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for scheduler, saved in zip(self.schedulers, state["states"], strict=True):
-            scheduler.load_state_dict(saved)
-
-
-@dataclass(frozen=True)
-class _Built:
-    """What the program built, for a run that begins where this one is (``checkpoints.inherit``), and has frozen since.
-
-    Only the latter is loaded.
-    """
-
-    kinds: list[str]
-    rates: tuple[float, ...]
-    flags: Flags
-    name: str = "built"
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"kinds": self.kinds, "rates": self.rates, "frozen": self.flags.frozen}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.flags.set(state.get("frozen", ()))
-
-
-@dataclass(frozen=True)
-class _Buffers:
-    """Of a model whose parameters lie in shards, the rest: it is equal on all workers."""
-
-    replica: OwnedReplica
-    name: str = "model"
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.replica.other_state()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.replica.module.load_state_dict(state, strict=False)
-
-
-@dataclass(frozen=True)
-class _Options:
-    """Of an optimizer whose state lies in shards, the options of its groups: they are equal on all workers."""
-
-    replica: OwnedReplica
-    name: str = "optimizer"
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"param_groups": whole_groups(self.replica)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for own, group in zip(self.replica.optimizer.param_groups, state["param_groups"], strict=True):
-            own.update({name: value for name, value in group.items() if name != "params"})
-
-
-@dataclass(frozen=True)
-class _Saved:
-    """Weights or optimizer state: ``give`` what this worker writes of it, ``take`` what it needs."""
-
-    name: str
-    give: Callable[[], dict[str, Any]]
-    take: Callable[[Mapping[str, Any]], object]
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.give()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.take(state)
-
-
-def _read(state: Any) -> Any:
-    """``state`` with tensors that are here in place of stored ones."""
-    if isinstance(state, Mapping):
-        return {key: _read(value) for key, value in state.items()}
-    return whole(state) if hasattr(state, "read") else state
-
-
-def repeated(workers: WorkerGroup, what: str, act: Callable[[], T]) -> T:
-    """What ``act`` gives, which all workers do together: done again by all of them until none was disturbed in it."""
-    while True:
-        found: list[T] = []
-        try:
-            found.append(act())
-        except GroupBroken as error:
-            workers.recover(error)
-        if all(done for (done,) in workers.gather([float(bool(found))], what)) and found:
-            return found[0]
-
-
 END = "the end of the training function"
-
-
-def shapes_of(state: Mapping[str, Any]) -> dict[str, tuple[int, ...] | None]:
-    """Of the tensors in a ``state_dict``, stored ones too; () of what is none."""
-    return {name: tuple(getattr(value, "shape", ())) for name, value in state.items()}
-
-
-def described(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    """What is trained, in a few words that are equal where tensors and the kind of the optimizer are."""
-    tensors = [*model.parameters(), *model.buffers()]
-    shapes = zlib.crc32(repr([(t.dtype, tuple(t.shape)) for t in tensors]).encode())
-    numbers = sum(t.numel() for t in tensors)
-    return f"{type(optimizer).__name__}, {len(tensors)} tensors of {numbers:,} numbers, shapes {shapes:08x}"
+LATER = 'use session.unfreeze(model, {"head.*": 0, "*": 2})'
 
 
 @dataclass(frozen=True)
@@ -465,3 +240,223 @@ class TrainingState:
     def gradient_bytes(self) -> int:
         """The size of what a step reduces."""
         return sum(p.numel() * p.element_size() for p in self.replica.params)
+
+
+# --- parts of the state ---
+
+
+@dataclass(frozen=True)
+class _Schedulers:
+    """The schedulers, as one part of a run's state."""
+
+    schedulers: tuple[Any, ...]
+    name: str = "schedulers"
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"states": [scheduler.state_dict() for scheduler in self.schedulers]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for scheduler, saved in zip(self.schedulers, state["states"], strict=True):
+            scheduler.load_state_dict(saved)
+
+
+@dataclass(frozen=True)
+class _Built:
+    """What the program built, for a run that begins where this one is (``checkpoints.inherit``), and has frozen since.
+
+    Only the latter is loaded.
+    """
+
+    kinds: list[str]
+    rates: tuple[float, ...]
+    flags: Flags
+    name: str = "built"
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"kinds": self.kinds, "rates": self.rates, "frozen": self.flags.frozen}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.flags.set(state.get("frozen", ()))
+
+
+@dataclass(frozen=True)
+class _Buffers:
+    """Of a model whose parameters lie in shards, the rest: it is equal on all workers."""
+
+    replica: OwnedReplica
+    name: str = "model"
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.replica.other_state()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.replica.module.load_state_dict(state, strict=False)
+
+
+@dataclass(frozen=True)
+class _Options:
+    """Of an optimizer whose state lies in shards, the options of its groups: they are equal on all workers."""
+
+    replica: OwnedReplica
+    name: str = "optimizer"
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"param_groups": whole_groups(self.replica)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for own, group in zip(self.replica.optimizer.param_groups, state["param_groups"], strict=True):
+            own.update({name: value for name, value in group.items() if name != "params"})
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """Weights or optimizer state: ``give`` what this worker writes of it, ``take`` what it needs."""
+
+    name: str
+    give: Callable[[], dict[str, Any]]
+    take: Callable[[Mapping[str, Any]], object]
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.give()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.take(state)
+
+
+def _read(state: Any) -> Any:
+    """``state`` with tensors that are here in place of stored ones."""
+    if isinstance(state, Mapping):
+        return {key: _read(value) for key, value in state.items()}
+    return whole(state) if hasattr(state, "read") else state
+
+
+def repeated(workers: WorkerGroup, what: str, act: Callable[[], T]) -> T:
+    """What ``act`` gives, which all workers do together: done again by all of them until none was disturbed in it."""
+    while True:
+        found: list[T] = []
+        try:
+            found.append(act())
+        except GroupBroken as error:
+            workers.recover(error)
+        if all(done for (done,) in workers.gather([float(bool(found))], what)) and found:
+            return found[0]
+
+
+def shapes_of(state: Mapping[str, Any]) -> dict[str, tuple[int, ...] | None]:
+    """Of the tensors in a ``state_dict``, stored ones too; () of what is none."""
+    return {name: tuple(getattr(value, "shape", ())) for name, value in state.items()}
+
+
+def described(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """What is trained, in a few words that are equal where tensors and the kind of the optimizer are."""
+    tensors = [*model.parameters(), *model.buffers()]
+    shapes = zlib.crc32(repr([(t.dtype, tuple(t.shape)) for t in tensors]).encode())
+    numbers = sum(t.numel() for t in tensors)
+    return f"{type(optimizer).__name__}, {len(tensors)} tensors of {numbers:,} numbers, shapes {shapes:08x}"
+
+
+# --- parameters that train ---
+
+
+class Flags:
+    """Those of one model, a part of a run's state: workers that join, and runs that resume, have them as they were."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._whole = type(replica) is Replica
+        self._optimizer = replica.optimizer
+        self._groups = _sizes(replica.optimizer)
+        named = list(replica.module.named_parameters())
+        self._fixed = [(name, weakref.ref(p)) for name, p in named if not p.requires_grad]
+        # In pieces parameters may be let go of, and others take their place: nothing here keeps them.
+        trained = [(name, p) for name, p in named if p.requires_grad] if self._whole else []
+        self._names = [name for name, _ in trained]
+        self._parameters: list[nn.Parameter] = [p for _, p in trained]
+        self._pieces = [] if self._whole else [weakref.ref(p) for p in replica.params]
+
+    def check(self) -> None:
+        """Raise ``UserError`` where something trains, or does not, that this run cannot bring together."""
+        for name, kept in self._fixed:
+            parameter = kept()
+            if parameter is not None and parameter.requires_grad:
+                rule = "what trains later requires gradients when session.prepare is called"
+                raise UserError(rule, f"{name}, unfrozen since", f"{LATER}, or freeze it behind session.prepare")
+        for piece in self._pieces:
+            parameter = piece()
+            if parameter is not None and not parameter.requires_grad:
+                rule = "where workers hold the model in pieces, what trains is decided before session.prepare"
+                raise UserError(rule, "a parameter frozen since", "freeze it before, or use --mechanism replicated")
+        if self._whole and _sizes(self._optimizer) != self._groups:
+            rule = "an optimizer has all its parameter groups when session.prepare is called"
+            raise UserError(rule, "others now", f"{LATER}, or give it all groups, with lr 0 for those that wait")
+
+    @property
+    def frozen(self) -> list[str]:
+        """The names of those that could train and do not."""
+        return [name for name, p in zip(self._names, self._parameters, strict=True) if not p.requires_grad]
+
+    def checksum(self) -> int:
+        """A number that tells apart which of them train."""
+        return hash(tuple(p.requires_grad for p in self._parameters))
+
+    def set(self, frozen: Iterable[str]) -> None:
+        """Freeze these, and no others."""
+        names = set(frozen)
+        for name, parameter in zip(self._names, self._parameters, strict=True):
+            parameter.requires_grad_(name not in names)
+
+
+class AsItWas:
+    """What a run goes on with, and lines between ``session.prepare`` and the first epoch are not to change.
+
+    They ran when it began, and did not when it came to where it goes on: flags, and options of the optimizer's groups,
+    are as they were there.
+    """
+
+    def __init__(self, flags: Flags, optimizer: torch.optim.Optimizer) -> None:
+        self._flags, self._frozen = flags, flags.frozen
+        self._groups = optimizer.param_groups
+        self._options = [_options(group) for group in self._groups]
+
+    def restore(self) -> None:
+        """As they were when this was made."""
+        self._flags.set(self._frozen)
+        for group, options in zip(self._groups, self._options, strict=False):  # more of them are refused in a step
+            group.update(options)
+
+
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    plain = {name: value for name, value in group.items() if name != "params"}
+    return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in plain.items()}
+
+
+def _sizes(optimizer: torch.optim.Optimizer) -> list[int]:
+    return [len(group["params"]) for group in optimizer.param_groups]
+
+
+# --- an optimizer's state by the names of parameters ---
+
+
+def names_of(optimizer: torch.optim.Optimizer, module: nn.Module) -> list[str]:
+    """The parameters' names in ``module``, by the numbers that ``optimizer.state_dict()`` gives them.
+
+    One that is not the module's is "#" and its number.
+    """
+    names = {id(p): name for name, p in module.named_parameters()}
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    return [names.get(id(p), f"#{number}") for number, p in enumerate(params)]
+
+
+def by_name(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """A ``state_dict`` of an optimizer with ``names`` in place of numbers."""
+    groups = [{**group, "params": [names[number] for number in group["params"]]} for group in state["param_groups"]]
+    return {**state, "state": {names[number]: kept for number, kept in state["state"].items()}, "param_groups": groups}
+
+
+def by_number(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """The way back. Raises ``ValueError`` for a name that is not among ``names``."""
+    numbers = {name: number for number, name in enumerate(names)}
+    used = [*state["state"], *(name for group in state["param_groups"] for name in group["params"])]
+    if unknown := [name for name in used if name not in numbers]:
+        raise ValueError(f"it knows the parameter {unknown[0]}, and this one does not")
+    groups = [{**group, "params": [numbers[name] for name in group["params"]]} for group in state["param_groups"]]
+    return {**state, "state": {numbers[name]: kept for name, kept in state["state"].items()}, "param_groups": groups}

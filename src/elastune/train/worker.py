@@ -299,7 +299,7 @@ class Worker:
         if trained is not None:
             digest = trained.fingerprint(workers)
             times, needed = session.progress.times, session.progress.memory.row()
-            steps, sent = times.execution(), trained.sync.sent_bytes / max(1, times.count)
+            steps, sent = times.means(), trained.sync.sent_bytes / max(1, times.count)
             rows = workers.gather([sent, *steps, *needed], "times of steps, memory and bytes")
             sent_bytes = sum(row.pop(0) for row in rows)
             worker_steps = steps_of_workers([row[: len(steps)] for row in rows])
