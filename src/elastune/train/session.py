@@ -57,7 +57,7 @@ from elastune.train.rng import seed_everything
 from elastune.train.schedules import gate, learning_rates
 from elastune.train.step import Phase, StepTransaction, TrainingLoop, reevaluates_loss
 from elastune.train.tracked import Tracked, is_scaled
-from elastune.train.training_state import AsItWas, TrainingState
+from elastune.train.training_state import HeldSettings, TrainingState
 
 T = TypeVar("T")
 LONGEST_WHY = 300  # characters of session.stop's reason
@@ -182,7 +182,7 @@ class Session:
         self._models: list[nn.Module] = []
         self._autocasts: Sequence[Autocast] = ()
         self._unfreezing: tuple[Unfreezing, ...] = ()  # of each model
-        self._held: AsItWas | None = None  # what lines before the first epoch are not to change
+        self._held: HeldSettings | None = None  # what lines before the first epoch are not to change
         self._planned = spec.epochs or 0
         self._passes_in_epoch = 0
 

@@ -1,4 +1,4 @@
-"""The trained state: model, optimizer, schedulers and frozen flags as one state: saved, loaded and compared.
+"""What a run trains: model, optimizer, schedulers and frozen parameters as one state: saved, loaded and compared.
 
 ``TrainingState`` is the whole; ``Flags`` has the parameters that train; the functions at the end name an optimizer's
 state by its parameters' names, as a checkpoint has it.
@@ -41,9 +41,15 @@ LATER = 'use session.unfreeze(model, {"head.*": 0, "*": 2})'
 
 @dataclass(frozen=True)
 class TrainingState:
-    """One worker's part of it, and how it comes together with others' (``active_sync``).
+    """What a run trains, as it lies on this worker: model, optimizer, schedulers, and the sync strategy in use.
 
-    ``built_rates``: the learning rates that the program built. ``flags``: which parameters train.
+    ``session.prepare`` makes it. Checkpoints, joining workers and the final digest go through it.
+
+    Attributes:
+        active_sync: The sync strategy, which brings the workers' parts together; it has model and optimizer.
+        schedulers: The schedulers that the program gave to ``session.prepare``.
+        built_rates: The learning rates that the program built.
+        flags: Which parameters train.
     """
 
     active_sync: ActiveSync
@@ -66,19 +72,19 @@ class TrainingState:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """Of what lies on this worker."""
+        """The optimizer of the parameters that lie on this worker."""
         return self.sync.replica.optimizer
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """All of it, in the order in which it is loaded."""
+        """The parts of this state, in the order in which they are loaded."""
         kinds = [type(each).__name__ for each in (self.optimizer, *self.schedulers)]
         model: Part = Named("model", self.replica.module)
         optimizer: Part = Named("optimizer", self.optimizer)
         if isinstance(self.replica, EngineReplica):
             model = _Saved("model", self.replica.model_state, self.replica.load_model)
             optimizer = _Saved("optimizer", self.replica.optimizer_state, self.replica.load_optimizer)
-        if isinstance(self.replica, OwnedReplica):  # what lies in shards has a way of its own: ``owned.moving``
+        if isinstance(self.replica, OwnedReplica):  # shards move by themselves: ``mechanisms.owned``
             model, optimizer = _Buffers(self.replica), _Options(self.replica)
         return (
             model,
@@ -102,7 +108,7 @@ class TrainingState:
 
     @property
     def _names(self) -> list[str]:
-        """Of the optimizer's parameters, by their number in its ``state_dict``."""
+        """The names of the optimizer's parameters, by their number in its ``state_dict``."""
         replica = self.replica
         if isinstance(replica, OwnedReplica):
             return list(replica.store.places)
@@ -112,7 +118,7 @@ class TrainingState:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...] | None]:
-        """Of all tensors of the whole model's state, by name; () of what is no tensor."""
+        """The shapes of all tensors of the whole model's state, by name; () for a value that is no tensor."""
         replica = self.replica
         if isinstance(replica, EngineReplica):
             return dict(replica.shapes)
@@ -123,20 +129,20 @@ class TrainingState:
         return {name: others[name] if tensor is None else replica.shapes[tensor] for name, tensor in names}
 
     def state(self) -> States:
-        """All of it, as this worker has it."""
+        """The state as this worker has it."""
         return states_of(self.parts)
 
     @property
     def in_shares(self) -> bool:
-        """Whether workers hold different pieces of it, so that each writes its own."""
+        """Whether workers hold different pieces of the state, so that each writes its own to a checkpoint."""
         replica = self.replica
         return isinstance(replica, OwnedReplica) or (isinstance(replica, EngineReplica) and replica.in_pieces)
 
     def whole(self) -> States:
-        """All of it, whatever of it lies on other workers.
+        """The whole state, with the pieces of other workers.
 
-        Where state lies in shares all workers must call this and read all of it in one order: tensors are gathered one
-        by one as they are read. Then this, and reading, raises ``GroupBroken``.
+        Where state lies in shares, all workers must call this and read all of it in one order: each tensor is gathered
+        as it is read. The call and the reading may then raise ``GroupBroken``.
         """
         states, replica = self.state(), self.replica
         if isinstance(replica, OwnedReplica):
@@ -145,26 +151,26 @@ class TrainingState:
         return states
 
     def written(self, rank: int) -> States:
-        """What worker ``rank``, this one, writes of a checkpoint; rank 0 all that workers have alike."""
+        """The part of a checkpoint that this worker, of ``rank``, writes; rank 0 also writes what all have alike."""
         if rank == 0:
             return states_of(self.saved_parts)
         model, optimizer = states_of(self.saved_parts[:2]).values()
         return {"model": model, "optimizer": {"state": optimizer["state"]}}
 
     def load(self, states: Mapping[str, Any], source: str) -> None:
-        """Take over ``states``, of this worker, which came from ``source``. Raises ``UserError`` if they do not fit."""
+        """Load ``states`` of this worker, which came from ``source``. Raises ``UserError`` if they do not fit."""
         load_states(self.parts, states, source)
 
     def load_whole(self, states: Mapping[str, Any], source: str) -> None:
-        """Take over this worker's part of ``whole``, which came from ``source``; as ``load``."""
+        """Load this worker's part of a whole state, which came from ``source``. Raises as ``load``."""
         named = {**states, "optimizer": by_name(states["optimizer"], self._names)}
         load_states(self.saved_parts, named, source)
 
     @property
     def saved_parts(self) -> tuple[Part, ...]:
-        """As ``parts``, but as a checkpoint has them: this worker's pieces; the optimizer's state by parameters' names.
+        """The parts as a checkpoint has them: this worker's pieces; the optimizer's state by parameters' names.
 
-        They load what any workers have written, whole or in pieces, of tensors or of stored ones.
+        They load the states that any workers have written, whole or in pieces, from tensors or from files.
         """
         replica, names = self.replica, self._names
         model, optimizer, *others = self.parts
@@ -214,31 +220,31 @@ class TrainingState:
 
     @property
     def parameters(self) -> int:
-        """How many numbers of the model are trained."""
+        """How many numbers of the model train."""
         return self.replica.numbers
 
-    def held(self) -> AsItWas:
-        """What the lines of the program that ran when the run began are not to change where it goes on."""
-        return AsItWas(self.flags, self.optimizer)
+    def held(self) -> HeldSettings:
+        """The settings that the program's lines before the first epoch must not change in a run that goes on."""
+        return HeldSettings(self.flags, self.optimizer)
 
     def remember_schedulers(self) -> list[Any]:
         """The schedulers' states, for ``restore_schedulers``."""
         return [copy.deepcopy(scheduler.state_dict()) for scheduler in self.schedulers]
 
     def restore_schedulers(self, states: list[Any] | None) -> None:
-        """As ``remember_schedulers`` found them, if it was asked. What rates they had set the optimizer restores."""
+        """Put the schedulers back; None: nothing was remembered. The optimizer's own state has the learning rates."""
         if states is not None:
             for scheduler, state in zip(self.schedulers, states, strict=True):
                 scheduler.load_state_dict(state)
 
     @property
     def state_bytes(self) -> int:
-        """The size of what training goes on from, on this worker."""
+        """The bytes of parameters and optimizer state on this worker."""
         return sum(self.replica.memory().get(name, 0) for name in ("parameters", "optimizer"))
 
     @property
     def gradient_bytes(self) -> int:
-        """The size of what a step reduces."""
+        """The bytes of gradients that a step reduces."""
         return sum(p.numel() * p.element_size() for p in self.replica.params)
 
 
@@ -262,9 +268,9 @@ class _Schedulers:
 
 @dataclass(frozen=True)
 class _Built:
-    """What the program built, for a run that begins where this one is (``checkpoints.inherit``), and has frozen since.
+    """What the program built: for a run that begins where this run is, see ``checkpoints.run_folder.inherit``.
 
-    Only the latter is loaded.
+    Only the names of frozen parameters are loaded.
     """
 
     kinds: list[str]
@@ -281,7 +287,7 @@ class _Built:
 
 @dataclass(frozen=True)
 class _Buffers:
-    """Of a model whose parameters lie in shards, the rest: it is equal on all workers."""
+    """The rest of a model whose parameters lie in shards: it is equal on all workers."""
 
     replica: OwnedReplica
     name: str = "model"
@@ -295,7 +301,7 @@ class _Buffers:
 
 @dataclass(frozen=True)
 class _Options:
-    """Of an optimizer whose state lies in shards, the options of its groups: they are equal on all workers."""
+    """The options of the groups of an optimizer whose state lies in shards: they are equal on all workers."""
 
     replica: OwnedReplica
     name: str = "optimizer"
@@ -304,13 +310,13 @@ class _Options:
         return {"param_groups": whole_groups(self.replica)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for own, group in zip(self.replica.optimizer.param_groups, state["param_groups"], strict=True):
-            own.update({name: value for name, value in group.items() if name != "params"})
+        for target, group in zip(self.replica.optimizer.param_groups, state["param_groups"], strict=True):
+            target.update({name: value for name, value in group.items() if name != "params"})
 
 
 @dataclass(frozen=True)
 class _Saved:
-    """Weights or optimizer state: ``give`` what this worker writes of it, ``take`` what it needs."""
+    """Weights or optimizer state: ``give`` returns what this worker writes, ``take`` loads what it needs."""
 
     name: str
     give: Callable[[], dict[str, Any]]
@@ -324,31 +330,31 @@ class _Saved:
 
 
 def _read(state: Any) -> Any:
-    """``state`` with tensors that are here in place of stored ones."""
+    """``state`` with tensors in memory in place of stored tensors."""
     if isinstance(state, Mapping):
         return {key: _read(value) for key, value in state.items()}
     return whole(state) if hasattr(state, "read") else state
 
 
 def repeated(workers: WorkerGroup, what: str, act: Callable[[], T]) -> T:
-    """What ``act`` gives, which all workers do together: done again by all of them until none was disturbed in it."""
+    """The result of ``act``, which all workers do together: all do it again until no worker was disturbed in it."""
     while True:
-        found: list[T] = []
+        results: list[T] = []
         try:
-            found.append(act())
+            results.append(act())
         except GroupBroken as error:
             workers.recover(error)
-        if all(done for (done,) in workers.gather([float(bool(found))], what)) and found:
-            return found[0]
+        if all(done for (done,) in workers.gather([float(bool(results))], what)) and results:
+            return results[0]
 
 
 def shapes_of(state: Mapping[str, Any]) -> dict[str, tuple[int, ...] | None]:
-    """Of the tensors in a ``state_dict``, stored ones too; () of what is none."""
+    """The shapes of the tensors in a ``state_dict``, stored tensors too; () for other values."""
     return {name: tuple(getattr(value, "shape", ())) for name, value in state.items()}
 
 
 def described(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    """What is trained, in a few words that are equal where tensors and the kind of the optimizer are."""
+    """Model and optimizer in a few words, equal where the tensors' shapes and the optimizer's class are."""
     tensors = [*model.parameters(), *model.buffers()]
     shapes = zlib.crc32(repr([(t.dtype, tuple(t.shape)) for t in tensors]).encode())
     numbers = sum(t.numel() for t in tensors)
@@ -359,7 +365,12 @@ def described(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
 
 
 class Flags:
-    """Those of one model, a part of a run's state: workers that join, and runs that resume, have them as they were."""
+    """Which parameters of a model train, by their ``requires_grad``: frozen and unfrozen alike on all workers.
+
+    A parameter that required gradients at ``session.prepare`` has its place in the sum over workers, and may be frozen
+    and unfrozen later. Another parameter has none: if it were unfrozen later, each worker would train it by its own
+    gradients. The frozen names are a part of a run's state: joining workers and resumed runs have them.
+    """
 
     def __init__(self, replica: Replica) -> None:
         self._whole = type(replica) is Replica
@@ -367,16 +378,16 @@ class Flags:
         self._groups = _sizes(replica.optimizer)
         named = list(replica.module.named_parameters())
         self._fixed = [(name, weakref.ref(p)) for name, p in named if not p.requires_grad]
-        # In pieces parameters may be let go of, and others take their place: nothing here keeps them.
+        # Parameters in pieces may be released and replaced: these references do not keep them.
         trained = [(name, p) for name, p in named if p.requires_grad] if self._whole else []
         self._names = [name for name, _ in trained]
         self._parameters: list[nn.Parameter] = [p for _, p in trained]
         self._pieces = [] if self._whole else [weakref.ref(p) for p in replica.params]
 
     def check(self) -> None:
-        """Raise ``UserError`` where something trains, or does not, that this run cannot bring together."""
-        for name, kept in self._fixed:
-            parameter = kept()
+        """Raise ``UserError`` where a parameter was frozen or unfrozen in a way that this run cannot follow."""
+        for name, reference in self._fixed:
+            parameter = reference()
             if parameter is not None and parameter.requires_grad:
                 rule = "what trains later requires gradients when session.prepare is called"
                 raise UserError(rule, f"{name}, unfrozen since", f"{LATER}, or freeze it behind session.prepare")
@@ -391,25 +402,25 @@ class Flags:
 
     @property
     def frozen(self) -> list[str]:
-        """The names of those that could train and do not."""
+        """The names of parameters that could train and do not."""
         return [name for name, p in zip(self._names, self._parameters, strict=True) if not p.requires_grad]
 
     def checksum(self) -> int:
-        """A number that tells apart which of them train."""
+        """A number that differs where other parameters train."""
         return hash(tuple(p.requires_grad for p in self._parameters))
 
     def set(self, frozen: Iterable[str]) -> None:
-        """Freeze these, and no others."""
+        """Freeze the parameters of these names, and no others."""
         names = set(frozen)
         for name, parameter in zip(self._names, self._parameters, strict=True):
             parameter.requires_grad_(name not in names)
 
 
-class AsItWas:
-    """What a run goes on with, and lines between ``session.prepare`` and the first epoch are not to change.
+class HeldSettings:
+    """Frozen parameters and optimizer options of a run that goes on, put back before its first epoch.
 
-    They ran when it began, and did not when it came to where it goes on: flags, and options of the optimizer's groups,
-    are as they were there.
+    The program's lines between ``session.prepare`` and the first epoch ran when the run began. When it goes on they
+    run again, and would undo later changes.
     """
 
     def __init__(self, flags: Flags, optimizer: torch.optim.Optimizer) -> None:
@@ -418,7 +429,7 @@ class AsItWas:
         self._options = [_options(group) for group in self._groups]
 
     def restore(self) -> None:
-        """As they were when this was made."""
+        """Put frozen parameters and options back."""
         self._flags.set(self._frozen)
         for group, options in zip(self._groups, self._options, strict=False):  # more of them are refused in a step
             group.update(options)
@@ -439,7 +450,7 @@ def _sizes(optimizer: torch.optim.Optimizer) -> list[int]:
 def names_of(optimizer: torch.optim.Optimizer, module: nn.Module) -> list[str]:
     """The parameters' names in ``module``, by the numbers that ``optimizer.state_dict()`` gives them.
 
-    One that is not the module's is "#" and its number.
+    A parameter that is not the module's gets "#" and its number.
     """
     names = {id(p): name for name, p in module.named_parameters()}
     params = [p for group in optimizer.param_groups for p in group["params"]]
@@ -453,7 +464,7 @@ def by_name(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 
 
 def by_number(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """The way back. Raises ``ValueError`` for a name that is not among ``names``."""
+    """A ``state_dict`` with numbers in place of ``names``: undoes ``by_name``. Raises ``ValueError`` for other names."""
     numbers = {name: number for number, name in enumerate(names)}
     used = [*state["state"], *(name for group in state["param_groups"] for name in group["params"])]
     if unknown := [name for name in used if name not in numbers]:
