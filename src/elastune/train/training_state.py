@@ -464,7 +464,7 @@ def by_name(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 
 
 def by_number(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """A ``state_dict`` with numbers in place of ``names``: undoes ``by_name``. Raises ``ValueError`` for other names."""
+    """Undo ``by_name``: numbers in place of ``names``. Raises ``ValueError`` for a name that is not among them."""
     numbers = {name: number for number, name in enumerate(names)}
     used = [*state["state"], *(name for group in state["param_groups"] for name in group["params"])]
     if unknown := [name for name in used if name not in numbers]:
