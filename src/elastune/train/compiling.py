@@ -113,7 +113,7 @@ class CompileTimes:
         self._reported = 0.0
         self._since: float | None = None
 
-    def untold(self) -> float:
+    def unreported(self) -> float:
         """Seconds since the last call, in whatever session; a joiner's first passes, which do not count, are in it."""
         self.listen()
         before, self._reported = self._reported, self.seconds

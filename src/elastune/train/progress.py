@@ -363,7 +363,7 @@ class PlannedSteps:
         self._reported: int | None = None
         self._shortened: RoundsShortened | None = None
 
-    def tell(self, source: StepSource, at: Position, size: int, epochs: int, sync: SyncPlan) -> None:
+    def report(self, source: StepSource, at: Position, size: int, epochs: int, sync: SyncPlan) -> None:
         """Report the steps of the run, if they have changed; see ``steps_planned`` for the arguments.
 
         Args:

@@ -170,8 +170,8 @@ def _once(train: Callable[[Any], None], config: Config, seed: int, most: int) ->
         try:
             train(session)
         except Rehearsed:
-            assert session.found is not None
-            return session.found, session._taken
+            assert session.program_size is not None
+            return session.program_size, session._taken
     raise UserError("a program must train", "no session.backward was called", "call session.backward(loss)")
 
 
@@ -186,7 +186,7 @@ class Rehearsal:
     program gets Python's error with their name.
 
     Attributes:
-        found: The size of the step, once it is over.
+        program_size: The size of the step, once it is over.
     """
 
     rank, size, epoch, step, samples, turn, seconds = 0, 1, 0, 0, 0, 0, 0.0
@@ -196,7 +196,7 @@ class Rehearsal:
         self.config = config
         self.seed = seed
         self.device = device
-        self.found: ProgramSize | None = None
+        self.program_size: ProgramSize | None = None
         self._model: nn.Module | None = None
         self._optimizer: torch.optim.Optimizer | None = None
         self._epochs = 1
@@ -261,7 +261,7 @@ class Rehearsal:
         self._optimizer.step()
         model, parameters = self._model, list(self._model.parameters())
         state = [v for each in self._optimizer.state.values() for v in each.values() if isinstance(v, torch.Tensor)]
-        self.found = ProgramSize(
+        self.program_size = ProgramSize(
             *self._sizes,
             epochs=self._epochs,
             flops=counted.flops / self._taken,

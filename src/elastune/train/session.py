@@ -117,9 +117,8 @@ class TrainingParts:
         self.loop = TrainingLoop(*step_parts, send=send, stop_requested=stop_requested, warming_up=warm_up)
         self.evaluations = Evaluations(workers, state, transaction, device, spec.seed)
         self.out_folder = OutFolder.found(spec.out)
-        self.weight_sources = WeightSources(
-            spec, workers, progress, self.out_folder, send, rewound=snapshot is not None
-        )
+        rewound = snapshot is not None
+        self.weight_sources = WeightSources(spec, workers, progress, self.out_folder, send, rewound=rewound)
         if snapshot is not None:
             state.rewind(snapshot)
         seed_everything(derive(spec.seed, "init"))  # of the streams that build the model
@@ -135,6 +134,16 @@ class Session:
 
     The program gives its model to ``prepare``, draws batches from ``batches``, and calls ``backward`` instead of
     ``loss.backward()``. elastune makes sessions; a program never does.
+
+    Example:
+        >>> def train(session):
+        ...     model = Net(session.config["width"])
+        ...     model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        ...     for epoch in session.epochs(10):
+        ...         for x, y in session.batches(train_set, batch_size=256):
+        ...             session.backward(F.cross_entropy(model(x), y))
+        ...             optimizer.step()
+        ...             optimizer.zero_grad()
 
     Attributes:
         config: The program's settings.
@@ -182,14 +191,14 @@ class Session:
         self._models: list[nn.Module] = []
         self._autocasts: Sequence[Autocast] = ()
         self._unfreezing: tuple[Unfreezing, ...] = ()  # of each model
-        self._held: HeldSettings | None = None  # what lines before the first epoch are not to change
+        self._held: HeldSettings | None = None  # settings that lines before the first epoch must not change
         self._planned = spec.epochs or 0
         self._passes_in_epoch = 0
 
     # -- data ----------------------------------------------------------------------------------------------------------
 
     def epochs(self, count: int) -> Iterator[int]:
-        """Yield the numbers of the epochs that are still to run, of ``count`` in all.
+        """Yield the numbers of the epochs that still have to run, of ``count`` in all.
 
         ``--epochs`` of the run replaces ``count``. A resumed run leaves out the epochs that it has completed.
         """
@@ -369,7 +378,7 @@ class Session:
         workers, evaluations = self._parts.workers, self._parts.evaluations
         seen = evaluations.seen
         rows = evaluations.meet_bytes(own_part(seen, outputs, targets), f"session.predictions({name})")
-        if not workers.synchronised:  # on the way back to where the run is: the file of that time stands
+        if not workers.synchronised:  # catching up with the run: the file of that time stands
             return
         place = self._parts.spec.out, self._parts.out_folder, name, self.step
         if (kept := meet_and_keep(workers, rows, seen.length, *place)) is not None:
@@ -389,7 +398,7 @@ class Session:
     def leader(self) -> bool:
         """Whether this worker acts for all: it prints, writes a file, or updates a dashboard.
 
-        At most one worker is the leader at a time, and never one that is still on its way back to where the run is.
+        At most one worker is the leader at a time, and never a worker that is still catching up with the run.
         Between two steps without a loss, the leader acts once. If a worker is lost just then, the leader's work since
         the last step may be done again, perhaps by another worker; if the leader itself is lost before it comes to that
         line, nobody does it. So write files anew instead of appending to them. ``session.report`` keeps each value
@@ -403,7 +412,7 @@ class Session:
         The first worker that comes here gets it, so a lost worker does not stop it. The mark (``once/NAME`` in the
         run's folder) is on the disk before this returns, and a resumed run finds it. So what was begun is never begun
         again, even where its worker was killed before the end. Inside a batch loop, only the batch that completes a
-        step can be given it. Workers may come here at different times: call no method of the session in the block.
+        step can get it. Workers may come here at different times: call no method of the session in the block.
 
         Args:
             name: Letters, digits, ``_`` and ``-``; use another name for each occasion: ``f"epoch-{epoch}"``.
@@ -423,7 +432,7 @@ class Session:
             raise UserError("what is done once is named by up to 80 letters, digits, _ and -", repr(name)[:60], fix)
         self._require_shared_folder("once", "what was done once is noted in a folder that all share")
         if not self._parts.workers.synchronised or not self.ends_step:
-            return False  # the way back to where the run is leads here again, and so does the end of the step
+            return False  # a worker that catches up, and the end of the step, come here again
         return claim(self._parts.out_folder, name, f"worker {self._parts.workers.worker}, after step {self.step}")
 
     # -- model ---------------------------------------------------------------------------------------------------------
@@ -547,12 +556,11 @@ class Session:
         trained = self.state.trained = self._build_sync(prepared)
         if self._parts.spec.execution.precision == "bf16":
             self._autocasts = [Autocast(each, self.device) for each in prepared.models]
+        replacements = {id(prepared.model): trained.replica.model, id(prepared.optimizer): trained.replica.optimizer}
         self._held = trained.held() if self._resume_or_begin() else None
         for scheduler in prepared.schedulers:
             gate(scheduler, lambda: self._parts.transaction.ends_local_step, self.mean)
         self._models = prepared.models
-        replica = trained.replica
-        replacements = {id(prepared.model): replica.model, id(prepared.optimizer): replica.optimizer}
         return tuple(replacements.get(id(each), each) for each in models_optimizers_schedulers)
 
     def backward(self, loss: torch.Tensor, model: nn.Module | None = None, *, more: bool = False) -> None:
@@ -644,7 +652,7 @@ class Session:
 
     @property
     def trained(self) -> TrainingState | None:
-        """What ``prepare`` was given; None before it."""
+        """The state that ``prepare`` made of models, optimizers and schedulers; None before it."""
         return self.state.trained
 
     @property
@@ -848,7 +856,7 @@ class Session:
         why = " ".join(why.split())[:LONGEST_WHY]
         self._require_between_steps("stop")
         self._meet([], f"stop({why})")
-        if self._parts.workers.synchronised:  # else on the way back to where the run is, which has stopped already
+        if self._parts.workers.synchronised:  # else catching up with the run, which has stopped already
             self._parts.progress.stopped, self._parts.progress.stop_why = BY_PROGRAM, why
 
     @property
@@ -945,7 +953,7 @@ class Session:
 
     @property
     def context(self) -> RunContext:
-        """What the run could not choose: its data and model, as far as they were seen, and its device."""
+        """The facts that a result depends on and the run cannot choose: data and model, as seen so far, and device."""
         trained = self.trained
         return run_context(self.device, self.state.data.context(), 0 if trained is None else trained.parameters)
 
@@ -981,11 +989,8 @@ class Session:
 
     def _require_step_ended(self, method: str, page: str | None = None) -> None:
         if self._parts.transaction.more_to_come and self._parts.workers.synchronised:
-            rule, fix = (
-                f"session.{method} belongs between steps",
-                "put 'if session.ends_step:' before it, or move it after the loop",
-            )
-            raise UserError(rule, "a call inside of a step", fix, page)
+            fix = "put 'if session.ends_step:' before it, or move it after the loop"
+            raise UserError(f"session.{method} belongs between steps", "a call inside of a step", fix, page)
 
     def _require_between_steps(self, method: str) -> None:
         """Let workers meet, where the strategy has them meet after a step. Raises ``UserError`` inside of a step."""
@@ -1087,7 +1092,7 @@ class Session:
                 so_far = position.epoch, position.step, position.samples, self.seconds
                 parts.send(Reported(*so_far, means, nth=progress.reports, epochs=self._planned))
             progress.reports += 1
-        else:  # on the way back to where the run is: the values reported there stand
+        else:  # catching up with the run: the values reported there stand
             progress.metrics = {**means, **progress.metrics}
         if not parts.adapter.survives_divergence:
             parts.divergence.metrics(means, position.step, again=not workers.synchronised)

@@ -140,7 +140,7 @@ class TrainingLoop:
         try:
             while outcome == "again":
                 self._batch_size = batch_size if progress.batch_size is None else progress.batch_size
-                self._planned.tell(source, progress.position, self._batch_size, epochs, trained.sync.plan)
+                self._planned.report(source, progress.position, self._batch_size, epochs, trained.sync.plan)
                 outcome = yield from self._steps_of_view(source, trained)
         finally:
             self.in_pass = False
@@ -314,7 +314,7 @@ class TrainingLoop:
             return False
         self._times = times.end_step(data_s, trained.sync.wait_s, plan.steps)
         self._progress.memory.end_step()
-        if (compiled_s := COMPILED.untold()) and (workers.elastic or workers.rank == 0):
+        if (compiled_s := COMPILED.unreported()) and (workers.elastic or workers.rank == 0):
             self._send(Compiled(number + plan.steps, workers.worker, compiled_s))
         return True
 
