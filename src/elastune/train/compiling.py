@@ -137,7 +137,7 @@ class CompileTimes:
 
 
 COMPILED = CompileTimes()
-"""Of this process: torch has one compiler in each."""
+"""The times of this process, which has one compiler."""
 
 
 @contextmanager
@@ -153,7 +153,7 @@ def uncompiled() -> Iterator[None]:
 # --- mixed precision around a model's forward pass: bf16 inside, fp32 out ---
 
 _ENTERED: list[torch.autocast] = []
-"""Of the forward passes under way."""
+"""The contexts of the forward passes under way."""
 
 
 class Autocast:

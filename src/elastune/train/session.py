@@ -400,8 +400,8 @@ class Session:
 
         At most one worker is the leader at a time, and never a worker that is still catching up with the run.
         Between two steps without a loss, the leader acts once. If a worker is lost just then, the leader's work since
-        the last step may be done again, perhaps by another worker; if the leader itself is lost before it comes to that
-        line, nobody does it. So write files anew instead of appending to them. ``session.report`` keeps each value
+        the last step may be done again, perhaps by another worker. If the leader itself is lost before it comes to that
+        line, no worker does it. So write files anew instead of appending to them. ``session.report`` keeps each value
         once; use ``session.once`` for what must not happen twice.
         """
         return self.rank == 0 and self._parts.workers.synchronised
@@ -530,8 +530,8 @@ class Session:
         Args:
             models_optimizers_schedulers: The model, its optimizer and any schedulers; or several models and optimizers,
                 as a GAN has them (``docs/programs.md``). In any order.
-            plan: Which layers the mechanism ``tensor`` divides, or a ``Pipeline`` that says where ``pipeline`` cuts the
-                model (``docs/meshes.md``); None: elastune finds it.
+            plan: The layers that the mechanism ``tensor`` divides, or a ``Pipeline`` with the places where ``pipeline``
+                cuts the model (``docs/meshes.md``); None: elastune finds them.
 
         Returns:
             The same objects, in the same order.

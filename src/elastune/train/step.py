@@ -54,7 +54,7 @@ Outcome = Literal["over", "stopped", "again"]
 
 
 class Phase(Enum):
-    """Where a worker is in a step."""
+    """The place of a worker in a step."""
 
     BETWEEN = "between steps"  # no step is begun
     OPEN = "inside of a step"  # the gradients are this worker's alone
@@ -360,10 +360,10 @@ class TrainingLoop:
             self._reduced(sums)
 
     def meet(self, *, repeatable: bool = True) -> None:
-        """Where workers meet after the optimizer's step and have not met yet, meet. See ``StepTransaction.meet``."""
+        """Meet, if workers meet after the optimizer's step and have not met yet. See ``StepTransaction.meet``."""
         transaction, workers, step = self._transaction, self._workers, self._progress.position.step
         took_s = self._progress.times.step_s
-        while transaction.phase is Phase.APART:  # again, where the round goes on without some who were lost here
+        while transaction.phase is Phase.APART:  # again, where the round goes on without workers that were lost here
             plan, trained = transaction.plan, self._state.prepared
             workers.say("reducing", step, trained.state_bytes, f"the exchange after step {step + plan.steps}")
             if trained.sync.plan.has_quorum:
@@ -550,7 +550,7 @@ class StepTransaction:
     Any other call raises ``RuntimeError``.
 
     Attributes:
-        phase: Where this worker is.
+        phase: The place of this worker in the step.
         unrepeatable: Since its last step boundary this worker has done something that it cannot repeat without the
             same workers: it evaluated its part of a data set, or built the model that training begins with.
         plan: The newest step that was begun.
