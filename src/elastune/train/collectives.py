@@ -222,7 +222,7 @@ class NamedCollectives:
     def start(self, kind: Kind, name: str, tensor: torch.Tensor, root: int = 0) -> Call:
         """Start a collective; ``root`` is a rank. Raises ``UserError`` for arguments that no collective can have."""
         workers = self._workers
-        own = self._checked(name, tensor)
+        tensor_copy = self._checked(name, tensor)
         everyone = workers.members if workers.synchronised else (workers.worker,)
         whole = hasattr(type(root), "__index__") and not isinstance(root, bool)  # NumPy's integers, too
         if kind == "broadcast" and not (whole and (0 <= root < len(everyone) or not workers.synchronised)):
@@ -230,8 +230,8 @@ class NamedCollectives:
         root = int(root)
         if not workers.synchronised or len(everyone) == 1:
             lost = not workers.synchronised
-            call = Call(kind, (name, -1), BroadcastRoot(root, workers.worker), own, {workers.worker}, 0)
-            call.result = CollectiveResult([own], (workers.worker,), lost)
+            call = Call(kind, (name, -1), BroadcastRoot(root, workers.worker), tensor_copy, {workers.worker}, 0)
+            call.result = CollectiveResult([tensor_copy], (workers.worker,), lost)
             if not lost:
                 self._mark()
                 self._counts[name] = self._counts.get(name, 0) + 1
@@ -242,9 +242,9 @@ class NamedCollectives:
         key = name, self._counts.get(name, 0)
         self._counts[name] = key[1] + 1
         call = self._calls[key] = Call(
-            kind, key, BroadcastRoot(root, everyone[root]), own, set(everyone), self._attempt()
+            kind, key, BroadcastRoot(root, everyone[root]), tensor_copy, set(everyone), self._attempt()
         )
-        call.heard[workers.worker] = own
+        call.heard[workers.worker] = tensor_copy
         self._send_all(call)
         for sender, message_kind, message in self._early.pop(key, []):
             self._hear(call, sender, message_kind, message)
