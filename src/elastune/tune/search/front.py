@@ -1,4 +1,4 @@
-"""The Pareto front: which points are on it, how much it covers, and which of its points to take.
+"""The Pareto front: which points are on it, how points rank, how much a front covers, and which point to take.
 
 Arrays of points have shape (n, k): n points, k objectives, smaller is better (see ``objective.oriented``). A row with
 a value that is not finite stands for a trial without a valid result: it is never on a front and covers nothing.
@@ -6,6 +6,7 @@ a value that is not finite stands for a trial without a valid result: it is neve
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -43,6 +44,44 @@ def _staircase(x: Floats, y: Floats) -> NDArray[np.bool_]:
     new = y < before
     owner = np.maximum.accumulate(np.where(new, np.arange(len(x)), 0))
     return new | ((x == x[owner]) & (y == y[owner])) if len(x) else new
+
+
+def best_first(points: Floats, k: int) -> list[int]:
+    """Indices of the ``k`` fittest rows of ``points`` (shape (n, objectives), smaller is better), fittest first.
+
+    One objective: by value, the youngest (last) first among equals, so that a plateau is drifted across. Several: by
+    non-dominated front, within a front by crowding distance, the loneliest first (NSGA-II, Deb et al. 2002, III.C).
+    """
+    n = len(points)
+    if points.shape[1] == 1:
+        return [int(i) for i in np.lexsort((-np.arange(n), points[:, 0]))[:k]]
+    chosen: list[int] = []
+    left = np.arange(n)
+    while len(chosen) < k and len(left):
+        on_front = nondominated(points[left])
+        if not on_front.any():
+            raise ValueError("the values that are ranked must be finite")
+        front = left[on_front]
+        order = np.lexsort((-front, -crowding(points[front])))
+        chosen += [int(i) for i in front[order]][: k - len(chosen)]
+        left = left[~on_front]
+    return chosen
+
+
+def crowding(points: Floats) -> Floats:
+    """Crowding distance of each row of one front, shape (n,): infinite for the extremes of an objective.
+
+    The sum over the objectives of the distance between a row's two neighbours, in units of the front's range
+    (Deb et al. 2002, III.B).
+    """
+    distance = np.zeros(len(points))
+    for column in points.T:
+        order = np.argsort(column, kind="stable")
+        spread = column[order[-1]] - column[order[0]]
+        distance[order[[0, -1]]] = math.inf
+        if spread > 0:
+            distance[order[1:-1]] += (column[order[2:]] - column[order[:-2]]) / spread
+    return distance
 
 
 def hypervolume(points: Floats, reference: Floats) -> float:

@@ -17,8 +17,8 @@ import numpy as np
 
 from elastune.core.journal.records import Phase, TrialStarted
 from elastune.core.run import Config, ExecutionSettings
+from elastune.tune.search.front import best_first
 from elastune.tune.search.objective import Floats, on_scales
-from elastune.tune.search.samplers.genetic import best_first
 
 # [schedule] Which trials go on, pause or are taken up again, by what they have shown: the contract of early stopping.
 #

@@ -35,10 +35,10 @@ from elastune.core.sync_plan import in_full
 from elastune.train.program import space as spaces
 from elastune.train.program.space import Sample, Space
 from elastune.tune.search.constraint import Constraint, violations
+from elastune.tune.search.genetic import parse_genetics, unfinished
 from elastune.tune.search.history import History, Outcome
 from elastune.tune.search.objective import Objective
-from elastune.tune.search.samplers.genetic import parse_genetics, unfinished
-from elastune.tune.search.samplers.registry import (
+from elastune.tune.search.samplers import (
     GENERATIONAL,
     MODELS,
     check_sampler,

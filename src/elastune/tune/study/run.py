@@ -31,20 +31,20 @@ from elastune.runtime.job.run import Observe, journal_in
 from elastune.train.program.space import Space, corners, probe
 from elastune.tune.search.constraint import parse_constraints
 from elastune.tune.search.early_stopping import make_schedule
-from elastune.tune.search.samplers.registry import generation_size
+from elastune.tune.search.samplers import generation_size
 from elastune.tune.search.schedule import Schedule
 from elastune.tune.search.suggester import Suggester
-from elastune.tune.study.allocation.rebalancer import MAX_WAIT_S, MakeRebalancer, parse_allocation, sharing
-from elastune.tune.study.allocation.throughput import BATCH, plan_in, predict_scaling, predicted_in, scaling_prior
-from elastune.tune.study.allocation.trial_progress import HeldTrials
 from elastune.tune.study.budget import Bounds, StopRules, resume_meter
 from elastune.tune.study.experiment import Tuning, trials_left
 from elastune.tune.study.proposals import NoProposals, Proposals
+from elastune.tune.study.rebalancer import MAX_WAIT_S, MakeRebalancer, parse_allocation, sharing
 from elastune.tune.study.request import StudyRequest
 from elastune.tune.study.results import Study
 from elastune.tune.study.resume import study_changes
 from elastune.tune.study.retention import Keeper, KeepNothing, retention_of
 from elastune.tune.study.study_loop import StudyLoop
+from elastune.tune.study.throughput import BATCH, plan_in, predict_scaling, predicted_in, scaling_prior
+from elastune.tune.study.trial_progress import HeldTrials
 from elastune.tune.study.validate import PROBED, Plan, check, check_same_study
 from elastune.tune.study.warm_start import EarlierStudy, earlier_studies, take_over
 

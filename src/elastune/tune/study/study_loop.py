@@ -51,12 +51,12 @@ from elastune.train.checkpoints.checkpoint import UNWRITABLE
 from elastune.train.data.fingerprint import OTHER_DATA
 from elastune.train.program.source import EDITED
 from elastune.tune.search.schedule import FixedTrial, ForkTrial, NewTrial, Resume, Schedule
-from elastune.tune.study.allocation.rebalancer import MakeRebalancer, Rebalancer, rungs_passed
-from elastune.tune.study.allocation.trial_progress import HeldTrials
 from elastune.tune.study.budget import Bounds, Budget, StopRules
 from elastune.tune.study.experiment import Experiment, PreparedTrial
 from elastune.tune.study.proposals import WAIT_S, Proposals
+from elastune.tune.study.rebalancer import MakeRebalancer, Rebalancer, rungs_passed
 from elastune.tune.study.retention import Keeper
+from elastune.tune.study.trial_progress import HeldTrials
 from elastune.tune.study.trial_results import UNREPORTED
 from elastune.tune.study.trials import check_params
 

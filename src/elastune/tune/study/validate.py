@@ -28,8 +28,8 @@ from elastune.train.program.space import Sample, Space, corners, enumerate_all, 
 from elastune.tune.search.constraint import Constraint, all_texts, evaluate, parse_constraints, violations
 from elastune.tune.search.early_stopping import make_schedule
 from elastune.tune.search.objective import parse_objectives
-from elastune.tune.search.samplers.registry import check_sampler, generational
-from elastune.tune.study.allocation.rebalancer import parse_allocation
+from elastune.tune.search.samplers import check_sampler, generational
+from elastune.tune.study.rebalancer import parse_allocation
 from elastune.tune.study.request import StudyRequest
 from elastune.tune.study.resume import SpaceSummary, summarize_space
 from elastune.tune.study.resume import changed_settings as differences

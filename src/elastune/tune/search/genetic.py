@@ -31,49 +31,11 @@ from optuna.trial import FrozenTrial, TrialState
 from elastune.core.options import Range, parse, split
 from elastune.core.run import derive
 from elastune.train.program.space import Sample, draw, nth, size
-from elastune.tune.search.front import nondominated
+from elastune.tune.search.front import best_first, nondominated
 from elastune.tune.search.history import ALLOWED, TRAINED
 from elastune.tune.search.objective import Floats
 
 # [genetic operators] What a genetic search does to configurations: ranks them, pairs them, crosses them, mutates them. Pure functions.
-
-
-def best_first(points: Floats, k: int) -> list[int]:
-    """Indices of the ``k`` fittest rows of ``points`` (shape (n, objectives), smaller is better), fittest first.
-
-    One objective: by value, the youngest (last) first among equals, so that a plateau is drifted across. Several: by
-    non-dominated front, within a front by crowding distance, the loneliest first (NSGA-II, Deb et al. 2002, III.C).
-    """
-    n = len(points)
-    if points.shape[1] == 1:
-        return [int(i) for i in np.lexsort((-np.arange(n), points[:, 0]))[:k]]
-    chosen: list[int] = []
-    left = np.arange(n)
-    while len(chosen) < k and len(left):
-        on_front = nondominated(points[left])
-        if not on_front.any():
-            raise ValueError("the values that are ranked must be finite")
-        front = left[on_front]
-        order = np.lexsort((-front, -crowding(points[front])))
-        chosen += [int(i) for i in front[order]][: k - len(chosen)]
-        left = left[~on_front]
-    return chosen
-
-
-def crowding(points: Floats) -> Floats:
-    """Crowding distance of each row of one front, shape (n,): infinite for the extremes of an objective.
-
-    The sum over the objectives of the distance between a row's two neighbours, in units of the front's range
-    (Deb et al. 2002, III.B).
-    """
-    distance = np.zeros(len(points))
-    for column in points.T:
-        order = np.argsort(column, kind="stable")
-        spread = column[order[-1]] - column[order[0]]
-        distance[order[[0, -1]]] = math.inf
-        if spread > 0:
-            distance[order[1:-1]] += (column[order[2:]] - column[order[:-2]]) / spread
-    return distance
 
 
 def tournament(n: int, entrants: int, rng: np.random.Generator) -> int:

@@ -23,7 +23,7 @@ from statistics import median
 
 import numpy as np
 
-from elastune.tune.study.allocation.throughput import Floats, MeasuredRates, samples_per_s
+from elastune.tune.study.throughput import Floats, MeasuredRates, samples_per_s
 
 SAME = 1e-9  # relative: gains this close are equal, so that rounding moves nobody
 

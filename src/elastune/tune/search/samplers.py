@@ -22,9 +22,9 @@ from optuna.trial import FrozenTrial, TrialState
 
 from elastune.core.errors import UserError
 from elastune.core.options import options_of, read, split
+from elastune.tune.search.gaussian import GaussianSampler
+from elastune.tune.search.genetic import GeneticOptions, GeneticSampler, parse_genetics
 from elastune.tune.search.objective import Objective
-from elastune.tune.search.samplers.gaussian import GaussianSampler
-from elastune.tune.search.samplers.genetic import GeneticOptions, GeneticSampler, parse_genetics
 
 SAMPLERS = ("auto", "random", "grid", "tpe", "gp", "nsga2", "nsga3", "cmaes", "genetic")
 MODELS = ("auto", "gp", "tpe")  # these model the values of objectives, so their scale counts

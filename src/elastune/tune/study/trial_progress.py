@@ -27,7 +27,7 @@ from elastune.core.journal.records import (
     TrialResumed,
     TrialStarted,
 )
-from elastune.tune.study.allocation.throughput import ThroughputTable
+from elastune.tune.study.throughput import ThroughputTable
 
 # [hold] Which trials wait, because they would take longest: pure.
 #

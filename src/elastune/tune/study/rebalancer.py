@@ -39,8 +39,8 @@ from elastune.runtime.clusters.base import ElasticHandle
 from elastune.runtime.job.pool import Pool
 from elastune.tune.search.front import nondominated
 from elastune.tune.search.schedule import levels
-from elastune.tune.study.allocation.allocate import Demand, Rules, allocate
-from elastune.tune.study.allocation.throughput import (
+from elastune.tune.study.allocate import Demand, Rules, allocate
+from elastune.tune.study.throughput import (
     BatchTable,
     Prior,
     ThroughputTable,
@@ -48,7 +48,7 @@ from elastune.tune.study.allocation.throughput import (
     samples_per_s,
     scaling_prior,
 )
-from elastune.tune.study.allocation.trial_progress import TrialProgress
+from elastune.tune.study.trial_progress import TrialProgress
 
 # [allocator] Workers are handed on to the trials that deserve them: what a study knows of its trials, made into claims.
 #
