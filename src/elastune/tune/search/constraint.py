@@ -105,7 +105,7 @@ def fulfilled(constraints: Collection[Constraint], values: Mapping[str, object])
 
 
 def evaluate(node: ast.expr, numbers: Mapping[str, float]) -> float:
-    """Return the value of a checked expression. All arithmetic is in floats, so that no text can make a huge integer."""
+    """Return the value of a checked expression. All arithmetic is in floats, so no text can make a huge integer."""
     match node:
         case ast.Constant(value=int() | float() as value):
             return float(value)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 # Private names of Optuna, checked on 5.0; pyproject.toml therefore requires optuna>=5.0,<5.1, and no other file imports
 # private names of Optuna. ``GaussianSampler`` and ``WarpedProcess`` also use private attributes of their base classes.
-# When Optuna moves one of them, tests/tune/search/samplers/test_gaussian.py fails first: see its comparisons with Optuna.
+# When Optuna moves one of them, tests/tune/search/samplers/test_gaussian.py fails first.
 from optuna._gp.acqf import (
     BaseAcquisitionFunc,
     LogCEHVI,

@@ -1,11 +1,11 @@
 """The sampler ``genetic``: several populations (demes) that breed separately and exchange their best configurations.
 
 Populations advance by generations, or steadily as trials finish. A child comes from the fittest trials, by front and
-crowding: a tournament chooses the pair, which is crossed and mutated.
-The sampler is a plain ``BaseSampler``. Optuna's ``BaseGASampler`` is private, knows one population, and writes generations and
-parents into the study. Here the number of a trial decides its population, and the finished trials decide its parents.
-So a proposal is a function of the trials and a seed, and a replayed study continues alike. One exception: trials lost
-in a crash are not in the replayed study, so the few trials requested after them may change population.
+crowding: a tournament chooses the pair, which is crossed and mutated. The sampler is a plain ``BaseSampler``. Optuna's
+``BaseGASampler`` is private, knows one population, and writes generations and parents into the study. Here the number
+of a trial decides its population, and the finished trials decide its parents. So a proposal is a function of the trials
+and a seed, and a replayed study continues alike. One exception: trials lost in a crash are not in the replayed study,
+so the few trials requested after them may change population.
 """
 
 from __future__ import annotations

@@ -80,10 +80,10 @@ class Curve:
 class Extrapolator:
     """Forecasts the end of a trial from the curves of finished trials.
 
-    A prior guess is corrected by its errors for finished trials that looked alike. The guess: a clocked objective (time,
-    cost) goes on growing, any other keeps its last value, which is hard to beat for one curve alone (Kielhoefer, Mohr,
-    van Rijn 2024). The correction is a ridge regression of the errors on the guess and on how fast the curve moves, as
-    in Baker et al. 2017 ("Accelerating neural architecture search using performance prediction"). It is local
+    A prior guess is corrected by its errors for finished trials with similar curves. The guess: a clocked objective
+    (time, cost) goes on growing, any other keeps its last value, which is hard to beat for one curve alone (Kielhoefer,
+    Mohr, van Rijn 2024). The correction is a ridge regression of the errors on the guess and on how fast the curve
+    moves, as in Baker et al. 2017 ("Accelerating neural architecture search using performance prediction"). It is local
     (Cleveland 1979), since good and bad trials end differently. Clocked objectives are regressed as logarithms, as are
     objectives that samplers see on a logarithmic scale. With few finished trials the correction tends to zero.
 
@@ -176,8 +176,8 @@ def ridge(features: Floats, targets: Floats, at: Floats) -> tuple[float, float]:
     """Fit ``targets`` (n,) to standardised ``features`` (n, k) by ridge regression.
 
     Returns:
-        The prediction at ``at`` (k,), and its standard error: the root mean square of the leave-one-out errors (Hastie et
-        al. 2009, 7.10).
+        The prediction at ``at`` (k,), and its standard error: the root mean square of the leave-one-out errors
+        (Hastie et al. 2009, 7.10).
     """
     middle, width = features.mean(axis=0), features.std(axis=0) + _TINY
     design = np.column_stack([np.ones(len(features)), (features - middle) / width])

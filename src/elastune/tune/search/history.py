@@ -147,7 +147,7 @@ class History:
         return self.study.get_trials(deepcopy=False)
 
     def ask(self, sampler: SamplerFactory, fill: Callable[[optuna.Trial], Sample]) -> tuple[int, Sample]:
-        """Open a trial whose parameters ``fill`` requests from ``sampler``. If ``fill`` raises, no sampler learns from it."""
+        """Open a trial whose parameters ``fill`` requests from ``sampler``; if it raises, the trial is forgotten."""
         with quiet():
             study = self.study
             study.sampler = sampler()

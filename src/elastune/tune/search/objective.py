@@ -175,7 +175,7 @@ FAR = 3.0  # skewness from which neither mean nor spread describe where most val
 class Scale:
     """Maps values of one objective to the values that samplers see.
 
-    ``raw``: as they are. ``log``: their logarithm. ``rank``: the normal quantile of their rank among ``known`` (sorted).
+    ``raw``: as they are. ``log``: their logarithm. ``rank``: the normal quantile of their rank among ``known``.
     """
 
     name: Literal["raw", "log", "rank"] = "raw"
@@ -196,8 +196,8 @@ RAW = Scale()
 def scale_of(values: Sequence[float]) -> Scale:
     """Return the scale that suits ``values`` of an objective, whatever their order.
 
-    Positive values with a heavy tail to the right get a logarithm. A tail that a logarithm does not even out, or a heavy
-    tail to the left, gets ranks. Other values stay raw.
+    Positive values with a heavy tail to the right get a logarithm. A tail that a logarithm does not even out, or a
+    heavy tail to the left, gets ranks. Other values stay raw.
     """
     if len(values) < ENOUGH:
         return RAW

@@ -2,7 +2,8 @@
 
 A schedule decides and starts nothing. The study loop passes it every event in the order of the journal, and asks it
 what to do with free workers. It has no clock, and no randomness beyond its seed: for the same events it decides the
-same again, as when a study resumes from its journal. A rung is a number of passes after which trials are compared, by constrained domination.
+same again, as when a study resumes from its journal. A rung is a number of passes after
+which trials are compared, by constrained domination.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ class Suggester:
         return Suggestion(number, sample.params, distributions, sample.values, sampler, tuple(dismissed))
 
     def ready(self) -> bool:
-        """Return whether ``ask`` may be called now: a genetic search with ``steady=0`` waits for its generation to end."""
+        """Return whether ``ask`` may be called now: a genetic search with ``steady=0`` waits for its generation."""
         if not generational(self._sampler):
             return True
         return unfinished(self._history.frozen(), parse_genetics(self._sampler)) == 0
@@ -195,7 +195,7 @@ class Suggester:
         return self.next_number - 1
 
     def expect(self, estimates: Estimates, paused: Collection[int] = ()) -> None:
-        """Call ``estimate`` for each of these trials. ``paused``: the open trials without workers, until the next call."""
+        """Call ``estimate`` for each of these trials. ``paused``: open trials without workers, until the next call."""
         self._paused = frozenset(paused)
         for number, (values, violation) in estimates.items():
             self.estimate(number, values, violation)
@@ -266,7 +266,7 @@ class Suggester:
         return resolve(self._sampler, self.objectives, trials, trained=trained, every_s=self._every_s())
 
     def _every_s(self) -> float:
-        """Seconds between two requests for proposals: the median duration of a trial over the number of running ones."""
+        """Expected seconds between two proposals: the median duration of a trial over the number of running ones."""
         running = len(self._open.keys() - self._paused)
         return median(self._durations) / (running + 1) if self._durations else math.inf
 
