@@ -50,32 +50,28 @@ from elastune.tune.study.throughput import (
 )
 from elastune.tune.study.trial_progress import TrialProgress
 
-# [allocator] Workers are handed on to the trials that deserve them: what a study knows of its trials, made into claims.
-#
-# Told of everything that happens to trials, and asked who is to have how many workers, it answers with ``Allocation``s by
-# ``allocate``. It starts nothing and has no clock: every time is an argument, so a study that resumes from its journal
-# decides as before, and a simulated one like a real one.
-#
-# A step of a trial is worth the trial's ``worth`` over its speed on one worker (the speed-up of Qiao et al., "Pollux",
-# OSDI 2021), so slow models compete fairly with fast ones, and over the trial's length on one worker against the median
-# (weight over length: Smith, "Various optimizers for single-stage production", Naval Research Logistics Quarterly 1956):
-# what is short shows soonest what it is worth. What is longer than the median is worth no less for it, or its rung would
-# wait for it. A new trial is worth 1: where more of them may begin, a running trial is widened only as far as its next
-# worker brings ``opportunity_cost`` of what a new trial would on it, since of trials that go equally well on many workers
-# a few wide ones end sooner than many narrow ones.
-#
-# What it cannot do: know how a trial scales before it, or others, ran on several numbers of workers; tell a slow host
-# from a slow trial; see the rungs of early stopping (a trial that will be paused soon is widened like any other).
-
-NEW = 1.0  # worth of a trial that nobody knows
+NEW = 1.0  # worth of a new trial
+ETA = 3  # of the rungs that decide the worth of a trial
+LAYERS = 8  # fronts that are told apart
+LOOKS = 2  # progress records of a trial after its workers changed: each is journaled, so they are few
+FEW = 100  # a decision about so many trials takes milliseconds
+PER_TRIAL_S = 1e-3  # least time between decisions, for every running trial: with thousands, one takes a second
+MIN_RESIDENCE_S = 2.0  # a trial keeps its workers so long: several times a pause, so that no transient is measured
+MAX_WAIT_S = 300.0  # a trial that waited longer comes before the running ones
 
 
 @dataclass(frozen=True)
 class WaitingTrial:
-    """A trial that asks for ``low`` to ``high`` workers since ``since_s``; ``fresh``: it never ran.
+    """A trial that waits for workers.
 
-    ``slots``: the equal parts that its work is dealt out in (None: any share can be had). ``last``: it is held back
-    (see ``hold``), and gets only what is idle once all others have what they can use.
+    Attributes:
+        trial: Its number.
+        low: The fewest workers that it takes.
+        high: The most workers that it takes.
+        since_s: When it began to wait.
+        fresh: Whether it never ran.
+        slots: The equal parts into which its work is divided; None: any share is possible.
+        last: Whether it is held back (see ``trial_progress``): it gets only workers that no other trial can use.
     """
 
     trial: int
@@ -89,7 +85,7 @@ class WaitingTrial:
 
 @dataclass(frozen=True)
 class Allocation:
-    """``trial`` is to go on with ``after`` workers: from 0 it is started or resumed, to 0 it is paused."""
+    """A decision: ``trial`` goes on with ``after`` workers. From 0 workers it starts or resumes, to 0 it pauses."""
 
     trial: int
     before: int
@@ -99,7 +95,7 @@ class Allocation:
 
 @dataclass
 class _Running:
-    """A trial that runs: ``workers`` it has, ``wish`` it was last told to have, when that changed."""
+    """A running trial: its ``workers``, the number that it was last told to have (``wish``), and when that changed."""
 
     low: int
     high: int
@@ -110,16 +106,23 @@ class _Running:
 
     @property
     def taken(self) -> int:
-        """Workers that nobody else can have now."""
+        """Workers that no other trial can have now."""
         return max(self.workers, self.wish)
 
 
 class Broker:
-    """Shares ``workers`` among a study's trials. Calls come in the order of time.
+    """Decides how many workers each trial of a study has, by all events of its trials. Pure.
 
-    ``rules``: as ``allocate`` takes them, but ``deadline_s`` counts from ``began_s`` and ``budget_s`` is that of the
-    whole study. ``pause_s``: what a resize is taken to cost until some were measured. ``opportunity_cost``: see the
-    module. ``courses``: what is known of trials; ``feeds``: by what the broker is told, else somebody else sees to it.
+    Callers report events in the order of time, and ask for ``grants``.
+
+    Args:
+        workers: The workers of the study.
+        rules: As in ``allocate``, but ``deadline_s`` counts from ``began_s``, and ``budget_s`` is the whole study's.
+        began_s: When the study began.
+        pause_s: The assumed cost of a resize until some are measured.
+        opportunity_cost: See the module.
+        courses: The progress and the speeds of trials.
+        feeds: Whether the broker updates ``courses`` by the events; else the caller does.
     """
 
     def __init__(
@@ -143,25 +146,25 @@ class Broker:
         self._feeds = feeds
         self._pause_s = pause_s
         self._opportunity_cost = opportunity_cost
-        self._usual_whole = 1.0
-        self._usual_length_s: float | None = None
-        self._since = ""
-        self.room = 0  # workers that nobody was to have by the last ``grants``, while more new trials would follow
+        self._median_steps = 1.0
+        self._median_length_s: float | None = None
+        self._last_event = ""
+        self.room = 0  # workers that the last ``grants`` left over for further new trials
 
     @property
     def free(self) -> int:
-        """Workers that no trial has or was promised; below 0 after a loss, until trials have shrunk."""
+        """Workers that no trial has or will get; below 0 after a loss, until trials have shrunk."""
         return self.workers - sum(held.taken for held in self._held.values())
 
     def started(self, trial: int, workers: int, low: int, high: int, now_s: float, slots: int | None = None) -> None:
-        """A trial began, or goes on after a pause, on ``workers``; while it runs it may have ``low`` to ``high``."""
+        """Record that a trial began or resumed. While it runs it may have ``low`` to ``high`` workers."""
         self._spend(now_s)
         self._held[trial] = _Running(low, high, slots, workers, workers, now_s)
         if self._feeds:
             self.courses.began(trial, workers, now_s)
 
     def granted(self, grant: Allocation, now_s: float) -> None:
-        """A running trial was told to take the workers of ``grant``."""
+        """Record that a running trial was told to take the workers of ``grant``."""
         self._spend(now_s)
         held = self._held[grant.trial]
         held.wish, held.changed_s = grant.after, now_s
@@ -169,37 +172,37 @@ class Broker:
             self.courses.told(grant.trial, grant.after)
 
     def paused(self, trial: int, now_s: float) -> None:
-        """A trial gave its workers back, to go on later or not at all."""
-        self._gone(trial, now_s, "paused")
+        """Record that a trial paused and returned its workers."""
+        self._remove(trial, now_s, "paused")
 
     def ended(self, trial: int, now_s: float) -> None:
-        """A trial is over."""
-        self._gone(trial, now_s, "ended")
+        """Record that a trial ended."""
+        self._remove(trial, now_s, "ended")
         self._worth.pop(trial, None)
 
     def reported(self, trial: int, report: Reported, workers: int, now_s: float) -> None:
-        """A trial reported, on ``workers``: how far it is; how fast it goes, if it was not looked at since a change."""
+        """Record a report of a trial on ``workers``: its progress and, without newer ``stepped`` calls, its speed."""
         self._spend(now_s)
-        self._has(trial, workers)
+        self._confirm_workers(trial, workers)
         if self._feeds:
             self.courses.reported(trial, report, workers)
 
     def stepped(self, trial: int, step: int, workers: int, now_s: float) -> None:
-        """A look at a trial that runs: the steps it has completed, on ``workers``. Two of them tell its speed."""
+        """Record the completed steps of a running trial on ``workers``. Two such calls give its speed."""
         self._spend(now_s)
         if step:
-            self._has(trial, workers)
+            self._confirm_workers(trial, workers)
         if self._feeds:
             self.courses.stepped(trial, step, workers, now_s)
 
-    def _has(self, trial: int, workers: int) -> None:
-        """A trial has the workers that it was told to have."""
+    def _confirm_workers(self, trial: int, workers: int) -> None:
+        """Note that a trial has the workers that it was told to have, if ``workers`` is their number."""
         held = self._held.get(trial)
         if held is not None and workers == held.wish:
             held.workers = workers
 
     def regrouped(self, trial: int, workers: int, pause_s: float, now_s: float) -> None:
-        """A trial goes on with ``workers`` after a pause of ``pause_s``: as it was told, or since it lost some."""
+        """Record that a trial goes on with ``workers`` after a pause: after a resize, or after a loss."""
         self._spend(now_s)
         if held := self._held.get(trial):
             held.workers = workers
@@ -207,63 +210,68 @@ class Broker:
             self.courses.regrouped(trial, workers, pause_s)
 
     def ranked(self, worth: Mapping[int, float]) -> None:
-        """What trials are worth against a new one (1): see ``priority.trial_priority``."""
+        """Set the worth of trials, relative to a new trial (1): see ``trial_priority``."""
         self._worth = dict(worth)
 
     def grants(self, now_s: float, waiting: Sequence[WaitingTrial] = (), supply: bool = False) -> list[Allocation]:
-        """Who is to change: shrinks first, then those that grow or begin on workers that are free now.
+        """Decide which trials change: first those that shrink, then those that grow or begin on workers free now.
 
-        Who must wait for another's workers to be given back is left out: ask again once they are. Of ``waiting``, the
-        first fresh ones are taken as long as nobody needs the workers more. ``supply``: more of them would follow.
+        A trial that must wait until another one returns workers is left out: call again once they are free. The first
+        fresh trials of ``waiting`` get workers as long as no other trial needs them more. ``supply``: more fresh trials
+        would follow.
         """
-        self._usual_whole = self._usual()
-        self._usual_length_s = self._usual_s()
-        given = self._given(now_s, waiting, supply)
+        self._median_steps = self._find_median_steps()
+        self._median_length_s = self._find_median_length_s()
+        shares = self._share_out(now_s, waiting, supply)
         free = self.free
-        bounded = self._rules.budget_s < math.inf  # each of them must be asked for: the budget may hold fewer
-        self.room = self.workers - sum(given.values()) if supply and not bounded else 0
-        found, starved = [], []
-        for trial, after in given.items():
+        has_budget = self._rules.budget_s < math.inf  # then each new trial needs a decision: the budget may allow fewer
+        self.room = self.workers - sum(shares.values()) if supply and not has_budget else 0
+        changes, starved = [], []
+        for trial, after in shares.items():
             held = self._held.get(trial)
             before = held.wish if held else 0
             if after > before:
                 starved.append((trial, before, after, after - (held.taken if held else 0)))
             elif after < before:
-                found.append(Allocation(trial, before, after, ""))
-        late = {one.trial: one.since_s for one in waiting if self._starves(one, now_s)}
-        starved.sort(key=lambda change: (late.get(change[0], math.inf), -self._value(change[0]), change[0]))
-        why = f"makes room for trial {starved[0][0]}" if starved else "its workers bring more elsewhere"
-        found = [replace(grant, reason=why) for grant in found]
+                changes.append(Allocation(trial, before, after, ""))
+        late = {waiter.trial: waiter.since_s for waiter in waiting if self._waits_too_long(waiter, now_s)}
+        starved.sort(key=lambda change: (late.get(change[0], math.inf), -self._worth_of(change[0]), change[0]))
+        reason = f"makes room for trial {starved[0][0]}" if starved else "its workers bring more elsewhere"
+        changes = [replace(grant, reason=reason) for grant in changes]
         for trial, before, after, need in starved:
             if need <= max(free, 0):
-                found.append(Allocation(trial, before, after, self._standing(trial, given)))
-            free -= max(need, 0)  # where it does not fit yet: no later one takes what it waits for
-        return found
+                changes.append(Allocation(trial, before, after, self._reason_for(trial, shares)))
+            free -= max(need, 0)  # also if it does not fit yet: no later trial takes the workers that it waits for
+        return changes
 
-    def _given(self, now_s: float, waiting: Sequence[WaitingTrial], supply: bool) -> dict[int, int]:
-        """Workers of everybody who has some or is to have some."""
-        fresh = [one for one in waiting if (one.fresh or one.last) and not self._starves(one, now_s)]
-        demands = [self._running(trial, held, now_s) for trial, held in self._held.items()]
-        demands += [self._asking(one, now_s) for one in waiting if one not in fresh]
-        new = any(not one.last for one in fresh)
-        rules = self._left(now_s, self._opportunity_cost if new or supply else 0.0)
-        given = allocate(demands, self.workers, rules)
-        left, taken = self.workers - sum(given.values()), []
-        for one in fresh:
-            if one.low <= left:
-                left -= one.low
-                taken.append(self._asking(one, now_s))
-        if taken:
-            more = supply or len(taken) < len(fresh)
-            given = allocate(
-                [*demands, *taken], self.workers, self._left(now_s, self._opportunity_cost if more else 0.0)
+    def _share_out(self, now_s: float, waiting: Sequence[WaitingTrial], supply: bool) -> dict[int, int]:
+        """Workers of all trials that have some or are to have some."""
+        fresh = [
+            waiter for waiter in waiting if (waiter.fresh or waiter.last) and not self._waits_too_long(waiter, now_s)
+        ]
+        demands = [self._running_demand(trial, held, now_s) for trial, held in self._held.items()]
+        demands += [self._waiting_demand(waiter, now_s) for waiter in waiting if waiter not in fresh]
+        new = any(not waiter.last for waiter in fresh)
+        rules = self._remaining_rules(now_s, self._opportunity_cost if new or supply else 0.0)
+        shares = allocate(demands, self.workers, rules)
+        free, entering = self.workers - sum(shares.values()), []
+        for waiter in fresh:
+            if waiter.low <= free:
+                free -= waiter.low
+                entering.append(self._waiting_demand(waiter, now_s))
+        if entering:
+            more = supply or len(entering) < len(fresh)
+            shares = allocate(
+                [*demands, *entering],
+                self.workers,
+                self._remaining_rules(now_s, self._opportunity_cost if more else 0.0),
             )
-        return given
+        return shares
 
-    def _left(self, now_s: float, outside_value: float) -> Rules:
-        """The rules, with what time and budget are left."""
-        rules, spent_s = self._rules, self._spent_s + self._using() * (now_s - self._last_s)
-        if not self.courses.speeds.known:  # nobody can say how long anything takes
+    def _remaining_rules(self, now_s: float, outside_value: float) -> Rules:
+        """The rules, with the remaining time and budget."""
+        rules, spent_s = self._rules, self._spent_s + self._workers_in_use() * (now_s - self._last_s)
+        if not self.courses.speeds.known:  # no trial has shown how long anything takes
             return replace(rules, outside_value=outside_value, deadline_s=math.inf, budget_s=math.inf)
         return replace(
             rules,
@@ -272,20 +280,20 @@ class Broker:
             budget_s=max(rules.budget_s - spent_s, 0.0),
         )
 
-    def _starves(self, one: WaitingTrial, now_s: float) -> bool:
-        return now_s - one.since_s > self._rules.max_wait_s
+    def _waits_too_long(self, waiter: WaitingTrial, now_s: float) -> bool:
+        return now_s - waiter.since_s > self._rules.max_wait_s
 
-    def _running(self, trial: int, held: _Running, now_s: float) -> Demand:
+    def _running_demand(self, trial: int, held: _Running, now_s: float) -> Demand:
         return self._demand(trial, held.wish, held.low, held.high, held.slots, now_s - held.changed_s)
 
-    def _asking(self, one: WaitingTrial, now_s: float) -> Demand:
-        return self._demand(one.trial, 0, one.low, one.high, one.slots, max(now_s - one.since_s, 0.0))
+    def _waiting_demand(self, waiter: WaitingTrial, now_s: float) -> Demand:
+        return self._demand(waiter.trial, 0, waiter.low, waiter.high, waiter.slots, max(now_s - waiter.since_s, 0.0))
 
     def _demand(self, trial: int, current: int, low: int, high: int, slots: int | None, since_s: float) -> Demand:
         throughput = self.courses.speeds.of(trial, slots)
         per_worker = float(samples_per_s(throughput, low)[low]) / low
-        length_s = self._whole(trial) / per_worker
-        shortness = max((self._usual_length_s or length_s) / length_s, 1.0)
+        length_s = self._steps_of(trial) / per_worker
+        shortness = max((self._median_length_s or length_s) / length_s, 1.0)
         return Demand(
             trial,
             current,
@@ -293,78 +301,85 @@ class Broker:
             high,
             remaining=self._remaining(trial),
             throughput=throughput,
-            worth=self._value(trial) * shortness / per_worker,
+            worth=self._worth_of(trial) * shortness / per_worker,
             pause_s=median(self.courses.pauses_s) if self.courses.pauses_s else self._pause_s,
             since_s=since_s,
         )
 
     def _remaining(self, trial: int) -> float:
-        """Steps to the trial's end."""
-        return self.courses.progress[trial].remaining if trial in self.courses.progress else self._whole(trial)
+        """The remaining steps of a trial."""
+        return self.courses.progress[trial].remaining if trial in self.courses.progress else self._steps_of(trial)
 
-    def _whole(self, trial: int) -> float:
-        """Steps of all its training; of a trial nobody knows as many as the others', or few if there are none."""
+    def _steps_of(self, trial: int) -> float:
+        """All steps of a trial; for an unknown trial the median of the others, or 1 if there are no others."""
         if trial in self.courses.progress:
             return self.courses.progress[trial].whole
-        return self._usual_whole
+        return self._median_steps
 
-    def _usual(self) -> float:
-        """Steps of all the training of the median of the trials."""
-        known = self.courses.progress.values()
-        return median(one.whole for one in known) if known else 1.0
+    def _find_median_steps(self) -> float:
+        """The median over all trials of all their steps."""
+        trials = self.courses.progress.values()
+        return median(progress.whole for progress in trials) if trials else 1.0
 
-    def _usual_s(self) -> float | None:
-        """Seconds on one worker of the median of the trials that run."""
-        known = [trial for trial in self._held if trial in self.courses.progress]
-        return median(self._whole(trial) / self.courses.speeds.per_worker(trial) for trial in known) if known else None
+    def _find_median_length_s(self) -> float | None:
+        """The median over running trials of the seconds of all their steps on one worker."""
+        running = [trial for trial in self._held if trial in self.courses.progress]
+        return (
+            median(self._steps_of(trial) / self.courses.speeds.per_worker(trial) for trial in running)
+            if running
+            else None
+        )
 
-    def _value(self, trial: int) -> float:
+    def _worth_of(self, trial: int) -> float:
         return self._worth.get(trial, NEW)
 
-    def _standing(self, trial: int, given: Mapping[int, int]) -> str:
-        """Why a trial grows or begins, in one clause."""
-        rank = 1 + sum(self._value(other) > self._value(trial) for other, count in given.items() if count)
-        told = f"rank {rank} of {sum(count > 0 for count in given.values())}"
+    def _reason_for(self, trial: int, shares: Mapping[int, int]) -> str:
+        """The reason why a trial grows or begins, in one clause."""
+        rank = 1 + sum(self._worth_of(other) > self._worth_of(trial) for other, count in shares.items() if count)
+        reason = f"rank {rank} of {sum(count > 0 for count in shares.values())}"
         if trial in self.courses.progress:
-            told += f" at epoch {self.courses.progress[trial].epoch}"
-        return f"{told}, {self._since}" if self._since else told
+            reason += f" at epoch {self.courses.progress[trial].epoch}"
+        return f"{reason}, {self._last_event}" if self._last_event else reason
 
-    def _gone(self, trial: int, now_s: float, how: str) -> None:
+    def _remove(self, trial: int, now_s: float, how: str) -> None:
         self._spend(now_s)
         if self._feeds:
             self.courses.gone(trial)
         if self._held.pop(trial, None) is not None:
-            self._since = f"trial {trial} {how}"
+            self._last_event = f"trial {trial} {how}"
 
-    def _using(self) -> int:
+    def _workers_in_use(self) -> int:
         return sum(held.taken for held in self._held.values())
 
     def _spend(self, now_s: float) -> None:
-        """Count the worker-seconds up to now."""
+        """Count the worker-seconds until now."""
         if now_s != self._last_s:
-            self._spent_s += self._using() * (now_s - self._last_s)
+            self._spent_s += self._workers_in_use() * (now_s - self._last_s)
             self._last_s = now_s
 
 
-# [priority] What trials are worth against a new one, by how far they were let and by their place on the front.
-
-ETA = 3
-LAYERS = 8  # fronts after the first that are told apart
+# --- priority of trials ---
 
 
 def rungs_passed(epoch: int, epochs: int) -> int:
-    """The rungs of default halving that a trial has passed after ``epoch`` of ``epochs``."""
+    """Return how many rungs of default halving a trial has passed after ``epoch`` of ``epochs``."""
     return sum(rung <= epoch for rung in levels(max(1, round(epochs / ETA**2)), ETA, epochs))
 
 
 def trial_priority(points: Mapping[int, Sequence[float]], rungs: Mapping[int, int]) -> dict[int, float]:
-    """Trial -> worth, a new one's being 1: 1 + eta^(rungs passed) over the number of its front, once it has passed one.
+    """Return the worth of trials; that of a new trial is 1.
 
-    Who is past k rungs of successive halving (Li et al., "A System for Massively Parallel Hyperparameter Tuning",
-    MLSys 2020) is the best of some eta^k others, which is what its samples are worth more than a new one's; before
-    the first nobody was chosen for anything. Of equals, who would end on the first of the non-dominated fronts (Deb et
-    al., NSGA-II, 2002) deserves more than who would on the second. ``points``: what each trial ends with or is expected
-    to, smaller is better; those of ``rungs`` (rungs passed) are told, others (the finished) only compete.
+    A trial that has passed a rung is worth 1 + eta^(rungs passed) over the number of its front. A trial past k rungs of
+    successive halving (Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020) is the best of
+    some eta^k others, so its samples are worth so much more. Of equals, a trial on the first of the non-dominated
+    fronts (Deb et al., NSGA-II, 2002) is worth more than one on the second.
+
+    Args:
+        points: The final or expected values of each trial, smaller is better. Finished trials compete, too.
+        rungs: The rungs that each running trial has passed.
+
+    Returns:
+        The worth of each trial of ``rungs``.
     """
     trials = list(points)
     if not trials:
@@ -383,24 +398,22 @@ def trial_priority(points: Mapping[int, Sequence[float]], rungs: Mapping[int, in
 
 
 def _chosen(passed: int) -> int:
-    """Of how many a trial is the best, having passed so many rungs; 0 before anybody was compared."""
+    """The number of trials of which one is the best that has passed so many rungs; 0 before the first rung."""
     return ETA**passed if passed else 0
 
 
-# [choice] How workers are shared out, as on a command line: "steepest", "short_first", "short_first:held=0.2".
-
-LOOKS = 2  # at a trial whose workers have changed: each is recorded, so they are few
+# --- the choice on a command line ---
 
 
 @dataclass(frozen=True)
 class AllocationChoice:
-    """How a study's workers are shared out among its trials.
+    """How a study distributes its workers among its trials.
 
     Attributes:
-        held: The part of the trials, the longest ones, that waits after its first epoch; see ``hold``.
-        least_gain: What a further worker must bring, as a part of what a first one brings; less would waste workers.
-        by_batch: Whether the gain of trials by more workers is learnt by the size of their batches, see ``scaling``;
-            else all trials are taken to gain alike.
+        held: The share of the trials, the longest ones, that waits after its first epoch; see ``trial_progress``.
+        least_gain: The gain that a further worker must bring, relative to that of the first worker.
+        by_batch: Whether the gain by more workers is learnt by batch size, see ``BatchTable``; else all trials are
+            assumed to gain alike.
     """
 
     held: Annotated[float, Range(0.0, 0.9)] = 0.0
@@ -409,11 +422,11 @@ class AllocationChoice:
 
     @property
     def from_journal(self) -> bool:
-        """Whether what is known of trials comes from the journal alone, which then records looks at them, too."""
+        """Whether speeds come from the journal alone, which then records the progress of trials, too."""
         return self.held > 0 or self.by_batch
 
     def courses(self, replica: int = 1, prior: Prior | None = None) -> TrialProgress:
-        """What is known of the trials of a study whose replicas take so many workers: nothing but ``prior`` yet."""
+        """Return an empty record of trials, with ``prior``, for replicas of ``replica`` workers each."""
         return TrialProgress(
             BatchTable(prior) if self.by_batch else ThroughputTable(prior), replica=replica, looks=LOOKS
         )
@@ -430,24 +443,24 @@ def parse_allocation(text: str) -> AllocationChoice:
     name, options = split(text, "the allocation", "short_first:held=0.3,least_gain=0.2")
     if name not in ALLOCATIONS:
         raise UserError("an allocation must be one that is known", repr(text), f"one of {', '.join(ALLOCATIONS)}")
-    usual = vars(ALLOCATIONS[name])
-    known = {option: replace(one, default=usual[option]) for option, one in options_of(AllocationChoice).items()}
-    return AllocationChoice(**{**usual, **read(name, options, known)})
+    defaults = vars(ALLOCATIONS[name])
+    known_options = {
+        option: replace(each, default=defaults[option]) for option, each in options_of(AllocationChoice).items()
+    }
+    return AllocationChoice(**{**defaults, **read(name, options, known_options)})
 
 
-# [rebalancer] The broker of a study at work: what happens to trials is told to it, what it grants is done on the pool.
-
-FEW = 100  # trials: so many are decided about in milliseconds
-PER_TRIAL_S = 1e-3  # at least so long, for every trial that runs, between decisions: thousands take a second to make
-MIN_RESIDENCE_S = 2.0  # a trial keeps its workers so long: several times a pause, so nothing transient is measured
-MAX_WAIT_S = 300.0  # a trial that waited longer is let in before those that run
+# --- the broker at work ---
 
 
 @dataclass(frozen=True)
 class RebalanceResult:
-    """What was done: running trials that were told to change, and the workers that who asks may begin with, or 0.
+    """The result of ``Rebalancer.rebalance``.
 
-    ``more``: further new trials that may begin at once with as many.
+    Attributes:
+        moved: The changes of running trials.
+        begins: The workers with which the waiting trial may begin; 0: it still waits.
+        more: How many further new trials may begin at once with as many workers.
     """
 
     moved: tuple[TrialReallocated, ...] = ()
@@ -456,12 +469,19 @@ class RebalanceResult:
 
 
 class Rebalancer:
-    """Shares a study's workers among its trials, each within ``bounds`` (low, high).
+    """Distributes a study's workers among its trials: passes events to a ``Broker``, and resizes jobs of the pool.
 
-    ``slots``: the equal parts that a trial's work is dealt out in (None: any share can be had). ``changed``: whether
-    something has happened since workers were last dealt out. ``replica``: workers that carry one replica together;
-    the broker deals out replicas, so nobody ever has a part of one. ``courses``: what is known of the trials, where
-    that comes from the study's journal; None: it is measured here, and ``prior`` is taken until then.
+    ``changed`` is True if an event has happened since the last distribution.
+
+    Args:
+        pool: The jobs of the study.
+        clock: The clock of the study.
+        bounds: The fewest and the most workers of a trial.
+        slots: The equal parts into which a trial's work is divided; None: any share is possible.
+        rules: The rules of the distribution.
+        replica: Workers of one replica. The broker distributes whole replicas.
+        courses: Progress and speeds of the trials by the study's journal; None: they are measured here.
+        prior: Speeds that are assumed until they are measured.
     """
 
     def __init__(
@@ -482,69 +502,71 @@ class Rebalancer:
         self._replica = replica
         self._from_journal = courses is not None
         began_s = clock.now()
-        known = courses or TrialProgress(ThroughputTable(prior))
+        progress = courses or TrialProgress(ThroughputTable(prior))
         self._broker = Broker(
-            pool.capacity // replica, rules, began_s=began_s, courses=known, feeds=not self._from_journal
+            pool.capacity // replica, rules, began_s=began_s, courses=progress, feeds=not self._from_journal
         )
         self._waiting: WaitingTrial | None = None
-        self._rest_s = (rules or Rules()).min_residence_s  # between decisions that only a report gives reason for
-        self._settled_s = -self._rest_s
+        self._least_interval_s = (
+            rules or Rules()
+        ).min_residence_s  # least time between decisions for which a report is the only reason
+        self._decided_s = -self._least_interval_s
         self.changed = True
 
     def request_workers(self, trial: int, fresh: bool, last: bool = False, waited_s: float = 0.0) -> None:
-        """``trial`` waits, and has waited for so long; ``fresh``: it never ran; ``last``: see ``WaitingTrial``."""
+        """Record that ``trial`` waits, since ``waited_s`` ago. For ``fresh`` and ``last`` see ``WaitingTrial``."""
         since_s = self._clock.now() - waited_s
         self._waiting = WaitingTrial(trial, *self._bounds, since_s, fresh, self._slots, last)
         self.changed = True
 
     def withdraw_request(self) -> None:
-        """Who was held back waits on: others may come before it."""
+        """Drop the request of a trial that was held back: others may come before it."""
         self._waiting = None
 
     def begun(self, trial: int, workers: int) -> None:
-        """``trial`` was started, or goes on."""
+        """Record that ``trial`` started or resumed."""
         self._broker.started(trial, workers // self._replica, *self._bounds, self._clock.now(), self._slots)
         self._waiting = None
         self.changed = True
 
     def heard(self, trial: int, record: Record) -> None:
-        """A running trial said something."""
+        """Record an event of a running trial."""
         now_s, job = self._clock.now(), self._pool.jobs.get(trial)
         if isinstance(record, Reported) and job is not None:
             self._broker.reported(trial, record, job.workers // self._replica, now_s)
-            self.changed = self.changed or now_s >= self._settled_s + self._rest_s
+            self.changed = self.changed or now_s >= self._decided_s + self._least_interval_s
         elif isinstance(record, Regrouped):
             self._broker.regrouped(trial, len(record.members) // self._replica, record.pause_s, now_s)
             self.changed = True
 
     def gone(self, trial: int, paused: bool) -> None:
-        """A trial gave its workers back."""
+        """Record that a trial returned its workers."""
         (self._broker.paused if paused else self._broker.ended)(trial, self._clock.now())
         self.changed = True
 
     @property
     def due_s(self) -> float:
-        """Seconds until workers may be dealt out again; infinite where nothing has happened."""
+        """Seconds until the next distribution may happen; infinite without an event since the last one."""
         if not self.changed and self._pool.capacity // self._replica == self._broker.workers:
             return math.inf
-        left_s = self._settled_s + PER_TRIAL_S * self._pool.running - self._clock.now()
+        left_s = self._decided_s + PER_TRIAL_S * self._pool.running - self._clock.now()
         return left_s if self._pool.running > FEW and left_s > 1e-6 else 0.0
 
     def looks(self) -> list[TrialProgressed]:
-        """How far trials are whose workers have changed, where the journal is to know: to be told before ``rebalance``."""
+        """Return progress records of trials whose workers changed, if the journal needs them before ``rebalance``."""
         if not self._from_journal:
             return []
-        courses, now_s, found = self._broker.courses, self._clock.wall(), []
+        courses, now_s, records = self._broker.courses, self._clock.wall(), []
         for trial in courses.unmeasured:
             seen_s, job = courses.looked_s(trial), self._pool.jobs.get(trial)
             handle = None if job is None else job.watch.handle
-            early = seen_s is not None and now_s < seen_s + self._rest_s
+            early = seen_s is not None and now_s < seen_s + self._least_interval_s
             if isinstance(handle, ElasticHandle) and job is not None and job.workers == job.wished and not early:
-                found += [TrialProgressed(trial, handle.step)] if handle.step else []
-        return found
+                records += [TrialProgressed(trial, handle.step)] if handle.step else []
+        return records
 
-    def _look(self) -> None:
-        """See how far trials are whose workers have changed: two looks tell a speed, before a second report does."""
+    def _measure(self) -> None:
+        """Measure trials whose workers changed: two measurements give a speed, earlier than a second report does."""
         for trial in [] if self._from_journal else self._broker.courses.unmeasured:
             job = self._pool.jobs[trial]
             handle = job.watch.handle
@@ -554,17 +576,21 @@ class Rebalancer:
     def rebalance(
         self, expected_values: Mapping[int, Sequence[float]], rungs: Mapping[int, int], supply: bool
     ) -> RebalanceResult:
-        """Deal out the workers. ``expected_values``: what trials end with, smaller is better; ``rungs``: those
-        that the running ones have passed; ``supply``: more would begin.
+        """Distribute the workers: resize and pause running trials.
 
-        Who grows on workers that another one gives back has to wait until they have gone; it is granted then.
+        A trial that grows on workers of another one must wait until these are returned; a later call grants it.
+
+        Args:
+            expected_values: The final or expected values of trials, smaller is better.
+            rungs: The rungs that each running trial has passed.
+            supply: Whether further new trials would begin.
         """
-        self._look()
+        self._measure()
         self._broker.workers = self._pool.capacity // self._replica
         self._broker.ranked(trial_priority(expected_values, rungs))
         waiting = [] if self._waiting is None else [self._waiting]
         now_s, moved, begins, free = self._clock.now(), [], 0, self._pool.free // self._replica
-        self.changed, self._settled_s = False, now_s
+        self.changed, self._decided_s = False, now_s
         for grant in self._broker.grants(now_s, waiting, supply):
             if self._waiting is not None and grant.trial == self._waiting.trial:
                 begins = grant.after if grant.after <= free else 0
@@ -586,7 +612,7 @@ class Rebalancer:
 
 
 MakeRebalancer = Callable[[Pool, Clock, float, float], Rebalancer]
-"""The pool, the clock, and the seconds and worker-seconds that are left -> what shares out the pool's workers."""
+"""The pool, the clock, and the remaining seconds and worker-seconds -> the rebalancer of the pool."""
 
 
 def sharing(
@@ -594,19 +620,23 @@ def sharing(
     execution: ExecutionSettings,
     choice: AllocationChoice | None = None,
     courses: TrialProgress | None = None,
-    told: ScalingPredicted | None = None,
+    predicted: ScalingPredicted | None = None,
 ) -> MakeRebalancer | None:
-    """How trials of ``execution`` share workers, each within ``bounds``; None where they do not.
+    """Return a factory of rebalancers for trials of ``execution``; None without ``bounds``.
 
-    ``courses``: as of ``Rebalancer``. ``told``: what was predicted of the trials: none has more workers than it says.
+    Args:
+        bounds: The fewest and the most workers of a trial.
+        execution: The execution settings of the trials.
+        choice: How workers are distributed; None: the defaults.
+        courses: See ``Rebalancer``.
+        predicted: The predicted scaling. No trial gets more workers than are useful by it.
     """
     chosen = choice or AllocationChoice()
     if bounds is None:
         return None
     mesh = Mesh() if execution.mesh is None else execution.mesh
-    slots = (
-        max(execution.num_slots, bounds[1]) // mesh.shard if execution.mode == "exact" else None
-    )  # of each replica's
+    # slots of each replica
+    slots = max(execution.num_slots, bounds[1]) // mesh.shard if execution.mode == "exact" else None
 
     def make(pool: Pool, clock: Clock, left_s: float, left_worker_s: float) -> Rebalancer:
         rules = Rules(
@@ -616,7 +646,7 @@ def sharing(
             deadline_s=left_s,
             budget_s=left_worker_s / mesh.replica,
         )
-        prior = scaling_prior(told, mesh.replica)
-        return Rebalancer(pool, clock, bounded(told, bounds), slots, rules, mesh.replica, courses, prior)
+        prior = scaling_prior(predicted, mesh.replica)
+        return Rebalancer(pool, clock, bounded(predicted, bounds), slots, rules, mesh.replica, courses, prior)
 
     return make

@@ -272,7 +272,7 @@ def _allocation(
     """How trials share workers, and which of them are held back (``holds``: some may be)."""
     choice = parse_allocation(request.allocation)
     if request.trial_workers is None or not choice.from_journal:
-        return sharing(request.trial_workers, request.execution, choice, told=told), None
+        return sharing(request.trial_workers, request.execution, choice, predicted=told), None
     replica = 1 if request.execution.mesh is None else request.execution.first_mesh.replica
     courses = choice.courses(replica, scaling_prior(told, replica))
     share = sharing(request.trial_workers, request.execution, choice, courses, told)

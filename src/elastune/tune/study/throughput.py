@@ -29,24 +29,33 @@ from elastune.core.plan.step_time import check_program, last_plan, predicted_ste
 from elastune.core.run import ExecutionSettings
 from elastune.runtime.job.output import JOURNAL
 
-# [throughput] How fast a trial goes on so many workers: by what was measured, or by what others measured.
-
 Floats = NDArray[np.float64]
 Prior = Callable[[float | None], Mapping[int, float]]
-"""Samples of a step, None where they are not known -> steps a second by numbers of workers, as they were predicted."""
-MOST_SHAPED = 48  # trials whose gain by more workers is looked at
-FEWEST = 2  # trials must have run on so many workers, or nothing is said of them
-POLISHES = 4
+"""Samples of a step (None: unknown) -> predicted steps a second by number of workers."""
+MOST_SHAPED = 48  # trials whose gain by more workers counts
+FEWEST = 2  # trials that a number of workers needs before its speed counts
+POLISHES = 4  # rounds of the median polish
+NEAR = 0.5  # octaves of the batch at which another trial counts exp(-1/2)
+STRENGTH = 0.5  # the shape of all trials counts as much as so many octaves of workers by trials of this batch
+WEAK = 0.05  # the same for one slope in all octaves, towards which the shape of all trials is drawn
+OFF = 0.3  # of a logarithm of speed: a value further off the fit counts less
+ROUNDS = 3  # of the fit
+BATCH = "batch_size"  # the name of the batch in a program's config
+MOST_BATCHES = 16  # batch sizes for which a prediction is made
+BRINGS = 0.02  # of the shortest step: a smaller gain counts as none
 
 
 @dataclass(frozen=True)
 class MeasuredRates:
-    """MeasuredRates (workers, samples a second), in any order; none at all for a trial that nobody has seen run.
+    """The speed of a trial on some numbers of workers.
 
-    Between points: straight lines, from 0 on. Beyond the last: on along its last line up to twice those workers, the
-    optimistic prior of Pollux (section 4.1), and nothing more. Without points: see ``allocate``. With ``slots``
-    (``exact`` mode: work is dealt out in so many equal parts) the largest share decides: 8 slots on 5 to 7 workers go
-    as on 4.
+    Between points the speed follows straight lines, from 0 on. Beyond the last point it follows the last line up to
+    twice these workers (the optimistic prior of Pollux, section 4.1), and then stays. Without points see ``allocate``.
+
+    Attributes:
+        points: Pairs of workers and samples a second, in any order; none for a trial that has not run.
+        slots: The equal parts into which ``exact`` mode divides work; None: any share is possible. The largest share
+            decides: 8 slots on 5 to 7 workers are as fast as on 4.
     """
 
     points: tuple[tuple[int, float], ...] = ()
@@ -60,174 +69,166 @@ class MeasuredRates:
 
 @lru_cache(maxsize=4096)
 def samples_per_s(throughput: MeasuredRates, most: int, low: int = 1, unknown: float = 1.0) -> Floats:
-    """Samples a second on 0, 1 ... ``most`` workers; ``unknown``: of one worker where nothing was measured."""
+    """Return samples a second on 0, 1 ... ``most`` workers; ``unknown``: those of one worker without measurements."""
     counts = np.arange(most + 1, dtype=float)
     if throughput.slots is not None:
         counts[1:] = throughput.slots / np.ceil(throughput.slots / counts[1:])
-    found: Floats = np.interp(counts, *_known(throughput, low, unknown))
-    found.flags.writeable = False  # others have the same array
-    return found
+    speeds: Floats = np.interp(counts, *_support_points(throughput, low, unknown))
+    speeds.flags.writeable = False  # the cache returns the same array to all callers
+    return speeds
 
 
-def _known(throughput: MeasuredRates, low: int, unknown: float) -> tuple[list[float], list[float]]:
-    """Workers that count, and rates on them: 0 and 0, the measured ones, and how it may go on beyond."""
+def _support_points(throughput: MeasuredRates, low: int, unknown: float) -> tuple[list[float], list[float]]:
+    """Numbers of workers, and rates on them: 0 and 0, the measured ones, and a guess beyond them."""
     rates: dict[float, list[float]] = {}
     for workers, rate in throughput.points or [(low, low * unknown)]:
         slots = throughput.slots
-        counting = float(workers) if slots is None else slots / -(-slots // workers)
-        rates.setdefault(counting, []).append(rate)
-    points = [(0.0, 0.0), *((workers, fmean(found)) for workers, found in sorted(rates.items()))]
+        counts_as = float(workers) if slots is None else slots / -(-slots // workers)
+        rates.setdefault(counts_as, []).append(rate)
+    points = [(0.0, 0.0), *((workers, fmean(measured)) for workers, measured in sorted(rates.items()))]
     (before, slow), (last, fast) = points[-2:]
     beyond = fast + max(fast - slow, 0.0) / (last - before) * last
     return [*(workers for workers, _ in points), 2 * last], [*(rate for _, rate in points), beyond]
 
 
 class ThroughputTable:
-    """What a study's trials have shown of their speed, in steps a second, and what that tells of others.
+    """The measured speeds of a study's trials, in steps a second, and their estimates on other numbers of workers.
 
-    Trials differ in speed, but gain alike by more workers: the logarithm of a rate is taken for the sum of one number
-    for the trial and one for its workers, found by median polish (Tukey, "Exploratory Data Analysis", 1977, chapter
-    11) over the newest ``MOST_SHAPED`` trials that ran on several numbers of workers. What a trial measured itself
-    counts more than what others say of it. ``prior``: what is taken where no trial has shown it.
+    Trials differ in speed, but are assumed to gain alike by more workers. The logarithm of a rate is the sum of one
+    number for the trial and one for its workers. These come from a median polish (Tukey, "Exploratory Data Analysis",
+    1977, chapter 11) over the newest ``MOST_SHAPED`` trials that ran on several numbers of workers. A trial's own
+    measurements count before estimates.
+
+    Args:
+        prior: Speeds that are assumed where no trial has shown any.
     """
 
     def __init__(self, prior: Prior | None = None) -> None:
         self._prior = prior
-        self._seen: dict[int, dict[int, tuple[float, float]]] = {}
-        self._shaping: dict[int, None] = {}
+        self._measured: dict[int, dict[int, tuple[float, float]]] = {}
+        self._scaled_trials: dict[int, None] = {}
         self._shape: dict[int, float] = {}
         self._learnt = False
-        self._usual: dict[int, float] = {}
-        self._stale = 0  # rates that have come since the shape was found
-        self._found: dict[int, MeasuredRates] = {}  # what ``of`` has answered, while nothing else is known
+        self._per_worker: dict[int, float] = {}
+        self._stale = 0  # rates that have come since the shape was learnt
+        self._cached: dict[int, MeasuredRates] = {}  # results of ``of``, until new rates come
 
     def add(self, trial: int, workers: int, steps: int, seconds: float) -> None:
-        """``trial`` took ``seconds`` for so many ``steps``."""
-        seen = self._seen.setdefault(trial, {})
-        before, before_s = seen.get(workers, (0.0, 0.0))
-        seen[workers] = before + steps, before_s + seconds
+        """Record that ``trial`` took ``seconds`` for ``steps`` on ``workers``."""
+        measured = self._measured.setdefault(trial, {})
+        before, before_s = measured.get(workers, (0.0, 0.0))
+        measured[workers] = before + steps, before_s + seconds
         fewest, rate = min(self._rates(trial).items())
-        self._usual[trial] = rate / fewest
-        if len(seen) > 1:
-            self._shaping.pop(trial, None)
-            self._shaping[trial] = None
-            if len(self._shaping) > MOST_SHAPED:
-                del self._shaping[next(iter(self._shaping))]
+        self._per_worker[trial] = rate / fewest
+        if len(measured) > 1:
+            self._scaled_trials.pop(trial, None)
+            self._scaled_trials[trial] = None
+            if len(self._scaled_trials) > MOST_SHAPED:
+                del self._scaled_trials[next(iter(self._scaled_trials))]
             self._stale += 1
-        self._found.pop(trial, None)
+        self._cached.pop(trial, None)
 
     @property
     def known(self) -> bool:
-        """Whether anybody has shown any speed."""
-        return bool(self._usual)
+        """Whether any trial has shown a speed."""
+        return bool(self._per_worker)
 
     def of(self, trial: int, slots: int | None = None) -> MeasuredRates:
-        """The trial's own rates, and what others' let expect up to twice the workers that it ran on.
+        """Return the trial's own rates, and estimates up to twice the workers that it ran on.
 
-        Of a trial that never ran all that others' let expect. What lies beyond is ``MeasuredRates``'s own guess.
+        A trial that never ran has all estimates. Beyond them ``MeasuredRates`` makes its own guess.
         """
-        if not self._learnt or self._stale > len(self._shaping) // 4:
+        if not self._learnt or self._stale > len(self._scaled_trials) // 4:
             self._learn()
             self._learnt, self._stale = True, 0
-            self._found.clear()
-        known = self._found.get(trial)
-        if known is not None and known.slots == slots:
-            return known
-        shape = self._foreseen(trial, self._expected(trial))
-        fewest = min(shape, default=1)  # where nobody ran on one, nobody knows what two are over one
-        own = self._rates(trial) if trial in self._seen else {fewest: fewest * self.per_worker(trial)}
-        points = dict(own)
+            self._cached.clear()
+        cached = self._cached.get(trial)
+        if cached is not None and cached.slots == slots:
+            return cached
+        shape = self._with_prior(trial, self._relative_speeds(trial))
+        fewest = min(shape, default=1)  # if no trial ran on one worker, the gain of two over one is unknown
+        rates = self._rates(trial) if trial in self._measured else {fewest: fewest * self.per_worker(trial)}
+        points = dict(rates)
         for workers, value in shape.items():
-            if workers not in own and (trial not in self._seen or self._reaches(workers, own)):
-                near = min(own, key=lambda seen: (abs(math.log(seen / workers)), seen))
-                base = shape.get(near)
-                points[workers] = own[near] * (value / base if base else workers / near)
-        found = MeasuredRates(tuple(sorted(points.items())), slots)
-        if trial in self._seen:
-            self._found[trial] = found
-        return found
+            if workers not in rates and (trial not in self._measured or self._is_estimated(workers, rates)):
+                nearest = min(rates, key=lambda measured: (abs(math.log(measured / workers)), measured))
+                base = shape.get(nearest)
+                points[workers] = rates[nearest] * (value / base if base else workers / nearest)
+        result = MeasuredRates(tuple(sorted(points.items())), slots)
+        if trial in self._measured:
+            self._cached[trial] = result
+        return result
 
-    def _foreseen(self, trial: int, shape: dict[int, float]) -> dict[int, float]:
-        """``shape``, which trials have shown, and what was predicted of other numbers of workers."""
-        told = {} if self._prior is None else self._prior(self._batch(trial))
-        found = dict(shape)
-        for workers, rate in told.items():
+    def _with_prior(self, trial: int, shape: dict[int, float]) -> dict[int, float]:
+        """``shape``, which trials have shown, and predictions for other numbers of workers."""
+        predicted = {} if self._prior is None else self._prior(self._batch(trial))
+        speeds = dict(shape)
+        for workers, rate in predicted.items():
             if workers not in shape:
-                near = min(shape, key=lambda seen: (abs(math.log(seen / workers)), seen), default=None)
-                base = None if near is None else told.get(near)
-                found[workers] = rate if near is None else shape[near] * (rate / base if base else workers / near)
-        return found
+                nearest = min(shape, key=lambda known: (abs(math.log(known / workers)), known), default=None)
+                base = None if nearest is None else predicted.get(nearest)
+                speeds[workers] = (
+                    rate if nearest is None else shape[nearest] * (rate / base if base else workers / nearest)
+                )
+        return speeds
 
     def per_worker(self, trial: int) -> float:
-        """Steps a second of a worker on the fewest that the trial ran on; the newest trials' median, if it never ran.
+        """Return steps a second of each worker, on the fewest workers that the trial ran on.
 
-        1 where nobody ever ran.
+        For a trial that never ran it is the median of the newest trials; 1 if no trial ever ran.
         """
-        if trial in self._usual:
-            return self._usual[trial]
-        return median(list(self._usual.values())[-MOST_SHAPED:]) if self._usual else 1.0
+        if trial in self._per_worker:
+            return self._per_worker[trial]
+        return median(list(self._per_worker.values())[-MOST_SHAPED:]) if self._per_worker else 1.0
 
     def measured(self, trial: int) -> bool:
-        """Whether the trial itself has shown any speed."""
-        return trial in self._usual
+        """Return whether the trial itself has shown a speed."""
+        return trial in self._per_worker
 
     def has_batch(self, trial: int, samples: float) -> None:
-        """``trial`` takes so many samples a step: nothing to this table, to whom all trials gain alike."""
+        """Record that ``trial`` takes ``samples`` a step; this table ignores it, since all trials gain alike."""
 
     def _learn(self) -> None:
-        """Look again at all that trials have shown."""
-        self._shape = _polished([self._rates(trial) for trial in self._shaping])
+        """Learn the shape again from all measured rates."""
+        self._shape = _polished([self._rates(trial) for trial in self._scaled_trials])
 
-    def _expected(self, trial: int) -> dict[int, float]:
-        """Workers -> speed relative to one another, as ``trial`` may be expected to have it."""
+    def _relative_speeds(self, trial: int) -> dict[int, float]:
+        """Workers -> expected speed of ``trial``, relative to one another."""
         return self._shape
 
-    def _reaches(self, workers: int, own: dict[int, float]) -> bool:
-        """Whether that is believed of so many workers, of a trial that ran on those of ``own``."""
+    def _is_estimated(self, workers: int, own: dict[int, float]) -> bool:
+        """Whether the speed on ``workers`` is estimated for a trial that ran on those of ``own``."""
         return self._prior is not None or workers <= 2 * max(own)
 
     def _batch(self, trial: int) -> float | None:
-        """Samples of its step, where that is known."""
+        """Samples of a step of ``trial``; None: unknown."""
         return None
 
     def _rates(self, trial: int) -> dict[int, float]:
-        return {workers: steps / seconds for workers, (steps, seconds) in self._seen[trial].items()}
+        return {workers: steps / seconds for workers, (steps, seconds) in self._measured[trial].items()}
 
 
 def _polished(rows: list[dict[int, float]]) -> dict[int, float]:
     """Workers -> speed relative to one another, from rates of several trials."""
     logs = [{workers: math.log(rate) for workers, rate in row.items()} for row in rows]
     shape: dict[int, float] = defaultdict(float)
-    found: dict[int, list[float]] = {}
+    residuals: dict[int, list[float]] = {}
     for _ in range(POLISHES):
         levels = [median(value - shape[workers] for workers, value in row.items()) for row in logs]
-        found = defaultdict(list)
+        residuals = defaultdict(list)
         for level, row in zip(levels, logs, strict=True):
             for workers, value in row.items():
-                found[workers].append(value - level)
-        shape = defaultdict(float, {workers: median(values) for workers, values in found.items()})
-    return {workers: math.exp(value) for workers, value in shape.items() if len(found[workers]) >= FEWEST}
+                residuals[workers].append(value - level)
+        shape = defaultdict(float, {workers: median(values) for workers, values in residuals.items()})
+    return {workers: math.exp(value) for workers, value in shape.items() if len(residuals[workers]) >= FEWEST}
 
 
-# [scaling] How trials gain by more workers, by the size of their batches: fitted to what a study's own trials have shown. Pure.
-#
-# Along the logarithm of its workers the logarithm of a trial's speed rises by a slope of its own in each octave (from
-# 2^j to 2^(j+1) workers; ln 2 is perfect scaling). Trials of like batches gain alike, small batches little: slopes are
-# fitted by least squares to what every trial gained between two numbers of workers, trials of a like batch counting most
-# (a Gaussian kernel over octaves of the batch), drawn towards the shape of all trials while few are known (a ridge, as
-# for a prior of ``STRENGTH`` octaves). Steps far off the fit count less (Huber, "Robust Estimation of a Location
-# Parameter", 1964): one noisy measurement moves nobody.
-
-NEAR = 0.5  # octaves of the batch at which another trial counts exp(-1/2)
-STRENGTH = 0.5  # octaves of workers, shown by trials of just this batch, that count as much as all trials' shape
-WEAK = 0.05  # the same for one slope in all octaves, towards which the shape of all trials is drawn
-OFF = 0.3  # of a logarithm of speed: what is further off the fit counts less
-ROUNDS = 3
+# --- scaling by batch size ---
 
 
 @dataclass(frozen=True)
 class MeasuredScaling:
-    """A trial's ``rates`` (workers that count, steps a second), ascending, at so many samples a step."""
+    """A trial's ``rates`` (effective workers, steps a second), ascending, at ``batch`` samples a step."""
 
     batch: float
     rates: tuple[tuple[float, float], ...]
@@ -235,9 +236,12 @@ class MeasuredScaling:
 
 @dataclass(frozen=True)
 class Gains:
-    """What trials gained from one number of workers to the next: ``rises`` of the logarithm of speed, shape (n).
+    """The gains of trials from one number of workers to the next.
 
-    ``octaves``: how much of each octave of workers lies between, shape (n, octaves). ``batches``: log2, shape (n).
+    Attributes:
+        octaves: The share of each octave of workers between both numbers, shape (n, octaves).
+        rises: The rise of the logarithm of speed, shape (n).
+        batches: The base-2 logarithm of the batch, shape (n).
     """
 
     octaves: Floats
@@ -246,8 +250,8 @@ class Gains:
 
 
 def gains(shown: Sequence[MeasuredScaling]) -> Gains:
-    """Every step of every trial from one number of workers to the next."""
-    steps = [(*pair, one.batch) for one in shown for pair in zip(one.rates, one.rates[1:], strict=False)]
+    """Return the gains of all trials, each from one of its numbers of workers to the next."""
+    steps = [(*pair, each.batch) for each in shown for pair in zip(each.rates, each.rates[1:], strict=False)]
     most = max((after[0] for _, after, _ in steps), default=1.0)
     count = max(1, math.ceil(math.log2(most) - 1e-9))
     ends = np.array([[math.log2(before[0]), math.log2(after[0])] for before, after, _ in steps]).reshape(-1, 2)
@@ -261,7 +265,7 @@ def gains(shown: Sequence[MeasuredScaling]) -> Gains:
 
 
 def slopes(known: Gains, batch: float | None = None) -> Floats:
-    """Rise of the logarithm of speed in each octave of workers, of trials of ``batch``; None: of all alike."""
+    """Return the rise of the logarithm of speed in each octave of workers for ``batch``; None: for all trials."""
     if not len(known.rises):
         return np.zeros(known.octaves.shape[1])
     usual = float(np.clip(known.rises.sum() / known.octaves.sum(), 0.0, math.log(2)))
@@ -273,93 +277,89 @@ def slopes(known: Gains, batch: float | None = None) -> Floats:
 
 
 def _fitted(known: Gains, weights: Floats, prior: Floats, strength: float) -> Floats:
-    """Ridge regression towards ``prior``, repeated with less weight for what is far off."""
-    found, counting = prior, weights
+    """Ridge regression towards ``prior``, repeated with less weight for outliers."""
+    fitted, effective = prior, weights
     for _ in range(ROUNDS):
-        weighted = known.octaves * counting[:, None]
+        weighted = known.octaves * effective[:, None]
         left = weighted.T @ known.octaves + strength * np.eye(len(prior))
-        found = np.asarray(np.linalg.solve(left, weighted.T @ known.rises + strength * prior), dtype=float)
-        off = np.abs(known.rises - known.octaves @ found)
-        counting = weights * np.minimum(1.0, OFF / np.maximum(off, 1e-12))
-    return found
+        fitted = np.asarray(np.linalg.solve(left, weighted.T @ known.rises + strength * prior), dtype=float)
+        off = np.abs(known.rises - known.octaves @ fitted)
+        effective = weights * np.minimum(1.0, OFF / np.maximum(off, 1e-12))
+    return fitted
 
 
-def log_speedup(found: Floats, workers: float) -> float:
-    """The logarithm of the speed on ``workers`` over that on one; beyond the last octave as at its end."""
-    inside = np.clip(math.log2(workers) - np.arange(len(found)), 0.0, 1.0)
-    return float(inside @ found)
+def log_speedup(slopes: Floats, workers: float) -> float:
+    """Return the logarithm of the speed-up on ``workers`` by ``slopes``; beyond the last octave as at its end."""
+    inside = np.clip(math.log2(workers) - np.arange(len(slopes)), 0.0, 1.0)
+    return float(inside @ slopes)
 
 
 class BatchTable(ThroughputTable):
-    """As ``ThroughputTable``, but trials gain alike by more workers only where their batches are alike.
+    """A ``ThroughputTable`` that assumes equal gains only of trials with similar batches.
 
-    What lies beyond what any trial ran on is ``MeasuredRates``'s own guess, as there.
+    The logarithm of a trial's speed rises over the logarithm of its workers, by a slope of its own in each octave (from
+    2^j to 2^(j+1) workers; ln 2 is perfect scaling). The slopes are fitted to the gains of all trials between two
+    numbers of workers. Trials of similar batches count most. While these are few, the fit is drawn towards the shape of
+    all trials, as by a prior of ``STRENGTH`` octaves. Beyond the measured numbers ``MeasuredRates`` makes its own
+    guess.
     """
 
     def __init__(self, prior: Prior | None = None) -> None:
         super().__init__(prior)
         self._batches: dict[int, float] = {}
         self._gains = gains([])
-        self._seen_on: tuple[float, float] = (1.0, 1.0)
+        self._measured_bounds: tuple[float, float] = (1.0, 1.0)
         self._slots: int | None = None
 
     def has_batch(self, trial: int, samples: float) -> None:
-        """``trial`` takes so many samples a step."""
+        """Record that ``trial`` takes ``samples`` a step."""
         self._batches[trial] = samples
 
     def of(self, trial: int, slots: int | None = None) -> MeasuredRates:
-        """The trial's own rates, and what others of a like batch let expect, up to the most that any ran on."""
+        """Return the trial's own rates, and estimates by trials of similar batches, up to the most measured workers."""
         self._slots = slots
         return super().of(trial, slots)
 
     def _learn(self) -> None:
-        rows = [self._counting(trial) for trial in self._shaping]
+        rows = [self._effective_rates(trial) for trial in self._scaled_trials]
         self._gains = gains(
-            [MeasuredScaling(self._batches.get(k, 1.0), row) for k, row in zip(self._shaping, rows, strict=True)]
+            [MeasuredScaling(self._batches.get(k, 1.0), row) for k, row in zip(self._scaled_trials, rows, strict=True)]
         )
         counts = [workers for row in rows for workers, _ in row]
-        self._seen_on = (min(counts), max(counts)) if counts else (1.0, 1.0)
+        self._measured_bounds = (min(counts), max(counts)) if counts else (1.0, 1.0)
 
-    def _expected(self, trial: int) -> dict[int, float]:
-        if not self._shaping:
+    def _relative_speeds(self, trial: int) -> dict[int, float]:
+        if not self._scaled_trials:
             return {}
-        found = slopes(self._gains, self._batches.get(trial))
-        low, high = self._seen_on
+        fitted = slopes(self._gains, self._batches.get(trial))
+        low, high = self._measured_bounds
         octaves = range(math.ceil(math.log2(low) - 1e-9), math.floor(math.log2(high) + 1e-9) + 1)
-        asked = {*(2**octave for octave in octaves), *self._seen.get(trial, ())}
-        return {workers: math.exp(log_speedup(found, self._counts(workers))) for workers in sorted(asked)}
+        counts = {*(2**octave for octave in octaves), *self._measured.get(trial, ())}
+        return {workers: math.exp(log_speedup(fitted, self._effective_workers(workers))) for workers in sorted(counts)}
 
-    def _reaches(self, workers: int, own: dict[int, float]) -> bool:
+    def _is_estimated(self, workers: int, own: dict[int, float]) -> bool:
         return True
 
     def _batch(self, trial: int) -> float | None:
         return self._batches.get(trial)
 
-    def _counting(self, trial: int) -> tuple[tuple[float, float], ...]:
-        """Its rates by workers that count."""
-        found: dict[float, list[float]] = {}
+    def _effective_rates(self, trial: int) -> tuple[tuple[float, float], ...]:
+        """Its rates by effective workers."""
+        rates_by_workers: dict[float, list[float]] = {}
         for workers, rate in sorted(self._rates(trial).items()):
-            found.setdefault(self._counts(workers), []).append(rate)
-        return tuple((workers, fmean(rates)) for workers, rates in sorted(found.items()))
+            rates_by_workers.setdefault(self._effective_workers(workers), []).append(rate)
+        return tuple((workers, fmean(rates)) for workers, rates in sorted(rates_by_workers.items()))
 
-    def _counts(self, workers: int) -> float:
-        """With slots, 5 to 7 workers are as good as 4 where there are 8."""
+    def _effective_workers(self, workers: int) -> float:
+        """Effective workers: with 8 slots, 5 to 7 workers are as fast as 4."""
         return float(workers) if self._slots is None else self._slots / -(-self._slots // workers)
 
 
-# [predicted] What a cluster's plan says of a study's trials: from how many workers on a further one brings nothing, and how trials
-# gain by more until they have shown it themselves.
-#
-# It is put into the study's journal once, as a record; the study rests on that alone, so one that resumes decides as
-# before. It bounds means only: what is drawn and summed follows the bounds that were asked for.
-
-BATCH = "batch_size"  # by this name a program has its batch in its config
-MOST_BATCHES = 16
-BRINGS = 0.02  # of the shortest step: what is no more is nothing
+# --- scaling predicted by a plan ---
 
 
 def plan_in(folder: Path) -> PlanMade:
-    """What ``elastune plan --out`` has kept in ``folder``. Raises ``UserError`` where there is none."""
+    """Return the plan that ``elastune plan --out`` wrote into ``folder``. Raises ``UserError`` if it has none."""
     made = last_plan(read(folder / JOURNAL))
     if made is None:
         raise UserError("--plan names the folder of a plan", folder, "give the --out of elastune plan")
@@ -367,14 +367,14 @@ def plan_in(folder: Path) -> PlanMade:
 
 
 def predicted_in(entries: Sequence[Entry]) -> ScalingPredicted | None:
-    """What a study's journal tells of it, if anything."""
+    """Return the prediction in a study's journal, if any."""
     return next((entry.record for entry in entries if isinstance(entry.record, ScalingPredicted)), None)
 
 
-def plan_if_readable(told: ScalingPredicted, program: object) -> PlanMade | None:
-    """The plan of ``program`` that ``told`` came of; None where its folder is gone, or has something else by now."""
+def plan_if_readable(predicted: ScalingPredicted, program: object) -> PlanMade | None:
+    """Return the plan of ``program`` behind a prediction; None if its folder is gone, or has another plan by now."""
     try:
-        made = plan_in(Path(told.source))
+        made = plan_in(Path(predicted.source))
         check_program(made, program)
     except (UserError, ValueError):  # no path has a NUL
         return None
@@ -389,28 +389,32 @@ def predict_scaling(
     batches: Sequence[int],
     bounds: tuple[int, int],
 ) -> ScalingPredicted:
-    """What ``made`` says of trials within ``bounds`` (low, high) that may have any of ``batches``.
+    """Predict by a plan how trials gain by more workers, and from how many workers on a further one brings nothing.
+
+    The study's journal records the prediction once, and a resumed study uses the record alone.
 
     Args:
-        made: The plan, from ``source``.
-        source: Its folder.
-        program: Of which it must be.
-        means: Of a trial, whatever its workers.
-        batches: Samples of a step.
-        bounds: Workers, in whole replicas.
+        made: The plan.
+        source: The folder of the plan.
+        program: The program of the study, which must be that of the plan.
+        execution: The execution settings of a trial, except for its workers.
+        batches: The possible batch sizes of trials.
+        bounds: The fewest and the most workers of a trial, in whole replicas.
 
     Raises:
-        UserError: For a plan of another program, and for means that it does not speak of.
+        UserError: For a plan of another program, and for execution settings that a plan cannot predict.
     """
     check_program(made, program)
     replica = 1 if execution.mesh is None else execution.first_mesh.replica
     counts = range(bounds[0], bounds[1] + 1, replica)
-    some = sorted(set(batches))
-    some = [some[round(at * (len(some) - 1) / (MOST_BATCHES - 1))] for at in range(MOST_BATCHES)]
+    sizes = sorted(set(batches))
+    sizes = [sizes[round(index * (len(sizes) - 1) / (MOST_BATCHES - 1))] for index in range(MOST_BATCHES)]
     steps, enough = list[tuple[int, int, float]](), 0
-    for batch in sorted(set(some)):
-        told = {workers: predicted_step(made, execution.on(_counting(execution, workers)), batch) for workers in counts}
-        seconds = {workers: step_s for workers, step_s in told.items() if step_s is not None}
+    for batch in sorted(set(sizes)):
+        predictions = {
+            workers: predicted_step(made, execution.on(_counting(execution, workers)), batch) for workers in counts
+        }
+        seconds = {workers: step_s for workers, step_s in predictions.items() if step_s is not None}
         if not seconds:
             fix = "leave out --plan, or use a mechanism of elastune's own"
             raise UserError("a plan speaks of elastune's own mechanisms", execution.mechanism, fix)
@@ -420,32 +424,32 @@ def predict_scaling(
     return ScalingPredicted(str(source), steps, enough, _why(steps, enough, bounds[1]))
 
 
-def bounded(told: ScalingPredicted | None, bounds: tuple[int, int]) -> tuple[int, int]:
-    """``bounds`` (low, high) without the workers that bring nothing. Of more than were looked at nothing is known."""
-    if told is None or told.most >= max(workers for _, workers, _ in told.steps):
+def bounded(predicted: ScalingPredicted | None, bounds: tuple[int, int]) -> tuple[int, int]:
+    """Return ``bounds`` (low, high) without the workers that bring nothing by the prediction."""
+    if predicted is None or predicted.most >= max(workers for _, workers, _ in predicted.steps):
         return bounds
     low, high = bounds
-    return low, max(low, min(high, told.most))
+    return low, max(low, min(high, predicted.most))
 
 
-def scaling_prior(told: ScalingPredicted | None, replica: int = 1) -> Prior | None:
-    """What trials are taken to gain, in replicas of so many workers; None where nothing was predicted."""
-    if told is None:
+def scaling_prior(predicted: ScalingPredicted | None, replica: int = 1) -> Prior | None:
+    """Return the predicted speeds as a prior, in replicas of ``replica`` workers; None without a prediction."""
+    if predicted is None:
         return None
     by_batch: dict[int, dict[int, float]] = {}
-    for batch, workers, step_s in told.steps:
+    for batch, workers, step_s in predicted.steps:
         by_batch.setdefault(batch, {})[workers // replica] = 1 / step_s
 
     def prior(batch: float | None) -> Mapping[int, float]:
-        usual = sorted(by_batch)[len(by_batch) // 2]
-        near = usual if batch is None else min(by_batch, key=lambda each: abs(math.log(each / batch)))
-        return by_batch[near]
+        median_batch = sorted(by_batch)[len(by_batch) // 2]
+        nearest = median_batch if batch is None else min(by_batch, key=lambda each: abs(math.log(each / batch)))
+        return by_batch[nearest]
 
     return prior
 
 
 def _counting(execution: ExecutionSettings, workers: int) -> int:
-    """In ``exact`` mode the largest share of slots decides: 8 slots on 5 to 7 workers go as on 4."""
+    """Effective workers: in ``exact`` mode the largest share decides (8 slots: 5 to 7 workers are as fast as 4)."""
     if execution.mode != "exact" or execution.mesh is not None:
         return workers
     slots = max(execution.num_slots, workers)
