@@ -67,159 +67,6 @@ FATES = {
     "waiting": "waiting",
 }
 
-# --- one front of all models ---
-
-
-@dataclass(frozen=True)
-class AssetPoint:
-    """A model that can be used.
-
-    Attributes:
-        form: "trial", "soup", "ensemble", "joined" or "stacked".
-        trials: The trials of the model.
-        parts: The trials of a joined or stacked model, each with the name of its study: "gate 3".
-        values: The score by its name, ``training_s`` and ``parameters``. ``training_s`` is the worker-seconds of its
-            trials and of the trials whose weights they began with. Other trials of the search do not count.
-            ``parameters`` is the number of parameters that one inference uses.
-        method: How its trials were chosen and weighted; "" for a trial.
-        file: The path of the model; "" for a trial.
-        sha256: The digest of ``file`` when it was written.
-        test: The score on held-out data, where known. No choice uses it.
-        untold: Initial weights of its trials whose training is in no journal, so that ``training_s`` lacks it.
-    """
-
-    form: str
-    trials: tuple[int, ...]
-    values: dict[str, float]
-    method: str = ""
-    file: str = ""
-    test: float | None = None
-    untold: tuple[str, ...] = ()
-    sha256: str = ""
-    parts: tuple[str, ...] = ()
-
-    @property
-    def whom(self) -> str:
-        """The trials of the model, in words."""
-        return ", ".join((*map(str, self.trials), *self.parts))
-
-    @cached_property
-    def trouble(self) -> str:
-        """The reason why the model cannot be used: its file is "gone" or "changed"; "": it can. The file is read once."""
-        if not self.file:
-            return ""
-        try:
-            with Path(self.file).open("rb") as file:
-                same = hashlib.file_digest(file, "sha256").hexdigest() == self.sha256
-        except OSError:
-            return "gone"
-        return "" if same else "changed"
-
-
-@dataclass(frozen=True)
-class PickedAsset:
-    """A point of the front, and the reason why it was picked."""
-
-    point: AssetPoint
-    reason: str
-
-
-@dataclass(frozen=True)
-class Assets:
-    """All models of a study on one front, judged by one score on the same predictions.
-
-    A model whose file is gone or has changed stays among the points, but is neither on the front nor picked.
-
-    Attributes:
-        data: The data set of the predictions.
-        objectives: The score, the training time and the number of parameters.
-        points: The models.
-    """
-
-    data: str
-    objectives: tuple[Objective, ...]
-    points: tuple[AssetPoint, ...]
-
-    @property
-    def usable(self) -> list[AssetPoint]:
-        """The points whose files exist unchanged."""
-        return [point for point in self.points if not point.trouble]
-
-    def front(self) -> list[AssetPoint]:
-        """Return the points that no other point dominates, the best score first."""
-        usable = self.usable
-        if not usable:
-            return []
-        keep = nondominated(oriented([point.values for point in usable], self.objectives))
-        best = [point for point, on_front in zip(usable, keep, strict=True) if on_front]
-        return sorted(best, key=lambda point: tuple(oriented(point.values, self.objectives)))
-
-    def pick(self, *, weights: Mapping[str, float] | None = None, **targets: float) -> PickedAsset:
-        """Pick one point as ``Study.pick`` picks a trial.
-
-        Without targets and weights it is the point with the least training within 1 % of the best score.
-
-        Raises:
-            UserError: If no point reaches a target, for unknown names, and if no file is left.
-
-        Example:
-            >>> elastune.Study.load("out").assets.pick(accuracy=0.9, weights={"parameters": 1})
-        """
-        usable = self.usable
-        if not usable:
-            rule = "what is picked is there as it was written"
-            raise UserError(rule, "none of the files is", "restore them, or write them anew")
-        picked = pick([p.values for p in usable], self.objectives, targets=targets or None, weights=weights)
-        return PickedAsset(usable[picked.index], picked.reason)
-
-
-def assets_of(entries: Sequence[Entry], table: TrialTable) -> Assets | None:
-    """Return the models that a study's journal records; None if no model was made of its trials.
-
-    All are judged by the score and the predictions of the newest model.
-    """
-    made = [entry.record for entry in entries if isinstance(entry.record, AssetMade)]
-    if not made:
-        return None
-    newest = made[-1]
-    comparable = [asset for asset in made if (asset.data, asset.objective) == (newest.data, newest.objective)]
-    name = newest.objective
-
-    def point(form: str, trials: Iterable[int], score: float, parameters: int, **more: Any) -> AssetPoint:
-        members = tuple(trials)
-        training = training_of(entries, table, [trial for trial in members if trial in table.trials])
-        seconds = training.worker_seconds + more.pop("parts_s", 0.0)
-        values = {name: score, TRAINING: seconds, INFERENCE: float(parameters)}
-        return AssetPoint(form, members, values, untold=(*training.untold, *more.pop("untold", ())), **more)
-
-    points: dict[object, AssetPoint] = {}  # a newer entry replaces an older one of the same model
-    for asset in comparable:
-        for single in asset.singles:
-            points[single.trial] = point("trial", [single.trial], single.score, single.parameters)
-        trials = (member.trial for member in asset.members)
-        parts = tuple(f"{Path(part.study).name} {part.trial}" for part in asset.parts)
-        fields_of_asset: dict[str, Any] = {
-            "method": asset.method,
-            "file": asset.file,
-            "test": asset.test,
-            "sha256": asset.sha256,
-        }
-        fields_of_asset["parts"] = parts
-        fields_of_asset |= {"parts_s": asset.parts_s, "untold": asset.untold}
-        points[asset.file] = point(asset.form, trials, asset.score, asset.parameters, **fields_of_asset)
-    objectives = (Objective(name, newest.direction), Objective(TRAINING, "min"), Objective(INFERENCE, "min"))
-    return Assets(newest.data, objectives, tuple(points.values()))
-
-
-def asset_json(point: AssetPoint) -> dict[str, Any]:
-    """Return a point as plain values."""
-    values = {field.name: getattr(point, field.name) for field in fields(point)}
-    lists = {name: list(values[name]) for name in ("trials", "untold", "parts")}
-    return {**values, **lists, "trouble": point.trouble}
-
-
-# --- the study ---
-
 
 @dataclass(frozen=True)
 class Picked:
@@ -585,6 +432,157 @@ def _offered(entries: Sequence[Entry]) -> tuple[int, float]:
             offered += workers * (entry.at - last_at)
         last_at = entry.at
     return workers, offered
+
+
+# --- one front of all models ---
+
+
+@dataclass(frozen=True)
+class AssetPoint:
+    """A model that can be used.
+
+    Attributes:
+        form: "trial", "soup", "ensemble", "joined" or "stacked".
+        trials: The trials of the model.
+        parts: The trials of a joined or stacked model, each with the name of its study: "gate 3".
+        values: The score by its name, ``training_s`` and ``parameters``. ``training_s`` is the worker-seconds of its
+            trials and of the trials whose weights they began with. Other trials of the search do not count.
+            ``parameters`` is the number of parameters that one inference uses.
+        method: How its trials were chosen and weighted; "" for a trial.
+        file: The path of the model; "" for a trial.
+        sha256: The digest of ``file`` when it was written.
+        test: The score on held-out data, where known. No choice uses it.
+        untold: Initial weights of its trials whose training is in no journal, so that ``training_s`` lacks it.
+    """
+
+    form: str
+    trials: tuple[int, ...]
+    values: dict[str, float]
+    method: str = ""
+    file: str = ""
+    test: float | None = None
+    untold: tuple[str, ...] = ()
+    sha256: str = ""
+    parts: tuple[str, ...] = ()
+
+    @property
+    def whom(self) -> str:
+        """The trials of the model, in words."""
+        return ", ".join((*map(str, self.trials), *self.parts))
+
+    @cached_property
+    def trouble(self) -> str:
+        """Why the model cannot be used: its file is "gone" or "changed"; "": it can. The file is read once."""
+        if not self.file:
+            return ""
+        try:
+            with Path(self.file).open("rb") as file:
+                same = hashlib.file_digest(file, "sha256").hexdigest() == self.sha256
+        except OSError:
+            return "gone"
+        return "" if same else "changed"
+
+
+@dataclass(frozen=True)
+class PickedAsset:
+    """A point of the front, and the reason why it was picked."""
+
+    point: AssetPoint
+    reason: str
+
+
+@dataclass(frozen=True)
+class Assets:
+    """All models of a study on one front, judged by one score on the same predictions.
+
+    A model whose file is gone or has changed stays among the points, but is neither on the front nor picked.
+
+    Attributes:
+        data: The data set of the predictions.
+        objectives: The score, the training time and the number of parameters.
+        points: The models.
+    """
+
+    data: str
+    objectives: tuple[Objective, ...]
+    points: tuple[AssetPoint, ...]
+
+    @property
+    def usable(self) -> list[AssetPoint]:
+        """The points whose files exist unchanged."""
+        return [point for point in self.points if not point.trouble]
+
+    def front(self) -> list[AssetPoint]:
+        """Return the points that no other point dominates, the best score first."""
+        usable = self.usable
+        if not usable:
+            return []
+        keep = nondominated(oriented([point.values for point in usable], self.objectives))
+        best = [point for point, on_front in zip(usable, keep, strict=True) if on_front]
+        return sorted(best, key=lambda point: tuple(oriented(point.values, self.objectives)))
+
+    def pick(self, *, weights: Mapping[str, float] | None = None, **targets: float) -> PickedAsset:
+        """Pick one point as ``Study.pick`` picks a trial.
+
+        Without targets and weights it is the point with the least training within 1 % of the best score.
+
+        Raises:
+            UserError: If no point reaches a target, for unknown names, and if no file is left.
+
+        Example:
+            >>> elastune.Study.load("out").assets.pick(accuracy=0.9, weights={"parameters": 1})
+        """
+        usable = self.usable
+        if not usable:
+            rule = "what is picked is there as it was written"
+            raise UserError(rule, "none of the files is", "restore them, or write them anew")
+        picked = pick([p.values for p in usable], self.objectives, targets=targets or None, weights=weights)
+        return PickedAsset(usable[picked.index], picked.reason)
+
+
+def assets_of(entries: Sequence[Entry], table: TrialTable) -> Assets | None:
+    """Return the models that a study's journal records; None if no model was made of its trials.
+
+    All are judged by the score and the predictions of the newest model.
+    """
+    made = [entry.record for entry in entries if isinstance(entry.record, AssetMade)]
+    if not made:
+        return None
+    newest = made[-1]
+    comparable = [asset for asset in made if (asset.data, asset.objective) == (newest.data, newest.objective)]
+    name = newest.objective
+
+    def point(form: str, trials: Iterable[int], score: float, parameters: int, **more: Any) -> AssetPoint:
+        members = tuple(trials)
+        training = training_of(entries, table, [trial for trial in members if trial in table.trials])
+        seconds = training.worker_seconds + more.pop("parts_s", 0.0)
+        values = {name: score, TRAINING: seconds, INFERENCE: float(parameters)}
+        return AssetPoint(form, members, values, untold=(*training.untold, *more.pop("untold", ())), **more)
+
+    points: dict[object, AssetPoint] = {}  # a newer entry replaces an older one of the same model
+    for asset in comparable:
+        for single in asset.singles:
+            points[single.trial] = point("trial", [single.trial], single.score, single.parameters)
+        trials = (member.trial for member in asset.members)
+        parts = tuple(f"{Path(part.study).name} {part.trial}" for part in asset.parts)
+        fields_of_asset: dict[str, Any] = {
+            "method": asset.method,
+            "file": asset.file,
+            "test": asset.test,
+            "sha256": asset.sha256,
+        }
+        fields_of_asset["parts"] = parts
+        fields_of_asset |= {"parts_s": asset.parts_s, "untold": asset.untold}
+        points[asset.file] = point(asset.form, trials, asset.score, asset.parameters, **fields_of_asset)
+    objectives = (Objective(name, newest.direction), Objective(TRAINING, "min"), Objective(INFERENCE, "min"))
+    return Assets(newest.data, objectives, tuple(points.values()))
+
+
+def asset_json(point: AssetPoint) -> dict[str, Any]:
+    """Return a point as plain values."""
+    values = {field.name: getattr(point, field.name) for field in fields(point)}
+    lists = {name: list(values[name]) for name in ("trials", "untold", "parts")}
+    return {**values, **lists, "trouble": point.trouble}
 
 
 # --- where the worker-seconds went ---

@@ -191,7 +191,7 @@ def _check_policies(samples: Sequence[Sample], program: LoadedProgram) -> None:
 def _check_trials(
     request: StudyRequest, samples: Sequence[Sample], constraints: Sequence[Constraint], config: Config
 ) -> None:
-    """Refuse a space with whose execution settings no trial can run; settings that a constraint rejects do not count."""
+    """Refuse a space whose execution settings let no trial run, not counting those that a constraint rejects."""
     seen: set[str] = set()
     possible, impossible = False, None
     for sample in samples:
