@@ -499,7 +499,7 @@ class SearchState:
                 self.verdicts.setdefault(life.number, verdict)
 
     def _hold(self, number: int, report: Reported, at: float) -> None:
-        """Hold a trial back if it should leave its workers to shorter ones; a trial that pauses anyway does not count."""
+        """Hold a trial back if it should leave its workers to shorter ones, unless it pauses anyway."""
         if self._holding is None or number in self.verdicts:
             return
         if reason := self._holding.why(number, report, at):
