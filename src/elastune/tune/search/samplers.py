@@ -138,8 +138,8 @@ def _installed(name: str) -> Callable[[int], Any]:
     """The function from a seed to a sampler that an installed package offers as ``name``."""
     offered = entry_points(group=ENTRY_POINTS)
     if name not in offered.names:
-        known = ", ".join([*SAMPLERS, *sorted(offered.names)])
-        raise UserError("a sampler must be known", repr(name), f"one of {known}")
+        names = ", ".join([*SAMPLERS, *sorted(offered.names)])
+        raise UserError("a sampler must be known", repr(name), f"one of {names}")
     try:
         make = offered[name].load()
     except Exception as error:

@@ -596,7 +596,9 @@ class SimulatedCluster(Cluster):
 
     def adopt(self, left: Sequence[SurvivingRun]) -> list[Handle | None]:
         """Continue all runs as if the controller had not changed; none if workers change, which no journal records."""
-        if self._environment.losses.every_s < math.inf or any(one.spec.elastic.high is not None for one in left):
+        if self._environment.losses.every_s < math.inf or any(
+            survivor.spec.elastic.high is not None for survivor in left
+        ):
             return [None for _ in left]
         runs = replay_runs(left, self._environment)
         self._environment.runs |= dict.fromkeys(runs)

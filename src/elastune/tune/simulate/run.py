@@ -78,10 +78,12 @@ class SurrogateModel:
         self._curve = lru_cache(maxsize=_CACHED_CURVES)(self._call_checked)
 
     def epochs(self, config: Config, asked: int | None) -> int:
-        known = len(self._curve(_key(config), 1))
-        if asked is not None and asked > known:
-            raise UserError(f"the surrogate tells of {known} epochs", f"{asked} asked", "ask for fewer with --epochs")
-        return known if asked is None else asked
+        available = len(self._curve(_key(config), 1))
+        if asked is not None and asked > available:
+            raise UserError(
+                f"the surrogate tells of {available} epochs", f"{asked} asked", "ask for fewer with --epochs"
+            )
+        return available if asked is None else asked
 
     def samples(self, config: Config) -> int:
         return SAMPLES

@@ -26,7 +26,7 @@ from elastune.tune.study.trial_results import known, visible
 TICK_S = 0.01  # the shortest wait
 Request = TypeVar("Request", bound=SearchRequest)
 
-# --- rules by what is found ---
+# --- ends by results ---
 
 
 class StopRules:
@@ -125,7 +125,7 @@ class StopRules:
             self._met = f"trial {life.number} reached {rules}" + (f" ({values})" if values else "")
 
 
-# --- rules by what is used ---
+# --- ends by budgets ---
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,16 @@
 
 ``Broker`` is pure: it starts nothing and has no clock, because every time is an argument. A resumed or simulated study
 therefore decides like the original one. ``Rebalancer`` connects it with the pool.
-A step of a trial is worth the trial's ``worth`` over its speed on one worker (the speed-up of Qiao et al., "Pollux",
-OSDI 2021), so slow models compete fairly with fast ones, and over the trial's length on one worker against the median
-(weight over length: Smith, "Various optimizers for single-stage production", Naval Research Logistics Quarterly 1956).
-A trial longer than the median is not worth less, or its rung would wait for it. A new trial is worth 1. Where more new
-trials may begin, a running trial gets one more worker only if that worker brings ``opportunity_cost`` of what a new
-trial would bring on it.
-Limits: it cannot know how a trial scales before trials ran on several numbers of workers. It cannot tell a slow host
-from a slow trial. It does not see which trials early stopping will pause.
+
+A step of a trial is worth the trial's ``worth`` over its speed on one worker, so that slow models compete fairly with
+fast ones (the speed-up of Qiao et al., "Pollux", OSDI 2021). It is also divided by the trial's length on one worker
+against the median (weight over length: Smith, "Various optimizers for single-stage production", Naval Research
+Logistics Quarterly 1956). A trial longer than the median is not worth less, or its rung would wait for it. A new trial
+is worth 1. Where more new trials may begin, a running trial gets one more worker only if that worker brings
+``opportunity_cost`` of the gain of a new trial on it.
+
+Limits: it cannot know how a trial scales before trials ran on several numbers of workers. It cannot distinguish a slow
+host from a slow trial. It does not see which trials early stopping will pause.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ from elastune.tune.study.trial_progress import TrialProgress
 
 NEW = 1.0  # worth of a new trial
 ETA = 3  # of the rungs that decide the worth of a trial
-LAYERS = 8  # fronts that are told apart
+LAYERS = 8  # fronts that are distinguished
 LOOKS = 2  # progress records of a trial after its workers changed: each is journaled, so they are few
 FEW = 100  # a decision about so many trials takes milliseconds
 PER_TRIAL_S = 1e-3  # least time between decisions, for every running trial: with thousands, one takes a second
@@ -95,7 +97,7 @@ class Allocation:
 
 @dataclass
 class _Running:
-    """A running trial: its ``workers``, the number that it was last told to have (``wish``), and when that changed."""
+    """A running trial: its ``workers``, the number that it should have (``wish``), and when that changed."""
 
     low: int
     high: int
@@ -164,12 +166,12 @@ class Broker:
             self.courses.began(trial, workers, now_s)
 
     def granted(self, grant: Allocation, now_s: float) -> None:
-        """Record that a running trial was told to take the workers of ``grant``."""
+        """Record that a running trial was asked to take the workers of ``grant``."""
         self._spend(now_s)
         held = self._held[grant.trial]
         held.wish, held.changed_s = grant.after, now_s
         if self._feeds:
-            self.courses.told(grant.trial, grant.after)
+            self.courses.reallocated(grant.trial, grant.after)
 
     def paused(self, trial: int, now_s: float) -> None:
         """Record that a trial paused and returned its workers."""
@@ -196,7 +198,7 @@ class Broker:
             self.courses.stepped(trial, step, workers, now_s)
 
     def _confirm_workers(self, trial: int, workers: int) -> None:
-        """Note that a trial has the workers that it was told to have, if ``workers`` is their number."""
+        """Note that a trial has the workers that it should have, if ``workers`` is their number."""
         held = self._held.get(trial)
         if held is not None and workers == held.wish:
             held.workers = workers

@@ -272,12 +272,12 @@ class RetentionDecision:
     """The records to write, and the folders to remove after that, so that all artifacts in the journal exist.
 
     Attributes:
-        told: The records.
-        gone: The folders.
+        records: The records.
+        folders: The folders.
     """
 
-    told: tuple[ArtifactKept | ArtifactRemoved, ...]
-    gone: tuple[Path, ...]
+    records: tuple[ArtifactKept | ArtifactRemoved, ...]
+    folders: tuple[Path, ...]
 
 
 class Keeper:
@@ -303,9 +303,9 @@ class Keeper:
         new = None if self._policy == KeepNothing() else self._artifact(table.trials[number], folder)
         candidates = artifacts if new is None else {**artifacts, number: new}
 
-        def apart(one: int, other: int) -> float | None:
-            both = one in candidates and other in candidates
-            return self._disagreements.between(candidates[one], candidates[other]) if both else None
+        def apart(first: int, second: int) -> float | None:
+            both = first in candidates and second in candidates
+            return self._disagreements.between(candidates[first], candidates[second]) if both else None
 
         wanted = self._policy.chosen(_ended_well(table), standing, apart)
         stays = self._that_fit(wanted, candidates)

@@ -403,9 +403,9 @@ class StudyLoop:
     def _keep_or_remove(self, number: int, folder: Path) -> None:
         """Apply the retention rule after the end of trial ``number`` in ``folder``."""
         decision = self._keeper.ended(number, folder, self.table, self._search_state.standing())
-        for record in decision.told:
+        for record in decision.records:
             self.tell(record)
-        self._keeper.remove(decision.gone)
+        self._keeper.remove(decision.folders)
 
     def _paused(self, life: TrialSummary, event: JobEvent, end_reason: str) -> None:
         """Record that a trial has paused with a checkpoint."""

@@ -90,7 +90,7 @@ class Progress:
 
 @dataclass
 class _Run:
-    """A trial that runs since ``begun_s`` on ``workers``, and was told to have ``wish``.
+    """A trial that runs since ``begun_s`` on ``workers``, and should have ``wish``.
 
     Since the last change of its workers: its ``last`` report, its newest measurement ``seen`` (step, second), and the
     number of measurements ``looks``. ``untouched``: it has had the same workers from its first step on.
@@ -137,8 +137,8 @@ class TrialProgress:
         """Record that a trial began (``first``: without a parent), or resumed."""
         self._runs[trial] = _Run(workers, workers, now_s, untouched=first)
 
-    def told(self, trial: int, workers: int) -> None:
-        """Record that a running trial was told to take ``workers`` workers."""
+    def reallocated(self, trial: int, workers: int) -> None:
+        """Record that a running trial was asked to take ``workers`` workers."""
         if run := self._runs.get(trial):
             run.wish = workers
             run.change()
@@ -193,7 +193,7 @@ class TrialProgress:
             case TrialAdopted(trial=trial, found=found):
                 self.began(trial, len(found.workers) // self._replica, entry.at)
             case TrialReallocated(trial=trial, after=after):
-                self.told(trial, after // self._replica)
+                self.reallocated(trial, after // self._replica)
             case TrialRegrouped(trial=trial, change=change):
                 self.regrouped(trial, len(change.members) // self._replica, change.pause_s)
             case TrialReported(trial=trial, report=report) if trial in self._runs:

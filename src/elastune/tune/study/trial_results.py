@@ -86,7 +86,7 @@ def system_defaults(execution: ExecutionSettings, chosen: Mapping[str, Any] = Ma
     defaults["micro_batch"] = execution.micro_batch
     defaults |= {} if execution.compress is None else {"compress": execution.compress}
     defaults |= {} if execution.topology == Topology() else {"topology": str(execution.topology)}
-    parts, own = MechanismName.parse(mechanism), execution.to_json()
+    parts, execution_values = MechanismName.parse(mechanism), execution.to_json()
     goes_with = {
         "mesh": "workers" not in chosen,
         "copies": parts != MechanismName() and not parts.foreign,
@@ -95,7 +95,10 @@ def system_defaults(execution: ExecutionSettings, chosen: Mapping[str, Any] = Ma
         "zero_stage": parts.foreign in STAGED,
         "offload": parts.state != "replicated",
     }
-    return {**defaults, **{name: own[name] for name in OF_MESHES if name in own and goes_with[name]}}
+    return {
+        **defaults,
+        **{name: execution_values[name] for name in OF_MESHES if name in execution_values and goes_with[name]},
+    }
 
 
 def execution_settings_of(recorded: Mapping[str, Any]) -> ExecutionSettings:
