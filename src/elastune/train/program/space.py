@@ -1,4 +1,8 @@
-"""Run a user's define-by-run ``space(trial)`` without training: one configuration, random ones, or all of them."""
+"""Run a user's define-by-run ``space(trial)`` without training: one configuration, random ones, or all of them.
+
+The file uses private names of Optuna: ``_contains`` of distributions, and ``_suggest``, ``_distributions`` and
+``_suggested_params`` of ``FixedTrial``. They were checked on Optuna 5.0; pyproject.toml requires optuna>=5.0,<5.1.
+"""
 
 from __future__ import annotations
 
@@ -158,7 +162,7 @@ def fill_in(space: Space, params: Mapping[str, Any], rng: np.random.Generator) -
     def choose(name: str, distribution: BaseDistribution) -> Any:
         if name not in params:
             return draw(distribution, rng)
-        if not distribution._contains(distribution.to_internal_repr(params[name])):
+        if not contains(distribution, params[name]):
             raise UserError(f"{name} must be in its range", params[name], f"choose from {distribution}")
         return params[name]
 
@@ -189,6 +193,11 @@ def draw(distribution: BaseDistribution, rng: np.random.Generator) -> Any:
         case IntDistribution() | FloatDistribution():
             return nth(distribution, int(rng.integers(int(size(distribution)))))
     raise AssertionError(f"unknown distribution {distribution}")
+
+
+def contains(distribution: BaseDistribution, value: Any) -> bool:
+    """Return whether ``value`` is in ``distribution``. A value of another type may raise an error of Optuna."""
+    return bool(distribution._contains(distribution.to_internal_repr(value)))
 
 
 def size(distribution: BaseDistribution) -> float:

@@ -27,7 +27,7 @@ from elastune.core.errors import UserError
 from elastune.core.options import Range
 from elastune.core.run import derive
 from elastune.core.sync_plan import SETTING_NAMES, SYNC_NAMES, chooses
-from elastune.train.program.space import Sample, Space, compose, draw, nth, probe, size
+from elastune.train.program.space import Sample, Space, compose, contains, draw, nth, probe, size
 from elastune.tune.search.objective import Objective
 from elastune.tune.search.schedule import ForkTrial, IntermediateResult, NewTrial, Resume, RungEntry, Schedule, ranked
 
@@ -57,7 +57,7 @@ def explore(
     """
 
     def choose(name: str, distribution: BaseDistribution) -> Any:
-        if name not in params or not distribution._contains(distribution.to_internal_repr(params[name])):
+        if name not in params or not contains(distribution, params[name]):
             return draw(distribution, rng)
         if name in fixed:
             return params[name]

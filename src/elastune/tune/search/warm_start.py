@@ -133,7 +133,7 @@ def fit(space: Space, params: Mapping[str, Any]) -> Sample | str:
 
 def _allows(distribution: BaseDistribution, value: Any) -> bool:
     try:
-        return bool(distribution._contains(distribution.to_internal_repr(value)))
+        return spaces.contains(distribution, value)
     except (ValueError, TypeError):  # text for a number, or no such choice
         return False
 

@@ -16,7 +16,7 @@ from elastune.core.cost import Cost
 from elastune.core.errors import UserError
 from elastune.core.journal.records import TrialStarted
 from elastune.core.journal.trials import TrialSummary, TrialTable
-from elastune.train.program.space import from_json
+from elastune.train.program.space import contains, from_json
 from elastune.tune.search.constraint import Constraint, fulfilled
 from elastune.tune.search.objective import Objective, chance
 
@@ -114,7 +114,7 @@ def check_params(trials: Iterable[Trial | TrialStarted]) -> None:
 
 def _within(distribution: BaseDistribution, value: Any) -> bool:
     try:
-        return distribution._contains(distribution.to_internal_repr(value))
+        return contains(distribution, value)
     except (ValueError, TypeError, OverflowError):
         return False
 
