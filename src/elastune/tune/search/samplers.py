@@ -34,7 +34,7 @@ ENTRY_POINTS = "elastune.samplers"
 """The group of entry points by which installed packages offer samplers: a function from a seed to an Optuna sampler."""
 
 GP_TRIALS = 200  # from so many fully trained trials on, TPE does as well
-GP_S = 0.25  # CPU seconds of a proposal beside 7 running trials, while there is little to fit; benchmarks/proposals.py
+GP_S = 0.25  # CPU seconds of a proposal beside 7 running trials and few finished ones; benchmarks/search/proposals.py
 GP_SLOWER_FROM = 150  # at so many finished trials, estimates included, the time has doubled; it grows by the square
 GP_OBJECTIVES = 3  # with more objectives the hypervolume improvement gets slow
 MUTATION = 5.0  # index of NSGA-II's polynomial mutation (Deb et al. 2002); without it Optuna draws genes afresh

@@ -297,9 +297,8 @@ def gang(workers: int, deadline_s: float, changeover_s: float, speed: Speed = fl
 RESTART = Overheads(join_s=20.0, loss_s=74.0)
 """Elastic Ray Train 2.60, measured once with small trainings: 20 s until more workers train, 74 s after a loss.
 
-The load of the machine was not recorded. ``benchmarks/hosts.py`` measured 69 s and 104 s, once, at load 8 on 2 cores.
-The
-comparison uses the lower values."""
+The load of the machine was not recorded. ``benchmarks/elastic/hosts.py`` measured 69 s and 104 s, once, at load 8 on 2
+cores. The comparison uses the lower values."""
 
 
 @dataclass(frozen=True)
