@@ -36,160 +36,9 @@ from elastune.tune.search.schedule import (
     ranked,
 )
 
-# --- forecasts from the curves of finished trials ---
-
 ALIKE = 15  # finished trials with similar curves that a correction is learnt from
 FEWEST = 5  # with fewer finished trials a forecast has no correction and no range
 _TINY = 1e-12  # stands for a clocked value of 0 under the logarithm
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """Values at a trial's end, one per objective, and a range that holds each in about two of three cases.
-
-    ``low`` and ``high`` are None where too few trials have ended.
-    """
-
-    values: tuple[float, ...]
-    low: tuple[float, ...] | None = None
-    high: tuple[float, ...] | None = None
-
-
-@dataclass
-class Curve:
-    """The reports of a trial: ``passes`` (n,) ascending, ``values`` (n, objectives), of ``epochs`` planned passes."""
-
-    epochs: int
-    passes: list[int] = field(default_factory=list)
-    values: list[tuple[float, ...]] = field(default_factory=list)
-
-    def add(self, epoch: int, values: tuple[float, ...]) -> None:
-        """Add a report. If its pass was reported before, it replaces the reports from that pass on."""
-        while self.passes and self.passes[-1] >= epoch:
-            self.passes.pop()
-            self.values.pop()
-        self.passes.append(epoch)
-        self.values.append(values)
-
-    def at(self, part: float, objective: int) -> float:
-        """Return the value after ``part`` (0 to 1) of the training, interpolated between two reports."""
-        column = [row[objective] for row in self.values]
-        return float(np.interp(part * self.epochs, self.passes, column))
-
-
-class Extrapolator:
-    """Forecasts the end of a trial from the curves of finished trials.
-
-    A prior guess is corrected by its errors for finished trials with similar curves. The guess: a clocked objective
-    (time, cost) goes on growing, any other keeps its last value, which is hard to beat for one curve alone (Kielhoefer,
-    Mohr, van Rijn 2024). The correction is a ridge regression of the errors on the guess and on how fast the curve
-    moves, as in Baker et al. 2017 ("Accelerating neural architecture search using performance prediction"). It is local
-    (Cleveland 1979), since good and bad trials end differently. Clocked objectives are regressed as logarithms, as are
-    objectives that samplers see on a logarithmic scale. With few finished trials the correction tends to zero.
-
-    A forecast depends only on the finished trials and their order. ``learnt`` is how many of them it uses: beyond a few
-    trials, it grows when a tenth more have finished.
-
-    Args:
-        clocked: For each objective, whether it grows with every pass.
-    """
-
-    def __init__(self, clocked: Sequence[bool]) -> None:
-        self._clocked = tuple(clocked)
-        self._finished: list[tuple[Curve, tuple[float, ...]]] = []
-        self.learnt = 0
-        self._cached_errors: dict[tuple[float, int, bool], tuple[Floats, Floats]] = {}
-        self._log_scaled: dict[int, bool] = {}  # objectives whose ends have a logarithmic scale
-
-    def finish(self, curve: Curve, values: tuple[float, ...]) -> None:
-        """Learn from a trial that trained to its end."""
-        if curve.passes and all(map(math.isfinite, values)):
-            self._finished.append((curve, values))
-            if len(self._finished) >= int(1.1 * self.learnt):
-                self.learnt = len(self._finished)
-                self._cached_errors.clear()
-                self._log_scaled.clear()
-
-    def forecast(self, curve: Curve) -> Forecast:
-        """Return the expected end of a trial with this curve. The curve must hold a report."""
-        part = min(1.0, curve.passes[-1] / curve.epochs)
-        ranges = [self._forecast_objective(curve, part, objective) for objective in range(len(self._clocked))]
-        values = tuple(value for value, _, _ in ranges)
-        if self.learnt < FEWEST:
-            return Forecast(values)
-        return Forecast(values, tuple(low for _, low, _ in ranges), tuple(high for _, _, high in ranges))
-
-    def _forecast_objective(self, curve: Curve, part: float, objective: int) -> tuple[float, float, float]:
-        clocked = self._clocked[objective]
-        logs = clocked or (self._logarithmic(objective) and _positive(curve, objective))
-        guess = _features(curve, part, objective, clocked, logs)
-        missed, spread = 0.0, 0.0
-        if self.learnt >= FEWEST:
-            features, errors = self._past_errors(part, objective, logs)
-            alike = np.argsort(np.abs(features[:, 0] - guess[0]), kind="stable")[:ALIKE]
-            missed, spread = ridge(features[alike], errors[alike], guess)
-        value = guess[0] + missed
-        low, high = value - spread, value + spread
-        if logs:
-            value, low, high = (math.exp(min(bound, 700.0)) for bound in (value, low, high))
-        return float(value), float(low), float(high)
-
-    def _logarithmic(self, objective: int) -> bool:
-        """Whether the values of finished trials suit a logarithmic scale at their ends, and are positive all along."""
-        if objective not in self._log_scaled:
-            past = self._finished[: self.learnt]
-            ends = scale_of([values[objective] for _, values in past])
-            self._log_scaled[objective] = ends.name == "log" and all(_positive(curve, objective) for curve, _ in past)
-        return self._log_scaled[objective]
-
-    def _past_errors(self, part: float, objective: int, logs: bool) -> tuple[Floats, Floats]:
-        """Features of the finished trials (n, 2) after this part of the training, and errors of the guess (n,)."""
-        key = part, objective, logs
-        if key not in self._cached_errors:
-            clocked = self._clocked[objective]
-            past = self._finished[: self.learnt]
-            features = np.array([_features(curve, part, objective, clocked, logs) for curve, _ in past])
-            ends = np.array([_scale(values[objective], logs) for _, values in past])
-            self._cached_errors[key] = features, ends - features[:, 0]
-        return self._cached_errors[key]
-
-
-def _scale(value: float, logs: bool) -> float:
-    return math.log(max(value, _TINY)) if logs else value
-
-
-def _positive(curve: Curve, objective: int) -> bool:
-    return all(row[objective] > 0 for row in curve.values)
-
-
-def _features(curve: Curve, part: float, objective: int, clocked: bool, logs: bool) -> NDArray[np.float64]:
-    """The guess of the final value, and how the second half of the curve differs from the first. Shape (2,)."""
-    last, half = curve.at(part, objective), curve.at(part / 2, objective)
-    if not clocked:
-        return np.array([_scale(last, logs), _scale(last, logs) - _scale(half, logs)])
-    guess = _scale(last / part, True)
-    recent = last + (last - half) * (1 - part) / (part / 2)
-    return np.array([guess, _scale(max(recent, last), True) - guess])
-
-
-def ridge(features: Floats, targets: Floats, at: Floats) -> tuple[float, float]:
-    """Fit ``targets`` (n,) to standardised ``features`` (n, k) by ridge regression.
-
-    Returns:
-        The prediction at ``at`` (k,), and its standard error: the root mean square of the leave-one-out errors
-        (Hastie et al. 2009, 7.10).
-    """
-    middle, width = features.mean(axis=0), features.std(axis=0) + _TINY
-    design = np.column_stack([np.ones(len(features)), (features - middle) / width])
-    inverse = np.linalg.inv(design.T @ design + np.diag([0.5, *np.ones(features.shape[1])]))
-    weights = inverse @ design.T @ targets
-    leverage = np.einsum("ij,jk,ik->i", design, inverse, design)
-    left_out = (targets - design @ weights) / np.maximum(1 - leverage, 0.05)
-    prediction = np.concatenate([[1.0], np.clip((at - middle) / width, -3, 3)]) @ weights  # no far extrapolation
-    return float(prediction), float(np.sqrt(np.mean(left_out**2)))
-
-
-# --- the schedule ---
 
 
 @dataclass(frozen=True)
@@ -433,3 +282,152 @@ class SuccessiveHalving(Schedule):
 
     def _oriented(self, values: tuple[float, ...]) -> tuple[float, ...]:
         return tuple(sign * value for sign, value in zip(self._signs, values, strict=True))
+
+
+# --- forecasts from the curves of finished trials ---
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Values at a trial's end, one per objective, and a range that holds each in about two of three cases.
+
+    ``low`` and ``high`` are None where too few trials have ended.
+    """
+
+    values: tuple[float, ...]
+    low: tuple[float, ...] | None = None
+    high: tuple[float, ...] | None = None
+
+
+@dataclass
+class Curve:
+    """The reports of a trial: ``passes`` (n,) ascending, ``values`` (n, objectives), of ``epochs`` planned passes."""
+
+    epochs: int
+    passes: list[int] = field(default_factory=list)
+    values: list[tuple[float, ...]] = field(default_factory=list)
+
+    def add(self, epoch: int, values: tuple[float, ...]) -> None:
+        """Add a report. If its pass was reported before, it replaces the reports from that pass on."""
+        while self.passes and self.passes[-1] >= epoch:
+            self.passes.pop()
+            self.values.pop()
+        self.passes.append(epoch)
+        self.values.append(values)
+
+    def at(self, part: float, objective: int) -> float:
+        """Return the value after ``part`` (0 to 1) of the training, interpolated between two reports."""
+        column = [row[objective] for row in self.values]
+        return float(np.interp(part * self.epochs, self.passes, column))
+
+
+class Extrapolator:
+    """Forecasts the end of a trial from the curves of finished trials.
+
+    A prior guess is corrected by its errors for finished trials with similar curves. The guess: a clocked objective
+    (time, cost) goes on growing, any other keeps its last value, which is hard to beat for one curve alone (Kielhoefer,
+    Mohr, van Rijn 2024). The correction is a ridge regression of the errors on the guess and on how fast the curve
+    moves, as in Baker et al. 2017 ("Accelerating neural architecture search using performance prediction"). It is local
+    (Cleveland 1979), since good and bad trials end differently. Clocked objectives are regressed as logarithms, as are
+    objectives that samplers see on a logarithmic scale. With few finished trials the correction tends to zero.
+
+    A forecast depends only on the finished trials and their order. ``learnt`` is how many of them it uses: beyond a few
+    trials, it grows when a tenth more have finished.
+
+    Args:
+        clocked: For each objective, whether it grows with every pass.
+    """
+
+    def __init__(self, clocked: Sequence[bool]) -> None:
+        self._clocked = tuple(clocked)
+        self._finished: list[tuple[Curve, tuple[float, ...]]] = []
+        self.learnt = 0
+        self._cached_errors: dict[tuple[float, int, bool], tuple[Floats, Floats]] = {}
+        self._log_scaled: dict[int, bool] = {}  # objectives whose ends have a logarithmic scale
+
+    def finish(self, curve: Curve, values: tuple[float, ...]) -> None:
+        """Learn from a trial that trained to its end."""
+        if curve.passes and all(map(math.isfinite, values)):
+            self._finished.append((curve, values))
+            if len(self._finished) >= int(1.1 * self.learnt):
+                self.learnt = len(self._finished)
+                self._cached_errors.clear()
+                self._log_scaled.clear()
+
+    def forecast(self, curve: Curve) -> Forecast:
+        """Return the expected end of a trial with this curve. The curve must hold a report."""
+        part = min(1.0, curve.passes[-1] / curve.epochs)
+        ranges = [self._forecast_objective(curve, part, objective) for objective in range(len(self._clocked))]
+        values = tuple(value for value, _, _ in ranges)
+        if self.learnt < FEWEST:
+            return Forecast(values)
+        return Forecast(values, tuple(low for _, low, _ in ranges), tuple(high for _, _, high in ranges))
+
+    def _forecast_objective(self, curve: Curve, part: float, objective: int) -> tuple[float, float, float]:
+        clocked = self._clocked[objective]
+        logs = clocked or (self._logarithmic(objective) and _positive(curve, objective))
+        guess = _features(curve, part, objective, clocked, logs)
+        missed, spread = 0.0, 0.0
+        if self.learnt >= FEWEST:
+            features, errors = self._past_errors(part, objective, logs)
+            alike = np.argsort(np.abs(features[:, 0] - guess[0]), kind="stable")[:ALIKE]
+            missed, spread = ridge(features[alike], errors[alike], guess)
+        value = guess[0] + missed
+        low, high = value - spread, value + spread
+        if logs:
+            value, low, high = (math.exp(min(bound, 700.0)) for bound in (value, low, high))
+        return float(value), float(low), float(high)
+
+    def _logarithmic(self, objective: int) -> bool:
+        """Whether the values of finished trials suit a logarithmic scale at their ends, and are positive all along."""
+        if objective not in self._log_scaled:
+            past = self._finished[: self.learnt]
+            ends = scale_of([values[objective] for _, values in past])
+            self._log_scaled[objective] = ends.name == "log" and all(_positive(curve, objective) for curve, _ in past)
+        return self._log_scaled[objective]
+
+    def _past_errors(self, part: float, objective: int, logs: bool) -> tuple[Floats, Floats]:
+        """Features of the finished trials (n, 2) after this part of the training, and errors of the guess (n,)."""
+        key = part, objective, logs
+        if key not in self._cached_errors:
+            clocked = self._clocked[objective]
+            past = self._finished[: self.learnt]
+            features = np.array([_features(curve, part, objective, clocked, logs) for curve, _ in past])
+            ends = np.array([_scale(values[objective], logs) for _, values in past])
+            self._cached_errors[key] = features, ends - features[:, 0]
+        return self._cached_errors[key]
+
+
+def _scale(value: float, logs: bool) -> float:
+    return math.log(max(value, _TINY)) if logs else value
+
+
+def _positive(curve: Curve, objective: int) -> bool:
+    return all(row[objective] > 0 for row in curve.values)
+
+
+def _features(curve: Curve, part: float, objective: int, clocked: bool, logs: bool) -> NDArray[np.float64]:
+    """The guess of the final value, and how the second half of the curve differs from the first. Shape (2,)."""
+    last, half = curve.at(part, objective), curve.at(part / 2, objective)
+    if not clocked:
+        return np.array([_scale(last, logs), _scale(last, logs) - _scale(half, logs)])
+    guess = _scale(last / part, True)
+    recent = last + (last - half) * (1 - part) / (part / 2)
+    return np.array([guess, _scale(max(recent, last), True) - guess])
+
+
+def ridge(features: Floats, targets: Floats, at: Floats) -> tuple[float, float]:
+    """Fit ``targets`` (n,) to standardised ``features`` (n, k) by ridge regression.
+
+    Returns:
+        The prediction at ``at`` (k,), and its standard error: the root mean square of the leave-one-out errors
+        (Hastie et al. 2009, 7.10).
+    """
+    middle, width = features.mean(axis=0), features.std(axis=0) + _TINY
+    design = np.column_stack([np.ones(len(features)), (features - middle) / width])
+    inverse = np.linalg.inv(design.T @ design + np.diag([0.5, *np.ones(features.shape[1])]))
+    weights = inverse @ design.T @ targets
+    leverage = np.einsum("ij,jk,ik->i", design, inverse, design)
+    left_out = (targets - design @ weights) / np.maximum(1 - leverage, 0.05)
+    prediction = np.concatenate([[1.0], np.clip((at - middle) / width, -3, 3)]) @ weights  # no far extrapolation
+    return float(prediction), float(np.sqrt(np.mean(left_out**2)))

@@ -48,6 +48,86 @@ from elastune.tune.simulate.trial_model import Progress, RunSegment, TrialModel,
 
 Stopped = Literal["complete", "max_steps", "until_epoch", "requested"]
 
+
+class SimulatedCluster(Cluster):
+    """A cluster of simulated workers, which study loop, samplers and allocation use like a real one.
+
+    Args:
+        capacity: How many workers it has.
+        model: How fast trials run, and what they report.
+        clock: The clock of the whole simulation; ``wait`` moves it.
+        losses: Failures of workers; None: no failures.
+    """
+
+    patience_s = math.inf
+
+    def __init__(
+        self, capacity: int, model: TrialModel, clock: VirtualClock | None = None, losses: WorkerFailures | None = None
+    ) -> None:
+        if capacity < 1:
+            raise UserError("a cluster needs room for at least one worker", capacity, "give a capacity of 1 or more")
+        self.clock = clock or VirtualClock()
+        self._environment: SimulationEnvironment[SimulatedHandle] = SimulationEnvironment(
+            capacity, model, self.clock, losses or WorkerFailures()
+        )
+        self._closed = False
+
+    @property
+    def capacity(self) -> int:
+        return self._environment.capacity
+
+    @property
+    def free(self) -> int:
+        """How many workers could start now."""
+        return self._environment.free
+
+    @property
+    def busy_s(self) -> float:
+        """Worker-seconds that runs have held until now, including starts and pauses."""
+        return self._environment.busy_s
+
+    def held(self, handle: Handle) -> Mapping[str, int]:
+        return {UNKNOWN: handle.alive}
+
+    def start(self, spec: RunSpec) -> SimulatedHandle:
+        if self._closed:
+            raise RuntimeError("this cluster was closed")
+        count = spec.execution.workers
+        if not 1 <= count <= self.free:
+            rule = f"workers must be from 1 to the {self.free} that are free of {self.capacity} simulated ones"
+            raise NoRoomError(rule, count, "ask for fewer, or simulate a larger cluster")
+        run = SimulatedHandle(spec, self._environment)
+        self._environment.runs[run] = None
+        run.begin()
+        return run
+
+    def adopt(self, left: Sequence[SurvivingRun]) -> list[Handle | None]:
+        """Continue all runs as if the controller had not changed; none if workers change, which no journal records."""
+        if self._environment.losses.every_s < math.inf or any(
+            survivor.spec.elastic.high is not None for survivor in left
+        ):
+            return [None for _ in left]
+        runs = replay_runs(left, self._environment)
+        self._environment.runs |= dict.fromkeys(runs)
+        return list(runs)
+
+    def wait(self, timeout_s: float) -> None:
+        """Move the clock to the next time at which a run has events, at most by ``timeout_s``.
+
+        An endless wait returns at once if no run will ever have events.
+        """
+        self._environment.advance(self.clock.now() + timeout_s)
+
+    def news(self) -> list[Handle]:
+        """The runs that have events to poll."""
+        return list(self._environment.with_events)
+
+    def close(self) -> None:
+        for run in list(self._environment.runs):
+            run.kill()
+        self._closed = True
+
+
 # --- the environment of all runs ---
 
 
@@ -537,85 +617,3 @@ def replay_runs(
     for run in [*unrecorded, *(run for run in runs if run not in unrecorded)]:
         run.continue_adopted(unrecorded.get(run, []))
     return runs
-
-
-# --- the cluster ---
-
-
-class SimulatedCluster(Cluster):
-    """A cluster of simulated workers, which study loop, samplers and allocation use like a real one.
-
-    Args:
-        capacity: How many workers it has.
-        model: How fast trials run, and what they report.
-        clock: The clock of the whole simulation; ``wait`` moves it.
-        losses: Failures of workers; None: no failures.
-    """
-
-    patience_s = math.inf
-
-    def __init__(
-        self, capacity: int, model: TrialModel, clock: VirtualClock | None = None, losses: WorkerFailures | None = None
-    ) -> None:
-        if capacity < 1:
-            raise UserError("a cluster needs room for at least one worker", capacity, "give a capacity of 1 or more")
-        self.clock = clock or VirtualClock()
-        self._environment: SimulationEnvironment[SimulatedHandle] = SimulationEnvironment(
-            capacity, model, self.clock, losses or WorkerFailures()
-        )
-        self._closed = False
-
-    @property
-    def capacity(self) -> int:
-        return self._environment.capacity
-
-    @property
-    def free(self) -> int:
-        """How many workers could start now."""
-        return self._environment.free
-
-    @property
-    def busy_s(self) -> float:
-        """Worker-seconds that runs have held until now, including starts and pauses."""
-        return self._environment.busy_s
-
-    def held(self, handle: Handle) -> Mapping[str, int]:
-        return {UNKNOWN: handle.alive}
-
-    def start(self, spec: RunSpec) -> SimulatedHandle:
-        if self._closed:
-            raise RuntimeError("this cluster was closed")
-        count = spec.execution.workers
-        if not 1 <= count <= self.free:
-            rule = f"workers must be from 1 to the {self.free} that are free of {self.capacity} simulated ones"
-            raise NoRoomError(rule, count, "ask for fewer, or simulate a larger cluster")
-        run = SimulatedHandle(spec, self._environment)
-        self._environment.runs[run] = None
-        run.begin()
-        return run
-
-    def adopt(self, left: Sequence[SurvivingRun]) -> list[Handle | None]:
-        """Continue all runs as if the controller had not changed; none if workers change, which no journal records."""
-        if self._environment.losses.every_s < math.inf or any(
-            survivor.spec.elastic.high is not None for survivor in left
-        ):
-            return [None for _ in left]
-        runs = replay_runs(left, self._environment)
-        self._environment.runs |= dict.fromkeys(runs)
-        return list(runs)
-
-    def wait(self, timeout_s: float) -> None:
-        """Move the clock to the next time at which a run has events, at most by ``timeout_s``.
-
-        An endless wait returns at once if no run will ever have events.
-        """
-        self._environment.advance(self.clock.now() + timeout_s)
-
-    def news(self) -> list[Handle]:
-        """The runs that have events to poll."""
-        return list(self._environment.with_events)
-
-    def close(self) -> None:
-        for run in list(self._environment.runs):
-            run.kill()
-        self._closed = True
