@@ -7,8 +7,8 @@ A step of a trial is worth the trial's ``worth`` over its speed on one worker, s
 fast ones (the speed-up of Qiao et al., "Pollux", OSDI 2021). It is also divided by the trial's length on one worker
 against the median (weight over length: Smith, "Various optimizers for single-stage production", Naval Research
 Logistics Quarterly 1956). A trial longer than the median is not worth less, or its rung would wait for it. A new trial
-is worth 1. Where more new trials may begin, a running trial gets one more worker only if that worker brings
-``opportunity_cost`` of the gain of a new trial on it.
+is worth 1. While more new trials may begin, a further worker of a running trial must bring at least ``opportunity_cost``
+of the gain of a new trial.
 
 Limits: it cannot know how a trial scales before trials ran on several numbers of workers. It cannot distinguish a slow
 host from a slow trial. It does not see which trials early stopping will pause.

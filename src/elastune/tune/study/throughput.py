@@ -1,9 +1,9 @@
 """How fast a trial runs on a number of workers: as measured, as other trials suggest, or as a plan predicts.
 
 ``ThroughputTable`` assumes that all trials gain alike by more workers. ``BatchTable`` assumes it only of trials with
-similar batch sizes: it fits one slope for each octave of workers by least squares, with a Gaussian kernel over octaves
-of the batch and a ridge towards the shape of all trials. Outliers count less (Huber, "Robust Estimation of a Location
-Parameter", 1964), so one noisy measurement moves no trial.
+similar batch sizes. It fits one slope for each octave of workers by least squares, weighted by a Gaussian kernel over
+octaves of the batch. A ridge draws the slopes towards the shape of all trials. Outliers count less (Huber, "Robust
+Estimation of a Location Parameter", 1964), so one noisy measurement moves no trial.
 A plan's prediction is recorded in the journal once, and a resumed study uses the record alone. It limits execution
 settings only, never what a trial learns.
 """
