@@ -7,7 +7,7 @@ A step of a trial is worth the trial's ``worth`` over its speed on one worker, s
 fast ones (the speed-up of Qiao et al., "Pollux", OSDI 2021). It is also divided by the trial's length on one worker
 against the median (weight over length: Smith, "Various optimizers for single-stage production", Naval Research
 Logistics Quarterly 1956). A trial longer than the median is not worth less, or its rung would wait for it. A new trial
-is worth 1. While more new trials may begin, a further worker of a running trial must bring at least ``opportunity_cost``
+is worth 1. While more new trials may begin, a further worker of a running trial must bring ``opportunity_cost``
 of the gain of a new trial.
 
 Limits: it cannot know how a trial scales before trials ran on several numbers of workers. It cannot distinguish a slow
