@@ -116,6 +116,8 @@ PAGES = {
     "tune.search": "docs/spaces.md",
     "tune.search.early_stopping": "docs/studies.md#which-trials-go-on---stopping",
     "tune.search.front": "docs/studies.md",
+    "tune.search.gaussian": "docs/studies.md",
+    "tune.search.genetic": "docs/studies.md",
     "tune.search.population": "docs/studies.md#which-trials-go-on---stopping",
     "tune.search.samplers": "docs/studies.md",
     "tune.search.suggester": "docs/studies.md",

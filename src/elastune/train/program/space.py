@@ -1,4 +1,8 @@
-"""Run a user's define-by-run ``space(trial)`` without training: one configuration, random ones, or all of them."""
+"""Run a user's define-by-run ``space(trial)`` without training: one configuration, random ones, or all of them.
+
+The file uses private names of Optuna: ``_contains`` of distributions, and ``_suggest``, ``_distributions`` and
+``_suggested_params`` of ``FixedTrial``. They were checked on Optuna 5.0; pyproject.toml requires optuna>=5.0,<5.1.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +32,20 @@ from elastune.train.program.errors import cause_of
 
 Space = Callable[[Any], dict[str, Any]]
 Distributions = Mapping[str, BaseDistribution]
-MOST_CORNERS = 256
-_NOT_THE_USERS = tuple(str(folder) for folder in (Path(__file__).parents[2], Path(optuna.__file__).parent))
+MOST_CORNERS = 256  # configurations
+_LIBRARY_FOLDERS = tuple(str(folder) for folder in (Path(__file__).parents[2], Path(optuna.__file__).parent))
 Chooser = Callable[[str, BaseDistribution], Any]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What one call of ``space`` asked for (``params`` out of ``distributions``) and what it returned (``values``)."""
+    """One configuration: the result of one call of ``space``.
+
+    Attributes:
+        params: The parameters that the space requested.
+        distributions: The distributions of the parameters.
+        values: The dict that the space returned.
+    """
 
     params: dict[str, Any]
     distributions: dict[str, BaseDistribution]
@@ -43,7 +53,7 @@ class Sample:
 
 
 class _FixedChoices(FixedTrial):
-    """A trial outside any study, whose parameters ``choose`` decides as they are asked for."""
+    """A trial outside any study. ``choose`` decides each parameter when the space requests it."""
 
     def __init__(self, choose: Chooser) -> None:
         super().__init__({})
@@ -59,13 +69,13 @@ class _FixedChoices(FixedTrial):
 
 
 def call(space: Space, trial: BaseTrial) -> dict[str, Any]:
-    """What ``space(trial)`` returns, as plain JSON values.
+    """Return the result of ``space(trial)`` as plain JSON values.
 
-    Raises ``UserError``, with the user's file and line, where it raises, or returns anything but a dict with text keys
-    and numbers, text, booleans, None or lists of these as values.
+    Raises ``UserError``, with the user's file and line, if the space raises. It also raises unless the result is a dict
+    with text keys and numbers, text, booleans, None or lists of these as values.
     """
     try:
-        found = space(trial)
+        returned = space(trial)
     except UserError:
         raise
     except KeyboardInterrupt:
@@ -73,10 +83,10 @@ def call(space: Space, trial: BaseTrial) -> dict[str, Any]:
     except BaseException as error:
         value = cause_of(error, _program_of(error))
         raise UserError("space(trial) must not raise", value, "fix that line") from error
-    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
-        raise UserError("space(trial) must return a dict with text keys", found, "return {'lr': lr, ...}")
+    if not isinstance(returned, dict) or not all(isinstance(name, str) for name in returned):
+        raise UserError("space(trial) must return a dict with text keys", returned, "return {'lr': lr, ...}")
     try:
-        plain: dict[str, Any] = json.loads(json.dumps(found, allow_nan=False))
+        plain: dict[str, Any] = json.loads(json.dumps(returned, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
         fix = "return finite numbers, text, booleans or lists of them"
         raise UserError("what space(trial) returns must be plain values", error, fix) from error
@@ -84,40 +94,43 @@ def call(space: Space, trial: BaseTrial) -> dict[str, Any]:
 
 
 def compose(space: Space, choose: Chooser) -> Sample:
-    """The configuration whose parameters ``choose`` decides, one by one, as the space asks for them."""
+    """Return the configuration whose parameters ``choose`` decides, one by one, as the space requests them."""
     trial = _FixedChoices(choose)
     values = call(space, trial)
     return Sample(dict(trial.params), dict(trial.distributions), values)
 
 
 def probe(space: Space, n: int, seed: int) -> list[Sample]:
-    """``n`` random configurations, each parameter uniform on its own scale (log where it says so)."""
+    """Return ``n`` random configurations, each parameter uniform on its own scale (linear or log)."""
     rng = np.random.default_rng(seed)
     return [compose(space, lambda _, distribution: draw(distribution, rng)) for _ in range(n)]
 
 
 def corners(space: Space, seed: int) -> list[Sample]:
-    """Configurations at the ends of the space: all parameters at their low ends, all at their high ends, and each
-    parameter at each of its ends, a choice at each of its choices, with the others drawn. At most ``MOST_CORNERS``."""
+    """Return configurations at the ends of the space, at most ``MOST_CORNERS``.
+
+    These are all parameters at their low ends, all at their high ends, and each parameter at each of its ends with the
+    others drawn. The ends of a categorical parameter are all its choices.
+    """
     rng = np.random.default_rng(seed)
     samples = [
         compose(space, lambda _, distribution: _ends(distribution)[0]),
         compose(space, lambda _, distribution: _ends(distribution)[-1]),
     ]
     tried: set[tuple[str, int]] = set()
-    for sample in samples:  # which grows: a corner may bring parameters that no other one has
+    for sample in samples:  # the list grows: a corner may have parameters that no other corner has
         for name, distribution in sample.distributions.items():
-            for at in range(len(_ends(distribution))):
-                if (name, at) in tried or len(samples) >= MOST_CORNERS:
+            for end in range(len(_ends(distribution))):
+                if (name, end) in tried or len(samples) >= MOST_CORNERS:
                     continue
-                tried.add((name, at))
-                kept = {**sample.params, name: _ends(distribution)[at]}
+                tried.add((name, end))
+                kept = {**sample.params, name: _ends(distribution)[end]}
                 samples.append(_at_corner(space, name, kept, sample, rng))
     return samples
 
 
 def _at_corner(space: Space, corner: str, params: Mapping[str, Any], near: Sample, rng: np.random.Generator) -> Sample:
-    """The configuration with ``params[corner]``; parameters asked for before it are as in ``near``, others drawn."""
+    """The configuration with ``params[corner]``; parameters requested before it are as in ``near``, others drawn."""
     before = list(near.params)[: list(near.params).index(corner) + 1]
 
     def choose(name: str, distribution: BaseDistribution) -> Any:
@@ -134,7 +147,7 @@ def _ends(distribution: BaseDistribution) -> list[Any]:
 
 
 def redraw(space: Space, sample: Sample, keep: float, rng: np.random.Generator) -> Sample:
-    """``sample`` with each parameter redrawn, or kept with probability ``keep`` where it still fits."""
+    """Return ``sample`` with each parameter redrawn, or kept with probability ``keep`` where it still fits."""
 
     def choose(name: str, distribution: BaseDistribution) -> Any:
         kept = rng.random() < keep and sample.distributions.get(name) == distribution
@@ -144,12 +157,12 @@ def redraw(space: Space, sample: Sample, keep: float, rng: np.random.Generator) 
 
 
 def fill_in(space: Space, params: Mapping[str, Any], rng: np.random.Generator) -> Sample:
-    """The configuration with these parameters; those that are missing are drawn. Raises ``UserError`` out of range."""
+    """Return the configuration with ``params``; missing ones are drawn. Raises ``UserError`` for one out of range."""
 
     def choose(name: str, distribution: BaseDistribution) -> Any:
         if name not in params:
             return draw(distribution, rng)
-        if not distribution._contains(distribution.to_internal_repr(params[name])):
+        if not contains(distribution, params[name]):
             raise UserError(f"{name} must be in its range", params[name], f"choose from {distribution}")
         return params[name]
 
@@ -157,7 +170,7 @@ def fill_in(space: Space, params: Mapping[str, Any], rng: np.random.Generator) -
 
 
 def enumerate_all(space: Space, limit: int) -> list[Sample] | None:
-    """Every configuration, or None where there are more than ``limit`` or a parameter is continuous."""
+    """Return all configurations, or None for more than ``limit``, or if a parameter is continuous."""
     samples: list[Sample] = []
     for sample in _walk(space):
         if sample is None or len(samples) == limit:
@@ -167,7 +180,7 @@ def enumerate_all(space: Space, limit: int) -> list[Sample] | None:
 
 
 def draw(distribution: BaseDistribution, rng: np.random.Generator) -> Any:
-    """A random value of ``distribution``."""
+    """Return a random value of ``distribution``."""
     match distribution:
         case CategoricalDistribution(choices=choices):
             return choices[int(rng.integers(len(choices)))]
@@ -182,8 +195,13 @@ def draw(distribution: BaseDistribution, rng: np.random.Generator) -> Any:
     raise AssertionError(f"unknown distribution {distribution}")
 
 
+def contains(distribution: BaseDistribution, value: Any) -> bool:
+    """Return whether ``value`` is in ``distribution``. A value of another type may raise an error of Optuna."""
+    return bool(distribution._contains(distribution.to_internal_repr(value)))
+
+
 def size(distribution: BaseDistribution) -> float:
-    """How many values ``distribution`` has (infinite for a continuous one)."""
+    """Return how many values ``distribution`` has; infinite for a continuous one."""
     match distribution:
         case CategoricalDistribution(choices=choices):
             return len(choices)
@@ -195,7 +213,7 @@ def size(distribution: BaseDistribution) -> float:
 
 
 def nth(distribution: BaseDistribution, index: int) -> Any:
-    """Value ``index`` of a finite distribution."""
+    """Return value ``index`` of a finite distribution."""
     match distribution:
         case CategoricalDistribution(choices=choices):
             return choices[index]
@@ -207,12 +225,12 @@ def nth(distribution: BaseDistribution, index: int) -> Any:
 
 
 def to_json(distributions: Distributions) -> dict[str, str]:
-    """Distributions as Optuna's JSON texts, by parameter, in the same order."""
+    """Return distributions as Optuna's JSON texts, by parameter, in the same order."""
     return {name: distribution_to_json(distribution) for name, distribution in distributions.items()}
 
 
 def from_json(texts: Mapping[str, str]) -> dict[str, BaseDistribution]:
-    """The reverse of ``to_json``. Raises ``UserError`` for a text that is no distribution."""
+    """Return distributions from Optuna's JSON texts. Raises ``UserError`` for a text that is not a distribution."""
     try:
         return {name: json_to_distribution(text) for name, text in texts.items()}
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -221,21 +239,21 @@ def from_json(texts: Mapping[str, str]) -> dict[str, BaseDistribution]:
 
 
 def _walk(space: Space) -> Iterator[Sample | None]:
-    """All configurations, depth first: an odometer whose wheels are the parameters as each run asks for them.
+    """All configurations, depth first: an odometer whose wheels are the parameters in the order of their requests.
 
     Yields None, and ends, at the first parameter with infinitely many values.
     """
     wheels: list[tuple[int, float]] = []  # (value's index, number of values)
     while True:
-        asked = 0
+        position = 0
         endless = False
 
         def choose(_: str, distribution: BaseDistribution) -> Any:
-            nonlocal asked, endless
-            if asked == len(wheels):
+            nonlocal position, endless
+            if position == len(wheels):
                 wheels.append((0, size(distribution)))
-            index, count = wheels[asked]
-            asked += 1
+            index, count = wheels[position]
+            position += 1
             endless = endless or math.isinf(count)
             return draw(distribution, np.random.default_rng(0)) if math.isinf(count) else nth(distribution, index)
 
@@ -249,6 +267,6 @@ def _walk(space: Space) -> Iterator[Sample | None]:
 
 
 def _program_of(error: BaseException) -> str:
-    """The user's file nearest to the error: a space is called through elastune, and calls Optuna."""
+    """The user's file nearest to the error, since elastune calls the space, and the space calls Optuna."""
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    return next((name for name in reversed(files) if not name.startswith((*_NOT_THE_USERS, "<"))), "")
+    return next((name for name in reversed(files) if not name.startswith((*_LIBRARY_FOLDERS, "<"))), "")
