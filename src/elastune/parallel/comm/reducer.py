@@ -57,7 +57,7 @@ class DeviceCopy:
 
 
 def outbox(data: torch.Tensor, wire: torch.device) -> torch.Tensor:
-    """New memory on ``wire`` for ``data``. Memory that an earlier step has sent is never used: a library may read it."""
+    """New memory on ``wire`` for ``data``. Memory that an earlier step has sent is not reused: it may still be read."""
     return torch.empty(data.shape, dtype=data.dtype, device=wire, pin_memory=data.is_cuda and wire.type == "cpu")
 
 
