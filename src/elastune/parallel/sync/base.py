@@ -202,7 +202,7 @@ class Sync(ABC):
         return self._sent_before + sum(group.sent_bytes for group in self._comms.formed)
 
     def count_on_from(self, before: Sync) -> None:
-        """Count also the bytes that ``before`` has sent in earlier groups; this takes its place over the same groups."""
+        """Count also the bytes of earlier groups of ``before``; this object takes its place over the same groups."""
         self._sent_before = before._sent_before
 
     def record_statistic(self, name: str, value: float) -> None:
