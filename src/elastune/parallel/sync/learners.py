@@ -78,7 +78,8 @@ def united(lists: Iterable[Sequence[StateEntry]]) -> list[StateEntry]:
     Raises:
         UserError: If two learners have different entries of one name.
     """
-    entries = sorted(dict.fromkeys(entry for entries in lists for entry in entries), key=lambda entry: entry.place)
+    every_entry = (entry for learner_entries in lists for entry in learner_entries)
+    entries = sorted(dict.fromkeys(every_entry), key=lambda entry: entry.place)
     by_name: dict[tuple[int, str], StateEntry] = {}
     for entry in entries:
         other = by_name.setdefault((entry.place, entry.name), entry)
