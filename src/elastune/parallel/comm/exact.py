@@ -145,7 +145,7 @@ class SlotSums:
         return not self._missing
 
     @property
-    def here(self) -> torch.Tensor:
+    def slot_values(self) -> torch.Tensor:
         """The current slot's vector, as far as its members have arrived."""
         assert self._slot_vector is not None
         return self._slot_vector
@@ -258,8 +258,8 @@ class ExactBucket(Bucket):
         return self._slots.put(index, value)
 
     @property
-    def here(self) -> torch.Tensor:
-        return self._slots.here[: self._numel]
+    def slot_values(self) -> torch.Tensor:
+        return self._slots.slot_values[: self._numel]
 
     def end_slot(self, slot: int) -> None:
         self._slots.end_slot(slot)

@@ -42,7 +42,7 @@ class ChunkedBucket(FlatBucket):
         self.launched = True
         group, codec = self._group, self._codec
         chunk = -(-self._numel // (group.size * codec.multiple)) * codec.multiple
-        rows = F.pad(self.here.float(), (0, group.size * chunk - self._numel)).view(group.size, chunk)
+        rows = F.pad(self.slot_values.float(), (0, group.size * chunk - self._numel)).view(group.size, chunk)
         sent = codec.encode(rows).to(group.wire)
         sizes = [sent.shape[1]] * group.size
         self._received = torch.empty_like(sent)
@@ -80,7 +80,7 @@ class ResidualBucket(FlatBucket):
 
     def _due(self) -> torch.Tensor:
         """This step's gradient plus the residual of earlier steps, in float32; the caller may change it."""
-        due = self.here.to(torch.float32, copy=True)
+        due = self.slot_values.to(torch.float32, copy=True)
         return due if self._residual is None else due.add_(self._residual)
 
     def complete(self) -> None:
@@ -265,7 +265,7 @@ class PowerSgdBucket(ResidualBucket):
 
     def _sums(self) -> torch.Tensor:
         result = self._results[self._at].to(self._device)
-        into = self._given if self._given is not None else self.here
+        into = self._output if self._output is not None else self.slot_values
         for m in self._matrices:
             m.of(into).copy_(m.left_of(result) @ m.right_of(result).T)
         whole = result[self._factors :].split([stop - start for start, stop in self._whole])

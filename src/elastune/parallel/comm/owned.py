@@ -78,7 +78,7 @@ class OwnedBucket:
         self._nodes = [node for run in runs for node in subtrees(run, num_slots)]
         self._parts_of = [len(subtrees(run, num_slots)) for run in runs]
         self._cuts = self.plan.sizes
-        self._mine = self._cuts[rank]
+        self._own_size = self._cuts[rank]
         self._copied = [reducer for reducer in range(group.size) if rank in owners[reducer] and reducer != rank]
         self._copiers = sorted(set(owners[rank]) - {rank})
         # True: no worker owns a sum that another worker adds up.
@@ -131,7 +131,7 @@ class OwnedBucket:
             sent = self._ordered
             torch.cat([piece[worker] for worker in range(group.size) for piece in pieces], out=sent)
         sent = sent.to(group.wire)
-        out_sizes = [count * self._mine for count in self._parts_of]
+        out_sizes = [count * self._own_size for count in self._parts_of]
         if self._received.numel() < sum(out_sizes) or self._received.device != group.wire:
             self._received = self._empty(sum(out_sizes))
         self._sent = [sent]
@@ -145,18 +145,18 @@ class OwnedBucket:
             self.held = self._sent[0]
             return
         self._works.pop().wait()
-        received = self._received[: len(self._nodes) * self._mine].view(len(self._nodes), self._mine)
+        received = self._received[: len(self._nodes) * self._own_size].view(len(self._nodes), self._own_size)
         rows = list(zip(self._nodes, received.unbind(0), strict=True))
         if self._keeps:
             self.held = tree_sum(rows, self._num_slots, torch.Tensor.add_).to(self._device)
             return
-        reduced, copied = self.held.split([self._mine, len(self.held) - self._mine])
+        reduced, copied = self.held.split([self._own_size, len(self.held) - self._own_size])
         total = tree_sum(rows, self._num_slots, _adds_into(reduced, len(rows) - 1))
         if total is not reduced:
             reduced.copy_(total)
         # ``total`` does not change before it has been sent, because the caller waits for that in ``wait``.
         copies = total if len(self._copiers) == 1 else total.repeat(len(self._copiers))
-        sizes = [self._mine if worker in self._copiers else 0 for worker in range(group.size)]
+        sizes = [self._own_size if worker in self._copiers else 0 for worker in range(group.size)]
         out_sizes = [n if reducer in self._copied else 0 for reducer, n in enumerate(self._cuts)]
         received = copied if copied.device == group.wire else torch.empty_like(copied, device=group.wire)
         self._sent = [copies, received]
@@ -173,7 +173,7 @@ class OwnedBucket:
         for work in self._works:
             work.wait()
         if self._works and self._sent[-1].device != self.held.device:
-            self.held[self._mine :].copy_(self._sent[-1])
+            self.held[self._own_size :].copy_(self._sent[-1])
         self._works = []
 
     def _empty(self, numel: int) -> torch.Tensor:

@@ -228,7 +228,7 @@ class EncodedBucket(Bucket):
         return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
     @property
-    def here(self) -> torch.Tensor:
+    def slot_values(self) -> torch.Tensor:
         return torch.cat([view.reshape(-1) for view in self._views.values()])
 
     def end_slot(self, slot: int) -> None:
@@ -323,7 +323,7 @@ class EncodedReducer(Reducer[Bucket]):
     Args:
         like: See ``ExactReducer``, as for ``num_slots``, ``group`` and ``hold``.
         codecs: The codec of each encoded tensor, by its place in ``like``.
-        each: Encode slot by slot, so that the bits do not depend on the workers. If False, each worker puts the sum
+        by_slot: Encode slot by slot, so that the bits do not depend on the workers. If False, each worker puts the sum
             of its slots into one of them.
     """
 
@@ -334,15 +334,15 @@ class EncodedReducer(Reducer[Bucket]):
         group: Group,
         codecs: Mapping[int, Codec],
         *,
-        each: bool = True,
+        by_slot: bool = True,
         hold: bool = False,
     ) -> None:
         buckets: list[Bucket] = []
-        apart = num_slots if each else None
+        bucket_slots = num_slots if by_slot else None
         for codec in dict.fromkeys(codecs.values()):
             places = [i for i, other in codecs.items() if other == codec]
             for members in _planned(like, places):
-                buckets.append(EncodedBucket(members, like, apart, group, codec, hold=hold))
+                buckets.append(EncodedBucket(members, like, bucket_slots, group, codec, hold=hold))
         for members in _planned(like, [i for i in range(len(like)) if i not in codecs]):
             buckets.append(ExactBucket(members, like, num_slots, group, hold=hold))
         super().__init__(buckets, group)

@@ -86,7 +86,7 @@ class Bucket(ABC):
         self._missing: set[int] = set()
         self._sets = [self._room(group.wire) for _ in range(2 if hold else 1)]
         self._turn = 0
-        self._given = torch.zeros(self._numel, dtype=self._dtype, device=self._device) if hold else None
+        self._output = torch.zeros(self._numel, dtype=self._dtype, device=self._device) if hold else None
 
     def _room(self, device: torch.device) -> torch.Tensor:
         return room(self._numel + SLACK, self._dtype, device, self._device)
@@ -113,7 +113,7 @@ class Bucket(ABC):
 
     @property
     @abstractmethod
-    def here(self) -> torch.Tensor:
+    def slot_values(self) -> torch.Tensor:
         """The current slot's values, as far as they have arrived; flat."""
 
     @abstractmethod
@@ -160,7 +160,7 @@ class Bucket(ABC):
         sums = self._sets[self._turn][: self._numel]
         if self._staged:  # later operations of the device run after this copy, also the next step's copies
             return sums.to(self._device, non_blocking=True)
-        return sums if self._given is None else self._given.copy_(sums)
+        return sums if self._output is None else self._output.copy_(sums)
 
     def complete(self) -> None:
         """This turn's set becomes the newest result: the next step uses the other set."""
@@ -201,7 +201,7 @@ class HasSlot(Protocol):
     """An object that has the current slot's values, such as a bucket."""
 
     @property
-    def here(self) -> torch.Tensor:
+    def slot_values(self) -> torch.Tensor:
         """The current slot's values, flat."""
         ...
 
@@ -228,7 +228,7 @@ class BucketNorms:
     def of_slot(self, bucket: HasSlot) -> Pair:
         """The norms of one slot's gradients: computed once ``bucket`` has them all, then kept until ``end_slot``."""
         if self._slot is None:
-            self._slot = self._squares(bucket.here)
+            self._slot = self._squares(bucket.slot_values)
         return self._slot
 
     def end_slot(self) -> None:
@@ -505,7 +505,7 @@ class FlatBucket(Bucket):
         return not self._missing
 
     @property
-    def here(self) -> torch.Tensor:
+    def slot_values(self) -> torch.Tensor:
         return (self._sets[self._turn] if self._gathered is None else self._gathered)[: self._numel]
 
     def end_slot(self, slot: int) -> None:

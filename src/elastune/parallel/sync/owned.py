@@ -53,9 +53,8 @@ class OwnedAllReduce(Sync):
         self.exact = mode == "exact"
         self.drifts = not self.exact  # type: ignore[misc]
         self._elastic = elastic
-        self._leaves_early = (
-            not replica.equal_passes
-        )  # otherwise passes have collectives of their own, in a fixed order
+        # Equal passes have collectives of their own, in a fixed order; then no bucket may leave early.
+        self._leaves_early = not replica.equal_passes
         deal = dealt if replica.in_turn and self.exact else cut
         self._barrier = CommitBarrier(replica.split, control, len(STATISTICS), num_slots if self.exact else None, deal)
         self._reducer: OwnedReducer | StreamedReducer = OwnedReducer()

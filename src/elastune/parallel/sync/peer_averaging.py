@@ -69,24 +69,24 @@ class _PeerExchange:
             """The learners of ``giver`` that ``taker`` needs, in order."""
             return [] if giver == taker else sorted({sources[learner] for learner in taker} & set(giver))
 
-        self._given = [wanted(this_worker, taker) for taker in carried]  # by rank
-        self._taken = [wanted(giver, this_worker) for giver in carried]
+        self._sends = [wanted(this_worker, taker) for taker in carried]  # by rank
+        self._receives = [wanted(giver, this_worker) for giver in carried]
 
     def start(self) -> Work:
         """Raises ``GroupBroken``."""
         if self._group.size == 1:
             return Work(self._group, None)
-        parts = [self._flat[learner] for learners in self._given for learner in learners]
+        parts = [self._flat[learner] for learners in self._sends for learner in learners]
         numel, wire = self._like.numel(), self._group.wire
         self._sent = torch.cat([*parts, self._like[:0]]).to(wire)
-        self._room = torch.empty(sum(map(len, self._taken)) * numel, dtype=self._like.dtype, device=wire)
-        sizes = [len(learners) * numel for learners in self._given]
-        out_sizes = [len(learners) * numel for learners in self._taken]
+        self._room = torch.empty(sum(map(len, self._receives)) * numel, dtype=self._like.dtype, device=wire)
+        sizes = [len(learners) * numel for learners in self._sends]
+        out_sizes = [len(learners) * numel for learners in self._receives]
         return self._group.all_to_all(self._room, self._sent, out_sizes, sizes)
 
     def received(self) -> Flat:
         """The values of other workers' learners, after the work of ``start``."""
-        taken = [learner for learners in self._taken for learner in learners]
+        taken = [learner for learners in self._receives for learner in learners]
         if not taken:
             return {}
         rows = self._room.to(self._like.device).view(len(taken), -1)

@@ -310,7 +310,7 @@ class RoundSync(Sync):
             like, learners = [value.detach() for value in like], self.plan.learners
             codecs = self._codecs_of(like[:-1])
             self._reducer = (
-                EncodedReducer(like, learners, self.group, codecs, each=self.exact, hold=self._elastic)
+                EncodedReducer(like, learners, self.group, codecs, by_slot=self.exact, hold=self._elastic)
                 if self._rounding
                 else ExactReducer(like, learners, self.group, hold=self._elastic)
             )
