@@ -36,15 +36,6 @@ class ChannelMessage:
     payload: torch.Tensor
 
 
-@dataclass
-class _Outbox:
-    """The messages to one rank. ``text_numbers``: the texts that the receiver has already, each with its number."""
-
-    waiting: queue.SimpleQueue[ChannelMessage | None] = field(default_factory=queue.SimpleQueue)
-    text_numbers: dict[str, int] = field(default_factory=dict)
-    sent: threading.Event = field(default_factory=threading.Event)
-
-
 class Channel:
     """This worker's messages to and from the other workers of ``group``. Messages of one sender arrive in order.
 
@@ -144,6 +135,15 @@ class Channel:
                 self._group.abandon(f"{name}: {type(error).__name__}: {error}")
 
         threading.Thread(target=until_broken, name=name, daemon=True).start()
+
+
+@dataclass
+class _Outbox:
+    """The messages to one rank. ``text_numbers``: the texts that the receiver has already, each with its number."""
+
+    waiting: queue.SimpleQueue[ChannelMessage | None] = field(default_factory=queue.SimpleQueue)
+    text_numbers: dict[str, int] = field(default_factory=dict)
+    sent: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass(frozen=True)

@@ -22,173 +22,6 @@ from elastune.parallel.comm.reducer import SLACK, Bucket, DeviceCopy, Reducer, o
 from elastune.parallel.comm.relay import Relay
 
 
-@dataclass(frozen=True)
-class LevelLeg:
-    """One level of a hierarchical sum, as one worker sees it.
-
-    At each level the workers of a group gather the pieces of a bucket: each worker receives one piece from all, and
-    adds the nodes of the canonical tree that lie within the group's slots. Only these sums go to the next level.
-    With one level every worker sends to every other worker.
-
-    Attributes:
-        piece: How many elements of a bucket each worker of this level's group gathers.
-        bring: By rank in that group, the nodes of the tree whose sums that worker brings.
-        sums: The nodes whose sums each worker of the group has afterwards.
-    """
-
-    piece: int
-    bring: tuple[tuple[range, ...], ...]
-    sums: tuple[range, ...]
-
-    @property
-    def nodes(self) -> list[range]:
-        """All nodes that arrive, by the rank of the worker that brings them."""
-        return [node for brought in self.bring for node in brought]
-
-
-def host_levels(hosts: Sequence[str]) -> tuple[int, ...]:
-    """The sizes of the levels, the innermost first, of workers that run on ``hosts`` (by rank).
-
-    ``(2, 3)``: two workers on each of three hosts. The result is empty if one level is enough or is all that fits:
-    one host, one worker on each host, unequal numbers of workers, or ranks that are not ordered by host.
-    """
-    runs = [(host, len(list(ranks))) for host, ranks in groupby(hosts)]
-    sizes = {count for _, count in runs}
-    if len({host for host, _ in runs}) != len(runs) or len(runs) < 2 or len(sizes) > 1 or sizes == {1}:
-        return ()
-    return sizes.pop(), len(runs)
-
-
-def level_ranks(sizes: Sequence[int], rank: int) -> list[tuple[int, ...]]:
-    """The ranks that ``rank`` meets at each level, itself included, in order."""
-    levels, stride = [], 1
-    for size in sizes:
-        first = rank - rank // stride % size * stride
-        levels.append(tuple(first + i * stride for i in range(size)))
-        stride *= size
-    return levels
-
-
-def climb(runs: Sequence[range], num_slots: int, sizes: Sequence[int], rank: int, length: int) -> list[LevelLeg]:
-    """The legs of worker ``rank``, one for each level.
-
-    Args:
-        runs: The slots of each worker, by rank.
-        num_slots: The number of all slots.
-        sizes: The sizes of the levels, the innermost first.
-        rank: The worker.
-        length: The elements of a bucket, a multiple of the number of workers.
-    """
-    if prod(sizes) != len(runs) or length % len(runs):
-        raise ValueError(f"levels of {tuple(sizes)} do not fit {len(runs)} workers and {length} elements")
-
-    def nodes(first: int, count: int) -> tuple[range, ...]:
-        """The nodes that ``count`` workers have together, from ``first`` on."""
-        return tuple(subtrees({slot for run in runs[first : first + count] for slot in run}, num_slots))
-
-    legs, stride = [], 1
-    for size, meets in zip(sizes, level_ranks(sizes, rank), strict=True):
-        length //= size
-        below = [other - other % stride for other in meets]  # the first worker whose slots ``other`` has added up
-        legs.append(LevelLeg(length, tuple(nodes(first, stride) for first in below), nodes(below[0], stride * size)))
-        stride *= size
-    return legs
-
-
-class SlotSums:
-    """One worker's slots, added up along the canonical tree while their values arrive.
-
-    Each slot is one flat vector, made of members that arrive in any order. The memory of added vectors is used again.
-
-    Args:
-        room: Makes an empty vector.
-        views: Cuts a vector into its members.
-    """
-
-    def __init__(
-        self, room: Callable[[], torch.Tensor], views: Callable[[torch.Tensor], Mapping[int, torch.Tensor]]
-    ) -> None:
-        self._make_room = room
-        self._cut = views
-        self._pool: list[torch.Tensor] = []
-        self._views_of: dict[int, Mapping[int, torch.Tensor]] = {}  # by data pointer: every slot needs them again
-        self._in_use: list[torch.Tensor] = []  # go back to the pool when a step begins
-        self._missing: set[int] = set()
-        self._members: tuple[int, ...] = ()
-
-    def begin(self, run: range, num_slots: int, members: Sequence[int]) -> None:
-        """A step begins, of which this worker has the slots ``run``; the rest of an earlier step is dropped."""
-        self._pool.extend(self._in_use)
-        self._in_use = []
-        self._run = run
-        self._fold: Fold[torch.Tensor] = Fold(run, num_slots, self._merge)
-        self._next_slot = run.start
-        self._slot_vector: torch.Tensor | None = None
-        self._members = tuple(members)
-        self._missing = set(members)
-        self._views: Mapping[int, torch.Tensor] = {}
-
-    def forget(self) -> None:
-        """Never use this memory again: a library may still write to it or read from it."""
-        self._pool, self._in_use, self._views_of = [], [], {}
-
-    def put(self, member: int, value: torch.Tensor | None) -> bool:
-        """Member ``member`` of the current slot (None: zero), copied. True once the slot is complete."""
-        if self._slot_vector is None:
-            self._slot_vector = self._blank()
-            self._views = self._views_of[self._slot_vector.data_ptr()]
-        self._missing.remove(member)
-        if value is None:
-            self._views[member].zero_()
-        else:
-            self._views[member].copy_(value)
-        return not self._missing
-
-    @property
-    def slot_values(self) -> torch.Tensor:
-        """The current slot's vector, as far as its members have arrived."""
-        assert self._slot_vector is not None
-        return self._slot_vector
-
-    def end_slot(self, slot: int) -> None:
-        """Every member of ``slot`` has arrived; slots that were left out before it count as zero."""
-        assert self._slot_vector is not None
-        assert not self._missing
-        self._skip_to(slot)
-        self._fold.push(slot, self._slot_vector)
-        self._next_slot = slot + self._run.step
-        self._slot_vector = None
-        self._missing = set(self._members)
-
-    def parts(self) -> list[torch.Tensor]:
-        """The sums of the maximal subtrees of this worker's slots, in order; after the last ``put``."""
-        self._skip_to(self._run.stop)
-        return [value for _, value in self._fold.parts]
-
-    def _skip_to(self, slot: int) -> None:
-        for empty in range(self._next_slot, slot, self._run.step):
-            self._fold.push(empty, self._blank().zero_())
-            self._next_slot = empty + self._run.step
-
-    def _blank(self) -> torch.Tensor:
-        if self._pool:
-            blank = self._pool.pop()
-        else:
-            blank = self._make_room()
-            self._views_of[blank.data_ptr()] = self._cut(blank)
-        self._in_use.append(blank)
-        return blank
-
-    def _merge(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        self._in_use = [t for t in self._in_use if t is not b]
-        self._pool.append(b)
-        return a.add_(b)
-
-
-def _add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return a.add_(b)
-
-
 class ExactBucket(Bucket):
     """One bucket that is summed in canonical order: in one exchange, by levels, or along the routes of a topology.
 
@@ -402,3 +235,176 @@ class ExactReducer(Reducer[ExactBucket]):
             self.begin_slot(slot, last=slot == max(slots))
             for place, value in enumerate(values):
                 self.put(place, value)
+
+
+# --- a worker's slots -------------------------------------------------------------------------------------------------
+
+
+class SlotSums:
+    """One worker's slots, added up along the canonical tree while their values arrive.
+
+    Each slot is one flat vector, made of members that arrive in any order. The memory of added vectors is used again.
+
+    Args:
+        room: Makes an empty vector.
+        views: Cuts a vector into its members.
+    """
+
+    def __init__(
+        self, room: Callable[[], torch.Tensor], views: Callable[[torch.Tensor], Mapping[int, torch.Tensor]]
+    ) -> None:
+        self._make_room = room
+        self._cut = views
+        self._pool: list[torch.Tensor] = []
+        self._views_of: dict[int, Mapping[int, torch.Tensor]] = {}  # by data pointer: every slot needs them again
+        self._in_use: list[torch.Tensor] = []  # go back to the pool when a step begins
+        self._missing: set[int] = set()
+        self._members: tuple[int, ...] = ()
+
+    def begin(self, run: range, num_slots: int, members: Sequence[int]) -> None:
+        """A step begins, of which this worker has the slots ``run``; the rest of an earlier step is dropped."""
+        self._pool.extend(self._in_use)
+        self._in_use = []
+        self._run = run
+        self._fold: Fold[torch.Tensor] = Fold(run, num_slots, self._merge)
+        self._next_slot = run.start
+        self._slot_vector: torch.Tensor | None = None
+        self._members = tuple(members)
+        self._missing = set(members)
+        self._views: Mapping[int, torch.Tensor] = {}
+
+    def forget(self) -> None:
+        """Never use this memory again: a library may still write to it or read from it."""
+        self._pool, self._in_use, self._views_of = [], [], {}
+
+    def put(self, member: int, value: torch.Tensor | None) -> bool:
+        """Member ``member`` of the current slot (None: zero), copied. True once the slot is complete."""
+        if self._slot_vector is None:
+            self._slot_vector = self._blank()
+            self._views = self._views_of[self._slot_vector.data_ptr()]
+        self._missing.remove(member)
+        if value is None:
+            self._views[member].zero_()
+        else:
+            self._views[member].copy_(value)
+        return not self._missing
+
+    @property
+    def slot_values(self) -> torch.Tensor:
+        """The current slot's vector, as far as its members have arrived."""
+        assert self._slot_vector is not None
+        return self._slot_vector
+
+    def end_slot(self, slot: int) -> None:
+        """Every member of ``slot`` has arrived; slots that were left out before it count as zero."""
+        assert self._slot_vector is not None
+        assert not self._missing
+        self._skip_to(slot)
+        self._fold.push(slot, self._slot_vector)
+        self._next_slot = slot + self._run.step
+        self._slot_vector = None
+        self._missing = set(self._members)
+
+    def parts(self) -> list[torch.Tensor]:
+        """The sums of the maximal subtrees of this worker's slots, in order; after the last ``put``."""
+        self._skip_to(self._run.stop)
+        return [value for _, value in self._fold.parts]
+
+    def _skip_to(self, slot: int) -> None:
+        for empty in range(self._next_slot, slot, self._run.step):
+            self._fold.push(empty, self._blank().zero_())
+            self._next_slot = empty + self._run.step
+
+    def _blank(self) -> torch.Tensor:
+        if self._pool:
+            blank = self._pool.pop()
+        else:
+            blank = self._make_room()
+            self._views_of[blank.data_ptr()] = self._cut(blank)
+        self._in_use.append(blank)
+        return blank
+
+    def _merge(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        self._in_use = [t for t in self._in_use if t is not b]
+        self._pool.append(b)
+        return a.add_(b)
+
+
+def _add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a.add_(b)
+
+
+# --- levels: first within hosts, then across hosts --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LevelLeg:
+    """One level of a hierarchical sum, as one worker sees it.
+
+    At each level the workers of a group gather the pieces of a bucket: each worker receives one piece from all, and
+    adds the nodes of the canonical tree that lie within the group's slots. Only these sums go to the next level.
+    With one level every worker sends to every other worker.
+
+    Attributes:
+        piece: How many elements of a bucket each worker of this level's group gathers.
+        bring: By rank in that group, the nodes of the tree whose sums that worker brings.
+        sums: The nodes whose sums each worker of the group has afterwards.
+    """
+
+    piece: int
+    bring: tuple[tuple[range, ...], ...]
+    sums: tuple[range, ...]
+
+    @property
+    def nodes(self) -> list[range]:
+        """All nodes that arrive, by the rank of the worker that brings them."""
+        return [node for brought in self.bring for node in brought]
+
+
+def climb(runs: Sequence[range], num_slots: int, sizes: Sequence[int], rank: int, length: int) -> list[LevelLeg]:
+    """The legs of worker ``rank``, one for each level.
+
+    Args:
+        runs: The slots of each worker, by rank.
+        num_slots: The number of all slots.
+        sizes: The sizes of the levels, the innermost first.
+        rank: The worker.
+        length: The elements of a bucket, a multiple of the number of workers.
+    """
+    if prod(sizes) != len(runs) or length % len(runs):
+        raise ValueError(f"levels of {tuple(sizes)} do not fit {len(runs)} workers and {length} elements")
+
+    def nodes(first: int, count: int) -> tuple[range, ...]:
+        """The nodes that ``count`` workers have together, from ``first`` on."""
+        return tuple(subtrees({slot for run in runs[first : first + count] for slot in run}, num_slots))
+
+    legs, stride = [], 1
+    for size, meets in zip(sizes, level_ranks(sizes, rank), strict=True):
+        length //= size
+        below = [other - other % stride for other in meets]  # the first worker whose slots ``other`` has added up
+        legs.append(LevelLeg(length, tuple(nodes(first, stride) for first in below), nodes(below[0], stride * size)))
+        stride *= size
+    return legs
+
+
+def level_ranks(sizes: Sequence[int], rank: int) -> list[tuple[int, ...]]:
+    """The ranks that ``rank`` meets at each level, itself included, in order."""
+    levels, stride = [], 1
+    for size in sizes:
+        first = rank - rank // stride % size * stride
+        levels.append(tuple(first + i * stride for i in range(size)))
+        stride *= size
+    return levels
+
+
+def host_levels(hosts: Sequence[str]) -> tuple[int, ...]:
+    """The sizes of the levels, the innermost first, of workers that run on ``hosts`` (by rank).
+
+    ``(2, 3)``: two workers on each of three hosts. The result is empty if one level is enough or is all that fits:
+    one host, one worker on each host, unequal numbers of workers, or ranks that are not ordered by host.
+    """
+    runs = [(host, len(list(ranks))) for host, ranks in groupby(hosts)]
+    sizes = {count for _, count in runs}
+    if len({host for host, _ in runs}) != len(runs) or len(runs) < 2 or len(sizes) > 1 or sizes == {1}:
+        return ()
+    return sizes.pop(), len(runs)

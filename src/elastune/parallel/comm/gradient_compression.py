@@ -21,6 +21,87 @@ from elastune.parallel.comm.quantized import Blocks, Codec, Half
 from elastune.parallel.comm.reducer import FlatBucket, Reducer, plan
 
 
+class CompressedReducer(Reducer[FlatBucket]):
+    """As ``comm.reducer.FlatReducer``, but the first ``gradients`` tensors travel compressed by ``compression``.
+
+    Error feedback keeps a residual on each worker. ``owed`` and ``owe`` move it to another worker; ``pay`` takes it
+    out.
+    """
+
+    def __init__(
+        self,
+        like: Sequence[torch.Tensor],
+        group: Group,
+        gradients: int,
+        compression: Compression,
+        *,
+        hold: bool = False,
+    ) -> None:
+        make = _maker(compression)
+        compressed = [make(members, like, group, hold=hold) for members in plan(like[:gradients])]
+        rest = [
+            FlatBucket([i + gradients for i in members], like, group, hold=hold) for members in plan(like[gradients:])
+        ]
+        super().__init__([*compressed, *rest], group, gradients)
+        self._owing = [bucket for bucket in compressed if isinstance(bucket, ResidualBucket)]
+
+    # -- the residuals of this worker ---------------------------------------------------------------------------------
+
+    @property
+    def owed(self) -> list[torch.Tensor]:
+        """The parts of its gradients that it has not sent yet; the same shapes on every worker."""
+        return [bucket.owed for bucket in self._owing]
+
+    def owe(self, more: Sequence[torch.Tensor]) -> None:
+        """Take over ``owed`` of another worker."""
+        for bucket, part in zip(self._owing, more, strict=True):
+            bucket.owe(part)
+
+    def owes(self, index: int) -> bool:
+        """Whether this worker owes a part of tensor ``index``."""
+        bucket = self._bucket_of[index]
+        return isinstance(bucket, ResidualBucket) and bucket.owes(index)
+
+    def pay(self) -> dict[int, torch.Tensor]:
+        """Return all residuals, by tensor, for the caller to apply; the worker owes nothing from here on."""
+        return {i: part for bucket in self._owing for i, part in bucket.pay().items()}
+
+    @property
+    def factors(self) -> dict[str, torch.Tensor]:
+        """The start of PowerSGD's next power iterations: equal on all workers."""
+        return {f"{n}.{i}": q for n, bucket in self._iterating for i, q in enumerate(bucket.factors)}
+
+    def set_factors(self, factors: Mapping[str, torch.Tensor]) -> None:
+        """Go on from ``factors``. Raises ``ValueError`` if they are of another model."""
+        if factors.keys() != self.factors.keys():
+            raise ValueError("factors of other matrices")
+        for n, bucket in self._iterating:
+            bucket.factors = [factors[f"{n}.{i}"] for i in range(len(bucket.factors))]
+
+    @property
+    def _iterating(self) -> list[tuple[int, PowerSgdBucket]]:
+        return [(n, bucket) for n, bucket in enumerate(self._owing) if isinstance(bucket, PowerSgdBucket)]
+
+
+class _Make(Protocol):
+    def __call__(self, members: list[int], like: Sequence[torch.Tensor], group: Group, *, hold: bool) -> FlatBucket: ...
+
+
+def _maker(compression: Compression) -> _Make:
+    match compression:
+        case BFloat16():
+            return partial(ChunkedBucket, codec=Half(torch.bfloat16))
+        case Float16():
+            return partial(ChunkedBucket, codec=Half(torch.float16))
+        case Int8():
+            return partial(ChunkedBucket, codec=Blocks())
+        case PowerSgd(rank):
+            return partial(PowerSgdBucket, rank=rank)
+        case TopK(ratio):
+            return partial(TopKBucket, ratio=ratio)
+    raise NotImplementedError(compression)
+
+
 class ChunkedBucket(FlatBucket):
     """A bucket whose numbers travel encoded by ``codec``, in one chunk per worker.
 
@@ -140,30 +221,6 @@ class TopKBucket(ResidualBucket):
         for places, values in self._received.view(torch.int32).view(self._group.size, 2, self._count):
             sums[places.long()] += values.view(torch.float32)  # no place twice in one row
         self._sets[self._turn][: self._numel].copy_(sums)
-
-
-@dataclass(frozen=True)
-class _Matrix:
-    """Where a matrix of ``rows`` x ``columns`` lies in a bucket, and its factors (of ``rank`` columns) in a result."""
-
-    start: int
-    rows: int
-    columns: int
-    rank: int
-    left: int
-    right: int
-
-    def of(self, flat: torch.Tensor) -> torch.Tensor:
-        """The matrix, as a view."""
-        return flat[self.start : self.start + self.rows * self.columns].view(self.rows, self.columns)
-
-    def left_of(self, factors: torch.Tensor) -> torch.Tensor:
-        """Its left factor, as a view."""
-        return factors[self.left : self.left + self.rows * self.rank].view(self.rows, self.rank)
-
-    def right_of(self, factors: torch.Tensor) -> torch.Tensor:
-        """Its right factor, as a view."""
-        return factors[self.right : self.right + self.columns * self.rank].view(self.columns, self.rank)
 
 
 class PowerSgdBucket(ResidualBucket):
@@ -302,82 +359,25 @@ class PowerSgdBucket(ResidualBucket):
         self._q = [new.to(self._device, torch.float32, copy=True) for new in q]
 
 
-class _Make(Protocol):
-    def __call__(self, members: list[int], like: Sequence[torch.Tensor], group: Group, *, hold: bool) -> FlatBucket: ...
+@dataclass(frozen=True)
+class _Matrix:
+    """Where a matrix of ``rows`` x ``columns`` lies in a bucket, and its factors (of ``rank`` columns) in a result."""
 
+    start: int
+    rows: int
+    columns: int
+    rank: int
+    left: int
+    right: int
 
-class CompressedReducer(Reducer[FlatBucket]):
-    """As ``comm.reducer.FlatReducer``, but the first ``gradients`` tensors travel compressed by ``compression``.
+    def of(self, flat: torch.Tensor) -> torch.Tensor:
+        """The matrix, as a view."""
+        return flat[self.start : self.start + self.rows * self.columns].view(self.rows, self.columns)
 
-    Error feedback keeps a residual on each worker. ``owed`` and ``owe`` move it to another worker; ``pay`` takes it
-    out.
-    """
+    def left_of(self, factors: torch.Tensor) -> torch.Tensor:
+        """Its left factor, as a view."""
+        return factors[self.left : self.left + self.rows * self.rank].view(self.rows, self.rank)
 
-    def __init__(
-        self,
-        like: Sequence[torch.Tensor],
-        group: Group,
-        gradients: int,
-        compression: Compression,
-        *,
-        hold: bool = False,
-    ) -> None:
-        make = _maker(compression)
-        compressed = [make(members, like, group, hold=hold) for members in plan(like[:gradients])]
-        rest = [
-            FlatBucket([i + gradients for i in members], like, group, hold=hold) for members in plan(like[gradients:])
-        ]
-        super().__init__([*compressed, *rest], group, gradients)
-        self._owing = [bucket for bucket in compressed if isinstance(bucket, ResidualBucket)]
-
-    # -- the residuals of this worker ---------------------------------------------------------------------------------
-
-    @property
-    def owed(self) -> list[torch.Tensor]:
-        """The parts of its gradients that it has not sent yet; the same shapes on every worker."""
-        return [bucket.owed for bucket in self._owing]
-
-    def owe(self, more: Sequence[torch.Tensor]) -> None:
-        """Take over ``owed`` of another worker."""
-        for bucket, part in zip(self._owing, more, strict=True):
-            bucket.owe(part)
-
-    def owes(self, index: int) -> bool:
-        """Whether this worker owes a part of tensor ``index``."""
-        bucket = self._bucket_of[index]
-        return isinstance(bucket, ResidualBucket) and bucket.owes(index)
-
-    def pay(self) -> dict[int, torch.Tensor]:
-        """Return all residuals, by tensor, for the caller to apply; the worker owes nothing from here on."""
-        return {i: part for bucket in self._owing for i, part in bucket.pay().items()}
-
-    @property
-    def factors(self) -> dict[str, torch.Tensor]:
-        """The start of PowerSGD's next power iterations: equal on all workers."""
-        return {f"{n}.{i}": q for n, bucket in self._iterating for i, q in enumerate(bucket.factors)}
-
-    def set_factors(self, factors: Mapping[str, torch.Tensor]) -> None:
-        """Go on from ``factors``. Raises ``ValueError`` if they are of another model."""
-        if factors.keys() != self.factors.keys():
-            raise ValueError("factors of other matrices")
-        for n, bucket in self._iterating:
-            bucket.factors = [factors[f"{n}.{i}"] for i in range(len(bucket.factors))]
-
-    @property
-    def _iterating(self) -> list[tuple[int, PowerSgdBucket]]:
-        return [(n, bucket) for n, bucket in enumerate(self._owing) if isinstance(bucket, PowerSgdBucket)]
-
-
-def _maker(compression: Compression) -> _Make:
-    match compression:
-        case BFloat16():
-            return partial(ChunkedBucket, codec=Half(torch.bfloat16))
-        case Float16():
-            return partial(ChunkedBucket, codec=Half(torch.float16))
-        case Int8():
-            return partial(ChunkedBucket, codec=Blocks())
-        case PowerSgd(rank):
-            return partial(PowerSgdBucket, rank=rank)
-        case TopK(ratio):
-            return partial(TopKBucket, ratio=ratio)
-    raise NotImplementedError(compression)
+    def right_of(self, factors: torch.Tensor) -> torch.Tensor:
+        """Its right factor, as a view."""
+        return factors[self.right : self.right + self.columns * self.rank].view(self.columns, self.rank)

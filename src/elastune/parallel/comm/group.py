@@ -34,153 +34,12 @@ Addressed = tuple[torch.Tensor, int]
 """A tensor, and the rank that it is sent to, or comes from."""
 
 
-class Transfers:
-    """Messages under way between workers, as one work with the methods of ``dist.Work``.
-
-    A wait may time out without harm. ``start`` appends each work that it has started to its argument, a list.
-    """
-
-    def __init__(self, start: Callable[[list[Any]], None]) -> None:
-        self._works: list[Any] = []
-        self._ended = threading.Event()
-        self._error: RuntimeError | None = None
-        try:
-            start(self._works)
-        except RuntimeError as error:
-            self._error = error  # ``wait`` raises it: the works that were started before still read and write
-        threading.Thread(target=self._run, name="transfers", daemon=True).start()
-
-    def _run(self) -> None:
-        for work in self._works:
-            try:
-                work.wait()
-            except RuntimeError as error:
-                self._error = self._error or error
-        self._works.clear()
-        self._ended.set()
-
-    def is_completed(self) -> bool:
-        return self._ended.is_set()
-
-    def wait(self, timeout: timedelta | None = None) -> None:
-        if not self._ended.wait(None if timeout is None else timeout.total_seconds()):
-            raise RuntimeError("not yet")
-        if self._error is not None:
-            raise self._error
-
-
-def straight(pg: Any, sends: Sequence[Addressed], receives: Sequence[Addressed]) -> Transfers:
-    """Begin all transfers, each as a message of its own, directly between the tensors' memory."""
-
-    def start(works: list[Any]) -> None:
-        for tensor, source in receives:  # first, so that arriving messages find their place
-            works.append(pg.recv([tensor], source, EXCHANGE_TAG))
-        for tensor, to in sends:
-            works.append(pg.send([tensor], to, EXCHANGE_TAG))
-
-    return Transfers(start)
-
-
-class Buffered:
-    """An all-to-all of bytes with the methods of its work; ``wait`` unpacks the bytes into the tensors."""
-
-    def __init__(
-        self,
-        pg: Any,
-        sends: Sequence[Addressed],
-        receives: Sequence[Addressed],
-        size: int,
-        device: torch.device,
-    ) -> None:
-        outgoing = [tensor for rank in range(size) for tensor, to in sends if to == rank]
-        self._targets = [tensor for rank in range(size) for tensor, source in receives if source == rank]
-        sizes = [sum(len(tensor) for tensor, to in sends if to == rank) for rank in range(size)]
-        out_sizes = [sum(len(tensor) for tensor, source in receives if source == rank) for rank in range(size)]
-        self._sent = torch.cat([torch.empty(0, dtype=torch.uint8, device=device), *outgoing])
-        self._arrived = torch.empty(sum(out_sizes), dtype=torch.uint8, device=device)
-        self._work = pg.alltoall_base(self._arrived, self._sent, out_sizes, sizes)
-
-    def is_completed(self) -> bool:
-        return bool(self._work.is_completed())
-
-    def wait(self) -> None:
-        self._work.wait()
-        for target, values in zip(self._targets, self._arrived.split(list(map(len, self._targets))), strict=True):
-            target.copy_(values)
-
-
-class GroupConnections(Protocol):
-    """The connections that a group's messages go through: sockets (gloo), or a communicator (NCCL)."""
-
-    def sever(self) -> None:
-        """End them; from any thread, at any time, any number of times."""
-        ...
-
-    def all_closed(self) -> bool:
-        """Whether the library has let go of them: it will neither read nor write any more."""
-        ...
-
-
 class GroupBroken(Exception):
     """A collective of the group failed on this worker, or the group was abandoned; it is of no use any more."""
 
 
 class CollectiveMismatch(Exception):
     """Workers met in one gather with different kinds. All of them raise this, and the group stays usable."""
-
-
-class Work:
-    """A collective that was started."""
-
-    def __init__(self, group: Group, work: Any) -> None:
-        self._group = group
-        self._work = work
-
-    def wait(self) -> None:
-        """Return when the result has arrived. Raises ``GroupBroken`` if it will not arrive."""
-        if self._work is None:
-            return
-        try:
-            self._wait()
-        except RuntimeError as error:
-            raise self._group._broke(error) from None
-        if self._group.backend == "gloo":  # on a GPU the stream waits, and the buffers are still at work
-            self._work = None
-
-    def _wait(self) -> None:
-        if self._group.backend != "gloo":  # its wait is the stream's, and its library's watchdog ends what hangs
-            self._work.wait()
-            return
-        # Gloo does not wake an operation that was in the middle of a message when its connection died
-        # (Pair::signalException leaves out the operations that are being transmitted). So the wait must look again.
-        while True:
-            try:
-                self._work.wait(LOOK)
-                return
-            except RuntimeError:
-                if self._work.is_completed():  # with success or not, perhaps only just now
-                    self._work.wait()
-                    return
-                if self._group.given_up:
-                    raise
-
-    def is_completed(self) -> bool:
-        """Whether it has ended, with success or not: no buffer of it changes any more."""
-        return self._work is None or bool(self._work.is_completed())
-
-
-class PendingMessage:
-    """A message on its way between two workers, for a thread of its own that may wait for ever."""
-
-    def __init__(self, group: Group, work: Any) -> None:
-        self._group, self._work = group, work
-
-    def wait_blocking(self) -> None:
-        """Wait until it has passed. Raises ``GroupBroken``; after the group was given up, this may never return."""
-        try:
-            self._work.wait()
-        except RuntimeError as error:
-            raise self._group._broke(error) from None
 
 
 class Group:
@@ -484,3 +343,147 @@ def drop(group: Group) -> None:
     group.abandon()
     held = group._release()  # no name of this function may outlive the thread: the last owner that lets go waits
     threading.Thread(target=held.clear, name="drop group", daemon=True).start()
+
+
+class Work:
+    """A collective that was started."""
+
+    def __init__(self, group: Group, work: Any) -> None:
+        self._group = group
+        self._work = work
+
+    def wait(self) -> None:
+        """Return when the result has arrived. Raises ``GroupBroken`` if it will not arrive."""
+        if self._work is None:
+            return
+        try:
+            self._wait()
+        except RuntimeError as error:
+            raise self._group._broke(error) from None
+        if self._group.backend == "gloo":  # on a GPU the stream waits, and the buffers are still at work
+            self._work = None
+
+    def _wait(self) -> None:
+        if self._group.backend != "gloo":  # its wait is the stream's, and its library's watchdog ends what hangs
+            self._work.wait()
+            return
+        # Gloo does not wake an operation that was in the middle of a message when its connection died
+        # (Pair::signalException leaves out the operations that are being transmitted). So the wait must look again.
+        while True:
+            try:
+                self._work.wait(LOOK)
+                return
+            except RuntimeError:
+                if self._work.is_completed():  # with success or not, perhaps only just now
+                    self._work.wait()
+                    return
+                if self._group.given_up:
+                    raise
+
+    def is_completed(self) -> bool:
+        """Whether it has ended, with success or not: no buffer of it changes any more."""
+        return self._work is None or bool(self._work.is_completed())
+
+
+class PendingMessage:
+    """A message on its way between two workers, for a thread of its own that may wait for ever."""
+
+    def __init__(self, group: Group, work: Any) -> None:
+        self._group, self._work = group, work
+
+    def wait_blocking(self) -> None:
+        """Wait until it has passed. Raises ``GroupBroken``; after the group was given up, this may never return."""
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            raise self._group._broke(error) from None
+
+
+class GroupConnections(Protocol):
+    """The connections that a group's messages go through: sockets (gloo), or a communicator (NCCL)."""
+
+    def sever(self) -> None:
+        """End them; from any thread, at any time, any number of times."""
+        ...
+
+    def all_closed(self) -> bool:
+        """Whether the library has let go of them: it will neither read nor write any more."""
+        ...
+
+
+# --- exchanges of many tensors, with the methods of ``dist.Work`` -----------------------------------------------------
+
+
+class Transfers:
+    """Messages under way between workers, as one work with the methods of ``dist.Work``.
+
+    A wait may time out without harm. ``start`` appends each work that it has started to its argument, a list.
+    """
+
+    def __init__(self, start: Callable[[list[Any]], None]) -> None:
+        self._works: list[Any] = []
+        self._ended = threading.Event()
+        self._error: RuntimeError | None = None
+        try:
+            start(self._works)
+        except RuntimeError as error:
+            self._error = error  # ``wait`` raises it: the works that were started before still read and write
+        threading.Thread(target=self._run, name="transfers", daemon=True).start()
+
+    def _run(self) -> None:
+        for work in self._works:
+            try:
+                work.wait()
+            except RuntimeError as error:
+                self._error = self._error or error
+        self._works.clear()
+        self._ended.set()
+
+    def is_completed(self) -> bool:
+        return self._ended.is_set()
+
+    def wait(self, timeout: timedelta | None = None) -> None:
+        if not self._ended.wait(None if timeout is None else timeout.total_seconds()):
+            raise RuntimeError("not yet")
+        if self._error is not None:
+            raise self._error
+
+
+def straight(pg: Any, sends: Sequence[Addressed], receives: Sequence[Addressed]) -> Transfers:
+    """Begin all transfers, each as a message of its own, directly between the tensors' memory."""
+
+    def start(works: list[Any]) -> None:
+        for tensor, source in receives:  # first, so that arriving messages find their place
+            works.append(pg.recv([tensor], source, EXCHANGE_TAG))
+        for tensor, to in sends:
+            works.append(pg.send([tensor], to, EXCHANGE_TAG))
+
+    return Transfers(start)
+
+
+class Buffered:
+    """An all-to-all of bytes with the methods of its work; ``wait`` unpacks the bytes into the tensors."""
+
+    def __init__(
+        self,
+        pg: Any,
+        sends: Sequence[Addressed],
+        receives: Sequence[Addressed],
+        size: int,
+        device: torch.device,
+    ) -> None:
+        outgoing = [tensor for rank in range(size) for tensor, to in sends if to == rank]
+        self._targets = [tensor for rank in range(size) for tensor, source in receives if source == rank]
+        sizes = [sum(len(tensor) for tensor, to in sends if to == rank) for rank in range(size)]
+        out_sizes = [sum(len(tensor) for tensor, source in receives if source == rank) for rank in range(size)]
+        self._sent = torch.cat([torch.empty(0, dtype=torch.uint8, device=device), *outgoing])
+        self._arrived = torch.empty(sum(out_sizes), dtype=torch.uint8, device=device)
+        self._work = pg.alltoall_base(self._arrived, self._sent, out_sizes, sizes)
+
+    def is_completed(self) -> bool:
+        return bool(self._work.is_completed())
+
+    def wait(self) -> None:
+        self._work.wait()
+        for target, values in zip(self._targets, self._arrived.split(list(map(len, self._targets))), strict=True):
+            target.copy_(values)

@@ -28,23 +28,118 @@ Sums = Sequence[tuple[Segment, torch.Tensor]]
 """Segments of parameter blocks, each with its flat sum."""
 
 
-def _adds_into(target: torch.Tensor, count: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """An addition whose ``count``-th call writes into ``target``, if that is on the device of the summands."""
-    done = 0
+class OwnedReducer:
+    """Sums one worker's gradients over its batch group; each sum ends at its owners. ``regroup`` comes first.
 
-    def add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        nonlocal done
-        done += 1
-        return torch.add(a, b, out=target) if done == count and a.device == target.device else a.add_(b)
+    A step: ``begin``; for each slot ``begin_slot`` and ``put`` of every parameter block; then ``launch``, ``combine``
+    and ``wait``. If one of these calls raises ``GroupBroken``, call ``drain`` before the next ``begin`` or
+    ``regroup``. ``StreamedReducer`` has the same calls; ``comm.reducer.Reducer`` sends all sums to all workers.
+    """
 
-    return add
+    def __init__(self) -> None:
+        self.buckets: list[OwnedBucket] = []
+        self.group = Group()
+        self._bucket_of: dict[int, OwnedBucket] = {}
+        self._ready: set[int] = set()
+        self._slot, self._last = 0, False
+        self.measures = False
+        self._squares: dict[int, float] = {}
+        self._renewed: Group | None = None
 
+    def regroup(
+        self,
+        plans: Sequence[BucketPlan],
+        split: Split,
+        device: torch.device,
+        group: Group,
+        num_slots: int,
+        owners: Owners,
+    ) -> None:
+        """Sum on ``group`` from the next step on, over ``num_slots`` slots; ``plans`` give each part its reducer.
 
-def square(gradient: torch.Tensor) -> float:
-    """The squared norm of one parameter block's gradient."""
-    flat = gradient.reshape(-1)
-    flat = flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
-    return float(torch.dot(flat, flat))
+        A bucket whose parameter blocks stay together keeps its memory.
+        """
+        self.drain()
+        earlier = {bucket.plan.param_blocks: bucket for bucket in self.buckets}
+        self.group = group
+        self.buckets = [earlier.get(plan.param_blocks) or OwnedBucket(plan, split, device) for plan in plans]
+        self._bucket_of = {param_block: bucket for bucket in self.buckets for param_block in bucket.plan.param_blocks}
+        for bucket, plan in zip(self.buckets, plans, strict=True):
+            bucket.regroup(plan, group, num_slots, owners)
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._ready = set()
+        for bucket in self.buckets:
+            bucket.begin()
+
+    def begin_pass(self, ending: Sequence[int]) -> None:
+        """See ``StreamedReducer``. In this class no gradient leaves before this worker's last slot."""
+
+    def begin_slot(self, slot: int, *, last: bool) -> None:
+        """The next ``put`` calls belong to ``slot``; ``last``: this worker's last slot of the step."""
+        self._slot, self._last, self._squares = slot, last, {}
+
+    def put(self, param_block: int, gradient: torch.Tensor | None) -> None:
+        """The gradient of ``param_block``; it is copied. Buckets of the last slot leave as they fill."""
+        if self.measures:
+            self._squares[param_block] = 0.0 if gradient is None else square(gradient)
+        bucket = self._bucket_of[param_block]
+        if bucket.put(param_block, gradient):
+            bucket.end_slot(self._slot)
+            if self._last:
+                self._launch_in_order(bucket)
+
+    def _launch_in_order(self, ready: OwnedBucket) -> None:
+        """Every worker must start its collectives in the same order, whatever order its gradients came in."""
+        self._ready.add(id(ready))
+        for bucket in self.buckets:
+            if not bucket.launched:
+                if id(bucket) not in self._ready:
+                    return
+                bucket.launch()
+
+    def slot_square(self) -> float:
+        """The squared norm of the gradients that were ``put`` for the current slot, where ``measures`` is true."""
+        return fsum(self._squares.values())
+
+    def launch(self) -> None:
+        """This worker has no more to put."""
+        for bucket in self.buckets:
+            if not bucket.launched:
+                bucket.launch()
+
+    def combine(self) -> None:
+        """Add up this worker's parts, and start to send the sums to their other owners."""
+        for bucket in self.buckets:
+            bucket.combine()
+
+    def squares(self) -> torch.Tensor:
+        """The squares of all buckets, one after another; see ``OwnedBucket.squares``."""
+        return torch.cat([torch.zeros(0, dtype=torch.float64), *(bucket.squares() for bucket in self.buckets)])
+
+    def wait(self) -> None:
+        """Wait until all sums that this worker owns have arrived."""
+        for bucket in self.buckets:
+            bucket.wait()
+
+    @property
+    def held(self) -> list[torch.Tensor]:
+        """All sums that this worker owns."""
+        return [bucket.held for bucket in self.buckets]
+
+    def sums(self) -> list[tuple[Segment, torch.Tensor]]:
+        """The same sums by segment of a parameter block; adjoining segments are joined."""
+        return [
+            (segment, bucket.held[at : at + segment.size]) for bucket in self.buckets for segment, at in bucket.places
+        ]
+
+    def drain(self) -> None:
+        """Make sure that no operation of a broken step changes any memory any more."""
+        if not self.group.drain() and self._renewed is not self.group:
+            self._renewed = self.group
+            for bucket in self.buckets:
+                bucket.renew()
 
 
 class OwnedBucket:
@@ -199,118 +294,26 @@ def _joined(places: Sequence[tuple[Segment, int]]) -> list[tuple[Segment, int]]:
     return joined
 
 
-class OwnedReducer:
-    """Sums one worker's gradients over its batch group; each sum ends at its owners. ``regroup`` comes first.
+def _adds_into(target: torch.Tensor, count: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """An addition whose ``count``-th call writes into ``target``, if that is on the device of the summands."""
+    done = 0
 
-    A step: ``begin``; for each slot ``begin_slot`` and ``put`` of every parameter block; then ``launch``, ``combine``
-    and ``wait``. If one of these calls raises ``GroupBroken``, call ``drain`` before the next ``begin`` or
-    ``regroup``. ``StreamedReducer`` has the same calls; ``comm.reducer.Reducer`` sends all sums to all workers.
-    """
+    def add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        nonlocal done
+        done += 1
+        return torch.add(a, b, out=target) if done == count and a.device == target.device else a.add_(b)
 
-    def __init__(self) -> None:
-        self.buckets: list[OwnedBucket] = []
-        self.group = Group()
-        self._bucket_of: dict[int, OwnedBucket] = {}
-        self._ready: set[int] = set()
-        self._slot, self._last = 0, False
-        self.measures = False
-        self._squares: dict[int, float] = {}
-        self._renewed: Group | None = None
+    return add
 
-    def regroup(
-        self,
-        plans: Sequence[BucketPlan],
-        split: Split,
-        device: torch.device,
-        group: Group,
-        num_slots: int,
-        owners: Owners,
-    ) -> None:
-        """Sum on ``group`` from the next step on, over ``num_slots`` slots; ``plans`` give each part its reducer.
 
-        A bucket whose parameter blocks stay together keeps its memory.
-        """
-        self.drain()
-        earlier = {bucket.plan.param_blocks: bucket for bucket in self.buckets}
-        self.group = group
-        self.buckets = [earlier.get(plan.param_blocks) or OwnedBucket(plan, split, device) for plan in plans]
-        self._bucket_of = {param_block: bucket for bucket in self.buckets for param_block in bucket.plan.param_blocks}
-        for bucket, plan in zip(self.buckets, plans, strict=True):
-            bucket.regroup(plan, group, num_slots, owners)
+def square(gradient: torch.Tensor) -> float:
+    """The squared norm of one parameter block's gradient."""
+    flat = gradient.reshape(-1)
+    flat = flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
+    return float(torch.dot(flat, flat))
 
-    def begin(self) -> None:
-        """A step begins."""
-        self._ready = set()
-        for bucket in self.buckets:
-            bucket.begin()
 
-    def begin_pass(self, ending: Sequence[int]) -> None:
-        """See ``StreamedReducer``. In this class no gradient leaves before this worker's last slot."""
-
-    def begin_slot(self, slot: int, *, last: bool) -> None:
-        """The next ``put`` calls belong to ``slot``; ``last``: this worker's last slot of the step."""
-        self._slot, self._last, self._squares = slot, last, {}
-
-    def put(self, param_block: int, gradient: torch.Tensor | None) -> None:
-        """The gradient of ``param_block``; it is copied. Buckets of the last slot leave as they fill."""
-        if self.measures:
-            self._squares[param_block] = 0.0 if gradient is None else square(gradient)
-        bucket = self._bucket_of[param_block]
-        if bucket.put(param_block, gradient):
-            bucket.end_slot(self._slot)
-            if self._last:
-                self._launch_in_order(bucket)
-
-    def _launch_in_order(self, ready: OwnedBucket) -> None:
-        """Every worker must start its collectives in the same order, whatever order its gradients came in."""
-        self._ready.add(id(ready))
-        for bucket in self.buckets:
-            if not bucket.launched:
-                if id(bucket) not in self._ready:
-                    return
-                bucket.launch()
-
-    def slot_square(self) -> float:
-        """The squared norm of the gradients that were ``put`` for the current slot, where ``measures`` is true."""
-        return fsum(self._squares.values())
-
-    def launch(self) -> None:
-        """This worker has no more to put."""
-        for bucket in self.buckets:
-            if not bucket.launched:
-                bucket.launch()
-
-    def combine(self) -> None:
-        """Add up this worker's parts, and start to send the sums to their other owners."""
-        for bucket in self.buckets:
-            bucket.combine()
-
-    def squares(self) -> torch.Tensor:
-        """The squares of all buckets, one after another; see ``OwnedBucket.squares``."""
-        return torch.cat([torch.zeros(0, dtype=torch.float64), *(bucket.squares() for bucket in self.buckets)])
-
-    def wait(self) -> None:
-        """Wait until all sums that this worker owns have arrived."""
-        for bucket in self.buckets:
-            bucket.wait()
-
-    @property
-    def held(self) -> list[torch.Tensor]:
-        """All sums that this worker owns."""
-        return [bucket.held for bucket in self.buckets]
-
-    def sums(self) -> list[tuple[Segment, torch.Tensor]]:
-        """The same sums by segment of a parameter block; adjoining segments are joined."""
-        return [
-            (segment, bucket.held[at : at + segment.size]) for bucket in self.buckets for segment, at in bucket.places
-        ]
-
-    def drain(self) -> None:
-        """Make sure that no operation of a broken step changes any memory any more."""
-        if not self.group.drain() and self._renewed is not self.group:
-            self._renewed = self.group
-            for bucket in self.buckets:
-                bucket.renew()
+# --- sums for remote owners -------------------------------------------------------------------------------------------
 
 
 class RemoteOwnerSums:
@@ -404,6 +407,9 @@ def _parts(sums: Sums, wanted: Segment) -> Iterator[torch.Tensor]:
         first, last = max(segment.start, wanted.start), min(segment.stop, wanted.stop)
         if first < last:
             yield values[first - segment.start : last - segment.start]
+
+
+# --- the end of a step ------------------------------------------------------------------------------------------------
 
 
 class CommitBarrier:

@@ -27,43 +27,6 @@ Pair = tuple[Scalar, Scalar]
 """Two squared norms: of a gradient, and of the gradient times weights."""
 
 
-# --- between a device and the host's memory --------------------------------------------------------------------------
-
-
-def room(numel: int, dtype: torch.dtype, device: torch.device, comes_from: torch.device) -> torch.Tensor:
-    """Zeros on ``device``; page-locked if a GPU copies to and from it: several times as fast, and asynchronous."""
-    pinned = device.type == "cpu" and comes_from.type == "cuda"
-    # Written at once: the system allocates memory at the first touch, which must not slow down a step.
-    return torch.empty(numel, dtype=dtype, device=device, pin_memory=pinned).zero_()
-
-
-class DeviceCopy:
-    """A copy of ``data`` to ``target``, which may be on another device; it is complete after ``wait``.
-
-    A GPU first finishes the work that was queued before, such as the backward pass, and then copies.
-    """
-
-    def __init__(self, data: torch.Tensor, target: torch.Tensor) -> None:
-        self._arrived: torch.cuda.Event | None = None
-        target.copy_(data, non_blocking=True)
-        if data.device.type == "cuda" and target.is_pinned():
-            self._arrived = torch.cuda.Event()
-            self._arrived.record(torch.cuda.current_stream(data.device))
-
-    def wait(self) -> None:
-        """Wait until the copy is complete."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-
-
-def outbox(data: torch.Tensor, wire: torch.device) -> torch.Tensor:
-    """New memory on ``wire`` for ``data``. Memory that an earlier step has sent is not reused: it may still be read."""
-    return torch.empty(data.shape, dtype=data.dtype, device=wire, pin_memory=data.is_cuda and wire.type == "cpu")
-
-
-# --- the contract ----------------------------------------------------------------------------------------------------
-
-
 class Bucket(ABC):
     """Some of the summed tensors as one flat vector. A subclass defines how the vector is summed.
 
@@ -181,87 +144,6 @@ class Bucket(ABC):
     def _cut(self, flat: torch.Tensor) -> dict[int, torch.Tensor]:
         pieces = torch.split(flat[: self._numel], self._sizes)
         return {i: piece.view(shape) for i, piece, shape in zip(self.members, pieces, self._shapes, strict=True)}
-
-
-def scalar(value: torch.Tensor) -> Scalar:
-    """``value`` as a number if that needs no wait for a device."""
-    return float(value) if value.device.type == "cpu" else value.float()
-
-
-def _total(pairs: list[Pair]) -> Pair:
-    return sum(plain for plain, _ in pairs), sum(weighed for _, weighed in pairs)
-
-
-def _square_together(blocks: list[torch.Tensor]) -> torch.Tensor:
-    """The squared norm of all ``blocks``, in a few kernels, however many there are."""
-    return torch.stack(torch._foreach_norm(blocks)).square_().sum()
-
-
-class HasSlot(Protocol):
-    """An object that has the current slot's values, such as a bucket."""
-
-    @property
-    def slot_values(self) -> torch.Tensor:
-        """The current slot's values, flat."""
-        ...
-
-
-class BucketNorms:
-    """Squared norms of a bucket's gradients, its first ``numel`` values: of one slot's, and of the sums.
-
-    In a large bucket the norm reads every fourth block and multiplies by four. ``turn`` selects the blocks, so four
-    readings with different turns read each block once. All norms of one reading are of the same blocks.
-
-    Args:
-        numel: How many values of the bucket are gradients.
-        weights: Factors on the gradients, for the second norm of each pair.
-        turn: Selects the blocks.
-    """
-
-    def __init__(self, numel: int, weights: torch.Tensor | None, turn: int) -> None:
-        self._numel = numel
-        self._weights = weights
-        self.turn = turn
-        self._slot: Pair | None = None
-        self.sums: Pair = (0.0, 0.0)
-
-    def of_slot(self, bucket: HasSlot) -> Pair:
-        """The norms of one slot's gradients: computed once ``bucket`` has them all, then kept until ``end_slot``."""
-        if self._slot is None:
-            self._slot = self._squares(bucket.slot_values)
-        return self._slot
-
-    def end_slot(self) -> None:
-        """Forget the norms of this slot."""
-        self._slot = None
-
-    def of_sums(self, values: torch.Tensor) -> None:
-        """Compute the norms of the sums."""
-        self.sums = self._squares(values)
-
-    def _squares(self, values: torch.Tensor) -> Pair:
-        values = values[: self._numel]
-        if values.dtype not in (torch.float32, torch.float64):
-            values = values.float()
-        plain = self._sampled(values)
-        if self._weights is None:
-            return self._square(plain), 0.0
-        weights = self._sampled(self._weights)
-        return self._square(plain), self._square(list(torch._foreach_mul(plain, weights)))
-
-    def _sampled(self, values: torch.Tensor) -> list[torch.Tensor]:
-        if self._numel < TURNS * BLOCK:
-            return [values]
-        return list(values.split(BLOCK)[self.turn % TURNS :: TURNS])
-
-    def _square(self, blocks: list[torch.Tensor]) -> Scalar:
-        total: Scalar = 0.0
-        if blocks[0].device.type == "cpu":
-            for block in blocks:
-                total += scalar(torch.dot(block, block))
-        else:  # a call to a GPU takes longer than the norm of one block
-            total = _square_together(blocks)
-        return total if self._numel < TURNS * BLOCK else TURNS * total
 
 
 B = TypeVar("B", bound=Bucket)
@@ -465,7 +347,7 @@ def plan(like: Sequence[torch.Tensor], bucket_bytes: int | None = None) -> list[
     return buckets
 
 
-# --- sums in any order -----------------------------------------------------------------------------------------------
+# --- sums in any order ------------------------------------------------------------------------------------------------
 
 
 class FlatBucket(Bucket):
@@ -544,3 +426,121 @@ class FlatReducer(Reducer[FlatBucket]):
     ) -> None:
         buckets = [FlatBucket(members, like, group, hold=hold) for members in plan(like, bucket_bytes)]
         super().__init__(buckets, group, gradients)
+
+
+# --- norms of gradients -----------------------------------------------------------------------------------------------
+
+
+class BucketNorms:
+    """Squared norms of a bucket's gradients, its first ``numel`` values: of one slot's, and of the sums.
+
+    In a large bucket the norm reads every fourth block and multiplies by four. ``turn`` selects the blocks, so four
+    readings with different turns read each block once. All norms of one reading are of the same blocks.
+
+    Args:
+        numel: How many values of the bucket are gradients.
+        weights: Factors on the gradients, for the second norm of each pair.
+        turn: Selects the blocks.
+    """
+
+    def __init__(self, numel: int, weights: torch.Tensor | None, turn: int) -> None:
+        self._numel = numel
+        self._weights = weights
+        self.turn = turn
+        self._slot: Pair | None = None
+        self.sums: Pair = (0.0, 0.0)
+
+    def of_slot(self, bucket: HasSlot) -> Pair:
+        """The norms of one slot's gradients: computed once ``bucket`` has them all, then kept until ``end_slot``."""
+        if self._slot is None:
+            self._slot = self._squares(bucket.slot_values)
+        return self._slot
+
+    def end_slot(self) -> None:
+        """Forget the norms of this slot."""
+        self._slot = None
+
+    def of_sums(self, values: torch.Tensor) -> None:
+        """Compute the norms of the sums."""
+        self.sums = self._squares(values)
+
+    def _squares(self, values: torch.Tensor) -> Pair:
+        values = values[: self._numel]
+        if values.dtype not in (torch.float32, torch.float64):
+            values = values.float()
+        plain = self._sampled(values)
+        if self._weights is None:
+            return self._square(plain), 0.0
+        weights = self._sampled(self._weights)
+        return self._square(plain), self._square(list(torch._foreach_mul(plain, weights)))
+
+    def _sampled(self, values: torch.Tensor) -> list[torch.Tensor]:
+        if self._numel < TURNS * BLOCK:
+            return [values]
+        return list(values.split(BLOCK)[self.turn % TURNS :: TURNS])
+
+    def _square(self, blocks: list[torch.Tensor]) -> Scalar:
+        total: Scalar = 0.0
+        if blocks[0].device.type == "cpu":
+            for block in blocks:
+                total += scalar(torch.dot(block, block))
+        else:  # a call to a GPU takes longer than the norm of one block
+            total = _square_together(blocks)
+        return total if self._numel < TURNS * BLOCK else TURNS * total
+
+
+class HasSlot(Protocol):
+    """An object that has the current slot's values, such as a bucket."""
+
+    @property
+    def slot_values(self) -> torch.Tensor:
+        """The current slot's values, flat."""
+        ...
+
+
+def scalar(value: torch.Tensor) -> Scalar:
+    """``value`` as a number if that needs no wait for a device."""
+    return float(value) if value.device.type == "cpu" else value.float()
+
+
+def _total(pairs: list[Pair]) -> Pair:
+    return sum(plain for plain, _ in pairs), sum(weighed for _, weighed in pairs)
+
+
+def _square_together(blocks: list[torch.Tensor]) -> torch.Tensor:
+    """The squared norm of all ``blocks``, in a few kernels, however many there are."""
+    return torch.stack(torch._foreach_norm(blocks)).square_().sum()
+
+
+# --- between a device and the host's memory ---------------------------------------------------------------------------
+
+
+class DeviceCopy:
+    """A copy of ``data`` to ``target``, which may be on another device; it is complete after ``wait``.
+
+    A GPU first finishes the work that was queued before, such as the backward pass, and then copies.
+    """
+
+    def __init__(self, data: torch.Tensor, target: torch.Tensor) -> None:
+        self._arrived: torch.cuda.Event | None = None
+        target.copy_(data, non_blocking=True)
+        if data.device.type == "cuda" and target.is_pinned():
+            self._arrived = torch.cuda.Event()
+            self._arrived.record(torch.cuda.current_stream(data.device))
+
+    def wait(self) -> None:
+        """Wait until the copy is complete."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+
+
+def room(numel: int, dtype: torch.dtype, device: torch.device, comes_from: torch.device) -> torch.Tensor:
+    """Zeros on ``device``; page-locked if a GPU copies to and from it: several times as fast, and asynchronous."""
+    pinned = device.type == "cpu" and comes_from.type == "cuda"
+    # Written at once: the system allocates memory at the first touch, which must not slow down a step.
+    return torch.empty(numel, dtype=dtype, device=device, pin_memory=pinned).zero_()
+
+
+def outbox(data: torch.Tensor, wire: torch.device) -> torch.Tensor:
+    """New memory on ``wire`` for ``data``. Memory that an earlier step has sent is not reused: it may still be read."""
+    return torch.empty(data.shape, dtype=data.dtype, device=wire, pin_memory=data.is_cuda and wire.type == "cpu")

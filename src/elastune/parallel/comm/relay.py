@@ -26,49 +26,6 @@ Nodes = tuple[range, ...]
 AnyOrder: Nodes = (range(1),)
 
 
-@dataclass(frozen=True)
-class RouteNodes:
-    """The nodes of the canonical tree whose sums pass through one worker on one route.
-
-    Attributes:
-        own: The nodes of this worker's own slots.
-        brought: By rank, the nodes that other workers send to it.
-        sums: The nodes whose sums it sends on.
-        ordered: Sums follow the tree. If False, each worker sends on one sum, added in order of arrival.
-    """
-
-    own: Nodes
-    brought: Mapping[int, Nodes]
-    sums: Nodes
-    ordered: bool
-
-    def add(self, rows: Sequence[tuple[range, torch.Tensor]]) -> list[torch.Tensor]:
-        """The sums of ``rows``: first the own ones, then in the order of ``brought``. Their memory is used again."""
-        if self.ordered:
-            return [node_sum([row for row in rows if row[0].start in node], node, _add) for node in self.sums]
-        total = rows[0][1]
-        for _, row in rows[1:]:
-            total.add_(row)
-        return [total]
-
-
-def _add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return a.add_(b)
-
-
-def passing(route: Route, rank: int, runs: Sequence[range] = (), num_slots: int = 0) -> RouteNodes:
-    """The nodes that pass through ``rank``; ``runs``: the slots of each worker; empty: sums in any order."""
-    children = route.children(rank)
-    if not runs:
-        return RouteNodes(AnyOrder, dict.fromkeys(children, AnyOrder), AnyOrder, ordered=False)
-
-    def nodes(ranks: Sequence[int]) -> Nodes:
-        return tuple(subtrees({slot for other in ranks for slot in runs[other]}, num_slots))
-
-    brought = {giver: nodes(sorted(route.below(giver))) for giver in children}
-    return RouteNodes(nodes([rank]), brought, nodes(sorted(route.below(rank))), ordered=True)
-
-
 class Relay:
     """This worker's part in the sums of one vector along the group's routes, step after step.
 
@@ -223,7 +180,50 @@ class _Act:
         return FIRST_ROUTE_TAG + 2 * (self._number * MOST_CHUNKS + hop.chunk) + hop.up
 
 
-# --- the check before new routes are used ----------------------------------------------------------------------------
+@dataclass(frozen=True)
+class RouteNodes:
+    """The nodes of the canonical tree whose sums pass through one worker on one route.
+
+    Attributes:
+        own: The nodes of this worker's own slots.
+        brought: By rank, the nodes that other workers send to it.
+        sums: The nodes whose sums it sends on.
+        ordered: Sums follow the tree. If False, each worker sends on one sum, added in order of arrival.
+    """
+
+    own: Nodes
+    brought: Mapping[int, Nodes]
+    sums: Nodes
+    ordered: bool
+
+    def add(self, rows: Sequence[tuple[range, torch.Tensor]]) -> list[torch.Tensor]:
+        """The sums of ``rows``: first the own ones, then in the order of ``brought``. Their memory is used again."""
+        if self.ordered:
+            return [node_sum([row for row in rows if row[0].start in node], node, _add) for node in self.sums]
+        total = rows[0][1]
+        for _, row in rows[1:]:
+            total.add_(row)
+        return [total]
+
+
+def passing(route: Route, rank: int, runs: Sequence[range] = (), num_slots: int = 0) -> RouteNodes:
+    """The nodes that pass through ``rank``; ``runs``: the slots of each worker; empty: sums in any order."""
+    children = route.children(rank)
+    if not runs:
+        return RouteNodes(AnyOrder, dict.fromkeys(children, AnyOrder), AnyOrder, ordered=False)
+
+    def nodes(ranks: Sequence[int]) -> Nodes:
+        return tuple(subtrees({slot for other in ranks for slot in runs[other]}, num_slots))
+
+    brought = {giver: nodes(sorted(route.below(giver))) for giver in children}
+    return RouteNodes(nodes([rank]), brought, nodes(sorted(route.below(rank))), ordered=True)
+
+
+def _add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a.add_(b)
+
+
+# --- the check before new routes are used -----------------------------------------------------------------------------
 
 
 class RouteMismatch(Exception):

@@ -32,70 +32,6 @@ Parts = tuple[Sequence[Segment], ...]
 """By batch rank: the segments that it adds up."""
 
 
-class BufferPool:
-    """Flat memory of one device, used again and again. It keeps as much as was in use at one time."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._free: list[torch.Tensor] = []  # bytes, from small to large
-
-    def take(self, size: int, dtype: torch.dtype) -> torch.Tensor:
-        """A tensor of ``size`` undefined elements; return it with ``give``."""
-        needed = size * dtype.itemsize
-        fitting = next((i for i, buffer in enumerate(self._free) if len(buffer) >= needed), None)
-        if fitting is not None:
-            buffer = self._free.pop(fitting)
-        else:
-            if self._free:  # a larger buffer takes the place of the largest one
-                self._free.pop()
-            buffer = torch.empty(needed, dtype=torch.uint8, device=self._device)
-        return buffer[:needed].view(dtype)
-
-    def give(self, room: torch.Tensor) -> None:
-        """Take back ``room``, a result of ``take`` that is not used any more."""
-        whole = torch.empty(0, dtype=torch.uint8, device=self._device).set_(room.untyped_storage())
-        self._free.append(whole)
-        self._free.sort(key=len)
-
-
-@dataclass
-class _Message:
-    """Some of a block's gradients, and the sum of the part that this worker adds up.
-
-    ``home``: the memory in which that sum ends, if it is one piece; None after the first sum was written there.
-    """
-
-    parts: Parts
-    dtype: torch.dtype
-    sum: TreeSum[torch.Tensor]
-    home: torch.Tensor | None = None
-
-    def size(self, reducer: int) -> int:
-        """Elements that ``reducer`` adds up."""
-        return sum(segment.size for segment in self.parts[reducer])
-
-    def add(self, slots: Sequence[int], rows: torch.Tensor) -> None:
-        """Add the values of ``slots``, one row for each; this may change ``rows``, and the caller may reuse them."""
-        for slot, row in zip(slots, rows.unbind(0), strict=True):
-            self.sum.put(slot, row)
-        memory = rows.untyped_storage().data_ptr()
-        self.sum.change(lambda value: self._kept(value) if value.untyped_storage().data_ptr() == memory else value)
-
-    def _kept(self, value: torch.Tensor) -> torch.Tensor:
-        home, self.home = self.home, None
-        return value.clone() if home is None else home.copy_(value)
-
-
-@dataclass(frozen=True)
-class _UnderWay:
-    """One exchange: ``arrive`` takes the values that it receives in ``room``. ``sent`` lives as long as ``work``."""
-
-    work: Work
-    room: torch.Tensor
-    sent: torch.Tensor
-    arrive: Callable[[torch.Tensor], None]
-
-
 class StreamedReducer:
     """Sums gradients over the batch group, block by block. ``regroup`` comes first.
 
@@ -319,6 +255,70 @@ class StreamedReducer:
         self.group.drain()
         self._renew()
         self._gradients = {}
+
+
+@dataclass
+class _Message:
+    """Some of a block's gradients, and the sum of the part that this worker adds up.
+
+    ``home``: the memory in which that sum ends, if it is one piece; None after the first sum was written there.
+    """
+
+    parts: Parts
+    dtype: torch.dtype
+    sum: TreeSum[torch.Tensor]
+    home: torch.Tensor | None = None
+
+    def size(self, reducer: int) -> int:
+        """Elements that ``reducer`` adds up."""
+        return sum(segment.size for segment in self.parts[reducer])
+
+    def add(self, slots: Sequence[int], rows: torch.Tensor) -> None:
+        """Add the values of ``slots``, one row for each; this may change ``rows``, and the caller may reuse them."""
+        for slot, row in zip(slots, rows.unbind(0), strict=True):
+            self.sum.put(slot, row)
+        memory = rows.untyped_storage().data_ptr()
+        self.sum.change(lambda value: self._kept(value) if value.untyped_storage().data_ptr() == memory else value)
+
+    def _kept(self, value: torch.Tensor) -> torch.Tensor:
+        home, self.home = self.home, None
+        return value.clone() if home is None else home.copy_(value)
+
+
+@dataclass(frozen=True)
+class _UnderWay:
+    """One exchange: ``arrive`` takes the values that it receives in ``room``. ``sent`` lives as long as ``work``."""
+
+    work: Work
+    room: torch.Tensor
+    sent: torch.Tensor
+    arrive: Callable[[torch.Tensor], None]
+
+
+class BufferPool:
+    """Flat memory of one device, used again and again. It keeps as much as was in use at one time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._free: list[torch.Tensor] = []  # bytes, from small to large
+
+    def take(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+        """A tensor of ``size`` undefined elements; return it with ``give``."""
+        needed = size * dtype.itemsize
+        fitting = next((i for i, buffer in enumerate(self._free) if len(buffer) >= needed), None)
+        if fitting is not None:
+            buffer = self._free.pop(fitting)
+        else:
+            if self._free:  # a larger buffer takes the place of the largest one
+                self._free.pop()
+            buffer = torch.empty(needed, dtype=torch.uint8, device=self._device)
+        return buffer[:needed].view(dtype)
+
+    def give(self, room: torch.Tensor) -> None:
+        """Take back ``room``, a result of ``take`` that is not used any more."""
+        whole = torch.empty(0, dtype=torch.uint8, device=self._device).set_(room.untyped_storage())
+        self._free.append(whole)
+        self._free.sort(key=len)
 
 
 def _one_piece(segments: Sequence[Segment], flat: Mapping[int, torch.Tensor]) -> torch.Tensor | None:

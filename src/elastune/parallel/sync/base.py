@@ -29,77 +29,6 @@ are measurements (``Sync.record_statistic``)."""
 _COUNT, _LOSS = STATISTICS.index("count"), STATISTICS.index("loss")
 
 
-@dataclass(frozen=True)
-class StepStatistics:
-    """The statistics of one step; monitors read them.
-
-    Attributes:
-        parts: The sums over parts, by the names of ``STATISTICS``.
-        norms: The squared norms of the summed gradient, plain and weighted; None if they were not measured.
-        distance: How far apart learners were at the end of a round (``sync.rounds.distance``); None without learners.
-        staleness: The mean age, in global batches, of values that learners took from others without waiting; None if
-            no learner took any in this round.
-    """
-
-    parts: dict[str, float]
-    norms: tuple[float, float] | None
-    distance: float | None = None
-    staleness: float | None = None
-
-
-def step_statistics(parts: Sequence[Scalar], norms: Pair | None, distance: float | None = None) -> StepStatistics:
-    """Name the sums ``parts``, which are in the order of ``STATISTICS``."""
-    named = {name: float(value) for name, value in zip(STATISTICS, parts, strict=True)}
-    return StepStatistics(named, None if norms is None else (float(norms[0]), float(norms[1])), distance)
-
-
-class PartStatistics:
-    """The sums of ``STATISTICS`` over the parts that this worker has run since ``clear``."""
-
-    def __init__(self) -> None:
-        self.values: list[Scalar] = [0.0] * len(STATISTICS)
-
-    def clear(self) -> None:
-        """Set all sums to zero."""
-        self.values = [0.0] * len(STATISTICS)
-
-    def add(self, other: PartStatistics) -> None:
-        """Add the sums of ``other``."""
-        self.values = [a + b for a, b in zip(self.values, other.values, strict=True)]
-
-    def tensor(self) -> torch.Tensor:
-        """The values, in single precision, on the CPU."""
-        return torch.tensor([float(value) for value in self.values], dtype=torch.float32)
-
-    def record(self, name: str, value: float) -> None:
-        """Add a measured value of the statistic ``name``, weighted already."""
-        self.values[STATISTICS.index(name)] += value
-
-    def add_loss(self, loss: torch.Tensor, weight: float) -> None:
-        """Add the loss of a pass."""
-        value = loss.item() if loss.device.type == "cpu" else scalar(loss.detach().reshape(()))
-        self.values[_LOSS] += value * weight
-
-    def add_norms(self, norms: Pair, weight: float) -> None:
-        """Count a finished part of weight ``weight``; ``norms`` are the squared norms of its weighted gradient."""
-        for place, norm in enumerate(norms):
-            self.values[place] += norm / weight
-        self.values[_COUNT] += 1.0
-
-
-def squared_norms(params: Sequence[torch.Tensor], weights: Sequence[torch.Tensor] | None) -> Pair:
-    """The squared norms of the parameters' gradients, plain and times ``weights``; as those of a reducer."""
-    pairs = [(p.grad, i) for i, p in enumerate(params) if p.grad is not None]
-    if not pairs:
-        return 0.0, 0.0
-    grads = [(grad.coalesce().values() if grad.is_sparse else grad).float() for grad, _ in pairs]
-    plain = scalar(torch.stack(torch._foreach_norm(grads)).square().sum())
-    if weights is None:
-        return plain, 0.0
-    weighed = [(grad.to_dense() if grad.is_sparse else grad) * weights[i] for grad, i in pairs]
-    return plain, scalar(torch.stack(torch._foreach_norm(weighed)).square().sum())
-
-
 class Sync(ABC):
     """One worker's side of a synchronisation strategy, over the replica that the worker is a part of.
 
@@ -276,3 +205,77 @@ class Sync(ABC):
         """Go on from ``state_dict``."""
         if state:
             raise ValueError(f"{self.name} keeps nothing from round to round, not {sorted(state)}")
+
+
+# --- statistics -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StepStatistics:
+    """The statistics of one step; monitors read them.
+
+    Attributes:
+        parts: The sums over parts, by the names of ``STATISTICS``.
+        norms: The squared norms of the summed gradient, plain and weighted; None if they were not measured.
+        distance: How far apart learners were at the end of a round (``sync.rounds.distance``); None without learners.
+        staleness: The mean age, in global batches, of values that learners took from others without waiting; None if
+            no learner took any in this round.
+    """
+
+    parts: dict[str, float]
+    norms: tuple[float, float] | None
+    distance: float | None = None
+    staleness: float | None = None
+
+
+def step_statistics(parts: Sequence[Scalar], norms: Pair | None, distance: float | None = None) -> StepStatistics:
+    """Name the sums ``parts``, which are in the order of ``STATISTICS``."""
+    named = {name: float(value) for name, value in zip(STATISTICS, parts, strict=True)}
+    return StepStatistics(named, None if norms is None else (float(norms[0]), float(norms[1])), distance)
+
+
+class PartStatistics:
+    """The sums of ``STATISTICS`` over the parts that this worker has run since ``clear``."""
+
+    def __init__(self) -> None:
+        self.values: list[Scalar] = [0.0] * len(STATISTICS)
+
+    def clear(self) -> None:
+        """Set all sums to zero."""
+        self.values = [0.0] * len(STATISTICS)
+
+    def add(self, other: PartStatistics) -> None:
+        """Add the sums of ``other``."""
+        self.values = [a + b for a, b in zip(self.values, other.values, strict=True)]
+
+    def tensor(self) -> torch.Tensor:
+        """The values, in single precision, on the CPU."""
+        return torch.tensor([float(value) for value in self.values], dtype=torch.float32)
+
+    def record(self, name: str, value: float) -> None:
+        """Add a measured value of the statistic ``name``, weighted already."""
+        self.values[STATISTICS.index(name)] += value
+
+    def add_loss(self, loss: torch.Tensor, weight: float) -> None:
+        """Add the loss of a pass."""
+        value = loss.item() if loss.device.type == "cpu" else scalar(loss.detach().reshape(()))
+        self.values[_LOSS] += value * weight
+
+    def add_norms(self, norms: Pair, weight: float) -> None:
+        """Count a finished part of weight ``weight``; ``norms`` are the squared norms of its weighted gradient."""
+        for place, norm in enumerate(norms):
+            self.values[place] += norm / weight
+        self.values[_COUNT] += 1.0
+
+
+def squared_norms(params: Sequence[torch.Tensor], weights: Sequence[torch.Tensor] | None) -> Pair:
+    """The squared norms of the parameters' gradients, plain and times ``weights``; as those of a reducer."""
+    pairs = [(p.grad, i) for i, p in enumerate(params) if p.grad is not None]
+    if not pairs:
+        return 0.0, 0.0
+    grads = [(grad.coalesce().values() if grad.is_sparse else grad).float() for grad, _ in pairs]
+    plain = scalar(torch.stack(torch._foreach_norm(grads)).square().sum())
+    if weights is None:
+        return plain, 0.0
+    weighed = [(grad.to_dense() if grad.is_sparse else grad) * weights[i] for grad, i in pairs]
+    return plain, scalar(torch.stack(torch._foreach_norm(weighed)).square().sum())

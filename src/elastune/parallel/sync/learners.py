@@ -25,131 +25,6 @@ Values = Sequence[torch.Tensor]
 Moments = Sequence[dict[str, Any]]
 """The optimizer's state of each parameter, in the parameters' order."""
 
-# --- an optimizer's state as numbers that have a mean ----------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class StateEntry:
-    """The description of one tensor or number of an optimizer's state.
-
-    Attributes:
-        place: The parameter that it belongs to.
-        name: Its name in the optimizer.
-        kind: The dtype of a tensor, or the type of a number: "int" or "float".
-        shape: The shape of a tensor.
-        beside: It is on the parameter's device; if False, on the CPU.
-    """
-
-    place: int
-    name: str
-    kind: str
-    shape: tuple[int, ...] = ()
-    beside: bool = False
-
-
-def entries_of(moments: Moments, params: Sequence[torch.Tensor]) -> list[StateEntry]:
-    """Describe the optimizer state of one learner.
-
-    Raises:
-        UserError: If the state has a value without a mean, such as a tensor of whole numbers.
-    """
-    pairs = enumerate(zip(moments, params, strict=True))
-    return [
-        _entry(place, name, value, p)
-        for place, (state, p) in pairs
-        for name, value in state.items()
-        if value is not None
-    ]
-
-
-def _entry(place: int, name: str, value: Any, p: torch.Tensor) -> StateEntry:
-    if isinstance(value, torch.Tensor) and value.is_floating_point():
-        return StateEntry(place, name, str(value.dtype), tuple(value.shape), value.device == p.device)
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return StateEntry(place, name, type(value).__name__)
-    kind = f"{value.dtype} tensors" if isinstance(value, torch.Tensor) else type(value).__name__
-    rule = "learners become their mean, so an optimizer's state must be of numbers"
-    raise UserError(rule, f"{name!r}: {kind}", "use another optimizer, or --sync allreduce")
-
-
-def united(lists: Iterable[Sequence[StateEntry]]) -> list[StateEntry]:
-    """The entries of all learners, each once, parameter by parameter.
-
-    Raises:
-        UserError: If two learners have different entries of one name.
-    """
-    every_entry = (entry for learner_entries in lists for entry in learner_entries)
-    entries = sorted(dict.fromkeys(every_entry), key=lambda entry: entry.place)
-    by_name: dict[tuple[int, str], StateEntry] = {}
-    for entry in entries:
-        other = by_name.setdefault((entry.place, entry.name), entry)
-        if other != entry:
-            rule, value = "learners' optimizers must have alike states", f"{entry.name!r}: {other.shape}, {entry.shape}"
-            raise UserError(rule, value, "use another optimizer, or moments=fresh")
-    return entries
-
-
-def agreed(entries: list[StateEntry], group: Group) -> list[StateEntry]:
-    """The entries of all learners of all workers, from ``entries`` of this worker. All workers call this.
-
-    Usually all workers have the same entries; then it costs one number from each worker to each.
-
-    Raises:
-        GroupBroken: If the group ends.
-        UserError: As ``united``.
-    """
-    text = json.dumps([astuple(entry) for entry in entries]).encode()
-    if len({checksum for (checksum,) in group.gather_row([float(zlib.crc32(text))])}) == 1:
-        return entries
-    rows = group.gather_tensors(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-    lists = [json.loads(row.numpy().tobytes()) for row in rows]
-    return united([StateEntry(at, name, kind, tuple(shape), on) for at, name, kind, shape, on in row] for row in lists)
-
-
-def completed(moments: Moments, entries: Sequence[StateEntry], params: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
-    """A learner's state with all of ``entries``, in their order; missing values are zeros."""
-    complete: list[dict[str, Any]] = [{} for _ in moments]
-    for entry in entries:
-        value = moments[entry.place].get(entry.name)
-        complete[entry.place][entry.name] = _zero(entry, params[entry.place]) if value is None else value
-    without_value = ({name: value for name, value in state.items() if value is None} for state in moments)
-    return [{**empty, **state} for empty, state in zip(without_value, complete, strict=True)]
-
-
-def _zero(entry: StateEntry, p: torch.Tensor) -> Any:
-    if entry.kind in ("int", "float"):
-        return 0 if entry.kind == "int" else 0.0
-    dtype: torch.dtype = getattr(torch, entry.kind.removeprefix("torch."))
-    return torch.zeros(entry.shape, dtype=dtype, device=p.device if entry.beside else "cpu")
-
-
-def numbers_of(moments: Moments) -> list[torch.Tensor]:
-    """All numbers of a state, in order, single numbers as tensors."""
-    values = (value for state in moments for value in state.values() if value is not None)
-    return [
-        value if isinstance(value, torch.Tensor) else torch.tensor([float(value)], dtype=torch.float64)
-        for value in values
-    ]
-
-
-# --- the learners of one worker --------------------------------------------------------------------------------------
-
-
-@dataclass
-class _Learner:
-    """One learner's parameters, buffers and optimizer state (``Moments``)."""
-
-    values: list[torch.Tensor]
-    buffers: list[torch.Tensor]
-    moments: list[dict[str, Any]]
-
-    def copied(self) -> _Learner:
-        return _Learner(
-            [value.clone() for value in self.values],
-            [buffer.clone() for buffer in self.buffers],
-            copy.deepcopy(self.moments),
-        )
-
 
 class Learners:
     """The learners of one worker over a round: all begin with the model's values, and end as one.
@@ -311,3 +186,126 @@ class Learners:
                 state.pop(p, None)
         for buffer, value in zip(self._buffers, learner.buffers, strict=True):
             buffer.data = value
+
+
+@dataclass
+class _Learner:
+    """One learner's parameters, buffers and optimizer state (``Moments``)."""
+
+    values: list[torch.Tensor]
+    buffers: list[torch.Tensor]
+    moments: list[dict[str, Any]]
+
+    def copied(self) -> _Learner:
+        return _Learner(
+            [value.clone() for value in self.values],
+            [buffer.clone() for buffer in self.buffers],
+            copy.deepcopy(self.moments),
+        )
+
+
+# --- an optimizer's state as numbers that have a mean -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StateEntry:
+    """The description of one tensor or number of an optimizer's state.
+
+    Attributes:
+        place: The parameter that it belongs to.
+        name: Its name in the optimizer.
+        kind: The dtype of a tensor, or the type of a number: "int" or "float".
+        shape: The shape of a tensor.
+        beside: It is on the parameter's device; if False, on the CPU.
+    """
+
+    place: int
+    name: str
+    kind: str
+    shape: tuple[int, ...] = ()
+    beside: bool = False
+
+
+def entries_of(moments: Moments, params: Sequence[torch.Tensor]) -> list[StateEntry]:
+    """Describe the optimizer state of one learner.
+
+    Raises:
+        UserError: If the state has a value without a mean, such as a tensor of whole numbers.
+    """
+    pairs = enumerate(zip(moments, params, strict=True))
+    return [
+        _entry(place, name, value, p)
+        for place, (state, p) in pairs
+        for name, value in state.items()
+        if value is not None
+    ]
+
+
+def _entry(place: int, name: str, value: Any, p: torch.Tensor) -> StateEntry:
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return StateEntry(place, name, str(value.dtype), tuple(value.shape), value.device == p.device)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return StateEntry(place, name, type(value).__name__)
+    kind = f"{value.dtype} tensors" if isinstance(value, torch.Tensor) else type(value).__name__
+    rule = "learners become their mean, so an optimizer's state must be of numbers"
+    raise UserError(rule, f"{name!r}: {kind}", "use another optimizer, or --sync allreduce")
+
+
+def united(lists: Iterable[Sequence[StateEntry]]) -> list[StateEntry]:
+    """The entries of all learners, each once, parameter by parameter.
+
+    Raises:
+        UserError: If two learners have different entries of one name.
+    """
+    every_entry = (entry for learner_entries in lists for entry in learner_entries)
+    entries = sorted(dict.fromkeys(every_entry), key=lambda entry: entry.place)
+    by_name: dict[tuple[int, str], StateEntry] = {}
+    for entry in entries:
+        other = by_name.setdefault((entry.place, entry.name), entry)
+        if other != entry:
+            rule, value = "learners' optimizers must have alike states", f"{entry.name!r}: {other.shape}, {entry.shape}"
+            raise UserError(rule, value, "use another optimizer, or moments=fresh")
+    return entries
+
+
+def agreed(entries: list[StateEntry], group: Group) -> list[StateEntry]:
+    """The entries of all learners of all workers, from ``entries`` of this worker. All workers call this.
+
+    Usually all workers have the same entries; then it costs one number from each worker to each.
+
+    Raises:
+        GroupBroken: If the group ends.
+        UserError: As ``united``.
+    """
+    text = json.dumps([astuple(entry) for entry in entries]).encode()
+    if len({checksum for (checksum,) in group.gather_row([float(zlib.crc32(text))])}) == 1:
+        return entries
+    rows = group.gather_tensors(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+    lists = [json.loads(row.numpy().tobytes()) for row in rows]
+    return united([StateEntry(at, name, kind, tuple(shape), on) for at, name, kind, shape, on in row] for row in lists)
+
+
+def completed(moments: Moments, entries: Sequence[StateEntry], params: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
+    """A learner's state with all of ``entries``, in their order; missing values are zeros."""
+    complete: list[dict[str, Any]] = [{} for _ in moments]
+    for entry in entries:
+        value = moments[entry.place].get(entry.name)
+        complete[entry.place][entry.name] = _zero(entry, params[entry.place]) if value is None else value
+    without_value = ({name: value for name, value in state.items() if value is None} for state in moments)
+    return [{**empty, **state} for empty, state in zip(without_value, complete, strict=True)]
+
+
+def _zero(entry: StateEntry, p: torch.Tensor) -> Any:
+    if entry.kind in ("int", "float"):
+        return 0 if entry.kind == "int" else 0.0
+    dtype: torch.dtype = getattr(torch, entry.kind.removeprefix("torch."))
+    return torch.zeros(entry.shape, dtype=dtype, device=p.device if entry.beside else "cpu")
+
+
+def numbers_of(moments: Moments) -> list[torch.Tensor]:
+    """All numbers of a state, in order, single numbers as tensors."""
+    values = (value for state in moments for value in state.values() if value is not None)
+    return [
+        value if isinstance(value, torch.Tensor) else torch.tensor([float(value)], dtype=torch.float64)
+        for value in values
+    ]

@@ -52,7 +52,6 @@ class OwnedAllReduce(Sync):
         super().__init__(replica, comms, control)
         self.exact = mode == "exact"
         self.drifts = not self.exact  # type: ignore[misc]
-        self._elastic = elastic
         # Equal passes have collectives of their own, in a fixed order; then no bucket may leave early.
         self._leaves_early = not replica.equal_passes
         deal = dealt if replica.in_turn and self.exact else cut

@@ -53,55 +53,6 @@ class PeerAveraging(Local):
                     _spread(mean, [values[i] for i in places])
 
 
-class _PeerExchange:
-    """The exchange of one bucket, after which every worker has the values of its learners' sources.
-
-    ``flat``: this worker's learners.
-    """
-
-    def __init__(self, plan: SyncPlan, sources: Sequence[int], group: Group, flat: Flat) -> None:
-        self._group, self._flat = group, flat
-        self._like = next(iter(flat.values()))
-        carried = [plan.carried(group.size, rank) for rank in range(group.size)]
-        this_worker = carried[group.rank]
-
-        def wanted(giver: range, taker: range) -> list[int]:
-            """The learners of ``giver`` that ``taker`` needs, in order."""
-            return [] if giver == taker else sorted({sources[learner] for learner in taker} & set(giver))
-
-        self._sends = [wanted(this_worker, taker) for taker in carried]  # by rank
-        self._receives = [wanted(giver, this_worker) for giver in carried]
-
-    def start(self) -> Work:
-        """Raises ``GroupBroken``."""
-        if self._group.size == 1:
-            return Work(self._group, None)
-        parts = [self._flat[learner] for learners in self._sends for learner in learners]
-        numel, wire = self._like.numel(), self._group.wire
-        self._sent = torch.cat([*parts, self._like[:0]]).to(wire)
-        self._room = torch.empty(sum(map(len, self._receives)) * numel, dtype=self._like.dtype, device=wire)
-        sizes = [len(learners) * numel for learners in self._sends]
-        out_sizes = [len(learners) * numel for learners in self._receives]
-        return self._group.all_to_all(self._room, self._sent, out_sizes, sizes)
-
-    def received(self) -> Flat:
-        """The values of other workers' learners, after the work of ``start``."""
-        taken = [learner for learners in self._receives for learner in learners]
-        if not taken:
-            return {}
-        rows = self._room.to(self._like.device).view(len(taken), -1)
-        return dict(zip(taken, rows, strict=True))
-
-
-def _flat(values: Values) -> torch.Tensor:
-    return torch.cat([value.detach().reshape(-1) for value in values])
-
-
-def _spread(flat: torch.Tensor, values: Values) -> None:
-    for value, piece in zip(values, flat.split([value.numel() for value in values]), strict=True):
-        value.copy_(piece.view_as(value))
-
-
 class Gossip(PeerAveraging):
     """In its t-th mix learner i takes the values of learner i - 2^t: an exponential graph with one neighbour at a time.
 
@@ -211,6 +162,55 @@ class AsyncPairAveraging(PairAveraging):
         if group is not self.group:
             self._offers = None
         super().regroup(group)
+
+
+class _PeerExchange:
+    """The exchange of one bucket, after which every worker has the values of its learners' sources.
+
+    ``flat``: this worker's learners.
+    """
+
+    def __init__(self, plan: SyncPlan, sources: Sequence[int], group: Group, flat: Flat) -> None:
+        self._group, self._flat = group, flat
+        self._like = next(iter(flat.values()))
+        carried = [plan.carried(group.size, rank) for rank in range(group.size)]
+        this_worker = carried[group.rank]
+
+        def wanted(giver: range, taker: range) -> list[int]:
+            """The learners of ``giver`` that ``taker`` needs, in order."""
+            return [] if giver == taker else sorted({sources[learner] for learner in taker} & set(giver))
+
+        self._sends = [wanted(this_worker, taker) for taker in carried]  # by rank
+        self._receives = [wanted(giver, this_worker) for giver in carried]
+
+    def start(self) -> Work:
+        """Raises ``GroupBroken``."""
+        if self._group.size == 1:
+            return Work(self._group, None)
+        parts = [self._flat[learner] for learners in self._sends for learner in learners]
+        numel, wire = self._like.numel(), self._group.wire
+        self._sent = torch.cat([*parts, self._like[:0]]).to(wire)
+        self._room = torch.empty(sum(map(len, self._receives)) * numel, dtype=self._like.dtype, device=wire)
+        sizes = [len(learners) * numel for learners in self._sends]
+        out_sizes = [len(learners) * numel for learners in self._receives]
+        return self._group.all_to_all(self._room, self._sent, out_sizes, sizes)
+
+    def received(self) -> Flat:
+        """The values of other workers' learners, after the work of ``start``."""
+        taken = [learner for learners in self._receives for learner in learners]
+        if not taken:
+            return {}
+        rows = self._room.to(self._like.device).view(len(taken), -1)
+        return dict(zip(taken, rows, strict=True))
+
+
+def _flat(values: Values) -> torch.Tensor:
+    return torch.cat([value.detach().reshape(-1) for value in values])
+
+
+def _spread(flat: torch.Tensor, values: Values) -> None:
+    for value, piece in zip(values, flat.split([value.numel() for value in values]), strict=True):
+        value.copy_(piece.view_as(value))
 
 
 def _bytes(values: Values) -> torch.Tensor:

@@ -62,79 +62,6 @@ _STRATEGIES: dict[Strategy, type[Local]] = {
 }
 
 
-def squared_delta(values: Tensors, begun: Tensors) -> torch.Tensor:
-    """The squared norm of ``values - begun``, as one number on their device, in single precision."""
-    # One tensor at a time, so that no second copy of all parameters is in memory.
-    norms = [torch.linalg.vector_norm((now - then).float()) for now, then in zip(values, begun, strict=True)]
-    return torch.stack(norms).square().sum()
-
-
-def distance(mean_square: float, averages: Tensors, begun: Tensors) -> float | None:
-    """How far learners are apart: the root mean square of their distances from their mean, over the norm of the mean.
-
-    (Consensus distance, over the norm of the model: Kong et al., ICML 2021, arXiv 2102.04828.)
-
-    It needs no second exchange, because one number of each learner travels with the mean. With d_i the change of
-    learner i since the round began, mean |x_i - mean x|^2 = mean |d_i|^2 - |mean d|^2. Changes are short beside
-    parameters, so the difference keeps its digits. If learners are closer together than some 1e-3 of their common
-    change, the result is rounding.
-
-    Args:
-        mean_square: The mean of learners' ``squared_delta``.
-        averages: The means of their parameters.
-        begun: The parameters at the round's beginning.
-
-    Returns:
-        None if the result is not finite: a learner has diverged, or all parameters are zero.
-    """
-    norms = torch.stack([torch.linalg.vector_norm(mean.float()) for mean in averages])
-    common, square = torch.stack([squared_delta(averages, begun), norms.square().sum()]).tolist()
-    if not (math.isfinite(mean_square - common) and 0 < square < math.inf):
-        return None
-    return math.sqrt(max(0.0, mean_square - common) / square)
-
-
-def codecs_of(send: Send, numbers: Sequence[torch.Tensor], params: int, buffers: int) -> dict[int, Codec]:
-    """The codecs of the tensors that travel rounded, by their place in ``numbers``.
-
-    Buffers, counts of steps, and tensors with less than a block of numbers (gains and biases) travel whole.
-
-    Args:
-        send: How the plan sends numbers.
-        numbers: A learner's tensors: parameters, buffers, and the optimizer's state.
-        params: How many of them are parameters.
-        buffers: How many of them are buffers.
-    """
-    if send == "whole":
-        return {}
-    of_params, of_state = _CODECS[send]
-    codecs = dict.fromkeys(range(params), of_params) | dict.fromkeys(range(params + buffers, len(numbers)), of_state)
-    return {i: codec for i, codec in codecs.items() if numbers[i].numel() >= BLOCK and numbers[i].is_floating_point()}
-
-
-def check_rounding(plan: SyncPlan, optimizer: torch.optim.Optimizer) -> None:
-    """Raise ``UserError`` if rounding would break a relation between parts of the optimizer's state."""
-    centred = isinstance(optimizer, torch.optim.RMSprop) and any(group["centered"] for group in optimizer.param_groups)
-    if plan.send != "whole" and plan.moments == "mean" and centred:
-        rule = "RMSprop(centered=True) takes the root of a difference, which rounded numbers make negative"
-        raise UserError(rule, str(plan), "use moments=fresh, or send=whole")
-
-
-def strategy_of(plan: SyncPlan, like: Values, group: Group, mode: Mode) -> Local:
-    """The strategy of ``plan`` for learners whose parameters are ``like``. Raises as ``check_model``."""
-    kind = _STRATEGIES[plan.strategy]
-    if plan.streams:
-        kind = StreamingDiLoCo
-    elif mode == "fast" and kind is PairAveraging:
-        kind = AsyncPairAveraging
-    return kind(plan, like, group)
-
-
-def check_model(plan: SyncPlan, like: Values) -> None:
-    """Raise ``UserError`` if ``plan`` cannot train a model with the parameters ``like``."""
-    fragments_of([value.nbytes for value in like], plan.fragments)
-
-
 class RoundSync(Sync):
     """Training in rounds, as one worker sees it.
 
@@ -400,3 +327,79 @@ def _sum(parts: Iterator[tuple[int, list[torch.Tensor]]]) -> list[torch.Tensor]:
         for summed, value in zip(total, values, strict=True):
             summed += value.detach()
     return total
+
+
+def strategy_of(plan: SyncPlan, like: Values, group: Group, mode: Mode) -> Local:
+    """The strategy of ``plan`` for learners whose parameters are ``like``. Raises as ``check_model``."""
+    kind = _STRATEGIES[plan.strategy]
+    if plan.streams:
+        kind = StreamingDiLoCo
+    elif mode == "fast" and kind is PairAveraging:
+        kind = AsyncPairAveraging
+    return kind(plan, like, group)
+
+
+def check_model(plan: SyncPlan, like: Values) -> None:
+    """Raise ``UserError`` if ``plan`` cannot train a model with the parameters ``like``."""
+    fragments_of([value.nbytes for value in like], plan.fragments)
+
+
+# --- rounding, and the distance of learners ---------------------------------------------------------------------------
+
+
+def codecs_of(send: Send, numbers: Sequence[torch.Tensor], params: int, buffers: int) -> dict[int, Codec]:
+    """The codecs of the tensors that travel rounded, by their place in ``numbers``.
+
+    Buffers, counts of steps, and tensors with less than a block of numbers (gains and biases) travel whole.
+
+    Args:
+        send: How the plan sends numbers.
+        numbers: A learner's tensors: parameters, buffers, and the optimizer's state.
+        params: How many of them are parameters.
+        buffers: How many of them are buffers.
+    """
+    if send == "whole":
+        return {}
+    of_params, of_state = _CODECS[send]
+    codecs = dict.fromkeys(range(params), of_params) | dict.fromkeys(range(params + buffers, len(numbers)), of_state)
+    return {i: codec for i, codec in codecs.items() if numbers[i].numel() >= BLOCK and numbers[i].is_floating_point()}
+
+
+def check_rounding(plan: SyncPlan, optimizer: torch.optim.Optimizer) -> None:
+    """Raise ``UserError`` if rounding would break a relation between parts of the optimizer's state."""
+    centred = isinstance(optimizer, torch.optim.RMSprop) and any(group["centered"] for group in optimizer.param_groups)
+    if plan.send != "whole" and plan.moments == "mean" and centred:
+        rule = "RMSprop(centered=True) takes the root of a difference, which rounded numbers make negative"
+        raise UserError(rule, str(plan), "use moments=fresh, or send=whole")
+
+
+def distance(mean_square: float, averages: Tensors, begun: Tensors) -> float | None:
+    """How far learners are apart: the root mean square of their distances from their mean, over the norm of the mean.
+
+    (Consensus distance, over the norm of the model: Kong et al., ICML 2021, arXiv 2102.04828.)
+
+    It needs no second exchange, because one number of each learner travels with the mean. With d_i the change of
+    learner i since the round began, mean |x_i - mean x|^2 = mean |d_i|^2 - |mean d|^2. Changes are short beside
+    parameters, so the difference keeps its digits. If learners are closer together than some 1e-3 of their common
+    change, the result is rounding.
+
+    Args:
+        mean_square: The mean of learners' ``squared_delta``.
+        averages: The means of their parameters.
+        begun: The parameters at the round's beginning.
+
+    Returns:
+        None if the result is not finite: a learner has diverged, or all parameters are zero.
+    """
+    norms = torch.stack([torch.linalg.vector_norm(mean.float()) for mean in averages])
+    common, square = torch.stack([squared_delta(averages, begun), norms.square().sum()]).tolist()
+    if not (math.isfinite(mean_square - common) and 0 < square < math.inf):
+        return None
+    return math.sqrt(max(0.0, mean_square - common) / square)
+
+
+def squared_delta(values: Tensors, begun: Tensors) -> torch.Tensor:
+    """The squared norm of ``values - begun``, as one number on their device, in single precision."""
+    # One tensor at a time, so that no second copy of all parameters is in memory.
+    norms = [torch.linalg.vector_norm((now - then).float()) for now, then in zip(values, begun, strict=True)]
+    return torch.stack(norms).square().sum()
