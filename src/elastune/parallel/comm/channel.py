@@ -1,7 +1,7 @@
 """Messages between the workers of a group whose sender does not wait: small threads send and receive them.
 
-``Channel`` delivers every message in order. ``AsyncValues`` carries values that a receiver may take when it wants to:
-a sender has one untaken value per receiver at most, so a slow link or worker lets nothing pile up.
+``Channel`` delivers every message in order. ``AsyncValues`` carries values that a receiver takes at any time. A sender
+has at most one untaken value per receiver, so a slow link or worker lets nothing pile up.
 """
 
 from __future__ import annotations

@@ -341,9 +341,9 @@ def _add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 class LevelLeg:
     """One level of a hierarchical sum, as one worker sees it.
 
-    At each level the workers of a group gather the pieces of a bucket: each worker receives one piece from all, and
-    adds the nodes of the canonical tree that lie within the group's slots. Only these sums go to the next level.
-    With one level every worker sends to every other worker.
+    At each level the workers of a group exchange the pieces of a bucket. Each worker receives one piece from all, and
+    adds the nodes of the canonical tree within the group's slots. Only these sums go to the next level. With one level
+    every worker sends to every other worker.
 
     Attributes:
         piece: How many elements of a bucket each worker of this level's group gathers.
@@ -400,8 +400,9 @@ def level_ranks(sizes: Sequence[int], rank: int) -> list[tuple[int, ...]]:
 def host_levels(hosts: Sequence[str]) -> tuple[int, ...]:
     """The sizes of the levels, the innermost first, of workers that run on ``hosts`` (by rank).
 
-    ``(2, 3)``: two workers on each of three hosts. The result is empty if one level is enough or is all that fits:
-    one host, one worker on each host, unequal numbers of workers, or ranks that are not ordered by host.
+    ``(2, 3)``: two workers on each of three hosts. The result is empty if sums need only one level: one host, or one
+    worker on each host. It is also empty if the hosts have unequal numbers of workers, or ranks are not in order of
+    hosts.
     """
     runs = [(host, len(list(ranks))) for host, ranks in groupby(hosts)]
     sizes = {count for _, count in runs}

@@ -52,9 +52,9 @@ def _rounded(value: Fraction) -> float:
 def unit_squares(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
     """The squared norm of each unit of flat ``pieces``, one after another; float64, on the CPU.
 
-    A piece begins at the start of a unit, and ends at the end of a unit or of its parameter block. On a CPU each unit
-    has its own norm: a kernel over rows, whose bits do not depend on the number of rows, in the precision of torch's
-    ``clip_grad_norm_``. A GPU's kernel divides its work by the number of rows, and its bits depend on it (seen on an
+    A piece begins at the start of a unit, and ends at the end of a unit or of its parameter block. On a CPU a kernel
+    over rows computes the norm of each unit, in the precision of torch's ``clip_grad_norm_``. Its bits do not depend
+    on the number of rows. A GPU's kernel divides its work by the number of rows, and its bits depend on it (seen on an
     H100). So on a GPU the halves of each unit are added to each other (``halved_squares``).
     """
     if any(piece.device.type != "cpu" for piece in pieces):

@@ -416,9 +416,9 @@ class CommitBarrier:
     """The end of a step's reduction: every worker sends its numbers to every other one, once its sums have arrived.
 
     A worker that has passed the barrier therefore knows that all owners have every sum: the step is committed. A
-    worker sends its control numbers, the statistics of its slots, the parameter blocks that it has used, and the
-    squares of the units that it adds up. ``result`` has the same of the whole step. It is a vector of fixed length,
-    whatever the mesh, and equal on all workers.
+    worker sends its control numbers, the statistics of its slots, its used parameter blocks, and the squares of the
+    units that it adds up. ``result`` has the same of the whole step. It is a vector of fixed length, whatever the
+    mesh, and equal on all workers.
 
     Args:
         split: How the model is split into parameter blocks.

@@ -200,8 +200,8 @@ def factory_for(device: str, *, own_device: bool, interface: str, timeout_s: flo
 def join(place: Place, timeout_s: float = 1800.0) -> Group:
     """Meet the other workers of a static run at ``place.rendezvous``; no collective may last longer than ``timeout_s``.
 
-    The process must end by ``os._exit``: a process group that is destroyed while Python holds its lock may wait for a
-    thread that waits for the lock (seen with gloo: its finished collectives free tensors on a thread of their own).
+    The process must end by ``os._exit``. A process group that is destroyed while Python holds its lock may wait for a
+    thread that waits for the lock. (Seen with gloo, whose finished collectives free tensors on a thread of their own.)
     """
     if place.world == 1:
         return Group()

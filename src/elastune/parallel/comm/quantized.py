@@ -4,8 +4,8 @@ The sums are lossy, but have the same bits for any number of workers where that 
 Each slot is then encoded by itself. Chunk c of every slot goes to worker c, which decodes the chunks, adds them
 along the canonical tree and returns the sum, encoded again. So every number is rounded twice, for any number of
 workers: one worker alone rounds in the same way.
-A block of a codec spans neither two tensors (their sizes differ too much for one scale) nor two chunks, so its borders
-do not depend on the workers.
+A block of a codec lies within one tensor, because numbers of two tensors differ too much for one scale. It lies within
+one chunk, so its borders do not depend on the workers.
 If the bits may depend on the workers, each worker (or host) first sums its own slots and then encodes the sum. The
 bytes then do not grow with the number of slots.
 """

@@ -84,8 +84,8 @@ class Relay:
         act = _Act(self._group, self._number, self._nodes, self._edges, self._room, parts, total)
 
         def run() -> None:
-            # Only the text of the error is kept. The error itself would keep all operations under way alive, and to
-            # let go of these can take seconds, so only this thread may do it.
+            # Only the text of the error is kept. The error itself would keep all operations under way alive. To let go
+            # of these can take seconds, so only this thread may do it.
             try:
                 act.run(self._stops)
             except GroupBroken as error:

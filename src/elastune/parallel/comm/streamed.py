@@ -37,9 +37,10 @@ class StreamedReducer:
 
     ``blocks``: the parameter blocks whose gradients leave together.
 
-    A step: ``begin``; for each pass ``begin_pass``, ``put`` of every parameter block if a slot of this worker ends in
-    the pass, and ``leave`` of every block; then ``launch``, ``combine`` and ``wait``. If one of these calls raises
-    ``GroupBroken``, call ``drain`` before the next ``begin`` or ``regroup``. ``OwnedReducer`` has the same calls.
+    A step begins with ``begin``. Each pass has ``begin_pass``, ``put`` of every parameter block (if a slot of this
+    worker ends in the pass), and ``leave`` of every block. The step ends with ``launch``, ``combine`` and ``wait``. If
+    one of these calls raises ``GroupBroken``, call ``drain`` before the next ``begin`` or ``regroup``.
+    ``OwnedReducer`` has the same calls.
     """
 
     def __init__(self, blocks: Sequence[Sequence[int]]) -> None:

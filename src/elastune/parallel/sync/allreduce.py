@@ -234,8 +234,8 @@ class FastAllReduce(AllReduce):
     For models without dropout and BatchNorm the result equals ``ExactAllReduce`` up to rounding. BatchNorm normalises
     over the samples of one worker's pass, so buffers drift apart. This is what torch's DistributedDataParallel does,
     overlap included, but on a group that may change. (A DDP over a group of one worker, with a hook that reduces, does
-    not work: it rebuilds its buckets after the first backward pass in the order that this worker saw. The orders of
-    several workers may differ.)
+    not work. It rebuilds its buckets after the first backward pass in the order of this worker's gradients, and the
+    orders of several workers may differ.)
     """
 
     exact: bool = False

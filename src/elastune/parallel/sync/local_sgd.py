@@ -106,10 +106,10 @@ class Averaging(Local):
 class ParameterServer(Local):
     """A parameter server with bounded staleness: a step reaches the other learners ``plan.staleness`` mixes later.
 
-    A learner sees its own steps at once. When the mean m of the learners' steps of mix t - s has arrived, a learner
-    replaces its own step d of that mix by m: x <- x + (m - d). So the mean over learners equals the parameters of a
-    server, and no learner is further from it than s steps. The workers are the servers, each of a part of the
-    parameters.
+    A learner sees its own steps at once. After s = ``plan.staleness`` mixes the mean m of the learners' steps arrives,
+    and a learner replaces its own step d of that mix by m: x <- x + (m - d). So the mean over learners equals the
+    parameters of a server, and no learner is further from it than s steps. The workers are the servers, each of a part
+    of the parameters.
 
     (Source: Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NeurIPS 2013;
     Gupta et al., "Model Accuracy and Runtime Tradeoff in Distributed Deep Learning", ICDM 2016, arXiv 1509.04210. Here

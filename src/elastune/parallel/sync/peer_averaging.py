@@ -90,8 +90,8 @@ class AsyncPairAveraging(PairAveraging):
 
     In its t-th mix a learner takes the mean with the newest partner values that have arrived since its last mix, if
     any. Then it offers its own new values to its partner of turn t. Pairs are those of ``PairAveraging``, so every
-    learner gives once in each mix. But it takes values that have arrived, and not its partner's present values: if all
-    workers run in step, these are the values of the partner of the last turn.
+    learner gives once in each mix. But it takes the values that have arrived, and not its partner's present values. If
+    all workers run in step, these are the values of the partner of the last turn.
 
     A learner takes only values of the same round. If a worker or its link is slow, other workers take fewer values
     from it and do not wait. Learners of one worker meet at once. If all learners are on one worker, or the backend is

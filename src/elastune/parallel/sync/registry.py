@@ -139,7 +139,7 @@ def _refuse_untrainable(model: nn.Module) -> None:
 class ActiveSync:
     """The strategy in use over this worker's replica, and the change to another strategy.
 
-    All learners are equal between rounds, so a change moves no state: learners become one at the end of each round,
+    A change moves no state, because all learners are equal between rounds. They become one at the end of each round,
     and several again at the beginning of the next. A strategy's own state (an outer momentum) ends with it.
 
     Args:

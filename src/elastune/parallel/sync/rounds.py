@@ -3,9 +3,9 @@
 ``RoundSync`` runs the rounds. ``strategy_of`` chooses how the parameters come together: local SGD, DiLoCo, averaging,
 gossip, pair averaging or a parameter server.
 
-If numbers travel rounded, a learner sends its change since the round began. All learners begin a round alike. The loss
-of rounding is small beside the change, but would not be small beside the number itself: a second moment that changes
-by a thousandth would not change at all.
+If numbers travel rounded, a learner sends its change since the round began, as all learners begin a round alike. The
+loss of rounding is small beside the change. If the numbers themselves were rounded, a second moment that changes by a
+thousandth would not change at all.
 """
 
 from __future__ import annotations
