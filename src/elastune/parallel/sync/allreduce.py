@@ -381,7 +381,7 @@ class CompressedAllReduce(FastAllReduce):
         for residuals in received:  # after the loop above: take over all of them, or none
             reducer.owe(residuals)
 
-    # -- what is saved ------------------------------------------------------------------------------------------------
+    # -- saved state ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         factors = {} if self._compressed is None else self._compressed.factors

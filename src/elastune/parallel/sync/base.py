@@ -195,7 +195,7 @@ class Sync(ABC):
         The ``regroup`` of that worker expects it. Raises ``GroupBroken``.
         """
 
-    # -- what is saved ------------------------------------------------------------------------------------------------
+    # -- saved state ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """The state that this strategy keeps from round to round, such as outer momenta; equal on all workers."""

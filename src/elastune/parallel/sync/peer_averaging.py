@@ -184,7 +184,7 @@ class _PeerExchange:
         self._receives = [wanted(giver, this_worker) for giver in carried]
 
     def start(self) -> Work:
-        """Raises ``GroupBroken``."""
+        """Send the values that other workers need. Raises ``GroupBroken``."""
         if self._group.size == 1:
             return Work(self._group, None)
         parts = [self._flat[learner] for learners in self._sends for learner in learners]

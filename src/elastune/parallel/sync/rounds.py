@@ -157,7 +157,7 @@ class RoundSync(Sync):
         self._owes_step = share.ends_step
 
     def _mix(self) -> None:
-        """Raises ``GroupBroken``."""
+        """Mix the learners within the round. Raises ``GroupBroken``."""
         started = time.perf_counter()
         self._strategy.mix(self._learners.values(self._carried), self._local_steps // self.plan.mix - 1)
         self._mixing_s += time.perf_counter() - started
@@ -308,7 +308,7 @@ class RoundSync(Sync):
     def close(self) -> None:
         self._hook.remove()
 
-    # -- what is saved ------------------------------------------------------------------------------------------------
+    # -- saved state ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         return self._strategy.state_dict()
