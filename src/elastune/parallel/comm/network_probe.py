@@ -5,7 +5,6 @@ Routes are measured by summing along them, because a model of links knows nothin
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from statistics import median
@@ -46,7 +45,7 @@ def _median_s(group: Group, size_bytes: int) -> float:
         if group.wire.type == "cuda":
             torch.cuda.synchronize()
         times.append(time.perf_counter() - started)
-    return statistics.median(times)
+    return median(times)
 
 
 # --- the links between hosts -----------------------------------------------------------------------------------------

@@ -78,7 +78,9 @@ class Relay:
         All tensors are on the CPU. Until ``wait`` returns they belong to this relay, which changes ``parts``.
         """
         if self._routes is not self._group.routes and self._routes != self._group.routes:
-            raise RuntimeError("a sum would go by routes that are laid no more: regroup what sums")
+            raise RuntimeError(
+                "the routes of the group have changed since this sum was prepared: regroup its reducer first"
+            )
         self._group.count_sent(self._sent_bytes)
         self._under_way, self._why, self._ended = True, "", threading.Event()
         act = _Act(self._group, self._number, self._nodes, self._edges, self._room, parts, total)

@@ -5,7 +5,6 @@ Some libraries do not give access to their connections. This module finds them b
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import ipaddress
 import os
@@ -84,7 +83,7 @@ def listeners(but: Collection[SocketRef] = ()) -> dict[SocketRef, Address]:
     """The TCP sockets that listen, with their addresses, except the sockets ``but``."""
     listening = {}
     for ref in _sockets(but):
-        with borrowed(ref) as sock, contextlib.suppress(OSError):  # closed by another thread just now
+        with borrowed(ref) as sock, suppress(OSError):  # closed by another thread just now
             if sock is not None and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 listening[ref] = _address(sock.getsockname())
     return listening
@@ -94,7 +93,7 @@ def connections(own: Address, others: Collection[Address], but: Collection[Socke
     """The connections that came in at ``own`` or go out to one of ``others``, except the sockets ``but``."""
     connected = []
     for ref in _sockets(but):
-        with borrowed(ref) as sock, contextlib.suppress(OSError):  # not connected, or not any more
+        with borrowed(ref) as sock, suppress(OSError):  # not connected, or not any more
             if sock is not None and (_address(sock.getpeername()) in others or _address(sock.getsockname()) == own):
                 connected.append(ref)
     return connected
@@ -111,7 +110,7 @@ def ends(refs: Collection[SocketRef]) -> dict[SocketRef, Endpoints]:
     """Both ends of each connection that is still open."""
     endpoints = {}
     for ref in refs:
-        with borrowed(ref) as sock, contextlib.suppress(OSError):
+        with borrowed(ref) as sock, suppress(OSError):
             if sock is not None:
                 endpoints[ref] = Endpoints(_address(sock.getsockname()), _address(sock.getpeername()))
     return endpoints
@@ -135,7 +134,7 @@ class Connections:
 def sever(refs: Collection[SocketRef]) -> None:
     """End these connections in both directions at once; a read or write on them raises an error."""
     for ref in refs:
-        with borrowed(ref) as sock, contextlib.suppress(OSError):
+        with borrowed(ref) as sock, suppress(OSError):
             if sock is not None:
                 sock.shutdown(socket.SHUT_RDWR)
 
@@ -150,7 +149,7 @@ def _is_same(ref: SocketRef) -> bool:
 
 def _sockets(but: Collection[SocketRef] = ()) -> Iterator[SocketRef]:
     for name in os.listdir("/dev/fd"):
-        with contextlib.suppress(OSError):  # closed in the meantime
+        with suppress(OSError):  # closed in the meantime
             status = os.fstat(int(name))
             if stat.S_ISSOCK(status.st_mode) and (ref := SocketRef(int(name), status.st_ino)) not in but:
                 yield ref
@@ -163,7 +162,7 @@ def repeat_soon(sock: socket.socket) -> None:
     20 s. The kernel then gives a connection up after ``GIVEN_UP_AFTER_MS``, and not after a number of repeats.
     """
     if sys.platform == "linux":
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GIVEN_UP_AFTER_MS)
             sock.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, 1000)
 
@@ -172,7 +171,7 @@ def repeat_soon(sock: socket.socket) -> None:
 def borrowed(ref: SocketRef) -> Iterator[socket.socket | None]:
     """The socket of ``ref``, still owned by the library; None if its number has another owner, or it is not TCP."""
     sock = None
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         if _is_same(ref):
             sock = socket.socket(fileno=ref.fd)
     try:
