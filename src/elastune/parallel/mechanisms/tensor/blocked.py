@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.utils._pytree import tree_map
 
 from elastune.core.errors import UserError
 from elastune.parallel.mechanisms.tensor.axis import BlockAxis, joined, parted, shared
+from elastune.parallel.mechanisms.torch_private import tree_map
 
 # [blocked] A tensor that exists in blocks: what lies between a layer divided by columns and one divided by rows.
 #

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
 
 from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
@@ -39,6 +38,7 @@ from elastune.parallel.mechanisms.tensor.layers import (
     blocks_along,
     divide_parameters,
 )
+from elastune.parallel.mechanisms.torch_private import tree_map
 
 # [plan] Which layers are divided, and how: found from the kinds of modules, or the user's plan in torch's words.
 
