@@ -28,7 +28,7 @@ from elastune.parallel.mechanisms.capabilities import ALL_CAPABILITIES, Capabili
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
-    """Bytes of the storages that ``tensors`` use. A storage that several tensors share counts once, and None counts 0."""
+    """Bytes of the storages that ``tensors`` use. A storage of several tensors counts once, and None counts 0."""
     storages = [t.untyped_storage() for t in tensors if t is not None]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
@@ -274,7 +274,7 @@ class Replica:
                     p.grad = grad if p.grad is None else grad.add_(p.grad)
 
     def stream(self, loss: torch.Tensor, weight: float, ready: Ready) -> None:
-        """As ``accumulate``, but each gradient goes to ``ready`` once, as soon as it exists, and leaves its parameter."""
+        """As ``accumulate``, but each gradient goes to ``ready`` as soon as it exists, and leaves its parameter."""
         self._restore()
         self._listen()
         self._seen.clear()

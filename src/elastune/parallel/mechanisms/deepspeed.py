@@ -184,7 +184,7 @@ class DeepSpeedReplica(EngineReplica):
         return None
 
     def _state_of(self, p: nn.Parameter) -> dict[str, Any]:
-        """The optimizer's whole state of ``p``. A worker without a part of ``p`` takes the names from another parameter."""
+        """The optimizer's whole state of ``p``. A worker without a part of ``p`` takes another parameter's names."""
         fragment = self._updated(p)
         state = {} if fragment is None else self.optimizer.state.get(fragment.flat, {})
         like = state or next(iter(self.optimizer.state.values()), {})

@@ -47,9 +47,9 @@ class EngineTensors:
 class EngineReplica(Replica, ABC):
     """One worker's part of a model that an engine trains.
 
-    ``run`` replaces ``accumulate`` of the base: a backward pass in which the engine reduces gradients itself. The user's
-    optimizer stays the object that schedulers and the program use. Its ``step`` runs the engine's step once a step, and
-    does nothing between the slices of a step.
+    ``run`` replaces ``accumulate`` of the base: a backward pass in which the engine reduces gradients itself. The
+    user's optimizer stays the object that schedulers and the program use. Its ``step`` runs the engine's step once a
+    step, and does nothing between the slices of a step.
 
     Attributes:
         names: The names of the optimizer's parameters, by the numbers that torch gives them.
@@ -180,7 +180,7 @@ class EngineReplica(Replica, ABC):
         return dict(self.module.state_dict())
 
     def load_model(self, state: Mapping[str, Any]) -> None:
-        """Load a state that ``model_state`` of any mechanism returned. With ``in_pieces`` its tensors may be ``Stored``."""
+        """Load the ``model_state`` of any mechanism. With ``in_pieces`` its tensors may be ``Stored``."""
         self.module.load_state_dict(state)
 
     def optimizer_state(self) -> dict[str, Any]:
@@ -192,7 +192,7 @@ class EngineReplica(Replica, ABC):
         self.optimizer.load_state_dict(dict(state))
 
     def written(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """This worker's part of ``model_state`` and ``optimizer_state`` for a checkpoint that workers write in parts."""
+        """This worker's part of ``model_state`` and ``optimizer_state`` for a checkpoint written in parts."""
         return self.model_state(), self.optimizer_state()
 
     def groups(self) -> list[dict[str, Any]]:

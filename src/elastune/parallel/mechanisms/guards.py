@@ -19,7 +19,6 @@ from elastune.core.layout import UNIT
 from elastune.parallel.mechanisms import torch_private
 from elastune.parallel.mechanisms.owned.store import has_storage
 
-
 SAVED_ELSEWHERE = "save by session.save and elastune export"
 """The fix in errors about saving a model that lies in parts."""
 

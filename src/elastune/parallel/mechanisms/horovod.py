@@ -57,7 +57,7 @@ class HorovodReplica(EngineReplica):
         self.adopt([self._engine.synchronize(self._under_way.pop(i)) for i in range(len(self.params))])
 
     def _send(self, i: int, gradient: torch.Tensor | None) -> None:
-        """Start the sum of one gradient. An unused parameter sends zeros, because Horovod needs every worker's gradient."""
+        """Start the sum of one gradient. An unused parameter sends zeros: Horovod needs every worker's gradient."""
         data = torch.zeros_like(self.params[i]) if gradient is None else gradient
         if data.is_sparse:
             raise UserError("horovod sums dense gradients here", "a sparse gradient", "use sparse=False")

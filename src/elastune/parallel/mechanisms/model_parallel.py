@@ -69,8 +69,8 @@ class FailureHooks:
 class ModelParallel(ProcessLocal):
     """How one worker runs its part of a model's passes. This class divides nothing; ``tensor`` and ``pipeline`` do.
 
-    It does not decide which worker holds a parameter (``owned.store.ParameterStore`` does). When ``enter`` and the passes
-    are called, the parameter blocks that this worker computes with (``split.computed``) have storage and values.
+    It does not decide which worker holds a parameter (``owned.store.ParameterStore`` does). When ``enter`` and the
+    passes are called, the parameter blocks that this worker computes with (``split.computed``) have storage and values.
 
     Attributes:
         split: The parameter blocks of the WHOLE model, the same on every worker and every mesh.
@@ -120,7 +120,7 @@ class ModelParallel(ProcessLocal):
         """Begin a step. ``parts``: all slices that this worker runs in it."""
 
     def backward(self, loss: torch.Tensor, part: BatchSlice) -> Iterable[BatchSlice]:
-        """Run all backward passes that ``loss`` (the mean over the samples of ``part``) times ``part.weight`` makes due.
+        """Run the backward passes that are due with ``loss`` (the mean over the samples of ``part``) and its weight.
 
         A slice without weight is a copy of another one, for a worker that has no samples. Other workers may wait for
         this worker's part of it, but its gradients do not count.
@@ -137,7 +137,7 @@ class ModelParallel(ProcessLocal):
 
     @contextmanager
     def passing(self) -> Iterator[None]:
-        """Context for a part of a pass that another division runs. Raises ``GroupBroken`` at its end where that failed."""
+        """Context for a part of a pass that another division runs. Raises ``GroupBroken`` if that failed."""
         yield
 
     def in_parts(self, called: Sequence[str]) -> frozenset[str]:

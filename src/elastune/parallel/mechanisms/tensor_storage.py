@@ -2,8 +2,8 @@
 
 ``PartialTensor`` describes a tensor of a run's state by the pieces on this worker.
 ``memory_mapped_parameters`` builds a model that fits into no worker's memory. Its parameters are mapped to unnamed
-files, and their pages leave memory after each operation. So at most one tensor at a time is in memory, and a worker that
-needs a part of a parameter reads only that part. Initial values are those of a plain construction.
+files, and their pages leave memory after each operation. So at most one tensor at a time is in memory, and a worker
+that needs a part of a parameter reads only that part. Initial values are those of a plain construction.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ _MAPPED: WeakValueDictionary[int, mmap.mmap] = WeakValueDictionary()
 def memory_mapped_parameters(folder: Path) -> Iterator[None]:
     """Put parameters that modules register inside into unnamed files in ``folder``.
 
-    The folder needs as much space as the parameters. A file vanishes with its parameter, or with the process. Parameters
-    on other devices than the CPU and small parameters stay where they are.
+    The folder needs as much space as the parameters. A file vanishes with its parameter, or with the process.
+    Parameters on other devices than the CPU and small parameters stay where they are.
     """
 
     def move_to_file(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
@@ -150,8 +150,8 @@ def memory_mapped_parameters(folder: Path) -> Iterator[None]:
 def built_in_parts(execution: ExecutionSettings, folder: Path) -> AbstractContextManager[None]:
     """The context in which to build a model: ``memory_mapped_parameters`` if no worker will have all parameters.
 
-    The files lie in ``folder``, or among the machine's temporary files if ``folder`` does not exist. If each worker will
-    have all parameters, the context does nothing.
+    The files lie in ``folder``, or among the machine's temporary files if ``folder`` does not exist. If each worker
+    will have all parameters, the context does nothing.
     """
     parts = execution.parts
     if parts.state != "sharded" and not parts.tensor and not parts.pipeline:

@@ -66,7 +66,7 @@ def mark_stepped(optimizer: torch.optim.Optimizer) -> None:
 
 
 def fsdp_reduce_scatter() -> type[Any]:
-    """The base class of a custom reduce-scatter of ``fully_shard``. Imported here, because FSDP2 takes long to import."""
+    """The base class of a custom reduce-scatter of ``fully_shard``. The import is slow, so it is here."""
     from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
     return ReduceScatter

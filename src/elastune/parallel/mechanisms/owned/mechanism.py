@@ -34,7 +34,6 @@ from elastune.parallel.mechanisms.owned.replica import OwnedReplica, ProgramMode
 from elastune.parallel.mechanisms.owned.store import ParameterStore, free, has_storage
 from elastune.parallel.mechanisms.tensor.blocked import Blocked
 
-
 _NEVER_CALLED = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 """Containers that are never called: code reaches into them, so no hook can show when they are used."""
 
@@ -100,7 +99,7 @@ class _UnderWay:
         work: The collective that runs.
         room: The memory for the values of other workers.
         sent: This worker's values, kept alive while the collective may read them.
-        arrivals: Each segment from another worker with its part of ``room``. Empty if ``room`` is the parameter's memory.
+        arrivals: Each segment from another worker with its part of ``room``. Empty if ``room`` is a parameter's own.
     """
 
     param_blocks: Sequence[int]

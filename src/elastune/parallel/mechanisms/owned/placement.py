@@ -21,7 +21,6 @@ import torch
 from elastune.core.layout import UNIT, CopiesDiffer, Piece, Segment, Split, Unrecoverable
 from elastune.parallel.comm.group import Group
 
-
 LONGEST = 256 * UNIT
 """The most elements of one transfer: the unit in which sending is balanced and rounds are filled."""
 SHORTEST = 16 * UNIT
@@ -32,7 +31,7 @@ in memory at a time, beside the memory for the result."""
 
 
 class Item(NamedTuple):
-    """The tensors of one parameter block that travel together: its ``values``, or the optimizer's tensors of its size."""
+    """The tensors of a block that travel together: its ``values``, or the optimizer's tensors of its size."""
 
     param_block: int
     values: bool
@@ -158,7 +157,7 @@ def shared(want: Sequence[Holdings]) -> list[Shared]:
 
 
 def _cut(atom: _Atom, parts: int) -> list[tuple[int, int]]:
-    """Cut ``atom`` into about ``parts`` parts of whole units, so that several workers can send it. Short ones stay whole."""
+    """Cut ``atom`` into about ``parts`` parts of whole units, for several senders. Short ones stay whole."""
     length = atom.stop - atom.start
     if parts == 1 or length < SHORTEST:
         return [(atom.start, atom.stop)]
@@ -196,8 +195,9 @@ def digest(values: torch.Tensor, start: int) -> int:
     """A number that depends on the bits of flat ``values``, the elements of a parameter block from ``start`` on.
 
     Each unit's 8-byte words are added up. The digest is the sum over units of that sum times a number that depends on
-    the unit's place. So a copy with one wrong element, or with right elements in a wrong unit, has another digest. It is
-    no checksum against an adversary, and two faults in one unit may cancel out. It runs at the speed of reading memory.
+    the unit's place. So a copy with one wrong element, or with right elements in a wrong unit, has another digest. It
+    is no checksum against an adversary, and two faults in one unit may cancel out. It runs at the speed of reading
+    memory.
 
     Returns:
         A number below 2**64. However elements are cut into ranges, the digests of the ranges have the same sum modulo
@@ -254,7 +254,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class StateRequest:
-    """The state that one worker is to have: the segments that it ``holds``, and the ``values`` that it computes with."""
+    """The state that a worker is to have: the segments that it ``holds``, and the ``values`` to compute with."""
 
     holds: tuple[Segment, ...]
     values: tuple[Segment, ...]
@@ -307,8 +307,8 @@ def bring(
     Args:
         group: All workers that have or want state.
         split: The parameter blocks.
-        version: The version of this worker's state, counted from 0; -1: it has none. State older than the newest version
-            of any worker is ignored.
+        version: The version of this worker's state, counted from 0; -1: it has none. State older than the newest
+            version of any worker is ignored.
         shards: This worker's state. An element may occur in several shards.
         facts: For each block that it holds, the numbers that all shards of the block share (a JSON value).
         want: The state that each worker is to have, by rank of the group.

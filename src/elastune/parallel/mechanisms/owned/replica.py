@@ -41,8 +41,8 @@ class SplitOptimizerStep:
     """Splits a step of ``store``'s optimizer in two: ``begin`` limits it to some shards, ``finish`` updates the others.
 
     The program, its schedulers and profilers see one step, with the bits of one step. So the step is not split where
-    they could notice: other hooks, a closure, a wrapped ``step``, or an optimizer from outside of torch, which may count
-    its calls (torch's optimizers count steps for each parameter).
+    they could notice: other hooks, a closure, a wrapped ``step``, or an optimizer from outside of torch, which may
+    count its calls (torch's optimizers count steps for each parameter).
     """
 
     def __init__(self, store: ParameterStore) -> None:
@@ -125,8 +125,8 @@ class OwnedReplica(Replica):
     A ``division`` runs the passes, and a ``store`` has the parameter blocks and shares. Gradients are numbered by the
     place of their block in ``split.trained``; those of blocks that other workers compute never come.
 
-    A step: ``begin_step``; ``run`` for each slice; ``receive`` the sums of the shares held here, after which the step is
-    *reduced*; the optimizer's step, after which ``spread`` sends the new values.
+    A step: ``begin_step``; ``run`` for each slice; ``receive`` the sums of the shares held here, after which the step
+    is *reduced*; the optimizer's step, after which ``spread`` sends the new values.
 
     Attributes:
         plans: The buckets of this worker's batch group.
@@ -182,7 +182,7 @@ class OwnedReplica(Replica):
         optimizer.register_step_post_hook(lambda *_: self._stepped())
 
     def wanted_in(self, comms: Comms) -> tuple[tuple[int, ...], tuple[Segment, ...]]:
-        """The parameter blocks that this worker computes with, and the segments that it holds, in the mesh of ``comms``."""
+        """The blocks that this worker computes with, and the segments that it holds, in the mesh of ``comms``."""
         mesh, rank = comms.mesh, comms.rank
         return self.split.computed(mesh, rank), held(self.split, mesh, self.copies, comms.hosts)[rank]
 
@@ -304,7 +304,7 @@ class OwnedReplica(Replica):
         self.settle()
 
     def settle(self) -> None:
-        """Follow the other workers to the end of the step, also where workers are lost. The program may not apply it."""
+        """Go to the end of the step with the others, even if the program does not apply it or workers are lost."""
         self.applied = self.reduced
         try:
             if self.arrive is not None:

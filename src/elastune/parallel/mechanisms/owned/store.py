@@ -46,8 +46,8 @@ class Incoming:
 class ParameterStore:
     """One worker's part of the parameter blocks of ``split``; ``parameters`` are the blocks' objects, by index.
 
-    ``optimizer`` was built on a whole model whose parameters' names are ``tensor_of``. From now on its groups, which keep
-    their order and options, contain shards. ``rebuild`` must be called before the first step.
+    ``optimizer`` was built on a whole model whose parameters' names are ``tensor_of``. From now on its groups, which
+    keep their order and options, contain shards. ``rebuild`` must be called before the first step.
 
     Attributes:
         computed: The indices of the blocks that this worker computes with: their parameters have storage and values.
@@ -102,7 +102,7 @@ class ParameterStore:
     # -- state on this worker -----------------------------------------------------------------------------------------
 
     def names(self, param_block: int) -> list[str]:
-        """The names of the optimizer's tensors of the block's size, sorted. Empty before the first step that used it."""
+        """The sorted names of the optimizer's tensors of the block's size. Empty before its first step."""
         state = self._state_of(param_block)
         return sorted(name for name, value in state.items() if is_flat(value))
 
@@ -120,7 +120,7 @@ class ParameterStore:
         return self.optimizer.state.get(shards[0].parameter, {}) if shards else {}
 
     def read(self, segment: Segment, name: str = VALUES) -> torch.Tensor:
-        """The flat values of ``segment``, or its part of the optimizer's tensor ``name``. Often a view, so do not keep it.
+        """The flat values of ``segment``, or its part of the optimizer's tensor ``name``; often a view.
 
         The segment must lie within a held one. Of values it may also lie in a block whose values are whole here.
 
@@ -254,8 +254,8 @@ class ParameterStore:
     def rebuild(self, computed: Sequence[int], held: Sequence[Segment], incoming: Incoming | None = None) -> None:
         """Compute with the blocks ``computed`` and hold ``held`` from now on.
 
-        State on this worker stays, and the rest comes from ``incoming``. Values to compute with that are in neither come
-        afterwards (``OwnedReplica.spread``). Gradients are dropped.
+        State on this worker stays, and the rest comes from ``incoming``. Values to compute with that are in neither
+        come afterwards (``OwnedReplica.spread``). Gradients are dropped.
 
         Raises:
             KeyError: A part of ``held`` is neither on this worker nor in ``incoming``. Nothing has changed.

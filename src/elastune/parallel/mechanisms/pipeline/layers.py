@@ -109,7 +109,7 @@ class Layers:
         return [values[name] for name in keep]
 
     def probe(self, inputs: Sequence[Any], around: Callable[[int], AbstractContextManager[Any]]) -> Any:
-        """Run a forward pass without side effects and return the model's result. ``around`` is entered for each layer."""
+        """Return the model's result of a forward pass without side effects. ``around``: a context for each layer."""
         buffers = [(b, b.detach().clone()) for b in self.module.buffers()]
         passed_on: Any = inputs
         with torch.no_grad(), torch.random.fork_rng():

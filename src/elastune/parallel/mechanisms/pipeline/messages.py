@@ -1,7 +1,7 @@
 """Messages between the stages of one pipeline, and the packing of nested values of tensors into them.
 
-``StageChannel`` sends and receives. ``pack`` turns a value into a line of text and one run of bytes, and ``unpack`` turns
-them back. A tensor keeps its strides and its alignment, because the bits of later results may depend on both.
+``StageChannel`` sends and receives. ``pack`` turns a value into a line of text and one run of bytes, and ``unpack``
+turns them back. A tensor keeps its strides and its alignment, because the bits of later results may depend on both.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import torch
 from elastune.core.errors import UserError
 from elastune.parallel.comm.channel import Channel, ChannelMessage
 from elastune.parallel.comm.group import Group, GroupBroken
-
 
 ALIGNMENT = 64  # bytes, of memory that torch allocates on a CPU
 _PLAIN = (type(None), bool, int, float, str)

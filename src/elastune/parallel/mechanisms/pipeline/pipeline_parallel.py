@@ -121,8 +121,8 @@ class PlaceholderOutputs:
     def placeholder(self, key: str, values: list[Any]) -> Any:
         """A result for any call, without other workers.
 
-        If the output is not described, this worker runs all layers itself. Parameters of other stages are zeros, for one
-        layer at a time.
+        If the output is not described, this worker runs all layers itself. Parameters of other stages are zeros, for
+        one layer at a time.
         """
         if self.knows(key):
             return self.zeros(key)
@@ -154,8 +154,8 @@ Moved = dict[int, torch.Tensor]
 class PipelineParallel(ModelParallel):
     """Runs a model in stages: the user's calls drive this worker's part of a schedule. See ``ModelParallel``.
 
-    On a mesh with one stage it does what ``inner`` does. The model stays the user's object and gets another ``forward``,
-    so references to it stay valid.
+    On a mesh with one stage it does what ``inner`` does. The model stays the user's object and gets another
+    ``forward``, so references to it stay valid.
     """
 
     streams = False
@@ -253,7 +253,7 @@ class PipelineParallel(ModelParallel):
             torch_private.foreach_copy_(self._start, [b.detach() for b in self._buffers])
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's ``forward``. In a lost step it returns a placeholder, so that the program runs on without effect."""
+        """The model's ``forward``. In a lost step it returns a placeholder, and the program runs on."""
         values = self._bound(args, kwargs)
         described = f"{torch.is_grad_enabled()} {self.module.training} {shapes_of(values)}"
         if not self.failure_hooks.step_lost():
@@ -513,7 +513,7 @@ class PipelineParallel(ModelParallel):
         return part
 
     def _put_buffers(self, moved: Moved) -> None:
-        """Set buffers to the step's start, except for ``moved``. Autograd does not see it: graphs in flight stay valid."""
+        """Set buffers to the step's start, except for ``moved``. Autograd does not see it: graphs stay valid."""
         for place in self._dirty | set(moved):
             self._buffers[place].data.copy_(moved.get(place, self._start[place]))
         self._dirty = set(moved)

@@ -2,7 +2,8 @@
 
 A model is cut into ``workers x chunks`` runs of layers, numbered in the order in which a sample goes through them;
 chunk c lies on worker ``c % workers``. All lists of a schedule together never deadlock: the first action that a worker
-has not done waits only for actions that come earlier in other lists than any action that waits for it (tests run all lists).
+has not done waits only for actions that come earlier in other lists than any action that waits for it (tests
+run all lists).
 
 Sources: GPipe: Huang et al., arXiv 1811.06965. 1F1B: PipeDream-Flush in Narayanan et al., arXiv 2006.09503.
 Interleaved 1F1B: Narayanan et al., arXiv 2104.04473, section 2.2.2. Zero bubble (ZB-H1): Qi et al., arXiv 2401.10241.

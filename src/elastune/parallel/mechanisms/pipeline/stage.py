@@ -22,13 +22,12 @@ from elastune.parallel.mechanisms import torch_private
 from elastune.parallel.mechanisms.pipeline.layers import Layers
 from elastune.parallel.mechanisms.pipeline.messages import map_tensors, tensors_in
 
-
 NodeGradients = tuple[torch.Tensor | None, ...]
 
 
 @dataclass
 class _Branch:
-    """A node with paths to inputs and separate paths to ``accumulators``, the nodes that accumulate weights' gradients."""
+    """A node with paths to inputs and separate paths to ``accumulators`` (autograd's nodes of weights)."""
 
     node: Node
     accumulators: list[Node]
@@ -228,8 +227,8 @@ class Chunk:
     ) -> Gradients:
         """Run a whole backward pass and return the gradients of ``parameters``.
 
-        They are added to the ``earlier`` gradients of the same micro-batch, where autograd adds up a parameter's uses. As
-        in one process, the gradients of later layers come first.
+        They are added to the ``earlier`` gradients of the same micro-batch, where autograd adds up a parameter's uses.
+        As in one process, the gradients of later layers come first.
         """
         roots = [(t, g) for t, g in zip(state.outputs, gradients, strict=True) if g is not None]
         roots += [(self.parameters[i], g) for i, g in earlier.items()]
@@ -274,7 +273,7 @@ class Chunk:
 
     @contextmanager
     def _keeping_buffers(self) -> Iterator[None]:
-        """Context for a backward pass. Raises ``UserError`` where it changes buffers, which belong to another micro-batch."""
+        """Context for a backward pass. Raises ``UserError`` if it changes buffers, which are another micro-batch's."""
         before = [buffer._version for _, buffer, _, _ in self._buffers]
         yield
         if before != [buffer._version for _, buffer, _, _ in self._buffers]:
