@@ -26,97 +26,6 @@ from elastune.parallel.comm.process_groups import Comms
 from elastune.parallel.mechanisms import torch_private
 from elastune.parallel.mechanisms.capabilities import ALL_CAPABILITIES, Capabilities
 
-
-def storage_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
-    """Bytes of the storages that ``tensors`` use. A storage of several tensors counts once, and None counts 0."""
-    storages = [t.untyped_storage() for t in tensors if t is not None]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-
-
-def optimizer_bytes(states: Iterable[Mapping[str, Any]]) -> int:
-    """Bytes of the tensors that an optimizer keeps for its parameters; ``states``: its state by parameter."""
-    return storage_bytes(value for state in states for value in state.values() if isinstance(value, torch.Tensor))
-
-
-class Buffers:
-    """A model's buffers during a step, so that the changes of its passes can be averaged or undone.
-
-    Each slot begins with the buffers of the step's start. A floating-point buffer then changes by the weighted mean
-    over slots of the change in each slot. Other buffers (counters) must not depend on data. They change as in the
-    step's first pass, because workers may need different numbers of passes.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        self._all = list(module.buffers())
-        self._start = [b.detach().clone() for b in self._all]
-        self._counters: list[torch.Tensor] | None = None
-
-    @property
-    def floats(self) -> list[torch.Tensor]:
-        """The floating-point buffers, which training may average, in a fixed order."""
-        return [b for b in self._all if b.is_floating_point()]
-
-    def begin_step(self) -> None:
-        """Record the values with which a step begins."""
-        self._counters = None
-        if self._all:
-            torch_private.foreach_copy_(self._start, self._all)
-
-    def restore(self) -> None:
-        """Set the buffers back to the step's start: for the next slot, or because the step is dropped.
-
-        Autograd does not see the change: in a pipeline the graphs of other slots' passes stay valid.
-        """
-        if self._all:
-            torch_private.foreach_copy_([b.data for b in self._all], self._start)
-
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Undo every change made inside, for example by a part of the model that runs again.
-
-        Autograd does not see the change: the graph of the current pass stays valid.
-        """
-        before = [b.detach().clone() for b in self._all]
-        yield
-        for buffer, value in zip(self._all, before, strict=True):
-            buffer.data.copy_(value)
-
-    def passed(self) -> None:
-        """A forward pass has run. The step's first one determines the new values of counters."""
-        if self._counters is None:
-            self._counters = [b.clone() for b in self._all if not b.is_floating_point()]
-
-    def moves(self, weight: float) -> list[torch.Tensor]:
-        """The change of each floating-point buffer in a slot's passes, times the slot's ``weight``."""
-        floats = [(b.detach(), s) for b, s in zip(self._all, self._start, strict=True) if b.is_floating_point()]
-        if not floats:
-            return []
-        buffers, starts = map(list, zip(*floats, strict=True))
-        return list(torch_private.foreach_mul(torch_private.foreach_sub(buffers, starts), weight))
-
-    def move(self, moved: Sequence[torch.Tensor]) -> None:
-        """Set buffers to their values at the step's start plus ``moved``, the sums of ``moves`` over all slots."""
-        starts = [s for b, s in zip(self._all, self._start, strict=True) if b.is_floating_point()]
-        counters = [b for b in self._all if not b.is_floating_point()]
-        if starts:
-            torch_private.foreach_copy_(self.floats, torch_private.foreach_add(starts, list(moved)))
-        if counters and self._counters:
-            torch_private.foreach_copy_(counters, self._counters)
-
-
-def flatten(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    """All values of ``tensors`` in one flat float64 vector on the CPU."""
-    return torch.cat([t.detach().double().cpu().reshape(-1) for t in tensors])
-
-
-def unflatten(flat: torch.Tensor, tensors: Iterable[torch.Tensor]) -> None:
-    """Write ``flat``, as ``flatten`` made it, back into ``tensors``."""
-    at = 0
-    for t in tensors:
-        t.copy_(flat[at : at + t.numel()].view(t.shape))
-        at += t.numel()
-
-
 Ready = Callable[[int, torch.Tensor | None], None]
 """Takes the gradient of parameter ``i`` as soon as it exists; None: no pass has used the parameter. It must copy."""
 
@@ -462,20 +371,6 @@ class Replica:
             self._hidden = None
 
 
-def weighed(loss: torch.Tensor, weight: float) -> torch.Tensor:
-    """``loss`` times ``weight``. A weight of 1 keeps the loss itself, and so the bits of its gradients."""
-    return loss if weight == 1.0 else loss * weight
-
-
-def _whole(tensor: torch.Tensor) -> Box:
-    return tuple((0, size) for size in tensor.shape)
-
-
-def _inside(box: Box, outer: Box) -> tuple[slice, ...]:
-    """The index of ``box`` in a tensor that fills ``outer``."""
-    return tuple(slice(start - first, stop - first) for (start, stop), (first, _) in zip(box, outer, strict=True))
-
-
 class Replicated(Mechanism):
     """Data parallelism: every worker carries a whole replica (``--mechanism replicated``)."""
 
@@ -491,3 +386,107 @@ class Replicated(Mechanism):
         self, model: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, execution: ExecutionSettings
     ) -> Replica:
         return Replica(model, optimizer, comms)
+
+
+def weighed(loss: torch.Tensor, weight: float) -> torch.Tensor:
+    """``loss`` times ``weight``. A weight of 1 keeps the loss itself, and so the bits of its gradients."""
+    return loss if weight == 1.0 else loss * weight
+
+
+def _whole(tensor: torch.Tensor) -> Box:
+    return tuple((0, size) for size in tensor.shape)
+
+
+def _inside(box: Box, outer: Box) -> tuple[slice, ...]:
+    """The index of ``box`` in a tensor that fills ``outer``."""
+    return tuple(slice(start - first, stop - first) for (start, stop), (first, _) in zip(box, outer, strict=True))
+
+
+class Buffers:
+    """A model's buffers during a step, so that the changes of its passes can be averaged or undone.
+
+    Each slot begins with the buffers of the step's start. A floating-point buffer then changes by the weighted mean
+    over slots of the change in each slot. Other buffers (counters) must not depend on data. They change as in the
+    step's first pass, because workers may need different numbers of passes.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._all = list(module.buffers())
+        self._start = [b.detach().clone() for b in self._all]
+        self._counters: list[torch.Tensor] | None = None
+
+    @property
+    def floats(self) -> list[torch.Tensor]:
+        """The floating-point buffers, which training may average, in a fixed order."""
+        return [b for b in self._all if b.is_floating_point()]
+
+    def begin_step(self) -> None:
+        """Record the values with which a step begins."""
+        self._counters = None
+        if self._all:
+            torch_private.foreach_copy_(self._start, self._all)
+
+    def restore(self) -> None:
+        """Set the buffers back to the step's start: for the next slot, or because the step is dropped.
+
+        Autograd does not see the change: in a pipeline the graphs of other slots' passes stay valid.
+        """
+        if self._all:
+            torch_private.foreach_copy_([b.data for b in self._all], self._start)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Undo every change made inside, for example by a part of the model that runs again.
+
+        Autograd does not see the change: the graph of the current pass stays valid.
+        """
+        before = [b.detach().clone() for b in self._all]
+        yield
+        for buffer, value in zip(self._all, before, strict=True):
+            buffer.data.copy_(value)
+
+    def passed(self) -> None:
+        """A forward pass has run. The step's first one determines the new values of counters."""
+        if self._counters is None:
+            self._counters = [b.clone() for b in self._all if not b.is_floating_point()]
+
+    def moves(self, weight: float) -> list[torch.Tensor]:
+        """The change of each floating-point buffer in a slot's passes, times the slot's ``weight``."""
+        floats = [(b.detach(), s) for b, s in zip(self._all, self._start, strict=True) if b.is_floating_point()]
+        if not floats:
+            return []
+        buffers, starts = map(list, zip(*floats, strict=True))
+        return list(torch_private.foreach_mul(torch_private.foreach_sub(buffers, starts), weight))
+
+    def move(self, moved: Sequence[torch.Tensor]) -> None:
+        """Set buffers to their values at the step's start plus ``moved``, the sums of ``moves`` over all slots."""
+        starts = [s for b, s in zip(self._all, self._start, strict=True) if b.is_floating_point()]
+        counters = [b for b in self._all if not b.is_floating_point()]
+        if starts:
+            torch_private.foreach_copy_(self.floats, torch_private.foreach_add(starts, list(moved)))
+        if counters and self._counters:
+            torch_private.foreach_copy_(counters, self._counters)
+
+
+def flatten(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """All values of ``tensors`` in one flat float64 vector on the CPU."""
+    return torch.cat([t.detach().double().cpu().reshape(-1) for t in tensors])
+
+
+def unflatten(flat: torch.Tensor, tensors: Iterable[torch.Tensor]) -> None:
+    """Write ``flat``, as ``flatten`` made it, back into ``tensors``."""
+    at = 0
+    for t in tensors:
+        t.copy_(flat[at : at + t.numel()].view(t.shape))
+        at += t.numel()
+
+
+def storage_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
+    """Bytes of the storages that ``tensors`` use. A storage of several tensors counts once, and None counts 0."""
+    storages = [t.untyped_storage() for t in tensors if t is not None]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def optimizer_bytes(states: Iterable[Mapping[str, Any]]) -> int:
+    """Bytes of the tensors that an optimizer keeps for its parameters; ``states``: its state by parameter."""
+    return storage_bytes(value for state in states for value in state.values() if isinstance(value, torch.Tensor))

@@ -23,47 +23,8 @@ from elastune.parallel.comm.group import GroupBroken
 from elastune.parallel.comm.process_groups import Comms
 from elastune.parallel.mechanisms.guards import ProcessLocal
 
-
-def rng_states() -> list[torch.Tensor]:
-    """The states of the random streams of the CPU and of this worker's accelerator.
-
-    A micro-batch's stream travels from stage to stage with its activations.
-    """
-    states = [torch.get_rng_state()]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        states.append(torch.cuda.get_rng_state())
-    return states
-
-
-def restore_rng_states(state: Sequence[torch.Tensor]) -> None:
-    """Continue the random streams from ``rng_states`` of this worker or another one."""
-    # Copies, because torch reads a state from the start of its storage and ignores the tensor's offset.
-    torch.set_rng_state(state[0].cpu().clone())
-    if len(state) > 1:
-        torch.cuda.set_rng_state(state[1].cpu().clone())
-
-
 Until = Callable[[], bool]
 """Whether the event that a worker waits for has happened. Called between two passes."""
-
-
-def _raised(error: GroupBroken) -> NoReturn:
-    raise error
-
-
-@dataclass
-class FailureHooks:
-    """How a pass learns of lost workers and reports them; the run sets both (``train.checkpoints.run_state``).
-
-    Attributes:
-        step_lost: Whether the newest step is lost. The program then runs on to the end of its batch, and other workers
-            may not make the same passes. So no pass may wait for others, and no result counts.
-        meet: Called where a group breaks in a forward pass. It returns if the pass belongs to a step: that step is
-            lost, and the result of the pass does not count.
-    """
-
-    step_lost: Callable[[], bool] = lambda: False
-    meet: Callable[[GroupBroken], None] = _raised
 
 
 class ModelParallel(ProcessLocal):
@@ -167,3 +128,41 @@ class ModelParallel(ProcessLocal):
 Parallelize = Callable[[ModelParallel, ExecutionSettings], ModelParallel]
 """Makes a finer division of a given one: "tensor" replaces layers of ``division.module`` by layers of blocks, and
 "pipeline" then cuts the result into stages. Called once on every worker, before any storage is freed."""
+
+
+def _raised(error: GroupBroken) -> NoReturn:
+    raise error
+
+
+@dataclass
+class FailureHooks:
+    """How a pass learns of lost workers and reports them; the run sets both (``train.checkpoints.run_state``).
+
+    Attributes:
+        step_lost: Whether the newest step is lost. The program then runs on to the end of its batch, and other workers
+            may not make the same passes. So no pass may wait for others, and no result counts.
+        meet: Called where a group breaks in a forward pass. It returns if the pass belongs to a step: that step is
+            lost, and the result of the pass does not count.
+    """
+
+    step_lost: Callable[[], bool] = lambda: False
+    meet: Callable[[GroupBroken], None] = _raised
+
+
+def rng_states() -> list[torch.Tensor]:
+    """The states of the random streams of the CPU and of this worker's accelerator.
+
+    A micro-batch's stream travels from stage to stage with its activations.
+    """
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states.append(torch.cuda.get_rng_state())
+    return states
+
+
+def restore_rng_states(state: Sequence[torch.Tensor]) -> None:
+    """Continue the random streams from ``rng_states`` of this worker or another one."""
+    # Copies, because torch reads a state from the start of its storage and ignores the tensor's offset.
+    torch.set_rng_state(state[0].cpu().clone())
+    if len(state) > 1:
+        torch.cuda.set_rng_state(state[1].cpu().clone())

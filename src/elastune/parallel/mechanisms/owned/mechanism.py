@@ -34,80 +34,68 @@ from elastune.parallel.mechanisms.owned.replica import OwnedReplica, ProgramMode
 from elastune.parallel.mechanisms.owned.store import ParameterStore, free, has_storage
 from elastune.parallel.mechanisms.tensor.blocked import Blocked
 
-_NEVER_CALLED = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
-"""Containers that are never called: code reaches into them, so no hook can show when they are used."""
 
+class Owned(Mechanism):
+    """State in shares: each worker of a batch group adds up, holds and updates a part of the group's state.
 
-@dataclass(frozen=True)
-class Block:
-    """A module and the numbers of the parameter blocks that only it needs, while it runs forward or backward."""
+    With the axis shard this is ZeRO (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion
+    Parameter Models"), stage 2: gradients and optimizer state are divided, and values are whole on all workers that
+    compute with them.
 
-    module: nn.Module
-    param_blocks: tuple[int, ...]
-
-
-def blocks_of(model: nn.Module, parameters: Sequence[nn.Parameter]) -> list[Block]:
-    """The blocks of ``model``. ``parameters``: the objects of its parameter blocks.
-
-    The first block is the whole model, for parameters in no other block or in several (tied weights). The others are
-    the children of its outermost ``ModuleList`` and ``Sequential`` containers, such as a transformer's layers.
-    """
-    places = {p: i for i, p in enumerate(parameters)}
-    parts = [(module, {places[p] for p in module.parameters() if p in places}) for module in _parts(model)]
-    counts: dict[int, int] = {}
-    for _, param_blocks in parts:
-        for param_block in param_blocks:
-            counts[param_block] = counts.get(param_block, 0) + 1
-    outside = {places[p] for p in _outside(model, {module for module, _ in parts}) if p in places}
-    shared = {param_block for param_block, count in counts.items() if count > 1} | outside
-    blocks = [
-        Block(module, tuple(sorted(param_blocks - shared))) for module, param_blocks in parts if param_blocks - shared
-    ]
-    in_blocks = {param_block for block in blocks for param_block in block.param_blocks}
-    return [Block(model, tuple(i for i in range(len(parameters)) if i not in in_blocks)), *blocks]
-
-
-def _parts(module: nn.Module) -> Iterator[nn.Module]:
-    """The children of the outermost containers in ``module``, which may be a container itself."""
-    for child in module.children():
-        if isinstance(module, (nn.ModuleList, nn.Sequential)) and not isinstance(child, _NEVER_CALLED):
-            yield child
-        else:
-            yield from _parts(child)
-
-
-def _outside(model: nn.Module, parts: set[nn.Module]) -> Iterator[nn.Parameter]:
-    """The parameters of modules outside of ``parts``."""
-    yield from model.parameters(recurse=False)
-    for child in model.children():
-        if child not in parts:
-            yield from _outside(child, parts)
-
-
-_NONE, _WAITS, _PLAIN, _OPEN = 0.0, 1.0, 2.0, 3.0
-"""A worker's next pass in an evaluation: none; none as long as it waits for another event; a pass without gradients,
-after which values are freed; a pass with gradients. The largest number of all workers decides."""
-
-
-@dataclass(frozen=True)
-class _UnderWay:
-    """A bucket's values during a transfer.
-
-    Attributes:
-        param_blocks: The parameter blocks of the bucket.
-        group: The group of the transfer.
-        work: The collective that runs.
-        room: The memory for the values of other workers.
-        sent: This worker's values, kept alive while the collective may read them.
-        arrivals: Each segment from another worker with its part of ``room``. Empty if ``room`` is a parameter's own.
+    Args:
+        name: The name of the mechanism, with its parts (``zero+pipeline``).
+        axes: The axes along which it divides a replica.
+        divides: The functions that divide the arithmetic, in order.
+        frees: Values are divided too, and gathered when they are used (stage 3).
     """
 
-    param_blocks: Sequence[int]
-    group: Group
-    work: Work
-    room: torch.Tensor
-    sent: torch.Tensor
-    arrivals: Sequence[tuple[Segment, torch.Tensor]]
+    exact = True
+
+    def __init__(
+        self, name: str, axes: Sequence[Axis], divides: Sequence[Parallelize] = (), *, frees: bool = False
+    ) -> None:
+        self.name = name  # type: ignore[misc]  # an attribute of each object here
+        self._axes = ("data", *axes)
+        self._divides = divides
+        self._frees = frees
+
+    def check(self, execution: ExecutionSettings, mesh: Mesh) -> None:
+        for axis in AXES:
+            if mesh.size(axis) > 1 and axis not in self._axes:
+                rule = f"{self.name} has no workers along the axis {axis}"
+                raise UserError(rule, str(mesh), f"use {axis}=1, or another mechanism")
+        if self._frees and "pipeline" in self._axes:
+            rule = "the stages of a pipeline keep their parameters: each goes through its layers many times a step"
+            raise UserError(rule, self.name, f"use --mechanism {execution.parts.serving(mesh)}")
+        if execution.copies is not None and execution.copies < 1:
+            raise UserError("each share is held by at least one worker", f"copies={execution.copies}", "use 1 or 2")
+
+    def examine(self, model: nn.Module, optimizer: torch.optim.Optimizer, execution: ExecutionSettings) -> None:
+        self._divided(model, optimizer, execution)
+
+    def _divided(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, execution: ExecutionSettings
+    ) -> ModelParallel:
+        refuse_unless_elementwise(optimizer)  # shares are flat, and a part of a parameter
+        division = ModelParallel(model)
+        for divide in self._divides:
+            division = divide(division, execution)
+        return division
+
+    def attach(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, execution: ExecutionSettings
+    ) -> Replica:
+        program = ProgramModel(model)
+        division = self._divided(model, optimizer, execution)
+        if self._frees:
+            blocks = blocks_of(division.model, division.parameters)
+            division.split = gathered_in(division.split, [block.param_blocks for block in blocks])
+        parts = division.split, division.parameters
+        store = ParameterStore(*parts, optimizer, program.tensor_of, frees=self._frees, offload=execution.offload)
+        if self._frees or self._divides:
+            refuse_copies(division.model, division.parameters)
+        replica = ShardedReplica if self._frees else OwnedReplica
+        return replica(division, store, program, comms, execution.copies or 1)
 
 
 class ShardedReplica(OwnedReplica):
@@ -159,6 +147,11 @@ class ShardedReplica(OwnedReplica):
         super().abandon()
         self.gathering.end_pass()
         self.gathering.learns = False
+
+
+_NONE, _WAITS, _PLAIN, _OPEN = 0.0, 1.0, 2.0, 3.0
+"""A worker's next pass in an evaluation: none; none as long as it waits for another event; a pass without gradients,
+after which values are freed; a pass with gradients. The largest number of all workers decides."""
 
 
 class Gathering(ProcessLocal):
@@ -449,6 +442,27 @@ class Gathering(ProcessLocal):
                 self._store.parameters[param_block].untyped_storage().resize_(0)
 
 
+@dataclass(frozen=True)
+class _UnderWay:
+    """A bucket's values during a transfer.
+
+    Attributes:
+        param_blocks: The parameter blocks of the bucket.
+        group: The group of the transfer.
+        work: The collective that runs.
+        room: The memory for the values of other workers.
+        sent: This worker's values, kept alive while the collective may read them.
+        arrivals: Each segment from another worker with its part of ``room``. Empty if ``room`` is a parameter's own.
+    """
+
+    param_blocks: Sequence[int]
+    group: Group
+    work: Work
+    room: torch.Tensor
+    sent: torch.Tensor
+    arrivals: Sequence[tuple[Segment, torch.Tensor]]
+
+
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
     """The tensors in a module's result."""
     if isinstance(value, torch.Tensor):
@@ -462,64 +476,51 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
         yield from _tensors(list(value.values()))
 
 
-class Owned(Mechanism):
-    """State in shares: each worker of a batch group adds up, holds and updates a part of the group's state.
+_NEVER_CALLED = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+"""Containers that are never called: code reaches into them, so no hook can show when they are used."""
 
-    With the axis shard this is ZeRO (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion
-    Parameter Models"), stage 2: gradients and optimizer state are divided, and values are whole on all workers that
-    compute with them.
 
-    Args:
-        name: The name of the mechanism, with its parts (``zero+pipeline``).
-        axes: The axes along which it divides a replica.
-        divides: The functions that divide the arithmetic, in order.
-        frees: Values are divided too, and gathered when they are used (stage 3).
+@dataclass(frozen=True)
+class Block:
+    """A module and the numbers of the parameter blocks that only it needs, while it runs forward or backward."""
+
+    module: nn.Module
+    param_blocks: tuple[int, ...]
+
+
+def blocks_of(model: nn.Module, parameters: Sequence[nn.Parameter]) -> list[Block]:
+    """The blocks of ``model``. ``parameters``: the objects of its parameter blocks.
+
+    The first block is the whole model, for parameters in no other block or in several (tied weights). The others are
+    the children of its outermost ``ModuleList`` and ``Sequential`` containers, such as a transformer's layers.
     """
+    places = {p: i for i, p in enumerate(parameters)}
+    parts = [(module, {places[p] for p in module.parameters() if p in places}) for module in _parts(model)]
+    counts: dict[int, int] = {}
+    for _, param_blocks in parts:
+        for param_block in param_blocks:
+            counts[param_block] = counts.get(param_block, 0) + 1
+    outside = {places[p] for p in _outside(model, {module for module, _ in parts}) if p in places}
+    shared = {param_block for param_block, count in counts.items() if count > 1} | outside
+    blocks = [
+        Block(module, tuple(sorted(param_blocks - shared))) for module, param_blocks in parts if param_blocks - shared
+    ]
+    in_blocks = {param_block for block in blocks for param_block in block.param_blocks}
+    return [Block(model, tuple(i for i in range(len(parameters)) if i not in in_blocks)), *blocks]
 
-    exact = True
 
-    def __init__(
-        self, name: str, axes: Sequence[Axis], divides: Sequence[Parallelize] = (), *, frees: bool = False
-    ) -> None:
-        self.name = name  # type: ignore[misc]  # an attribute of each object here
-        self._axes = ("data", *axes)
-        self._divides = divides
-        self._frees = frees
+def _parts(module: nn.Module) -> Iterator[nn.Module]:
+    """The children of the outermost containers in ``module``, which may be a container itself."""
+    for child in module.children():
+        if isinstance(module, (nn.ModuleList, nn.Sequential)) and not isinstance(child, _NEVER_CALLED):
+            yield child
+        else:
+            yield from _parts(child)
 
-    def check(self, execution: ExecutionSettings, mesh: Mesh) -> None:
-        for axis in AXES:
-            if mesh.size(axis) > 1 and axis not in self._axes:
-                rule = f"{self.name} has no workers along the axis {axis}"
-                raise UserError(rule, str(mesh), f"use {axis}=1, or another mechanism")
-        if self._frees and "pipeline" in self._axes:
-            rule = "the stages of a pipeline keep their parameters: each goes through its layers many times a step"
-            raise UserError(rule, self.name, f"use --mechanism {execution.parts.serving(mesh)}")
-        if execution.copies is not None and execution.copies < 1:
-            raise UserError("each share is held by at least one worker", f"copies={execution.copies}", "use 1 or 2")
 
-    def examine(self, model: nn.Module, optimizer: torch.optim.Optimizer, execution: ExecutionSettings) -> None:
-        self._divided(model, optimizer, execution)
-
-    def _divided(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, execution: ExecutionSettings
-    ) -> ModelParallel:
-        refuse_unless_elementwise(optimizer)  # shares are flat, and a part of a parameter
-        division = ModelParallel(model)
-        for divide in self._divides:
-            division = divide(division, execution)
-        return division
-
-    def attach(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, execution: ExecutionSettings
-    ) -> Replica:
-        program = ProgramModel(model)
-        division = self._divided(model, optimizer, execution)
-        if self._frees:
-            blocks = blocks_of(division.model, division.parameters)
-            division.split = gathered_in(division.split, [block.param_blocks for block in blocks])
-        parts = division.split, division.parameters
-        store = ParameterStore(*parts, optimizer, program.tensor_of, frees=self._frees, offload=execution.offload)
-        if self._frees or self._divides:
-            refuse_copies(division.model, division.parameters)
-        replica = ShardedReplica if self._frees else OwnedReplica
-        return replica(division, store, program, comms, execution.copies or 1)
+def _outside(model: nn.Module, parts: set[nn.Module]) -> Iterator[nn.Parameter]:
+    """The parameters of modules outside of ``parts``."""
+    yield from model.parameters(recurse=False)
+    for child in model.children():
+        if child not in parts:
+            yield from _outside(child, parts)

@@ -21,219 +21,9 @@ import torch
 from elastune.core.layout import UNIT, CopiesDiffer, Piece, Segment, Split, Unrecoverable
 from elastune.parallel.comm.group import Group
 
-LONGEST = 256 * UNIT
-"""The most elements of one transfer: the unit in which sending is balanced and rounds are filled."""
-SHORTEST = 16 * UNIT
-"""Shorter ranges are not cut for balance."""
-ROUND_BYTES = 16 << 20
-"""The most bytes that a worker sends, and that it receives, in one round, unless one transfer is larger. Two rounds are
-in memory at a time, beside the memory for the result."""
-
-
-class Item(NamedTuple):
-    """The tensors of a block that travel together: its ``values``, or the optimizer's tensors of its size."""
-
-    param_block: int
-    values: bool
-
-
-Ranges = Sequence[tuple[int, int]]
-"""Start (inclusive) and stop (exclusive) of each range, in elements of a parameter block."""
-Holdings = Mapping[Item, Ranges]
-
-
-@dataclass(frozen=True)
-class Transfer:
-    """``source`` sends the elements ``start`` to ``stop`` of ``item`` to ``target``. Workers by rank."""
-
-    item: Item
-    start: int
-    stop: int
-    source: int
-    target: int
-
-
-@dataclass(frozen=True)
-class TransferPlan:
-    """All transfers, in order.
-
-    Attributes:
-        hops: Two groups of transfers. Those of the second may pass on elements that the first has brought.
-        lost: The ranges that a worker wants and that no worker has.
-    """
-
-    hops: tuple[tuple[Transfer, ...], ...]
-    lost: tuple[tuple[Item, int, int], ...]
-
-
-class Shared(NamedTuple):
-    """The elements ``start`` to ``stop`` of ``item``, which exactly the workers ``ranks`` are to have."""
-
-    item: Item
-    start: int
-    stop: int
-    ranks: tuple[int, ...]
-
-
-class _Atom(NamedTuple):
-    """A range that the same workers ``have`` and the same others ``want``."""
-
-    item: Item
-    start: int
-    stop: int
-    have: tuple[int, ...]
-    want: tuple[int, ...]
-
-
-def plan_transfers(have: Sequence[Holdings], want: Sequence[Holdings], sizes: Mapping[Item, int]) -> TransferPlan:
-    """Plan the transfers by which every worker gets what it wants.
-
-    Args:
-        have: By rank: what the worker has.
-        want: By rank: what it is to have.
-        sizes: The bytes of one element of each item; 0: the item has no tensors.
-    """
-    atoms = [atom for item in sorted({item for of in want for item in of}) for atom in _atoms(item, have, want)]
-    lost = tuple((atom.item, atom.start, atom.stop) for atom in atoms if not atom.have)
-    moving = [atom for atom in atoms if atom.have and sizes.get(atom.item, 0)]
-    # Large ranges first: the small ones then even out the loads.
-    moving.sort(key=lambda atom: -len(atom.want) * (atom.stop - atom.start) * sizes[atom.item])
-    sent = [0] * len(have)
-    hops: tuple[list[Transfer], list[Transfer]] = [], []
-
-    def send(atom: _Atom, start: int, stop: int, target: int, relays: Sequence[int] = ()) -> None:
-        for first in range(start, stop, LONGEST):
-            last = min(first + LONGEST, stop)
-            source = min((*atom.have, *relays), key=lambda rank: (sent[rank], rank))
-            sent[source] += (last - first) * sizes[atom.item]
-            hops[source in relays].append(Transfer(atom.item, first, last, source, target))
-
-    passed_on: list[tuple[_Atom, int, int, int]] = []
-    for atom in moving:
-        relayed = len(atom.want) > len(atom.have)
-        for number, (start, stop) in enumerate(_cut(atom, len(atom.want) if relayed else len(atom.have))):
-            first = atom.want[number % len(atom.want)]
-            for target in [first] if relayed else atom.want:
-                send(atom, start, stop, target)
-            if relayed:
-                passed_on.append((atom, start, stop, first))
-    for atom, start, stop, first in passed_on:
-        for target in atom.want:
-            if target != first:
-                send(atom, start, stop, target, (first,))
-    return TransferPlan(tuple(map(tuple, hops)), lost)
-
-
-def _atoms(item: Item, have: Sequence[Holdings], want: Sequence[Holdings]) -> Iterable[_Atom]:
-    """The ranges of ``item`` that workers want and do not have, cut where the workers that have or want them change."""
-    edges: dict[int, list[tuple[int, int, int]]] = {}
-    for kind, holdings in enumerate((have, want)):
-        for rank, held in enumerate(holdings):
-            for start, stop in held.get(item, ()):
-                edges.setdefault(start, []).append((kind, rank, 1))
-                edges.setdefault(stop, []).append((kind, rank, -1))
-    counts = [[0] * len(have) for _ in range(2)]
-    atoms: list[_Atom] = []
-    places = sorted(edges)
-    for start, stop in pairwise(places):
-        for kind, rank, change in edges[start]:
-            counts[kind][rank] += change
-        having = tuple(rank for rank, count in enumerate(counts[0]) if count)
-        wanting = tuple(rank for rank, count in enumerate(counts[1]) if count and not counts[0][rank])
-        if not wanting:
-            continue
-        if atoms and (atoms[-1].stop, atoms[-1].have, atoms[-1].want) == (start, having, wanting):
-            atoms[-1] = atoms[-1]._replace(stop=stop)
-        else:
-            atoms.append(_Atom(item, start, stop, having, wanting))
-    return atoms
-
-
-def shared(want: Sequence[Holdings]) -> list[Shared]:
-    """The ranges that several workers want, in an order that is the same on all workers. ``want``: by rank."""
-    items = sorted({item for of in want for item in of})
-    atoms = (atom for item in items for atom in _atoms(item, [{}] * len(want), want))
-    return [Shared(atom.item, atom.start, atom.stop, atom.want) for atom in atoms if len(atom.want) > 1]
-
-
-def _cut(atom: _Atom, parts: int) -> list[tuple[int, int]]:
-    """Cut ``atom`` into about ``parts`` parts of whole units, for several senders. Short ones stay whole."""
-    length = atom.stop - atom.start
-    if parts == 1 or length < SHORTEST:
-        return [(atom.start, atom.stop)]
-    step = -(-length // (parts * UNIT)) * UNIT
-    return [(start, min(start + step, atom.stop)) for start in range(atom.start, atom.stop, step)]
-
-
-def rounds(hop: Sequence[Transfer], sizes: Mapping[Item, int], limit: int = ROUND_BYTES) -> list[list[Transfer]]:
-    """All transfers in rounds. In a round no worker sends or receives more than ``limit`` bytes.
-
-    A larger transfer is the only one of its two workers in its round.
-    """
-    found_rounds: list[list[Transfer]] = []
-    loads: list[dict[tuple[str, int], int]] = []
-    for transfer in hop:
-        size = (transfer.stop - transfer.start) * sizes[transfer.item]
-        ends = ("out", transfer.source), ("in", transfer.target)
-        fits = (all(not load.get(end) or load[end] + size <= limit for end in ends) for load in loads)
-        number = next((number for number, has_room in enumerate(fits) if has_room), len(loads))
-        if number == len(loads):
-            loads.append({})
-            found_rounds.append([])
-        for end in ends:
-            loads[number][end] = loads[number].get(end, 0) + size
-        found_rounds[number].append(transfer)
-    return found_rounds
-
-
-_STEP = 0x9E3779B97F4A7C15  # odd, so no two units have one weight
-_MODULUS = 1 << 64
-_WEIGHTS: dict[torch.device, torch.Tensor] = {}
-
-
-def digest(values: torch.Tensor, start: int) -> int:
-    """A number that depends on the bits of flat ``values``, the elements of a parameter block from ``start`` on.
-
-    Each unit's 8-byte words are added up. The digest is the sum over units of that sum times a number that depends on
-    the unit's place. So a copy with one wrong element, or with right elements in a wrong unit, has another digest. It
-    is no checksum against an adversary, and two faults in one unit may cancel out. It runs at the speed of reading
-    memory.
-
-    Returns:
-        A number below 2**64. However elements are cut into ranges, the digests of the ranges have the same sum modulo
-        2**64.
-    """
-    stop = start + len(values)
-    first, last = -(-start // UNIT), stop // UNIT
-    number = 0
-    if first < last:
-        rows = _words(values[first * UNIT - start : last * UNIT - start]).view(last - first, -1).sum(1)
-        number += int(rows.mul_(_weights(first, last, values.device)).sum())
-    for low, high in ((start, min(stop, first * UNIT)), (max(first, last) * UNIT, stop)):
-        if low < high:  # a part of a unit: its other elements count as zero
-            unit, part = low // UNIT, values[low - start : high - start]
-            if (low - unit * UNIT) * part.element_size() % 8 or part.nbytes % 8:  # it begins or ends within a word
-                part = values.new_zeros(UNIT)
-                part[low - unit * UNIT : high - unit * UNIT] = values[low - start : high - start]
-            number += int(_words(part).sum()) * (2 * unit + 1) * _STEP
-    return number % _MODULUS
-
-
-def _weights(first: int, last: int, device: torch.device) -> torch.Tensor:
-    """The weights of the units ``first`` to ``last`` (exclusive). They are cached, since short tensors are many."""
-    weights = _WEIGHTS.get(device)
-    if weights is None or len(weights) < last:
-        weights = (2 * torch.arange(max(2 * last, 1024), device=device) + 1) * (_STEP - _MODULUS)
-        _WEIGHTS[device] = weights
-    return weights[first:last]
-
-
-def _words(values: torch.Tensor) -> torch.Tensor:
-    data = values.detach().contiguous()
-    return (data.clone() if data.storage_offset() * data.element_size() % 8 else data).view(torch.int64)
-
-
 VALUES = "values"
+
+
 CPU = torch.device("cpu")
 
 
@@ -281,16 +71,6 @@ class PlacedState:
     most: int = 0
     shared: Sequence[Shared] = ()
     digests: Sequence[int] = ()
-
-
-@dataclass(frozen=True)
-class _Report:
-    """One worker's message about its state. ``kinds``: for each block that it holds, the tensors' names and dtypes."""
-
-    version: int
-    have: Holdings
-    kinds: Mapping[int, list[list[str]]]
-    facts: Mapping[int, Any]
 
 
 def bring(
@@ -382,7 +162,190 @@ def meet(group: Group, split: Split, placed: PlacedState, *, exact: bool) -> Non
             raise CopiesDiffer(f"copies must be equal: {copies} differ; --resume from a checkpoint, and report this")
 
 
-# -- reports ----------------------------------------------------------------------------------------------------------
+# --- the plan of transfers ---
+
+LONGEST = 256 * UNIT
+"""The most elements of one transfer: the unit in which sending is balanced and rounds are filled."""
+
+
+SHORTEST = 16 * UNIT
+"""Shorter ranges are not cut for balance."""
+
+
+ROUND_BYTES = 16 << 20
+"""The most bytes that a worker sends, and that it receives, in one round, unless one transfer is larger. Two rounds are
+in memory at a time, beside the memory for the result."""
+
+
+class Item(NamedTuple):
+    """The tensors of a block that travel together: its ``values``, or the optimizer's tensors of its size."""
+
+    param_block: int
+    values: bool
+
+
+Ranges = Sequence[tuple[int, int]]
+"""Start (inclusive) and stop (exclusive) of each range, in elements of a parameter block."""
+
+
+Holdings = Mapping[Item, Ranges]
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """``source`` sends the elements ``start`` to ``stop`` of ``item`` to ``target``. Workers by rank."""
+
+    item: Item
+    start: int
+    stop: int
+    source: int
+    target: int
+
+
+@dataclass(frozen=True)
+class TransferPlan:
+    """All transfers, in order.
+
+    Attributes:
+        hops: Two groups of transfers. Those of the second may pass on elements that the first has brought.
+        lost: The ranges that a worker wants and that no worker has.
+    """
+
+    hops: tuple[tuple[Transfer, ...], ...]
+    lost: tuple[tuple[Item, int, int], ...]
+
+
+class Shared(NamedTuple):
+    """The elements ``start`` to ``stop`` of ``item``, which exactly the workers ``ranks`` are to have."""
+
+    item: Item
+    start: int
+    stop: int
+    ranks: tuple[int, ...]
+
+
+def plan_transfers(have: Sequence[Holdings], want: Sequence[Holdings], sizes: Mapping[Item, int]) -> TransferPlan:
+    """Plan the transfers by which every worker gets what it wants.
+
+    Args:
+        have: By rank: what the worker has.
+        want: By rank: what it is to have.
+        sizes: The bytes of one element of each item; 0: the item has no tensors.
+    """
+    atoms = [atom for item in sorted({item for of in want for item in of}) for atom in _atoms(item, have, want)]
+    lost = tuple((atom.item, atom.start, atom.stop) for atom in atoms if not atom.have)
+    moving = [atom for atom in atoms if atom.have and sizes.get(atom.item, 0)]
+    # Large ranges first: the small ones then even out the loads.
+    moving.sort(key=lambda atom: -len(atom.want) * (atom.stop - atom.start) * sizes[atom.item])
+    sent = [0] * len(have)
+    hops: tuple[list[Transfer], list[Transfer]] = [], []
+
+    def send(atom: _Atom, start: int, stop: int, target: int, relays: Sequence[int] = ()) -> None:
+        for first in range(start, stop, LONGEST):
+            last = min(first + LONGEST, stop)
+            source = min((*atom.have, *relays), key=lambda rank: (sent[rank], rank))
+            sent[source] += (last - first) * sizes[atom.item]
+            hops[source in relays].append(Transfer(atom.item, first, last, source, target))
+
+    passed_on: list[tuple[_Atom, int, int, int]] = []
+    for atom in moving:
+        relayed = len(atom.want) > len(atom.have)
+        for number, (start, stop) in enumerate(_cut(atom, len(atom.want) if relayed else len(atom.have))):
+            first = atom.want[number % len(atom.want)]
+            for target in [first] if relayed else atom.want:
+                send(atom, start, stop, target)
+            if relayed:
+                passed_on.append((atom, start, stop, first))
+    for atom, start, stop, first in passed_on:
+        for target in atom.want:
+            if target != first:
+                send(atom, start, stop, target, (first,))
+    return TransferPlan(tuple(map(tuple, hops)), lost)
+
+
+class _Atom(NamedTuple):
+    """A range that the same workers ``have`` and the same others ``want``."""
+
+    item: Item
+    start: int
+    stop: int
+    have: tuple[int, ...]
+    want: tuple[int, ...]
+
+
+def _atoms(item: Item, have: Sequence[Holdings], want: Sequence[Holdings]) -> Iterable[_Atom]:
+    """The ranges of ``item`` that workers want and do not have, cut where the workers that have or want them change."""
+    edges: dict[int, list[tuple[int, int, int]]] = {}
+    for kind, holdings in enumerate((have, want)):
+        for rank, held in enumerate(holdings):
+            for start, stop in held.get(item, ()):
+                edges.setdefault(start, []).append((kind, rank, 1))
+                edges.setdefault(stop, []).append((kind, rank, -1))
+    counts = [[0] * len(have) for _ in range(2)]
+    atoms: list[_Atom] = []
+    places = sorted(edges)
+    for start, stop in pairwise(places):
+        for kind, rank, change in edges[start]:
+            counts[kind][rank] += change
+        having = tuple(rank for rank, count in enumerate(counts[0]) if count)
+        wanting = tuple(rank for rank, count in enumerate(counts[1]) if count and not counts[0][rank])
+        if not wanting:
+            continue
+        if atoms and (atoms[-1].stop, atoms[-1].have, atoms[-1].want) == (start, having, wanting):
+            atoms[-1] = atoms[-1]._replace(stop=stop)
+        else:
+            atoms.append(_Atom(item, start, stop, having, wanting))
+    return atoms
+
+
+def _cut(atom: _Atom, parts: int) -> list[tuple[int, int]]:
+    """Cut ``atom`` into about ``parts`` parts of whole units, for several senders. Short ones stay whole."""
+    length = atom.stop - atom.start
+    if parts == 1 or length < SHORTEST:
+        return [(atom.start, atom.stop)]
+    step = -(-length // (parts * UNIT)) * UNIT
+    return [(start, min(start + step, atom.stop)) for start in range(atom.start, atom.stop, step)]
+
+
+def shared(want: Sequence[Holdings]) -> list[Shared]:
+    """The ranges that several workers want, in an order that is the same on all workers. ``want``: by rank."""
+    items = sorted({item for of in want for item in of})
+    atoms = (atom for item in items for atom in _atoms(item, [{}] * len(want), want))
+    return [Shared(atom.item, atom.start, atom.stop, atom.want) for atom in atoms if len(atom.want) > 1]
+
+
+def rounds(hop: Sequence[Transfer], sizes: Mapping[Item, int], limit: int = ROUND_BYTES) -> list[list[Transfer]]:
+    """All transfers in rounds. In a round no worker sends or receives more than ``limit`` bytes.
+
+    A larger transfer is the only one of its two workers in its round.
+    """
+    found_rounds: list[list[Transfer]] = []
+    loads: list[dict[tuple[str, int], int]] = []
+    for transfer in hop:
+        size = (transfer.stop - transfer.start) * sizes[transfer.item]
+        ends = ("out", transfer.source), ("in", transfer.target)
+        fits = (all(not load.get(end) or load[end] + size <= limit for end in ends) for load in loads)
+        number = next((number for number, has_room in enumerate(fits) if has_room), len(loads))
+        if number == len(loads):
+            loads.append({})
+            found_rounds.append([])
+        for end in ends:
+            loads[number][end] = loads[number].get(end, 0) + size
+        found_rounds[number].append(transfer)
+    return found_rounds
+
+
+# --- reports: the message of each worker about its state ---
+
+
+@dataclass(frozen=True)
+class _Report:
+    """One worker's message about its state. ``kinds``: for each block that it holds, the tensors' names and dtypes."""
+
+    version: int
+    have: Holdings
+    kinds: Mapping[int, list[list[str]]]
+    facts: Mapping[int, Any]
 
 
 def _encoded(version: int, shards: Sequence[Shard], facts: Mapping[int, Any]) -> bytes:
@@ -434,17 +397,7 @@ def _dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def _digest(reader: _Reader, what: Shared) -> int:
-    """The digest of the tensors of ``what``, which does not depend on how shards cut them."""
-    parts = reader.parts(what.item, what.start, what.stop)
-    number = 0
-    for name in _names(parts[0][2], what.item):
-        number *= 3
-        number += sum(digest(_slice(shard, name, first, last), first) for first, last, shard in parts)
-    return number % (1 << 63)
-
-
-# -- memory -----------------------------------------------------------------------------------------------------------
+# --- memory: finding elements among shards, and room for arriving ones ---
 
 
 class _Reader:
@@ -543,7 +496,7 @@ def _room(
     return shards, local
 
 
-# -- transfers --------------------------------------------------------------------------------------------------------
+# --- carrying out transfers ---
 
 
 def _carry_out(
@@ -603,3 +556,67 @@ def _begun(group: Group, moving: Sequence[Transfer], reader: _Reader, goal: _Rea
                 part.copy_(values)
 
     return finish
+
+
+# --- digests of copies ---
+
+
+def _digest(reader: _Reader, what: Shared) -> int:
+    """The digest of the tensors of ``what``, which does not depend on how shards cut them."""
+    parts = reader.parts(what.item, what.start, what.stop)
+    number = 0
+    for name in _names(parts[0][2], what.item):
+        number *= 3
+        number += sum(digest(_slice(shard, name, first, last), first) for first, last, shard in parts)
+    return number % (1 << 63)
+
+
+_STEP = 0x9E3779B97F4A7C15  # odd, so no two units have one weight
+
+
+_MODULUS = 1 << 64
+
+
+_WEIGHTS: dict[torch.device, torch.Tensor] = {}
+
+
+def digest(values: torch.Tensor, start: int) -> int:
+    """A number that depends on the bits of flat ``values``, the elements of a parameter block from ``start`` on.
+
+    Each unit's 8-byte words are added up. The digest is the sum over units of that sum times a number that depends on
+    the unit's place. So a copy with one wrong element, or with right elements in a wrong unit, has another digest. It
+    is no checksum against an adversary, and two faults in one unit may cancel out. It runs at the speed of reading
+    memory.
+
+    Returns:
+        A number below 2**64. However elements are cut into ranges, the digests of the ranges have the same sum modulo
+        2**64.
+    """
+    stop = start + len(values)
+    first, last = -(-start // UNIT), stop // UNIT
+    number = 0
+    if first < last:
+        rows = _words(values[first * UNIT - start : last * UNIT - start]).view(last - first, -1).sum(1)
+        number += int(rows.mul_(_weights(first, last, values.device)).sum())
+    for low, high in ((start, min(stop, first * UNIT)), (max(first, last) * UNIT, stop)):
+        if low < high:  # a part of a unit: its other elements count as zero
+            unit, part = low // UNIT, values[low - start : high - start]
+            if (low - unit * UNIT) * part.element_size() % 8 or part.nbytes % 8:  # it begins or ends within a word
+                part = values.new_zeros(UNIT)
+                part[low - unit * UNIT : high - unit * UNIT] = values[low - start : high - start]
+            number += int(_words(part).sum()) * (2 * unit + 1) * _STEP
+    return number % _MODULUS
+
+
+def _weights(first: int, last: int, device: torch.device) -> torch.Tensor:
+    """The weights of the units ``first`` to ``last`` (exclusive). They are cached, since short tensors are many."""
+    weights = _WEIGHTS.get(device)
+    if weights is None or len(weights) < last:
+        weights = (2 * torch.arange(max(2 * last, 1024), device=device) + 1) * (_STEP - _MODULUS)
+        _WEIGHTS[device] = weights
+    return weights[first:last]
+
+
+def _words(values: torch.Tensor) -> torch.Tensor:
+    data = values.detach().contiguous()
+    return (data.clone() if data.storage_offset() * data.element_size() % 8 else data).view(torch.int64)

@@ -36,87 +36,8 @@ from elastune.parallel.mechanisms.model_parallel import ModelParallel, Until
 from elastune.parallel.mechanisms.owned.placement import VALUES, PlacedState
 from elastune.parallel.mechanisms.owned.store import ParameterStore
 
-
-class SplitOptimizerStep:
-    """Splits a step of ``store``'s optimizer in two: ``begin`` limits it to some shards, ``finish`` updates the others.
-
-    The program, its schedulers and profilers see one step, with the bits of one step. So the step is not split where
-    they could notice: other hooks, a closure, a wrapped ``step``, or an optimizer from outside of torch, which may
-    count its calls (torch's optimizers count steps for each parameter).
-    """
-
-    def __init__(self, store: ParameterStore) -> None:
-        optimizer = store.optimizer
-        self._store, self._optimizer = store, optimizer
-        self._step = _without_hooks(type(optimizer))
-        self._later: dict[torch.nn.Parameter, torch.Tensor | None] = {}
-
-    def begin(self, first: Set[Segment], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Limit the optimizer's coming step to the shards of ``first``. The optimizer's pre-hook calls this.
-
-        Args:
-            first: The segments that the step may update.
-            args: The positional arguments of ``step``, with the optimizer.
-            kwargs: The keyword arguments of ``step``.
-        """
-        self._later = {}
-        if self._step is not None and len(args) == 1 and not kwargs and not self._has_other_hooks():
-            later = [s.parameter for s in self._store.shards if s.segment not in first and s.parameter.grad is not None]
-            self._later = {p: p.grad for p in later}
-            _give(dict.fromkeys(later))
-
-    def finish(self) -> None:
-        """Update the remaining shards, if any."""
-        later, self._later = self._later, {}
-        if later and self._step is not None:
-            done = {s.parameter: s.parameter.grad for s in self._store.shards}
-            _give({**dict.fromkeys(done), **later})
-            self._step(self._optimizer)
-            _give({**done, **later})
-
-    def _has_other_hooks(self) -> bool:
-        return torch_private.step_hooks_of(self._optimizer) != (1, 1) or torch_private.has_global_step_hooks()
-
-
-def _without_hooks(kind: type[torch.optim.Optimizer]) -> Callable[..., Any] | None:
-    """The function ``step`` of an optimizer class without the hooks around it, which ``functools.wraps`` keeps.
-
-    None where ``step`` is not torch's own or is wrapped otherwise: then the inner function is another one.
-    """
-    if not kind.__module__.startswith("torch.optim."):
-        return None
-    step: Callable[..., Any] | None = getattr(kind.step, "__wrapped__", None)
-    written_in = getattr(step, "__globals__", {}).get("__name__", "")
-    return None if getattr(step, "hooked", False) or not written_in.startswith("torch.") else step
-
-
-def _give(gradients: Mapping[torch.nn.Parameter, torch.Tensor | None]) -> None:
-    for parameter, gradient in gradients.items():
-        parameter.grad = gradient
-
-
 IN_FLIGHT_BYTES = 64 << 20
 """New values on their way at a time, in ``OwnedReplica.spread``."""
-
-
-class ProgramModel:
-    """The names and shapes in a program's model. It must be made before a mechanism divides the model.
-
-    Attributes:
-        state_names: The names in the ``state_dict``, each with the first name of its parameter (tied weights have
-            several names); None for buffers.
-        shapes: The shapes of parameters, by their first name.
-        tensor_of: The first name of each parameter.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        named = list(model.named_parameters())
-        self.tensor_of: dict[torch.Tensor, str] = {p: name for name, p in named}
-        self.shapes = {name: tuple(p.shape) for name, p in named}
-        kept = model.state_dict(keep_vars=True)
-        self.state_names = {
-            name: self.tensor_of.get(value) if isinstance(value, torch.Tensor) else None for name, value in kept.items()
-        }
 
 
 class OwnedReplica(Replica):
@@ -483,3 +404,81 @@ def _dropped(place: int, gradient: torch.Tensor | None) -> None:
 
 def _unscaled(factor: float) -> None:
     raise UserError("a gradient is clipped after session.backward", f"factor {factor}", "call it after the step's last")
+
+
+class ProgramModel:
+    """The names and shapes in a program's model. It must be made before a mechanism divides the model.
+
+    Attributes:
+        state_names: The names in the ``state_dict``, each with the first name of its parameter (tied weights have
+            several names); None for buffers.
+        shapes: The shapes of parameters, by their first name.
+        tensor_of: The first name of each parameter.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        named = list(model.named_parameters())
+        self.tensor_of: dict[torch.Tensor, str] = {p: name for name, p in named}
+        self.shapes = {name: tuple(p.shape) for name, p in named}
+        kept = model.state_dict(keep_vars=True)
+        self.state_names = {
+            name: self.tensor_of.get(value) if isinstance(value, torch.Tensor) else None for name, value in kept.items()
+        }
+
+
+class SplitOptimizerStep:
+    """Splits a step of ``store``'s optimizer in two: ``begin`` limits it to some shards, ``finish`` updates the others.
+
+    The program, its schedulers and profilers see one step, with the bits of one step. So the step is not split where
+    they could notice: other hooks, a closure, a wrapped ``step``, or an optimizer from outside of torch, which may
+    count its calls (torch's optimizers count steps for each parameter).
+    """
+
+    def __init__(self, store: ParameterStore) -> None:
+        optimizer = store.optimizer
+        self._store, self._optimizer = store, optimizer
+        self._step = _without_hooks(type(optimizer))
+        self._later: dict[torch.nn.Parameter, torch.Tensor | None] = {}
+
+    def begin(self, first: Set[Segment], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Limit the optimizer's coming step to the shards of ``first``. The optimizer's pre-hook calls this.
+
+        Args:
+            first: The segments that the step may update.
+            args: The positional arguments of ``step``, with the optimizer.
+            kwargs: The keyword arguments of ``step``.
+        """
+        self._later = {}
+        if self._step is not None and len(args) == 1 and not kwargs and not self._has_other_hooks():
+            later = [s.parameter for s in self._store.shards if s.segment not in first and s.parameter.grad is not None]
+            self._later = {p: p.grad for p in later}
+            _give(dict.fromkeys(later))
+
+    def finish(self) -> None:
+        """Update the remaining shards, if any."""
+        later, self._later = self._later, {}
+        if later and self._step is not None:
+            done = {s.parameter: s.parameter.grad for s in self._store.shards}
+            _give({**dict.fromkeys(done), **later})
+            self._step(self._optimizer)
+            _give({**done, **later})
+
+    def _has_other_hooks(self) -> bool:
+        return torch_private.step_hooks_of(self._optimizer) != (1, 1) or torch_private.has_global_step_hooks()
+
+
+def _without_hooks(kind: type[torch.optim.Optimizer]) -> Callable[..., Any] | None:
+    """The function ``step`` of an optimizer class without the hooks around it, which ``functools.wraps`` keeps.
+
+    None where ``step`` is not torch's own or is wrapped otherwise: then the inner function is another one.
+    """
+    if not kind.__module__.startswith("torch.optim."):
+        return None
+    step: Callable[..., Any] | None = getattr(kind.step, "__wrapped__", None)
+    written_in = getattr(step, "__globals__", {}).get("__name__", "")
+    return None if getattr(step, "hooked", False) or not written_in.startswith("torch.") else step
+
+
+def _give(gradients: Mapping[torch.nn.Parameter, torch.Tensor | None]) -> None:
+    for parameter, gradient in gradients.items():
+        parameter.grad = gradient

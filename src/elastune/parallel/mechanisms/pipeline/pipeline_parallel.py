@@ -31,124 +31,110 @@ from elastune.parallel.mechanisms.pipeline.messages import StageChannel, blank, 
 from elastune.parallel.mechanisms.pipeline.schedules import CHUNKS, SCHEDULES, Action
 from elastune.parallel.mechanisms.pipeline.stage import Chunk, Gradients, MicroBatchState
 
-
-class TiedParameters:
-    """Parameters that layers on several workers use (tied weights): who lends their values, and who borrows them.
-
-    The first chunk that uses a parameter owns it. Values are borrowed for a step, or for an evaluated batch.
-
-    Args:
-        parameters: The parameters, by the number of the parameter block.
-        used: For each chunk the parameters that it uses. Chunk c lies on worker ``c % workers``.
-        workers: The number of stages.
-        rank: This worker's stage.
-    """
-
-    def __init__(
-        self, parameters: Sequence[nn.Parameter], used: Sequence[Sequence[nn.Parameter]], workers: int, rank: int
-    ) -> None:
-        self._parameters = parameters
-        block_of = {id(p): param_block for param_block, p in enumerate(parameters)}
-        users: dict[int, list[int]] = {}
-        for chunk, parameters_of_chunk in enumerate(used):
-            for p in parameters_of_chunk:
-                users.setdefault(block_of[id(p)], []).append(chunk)
-        self._users = {param_block: chunks for param_block, chunks in users.items() if len(chunks) > 1}
-        self._borrowed_at = {
-            param_block: [c for c in chunks if c % workers != chunks[0] % workers]
-            for param_block, chunks in self._users.items()
-        }
-        self._borrows = {
-            param_block for param_block, at in self._borrowed_at.items() if any(c % workers == rank for c in at)
-        }
-        self._passed_on: dict[int, torch.Tensor] = {}
-        self._own: dict[int, torch.Tensor] = {}
-
-    def shares(self, chunk: int) -> bool:
-        """Whether ``chunk`` uses a parameter that another chunk uses too."""
-        return any(chunk in chunks for chunks in self._users.values())
-
-    def is_used_before(self, param_block: int, chunk: int) -> bool:
-        """Whether a chunk before ``chunk`` uses ``param_block``."""
-        return param_block in self._users and self._users[param_block][0] < chunk
-
-    def lend(self, chunk: int) -> dict[str, torch.Tensor]:
-        """The values that ``chunk`` or a later one borrows, to be sent to ``chunk``."""
-        return {
-            str(param_block): self._passed_on.get(param_block, self._parameters[param_block].detach())
-            for param_block, at in self._borrowed_at.items()
-            if at and at[-1] >= chunk > self._users[param_block][0]
-        }
-
-    def receive(self, lent: Mapping[str, torch.Tensor]) -> None:
-        """Take values that came with a micro-batch: this worker uses them, or only passes them on."""
-        for name, values in lent.items():
-            param_block = int(name)
-            self._passed_on[param_block] = values
-            if param_block in self._borrows and param_block not in self._own:
-                self._own[param_block] = self._parameters[param_block].data
-                self._parameters[param_block].data = values
-
-    def drop(self) -> None:
-        """End the round: parameters are as they were before ``receive``."""
-        for param_block, before in self._own.items():
-            self._parameters[param_block].data = before
-        self._own, self._passed_on = {}, {}
-
-
-class PlaceholderOutputs:
-    """The results of model calls on stages that do not have the model's output: tensors of the output's shape.
-
-    A ``key`` describes the inputs of a call. For each key the text of the output (see ``pack``) is kept.
-    """
-
-    def __init__(self, layers: Layers, device: torch.device) -> None:
-        self._layers, self._device = layers, device
-        self._descriptions: dict[str, str] = {}
-
-    def knows(self, key: str) -> bool:
-        """Whether the output of a call with this key is described."""
-        return key in self._descriptions
-
-    def describe(self, key: str, text: str) -> None:
-        """Record ``text`` as the description of the output of a call with this key."""
-        self._descriptions[key] = text
-
-    def zeros(self, key: str) -> Any:
-        """Zeros for a call with a described output."""
-        return map_tensors(lambda t: t.to(self._device), blank(self._descriptions[key]))
-
-    def placeholder(self, key: str, values: list[Any]) -> Any:
-        """A result for any call, without other workers.
-
-        If the output is not described, this worker runs all layers itself. Parameters of other stages are zeros, for
-        one layer at a time.
-        """
-        if self.knows(key):
-            return self.zeros(key)
-        outputs, trains = self._layers.probe(values, self._zeros_for), torch.is_grad_enabled()
-
-        def as_output(t: torch.Tensor) -> torch.Tensor:
-            return t.requires_grad_() if trains and t.is_floating_point() else t
-
-        return map_tensors(as_output, outputs)
-
-    @contextmanager
-    def _zeros_for(self, layer: int) -> Iterator[None]:
-        """Context for one layer: its parameters that lie on other workers are zeros."""
-        away = [p for p in self._layers.parameters_of(range(layer, layer + 1)) if not p.untyped_storage().size()]
-        kept = [p.data for p in away]
-        for p in away:
-            p.data = torch.zeros(p.shape, dtype=p.dtype, device=p.device)
-        try:
-            yield
-        finally:
-            for p, data in zip(away, kept, strict=True):
-                p.data = data
-
-
 Moved = dict[int, torch.Tensor]
 """The buffers that passes of one slot have changed, by their place among the model's buffers."""
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A plan for ``pipeline``: how to cut a model into stages.
+
+    Attributes:
+        cuts: Names of modules (as in ``named_modules``). The model may be cut before these modules and nowhere else;
+            with one name fewer than there are stages, it is cut there. Empty: it may be cut before every module that
+            its forward pass calls.
+        costs: What each layer costs, in any unit; layers begin with the model's first and at each of ``cuts``. None:
+            costs are counted with ``example``.
+        example: Inputs that the model can be called with, a few samples. A layer then costs the floating-point
+            operations of its matrix products, convolutions and attention, counted in one forward pass. None: a layer
+            costs the number of its parameters.
+
+    Example:
+        >>> model, optimizer = session.prepare(model, optimizer, plan=Pipeline(cuts=("blocks.4", "blocks.8")))
+    """
+
+    cuts: tuple[str, ...] = ()
+    costs: tuple[float, ...] | None = None
+    example: tuple[Any, ...] | None = None
+
+
+def plan_stages(model: nn.Module, plan: Pipeline) -> nn.Module:
+    """Record on ``model`` how the mechanism ``pipeline`` is to cut it, and return ``model``.
+
+    Example:
+        >>> model = plan_stages(model, Pipeline(cuts=("blocks.4", "blocks.8")))
+        >>> model, optimizer = session.prepare(model, optimizer)
+    """
+    model.__dict__["_pipeline_plan"] = plan
+    return model
+
+
+def pipeline_of(model: nn.Module) -> Pipeline:
+    """The plan that ``plan_stages`` recorded on ``model``."""
+    plan: Pipeline = model.__dict__.get("_pipeline_plan") or Pipeline()
+    return plan
+
+
+def divide_into_stages(division: ModelParallel, execution: ExecutionSettings) -> PipelineParallel:
+    """``division`` in stages, by the plan that ``plan_stages`` recorded.
+
+    Raises:
+        UserError: Where torch.fx cannot follow the model, or where it has fewer layers than the mesh has stages. The
+            error is the same on every worker.
+    """
+    plan = pipeline_of(division.module)
+    layers = layers_of(division.module, plan.cuts)
+    layers = layers.without_cuts(division.in_parts([str(n.target) for n in layers.nodes if n.op == "call_module"]))
+    check_stages(layers, execution.mesh or Mesh())
+    costs, weighed = _costs(layers, plan)
+    if len(costs) != layers.count:
+        rule = "a plan's costs are those of its layers"
+        raise UserError(rule, f"{len(costs)} costs of {layers.count} layers", "give one for the start and one a cut")
+    return PipelineParallel(division, layers, execution.schedule, costs, weighed)
+
+
+def check_stages(layers: Layers, mesh: Mesh) -> None:
+    """Raise ``UserError`` where the model has fewer layers than the mesh has stages."""
+    if mesh.pipeline > layers.count:
+        numbers = f"pipeline={mesh.pipeline}, {layers.count} layers"
+        raise UserError("a pipeline has at least one layer a stage", numbers, f"use pipeline={layers.count} or fewer")
+
+
+def _costs(layers: Layers, plan: Pipeline) -> tuple[Sequence[float], str]:
+    """The cost of each layer, and how it was found (for the journal)."""
+    if plan.costs is not None:
+        return plan.costs, "the program's costs"
+    if plan.example is not None:
+        return counted_costs(layers, plan.example), "counted operations"
+    return estimated_costs(layers), "numbers of parameters"
+
+
+def estimated_costs(layers: Layers) -> Sequence[float]:
+    """For each layer the number of its parameters, as *modelled* time. A layer without parameters costs a little."""
+    return _all_positive([sum(p.numel() for p in layers.parameters_of(range(i, i + 1))) for i in range(layers.count)])
+
+
+def counted_costs(layers: Layers, example: Sequence[Any]) -> Sequence[float]:
+    """For each layer the floating-point operations of a forward pass of ``example``.
+
+    Counts are equal on every worker at any time; measured times would not be. A layer without products costs a little.
+
+    Raises:
+        UserError: Where ``example`` does not fit the model's inputs.
+    """
+    from torch.utils.flop_counter import FlopCounterMode  # takes long to import
+
+    if len(example) != len(layers.inputs):
+        rule = f"an example has the model's inputs that have no default: {', '.join(layers.inputs)}"
+        raise UserError(rule, f"{len(example)} values", "give a tuple of them")
+    device = next(layers.module.parameters()).device
+    counts = [FlopCounterMode(display=False) for _ in range(layers.count)]
+    layers.probe(map_tensors(lambda t: t.to(device), list(example)), lambda layer: counts[layer])
+    return _all_positive([count.get_total_flops() for count in counts])
+
+
+def _all_positive(costs: Sequence[float]) -> Sequence[float]:
+    return [cost + max(1, max(costs)) * 1e-3 for cost in costs]
 
 
 class PipelineParallel(ModelParallel):
@@ -519,103 +505,116 @@ class PipelineParallel(ModelParallel):
         self._dirty = set(moved)
 
 
-@dataclass(frozen=True)
-class Pipeline:
-    """A plan for ``pipeline``: how to cut a model into stages.
+class PlaceholderOutputs:
+    """The results of model calls on stages that do not have the model's output: tensors of the output's shape.
 
-    Attributes:
-        cuts: Names of modules (as in ``named_modules``). The model may be cut before these modules and nowhere else;
-            with one name fewer than there are stages, it is cut there. Empty: it may be cut before every module that
-            its forward pass calls.
-        costs: What each layer costs, in any unit; layers begin with the model's first and at each of ``cuts``. None:
-            costs are counted with ``example``.
-        example: Inputs that the model can be called with, a few samples. A layer then costs the floating-point
-            operations of its matrix products, convolutions and attention, counted in one forward pass. None: a layer
-            costs the number of its parameters.
-
-    Example:
-        >>> model, optimizer = session.prepare(model, optimizer, plan=Pipeline(cuts=("blocks.4", "blocks.8")))
+    A ``key`` describes the inputs of a call. For each key the text of the output (see ``pack``) is kept.
     """
 
-    cuts: tuple[str, ...] = ()
-    costs: tuple[float, ...] | None = None
-    example: tuple[Any, ...] | None = None
+    def __init__(self, layers: Layers, device: torch.device) -> None:
+        self._layers, self._device = layers, device
+        self._descriptions: dict[str, str] = {}
+
+    def knows(self, key: str) -> bool:
+        """Whether the output of a call with this key is described."""
+        return key in self._descriptions
+
+    def describe(self, key: str, text: str) -> None:
+        """Record ``text`` as the description of the output of a call with this key."""
+        self._descriptions[key] = text
+
+    def zeros(self, key: str) -> Any:
+        """Zeros for a call with a described output."""
+        return map_tensors(lambda t: t.to(self._device), blank(self._descriptions[key]))
+
+    def placeholder(self, key: str, values: list[Any]) -> Any:
+        """A result for any call, without other workers.
+
+        If the output is not described, this worker runs all layers itself. Parameters of other stages are zeros, for
+        one layer at a time.
+        """
+        if self.knows(key):
+            return self.zeros(key)
+        outputs, trains = self._layers.probe(values, self._zeros_for), torch.is_grad_enabled()
+
+        def as_output(t: torch.Tensor) -> torch.Tensor:
+            return t.requires_grad_() if trains and t.is_floating_point() else t
+
+        return map_tensors(as_output, outputs)
+
+    @contextmanager
+    def _zeros_for(self, layer: int) -> Iterator[None]:
+        """Context for one layer: its parameters that lie on other workers are zeros."""
+        away = [p for p in self._layers.parameters_of(range(layer, layer + 1)) if not p.untyped_storage().size()]
+        kept = [p.data for p in away]
+        for p in away:
+            p.data = torch.zeros(p.shape, dtype=p.dtype, device=p.device)
+        try:
+            yield
+        finally:
+            for p, data in zip(away, kept, strict=True):
+                p.data = data
 
 
-def plan_stages(model: nn.Module, plan: Pipeline) -> nn.Module:
-    """Record on ``model`` how the mechanism ``pipeline`` is to cut it, and return ``model``.
+class TiedParameters:
+    """Parameters that layers on several workers use (tied weights), whose values one worker lends to the others.
 
-    Example:
-        >>> model = plan_stages(model, Pipeline(cuts=("blocks.4", "blocks.8")))
-        >>> model, optimizer = session.prepare(model, optimizer)
+    The first chunk that uses a parameter owns it. Values are borrowed for a step, or for an evaluated batch.
+
+    Args:
+        parameters: The parameters, by the number of the parameter block.
+        used: For each chunk the parameters that it uses. Chunk c lies on worker ``c % workers``.
+        workers: The number of stages.
+        rank: This worker's stage.
     """
-    model.__dict__["_pipeline_plan"] = plan
-    return model
 
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], used: Sequence[Sequence[nn.Parameter]], workers: int, rank: int
+    ) -> None:
+        self._parameters = parameters
+        block_of = {id(p): param_block for param_block, p in enumerate(parameters)}
+        users: dict[int, list[int]] = {}
+        for chunk, parameters_of_chunk in enumerate(used):
+            for p in parameters_of_chunk:
+                users.setdefault(block_of[id(p)], []).append(chunk)
+        self._users = {param_block: chunks for param_block, chunks in users.items() if len(chunks) > 1}
+        self._borrowed_at = {
+            param_block: [c for c in chunks if c % workers != chunks[0] % workers]
+            for param_block, chunks in self._users.items()
+        }
+        self._borrows = {
+            param_block for param_block, at in self._borrowed_at.items() if any(c % workers == rank for c in at)
+        }
+        self._passed_on: dict[int, torch.Tensor] = {}
+        self._own: dict[int, torch.Tensor] = {}
 
-def pipeline_of(model: nn.Module) -> Pipeline:
-    """The plan that ``plan_stages`` recorded on ``model``."""
-    plan: Pipeline = model.__dict__.get("_pipeline_plan") or Pipeline()
-    return plan
+    def shares(self, chunk: int) -> bool:
+        """Whether ``chunk`` uses a parameter that another chunk uses too."""
+        return any(chunk in chunks for chunks in self._users.values())
 
+    def is_used_before(self, param_block: int, chunk: int) -> bool:
+        """Whether a chunk before ``chunk`` uses ``param_block``."""
+        return param_block in self._users and self._users[param_block][0] < chunk
 
-def divide_into_stages(division: ModelParallel, execution: ExecutionSettings) -> PipelineParallel:
-    """``division`` in stages, by the plan that ``plan_stages`` recorded.
+    def lend(self, chunk: int) -> dict[str, torch.Tensor]:
+        """The values that ``chunk`` or a later one borrows, to be sent to ``chunk``."""
+        return {
+            str(param_block): self._passed_on.get(param_block, self._parameters[param_block].detach())
+            for param_block, at in self._borrowed_at.items()
+            if at and at[-1] >= chunk > self._users[param_block][0]
+        }
 
-    Raises:
-        UserError: Where torch.fx cannot follow the model, or where it has fewer layers than the mesh has stages. The
-            error is the same on every worker.
-    """
-    plan = pipeline_of(division.module)
-    layers = layers_of(division.module, plan.cuts)
-    layers = layers.without_cuts(division.in_parts([str(n.target) for n in layers.nodes if n.op == "call_module"]))
-    check_stages(layers, execution.mesh or Mesh())
-    costs, weighed = _costs(layers, plan)
-    if len(costs) != layers.count:
-        rule = "a plan's costs are those of its layers"
-        raise UserError(rule, f"{len(costs)} costs of {layers.count} layers", "give one for the start and one a cut")
-    return PipelineParallel(division, layers, execution.schedule, costs, weighed)
+    def receive(self, lent: Mapping[str, torch.Tensor]) -> None:
+        """Take values that came with a micro-batch: this worker uses them, or only passes them on."""
+        for name, values in lent.items():
+            param_block = int(name)
+            self._passed_on[param_block] = values
+            if param_block in self._borrows and param_block not in self._own:
+                self._own[param_block] = self._parameters[param_block].data
+                self._parameters[param_block].data = values
 
-
-def _costs(layers: Layers, plan: Pipeline) -> tuple[Sequence[float], str]:
-    """The cost of each layer, and how it was found (for the journal)."""
-    if plan.costs is not None:
-        return plan.costs, "the program's costs"
-    if plan.example is not None:
-        return counted_costs(layers, plan.example), "counted operations"
-    return estimated_costs(layers), "numbers of parameters"
-
-
-def check_stages(layers: Layers, mesh: Mesh) -> None:
-    """Raise ``UserError`` where the model has fewer layers than the mesh has stages."""
-    if mesh.pipeline > layers.count:
-        numbers = f"pipeline={mesh.pipeline}, {layers.count} layers"
-        raise UserError("a pipeline has at least one layer a stage", numbers, f"use pipeline={layers.count} or fewer")
-
-
-def estimated_costs(layers: Layers) -> Sequence[float]:
-    """For each layer the number of its parameters, as *modelled* time. A layer without parameters costs a little."""
-    return _all_positive([sum(p.numel() for p in layers.parameters_of(range(i, i + 1))) for i in range(layers.count)])
-
-
-def counted_costs(layers: Layers, example: Sequence[Any]) -> Sequence[float]:
-    """For each layer the floating-point operations of a forward pass of ``example``.
-
-    Counts are equal on every worker at any time; measured times would not be. A layer without products costs a little.
-
-    Raises:
-        UserError: Where ``example`` does not fit the model's inputs.
-    """
-    from torch.utils.flop_counter import FlopCounterMode  # takes long to import
-
-    if len(example) != len(layers.inputs):
-        rule = f"an example has the model's inputs that have no default: {', '.join(layers.inputs)}"
-        raise UserError(rule, f"{len(example)} values", "give a tuple of them")
-    device = next(layers.module.parameters()).device
-    counts = [FlopCounterMode(display=False) for _ in range(layers.count)]
-    layers.probe(map_tensors(lambda t: t.to(device), list(example)), lambda layer: counts[layer])
-    return _all_positive([count.get_total_flops() for count in counts])
-
-
-def _all_positive(costs: Sequence[float]) -> Sequence[float]:
-    return [cost + max(1, max(costs)) * 1e-3 for cost in costs]
+    def drop(self) -> None:
+        """End the round: parameters are as they were before ``receive``."""
+        for param_block, before in self._own.items():
+            self._parameters[param_block].data = before
+        self._own, self._passed_on = {}, {}

@@ -22,152 +22,11 @@ from elastune.parallel.mechanisms import torch_private
 from elastune.parallel.mechanisms.pipeline.layers import Layers
 from elastune.parallel.mechanisms.pipeline.messages import map_tensors, tensors_in
 
-NodeGradients = tuple[torch.Tensor | None, ...]
-
-
-@dataclass
-class _Branch:
-    """A node with paths to inputs and separate paths to ``accumulators`` (autograd's nodes of weights)."""
-
-    node: Node
-    accumulators: list[Node]
-    gradients: NodeGradients = field(default=())
-
-
-class WeightHalf:
-    """The second half of a backward pass: the first half has computed the gradients of inputs."""
-
-    def __init__(self, branches: list[_Branch]) -> None:
-        self._branches = branches
-
-    def run(self) -> None:
-        """Accumulate the gradients of weights into their ``grad``."""
-        for branch in self._branches:
-            outputs = [(GradientEdge(branch.node, i), g) for i, g in enumerate(branch.gradients) if g is not None]
-            if not outputs:
-                continue
-            edges, gradients = zip(*outputs, strict=True)
-            wanted = [GradientEdge(accumulator, 0) for accumulator in branch.accumulators]
-            gradients_of_weights = torch.autograd.grad(edges, wanted, gradients, retain_graph=True, allow_unused=True)
-            for accumulator, gradient in zip(branch.accumulators, gradients_of_weights, strict=True):
-                if gradient is not None:
-                    weight: torch.Tensor = accumulator.variable  # type: ignore[attr-defined]
-                    weight.grad = gradient if weight.grad is None else weight.grad.add_(gradient)
-        self._branches = []
-
-
-def input_half(
-    outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None], inputs: Sequence[GradientEdge]
-) -> tuple[NodeGradients, WeightHalf] | None:
-    """Run the first half of a backward pass.
-
-    Returns:
-        The gradients of ``inputs``, and the second half. None, with nothing computed, where the pass cannot be cut with
-        the same bits: a weight is used more than once, or its path to the outputs shares no node with one to an input.
-    """
-    roots = [get_gradient_edge(output).node for output in outputs]
-    branches = _branches(roots, {edge.node for edge in inputs})
-    if branches is None:
-        return None
-    handles = [branch.node.register_prehook(_keeper(branch)) for branch in branches]
-    try:
-        input_gradients = torch.autograd.grad(outputs, list(inputs), gradients, retain_graph=True, allow_unused=True)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return tuple(input_gradients), WeightHalf(branches)
-
-
-def _keeper(branch: _Branch) -> Any:
-    def keep(gradients: NodeGradients) -> None:
-        branch.gradients = gradients
-
-    return keep
-
-
-def _branches(roots: Sequence[Node], inputs: set[Node]) -> list[_Branch] | None:
-    """The nodes where paths to weights branch off, in the order of a backward pass; None: see ``input_half``."""
-    order = _topological(roots, inputs)
-    leads: set[Node] = set(inputs)  # nodes with a path to an input
-    for node in reversed(order):
-        if any(following in leads for following, _ in node.next_functions):
-            leads.add(node)
-    if any(root not in leads for root in roots):
-        return None
-    branches: list[_Branch] = []
-    used: set[Node] = set()
-    for node in order:
-        if node not in leads or node in inputs:
-            continue
-        sides = [following for following, _ in node.next_functions if following is not None and following not in leads]
-        beside = _topological(sides, set())
-        accumulators = [accumulator for accumulator in beside if hasattr(accumulator, "variable")]
-        if used.intersection(beside):
-            return None
-        used.update(beside)
-        if accumulators:
-            branches.append(_Branch(node, accumulators))
-    return branches
-
-
-def _topological(roots: Sequence[Node], ends: set[Node]) -> list[Node]:
-    """Every node that ``roots`` lead to, each before its successors; no successors of ``ends``."""
-    order: list[Node] = []
-    seen: set[Node] = set()
-    stack = [(root, False) for root in reversed(roots)]
-    while stack:
-        node, done = stack.pop()
-        if done:
-            order.append(node)
-        elif node not in seen:
-            seen.add(node)
-            stack.append((node, True))
-            if node not in ends:
-                stack.extend((following, False) for following, _ in node.next_functions if following is not None)
-    return order[::-1]
-
-
 Gradients = dict[int, torch.Tensor]
 """Gradients by the number of the parameter block."""
 
 
-@dataclass
-class MicroBatchState:
-    """A micro-batch between its forward and its backward pass through a chunk.
-
-    Attributes:
-        outputs: The tensors that it handed on and that need gradients, in order; for the last chunk the loss.
-        received: The tensors from the previous stage, and later their gradients.
-        half: The second half of a backward pass that runs in halves.
-    """
-
-    outputs: list[torch.Tensor]
-    received: _Received
-    half: WeightHalf | None = None
-
-
-@dataclass
-class _Received:
-    """Tensors from the previous stage that need gradients, outside of autograd; and later their gradients."""
-
-    tensors: list[torch.Tensor]
-    edges: list[GradientEdge] = field(default_factory=list)
-    gradients: Sequence[torch.Tensor | None] = ()
-
-
-class _Detach(torch.autograd.Function):
-    """Makes received tensors part of the graph, so that a layer may even overwrite them, and keeps their gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, received: _Received) -> tuple[torch.Tensor, ...]:
-        ctx.received = received
-        ctx.set_materialize_grads(False)
-        return tuple(received.tensors)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, None]:
-        ctx.received.gradients = gradients
-        return None, None
+NodeGradients = tuple[torch.Tensor | None, ...]
 
 
 class Chunk:
@@ -213,7 +72,7 @@ class Chunk:
         if received.tensors:
             for tensor in received.tensors:
                 tensor.requires_grad_(False)
-            detached = list(_Detach.apply(torch.empty(0, requires_grad=True), received))  # type: ignore[no-untyped-call]
+            detached = list(_Enter.apply(torch.empty(0, requires_grad=True), received))  # type: ignore[no-untyped-call]
             received.edges = [get_gradient_edge(tensor) for tensor in detached]
             by_place = {id(old): new for old, new in zip(received.tensors, detached, strict=True)}
             values = map_tensors(lambda t: by_place.get(id(t), t), list(values))
@@ -308,8 +167,149 @@ class Chunk:
                 moved[place] = buffer.detach().clone()
 
 
+@dataclass
+class MicroBatchState:
+    """A micro-batch between its forward and its backward pass through a chunk.
+
+    Attributes:
+        outputs: The tensors that it handed on and that need gradients, in order; for the last chunk the loss.
+        received: The tensors from the previous stage, and later their gradients.
+        half: The second half of a backward pass that runs in halves.
+    """
+
+    outputs: list[torch.Tensor]
+    received: _Received
+    half: WeightHalf | None = None
+
+
+@dataclass
+class _Received:
+    """Tensors from the previous stage that need gradients, outside of autograd; and later their gradients."""
+
+    tensors: list[torch.Tensor]
+    edges: list[GradientEdge] = field(default_factory=list)
+    gradients: Sequence[torch.Tensor | None] = ()
+
+
+class _Enter(torch.autograd.Function):
+    """Makes received tensors part of the graph, so that a layer may even overwrite them, and keeps their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, received: _Received) -> tuple[torch.Tensor, ...]:
+        ctx.received = received
+        ctx.set_materialize_grads(False)
+        return tuple(received.tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, None]:
+        ctx.received.gradients = gradients
+        return None, None
+
+
 def _buffers_of(model: Layers, layers: range) -> list[tuple[int, torch.Tensor, nn.Module, str]]:
     """The buffers that ``layers`` may change: place among the model's buffers, buffer, owner, name in the owner."""
     places = {id(buffer): place for place, buffer in enumerate(model.module.buffers())}
     called = {id(part): part for module in model.modules_of(layers) for part in module.modules()}
     return [(places[id(b)], b, part, name) for part in called.values() for name, b in part.named_buffers(recurse=False)]
+
+
+def input_half(
+    outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None], inputs: Sequence[GradientEdge]
+) -> tuple[NodeGradients, WeightHalf] | None:
+    """Run the first half of a backward pass.
+
+    Returns:
+        The gradients of ``inputs``, and the second half. None, with nothing computed, where the pass cannot be cut with
+        the same bits: a weight is used more than once, or its path to the outputs shares no node with one to an input.
+    """
+    roots = [get_gradient_edge(output).node for output in outputs]
+    branches = _branches(roots, {edge.node for edge in inputs})
+    if branches is None:
+        return None
+    handles = [branch.node.register_prehook(_keeper(branch)) for branch in branches]
+    try:
+        input_gradients = torch.autograd.grad(outputs, list(inputs), gradients, retain_graph=True, allow_unused=True)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return tuple(input_gradients), WeightHalf(branches)
+
+
+class WeightHalf:
+    """The second half of a backward pass: the first half has computed the gradients of inputs."""
+
+    def __init__(self, branches: list[_Branch]) -> None:
+        self._branches = branches
+
+    def run(self) -> None:
+        """Accumulate the gradients of weights into their ``grad``."""
+        for branch in self._branches:
+            outputs = [(GradientEdge(branch.node, i), g) for i, g in enumerate(branch.gradients) if g is not None]
+            if not outputs:
+                continue
+            edges, gradients = zip(*outputs, strict=True)
+            wanted = [GradientEdge(accumulator, 0) for accumulator in branch.accumulators]
+            gradients_of_weights = torch.autograd.grad(edges, wanted, gradients, retain_graph=True, allow_unused=True)
+            for accumulator, gradient in zip(branch.accumulators, gradients_of_weights, strict=True):
+                if gradient is not None:
+                    weight: torch.Tensor = accumulator.variable  # type: ignore[attr-defined]
+                    weight.grad = gradient if weight.grad is None else weight.grad.add_(gradient)
+        self._branches = []
+
+
+@dataclass
+class _Branch:
+    """A node with paths to inputs and separate paths to ``accumulators`` (autograd's nodes of weights)."""
+
+    node: Node
+    accumulators: list[Node]
+    gradients: NodeGradients = field(default=())
+
+
+def _keeper(branch: _Branch) -> Any:
+    def keep(gradients: NodeGradients) -> None:
+        branch.gradients = gradients
+
+    return keep
+
+
+def _branches(roots: Sequence[Node], inputs: set[Node]) -> list[_Branch] | None:
+    """The nodes where paths to weights branch off, in the order of a backward pass; None: see ``input_half``."""
+    order = _topological(roots, inputs)
+    leads: set[Node] = set(inputs)  # nodes with a path to an input
+    for node in reversed(order):
+        if any(following in leads for following, _ in node.next_functions):
+            leads.add(node)
+    if any(root not in leads for root in roots):
+        return None
+    branches: list[_Branch] = []
+    used: set[Node] = set()
+    for node in order:
+        if node not in leads or node in inputs:
+            continue
+        sides = [following for following, _ in node.next_functions if following is not None and following not in leads]
+        beside = _topological(sides, set())
+        accumulators = [accumulator for accumulator in beside if hasattr(accumulator, "variable")]
+        if used.intersection(beside):
+            return None
+        used.update(beside)
+        if accumulators:
+            branches.append(_Branch(node, accumulators))
+    return branches
+
+
+def _topological(roots: Sequence[Node], ends: set[Node]) -> list[Node]:
+    """Every node that ``roots`` lead to, each before its successors; no successors of ``ends``."""
+    order: list[Node] = []
+    seen: set[Node] = set()
+    stack = [(root, False) for root in reversed(roots)]
+    while stack:
+        node, done = stack.pop()
+        if done:
+            order.append(node)
+        elif node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            if node not in ends:
+                stack.extend((following, False) for following, _ in node.next_functions if following is not None)
+    return order[::-1]

@@ -3,9 +3,9 @@
 A divided layer consists of ``count`` blocks on any number of workers, as a global batch consists of slots. Each block
 is computed separately, and sums over blocks follow the canonical tree. So bits do not depend on the number of workers.
 Every worker of the axis computes everything that is not divided, with equal bits, and also its gradient.
-So the four ways between whole tensors and blocks are derivatives of each other: ``shared`` (one tensor used by all
+So the four conversions between whole tensors and blocks are pairs of derivatives: ``shared`` (one tensor used by all
 blocks) and ``summed`` (partial sums of the blocks); ``parted`` (a tensor cut into blocks) and ``joined`` (blocks side
-by side). The first two are f and g of Megatron-LM (Shoeybi et al. 2019).
+by side). The first pair is f and g of Megatron-LM (Shoeybi et al. 2019).
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class BlockAxis(ProcessLocal):
         return out[:numel].view(shape).to(device)
 
     def join(self, parts: Sequence[torch.Tensor], sizes: Sequence[int], dim: int) -> torch.Tensor:
-        """All blocks side by side along ``dim``, contiguous, on every worker. ``sizes``: of all blocks along ``dim``."""
+        """All blocks side by side along ``dim``, contiguous. ``sizes``: of all blocks along ``dim``."""
         mine = torch.cat(list(parts), dim)
         if self.group.size == 1:
             return mine.contiguous()

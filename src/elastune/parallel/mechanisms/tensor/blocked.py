@@ -107,7 +107,7 @@ class Blocked:
             like: The shape of the operand in blocks; None: the shape of this tensor.
 
         Returns:
-            A value for each block; None where ``other`` cannot be cut in this way.
+            A value for each block; None where ``other`` cannot be cut like the blocks.
         """
         rank = self.ndim if like is None else len(like)
         if isinstance(other, Blocked):
@@ -123,7 +123,7 @@ class Blocked:
         return parted(self.axis, other, self.sizes, dim) if other.shape[dim] == sum(self.sizes) else None
 
     def in_blocks_of(self, sizes: Sequence[int], dim: int) -> Blocked:
-        """The same values, cut in this way."""
+        """The same values, cut along ``dim`` into ``sizes``."""
         dim %= self.ndim
         if (dim, tuple(sizes)) == (self.along, self.sizes):
             return self

@@ -207,7 +207,7 @@ def _cannot_divide(layer: nn.Embedding) -> bool:
 
 
 def _pairs(path: str, module: nn.Module) -> dict[str, ParallelStyle]:
-    """Pairs of Linear layers of ``module`` that seem to follow each other. A wrong guess costs time, not correctness."""
+    """Pairs of Linear layers of ``module`` that seem to follow each other. A wrong guess only costs time."""
     parallel_styles: dict[str, ParallelStyle] = {}
     in_order = isinstance(module, nn.Sequential)
     first: tuple[str, nn.Linear] | None = None

@@ -36,156 +36,54 @@ from elastune.parallel.mechanisms.tensor.tensor_parallel import DataParallelTrun
 Run = Callable[[torch.Tensor], Any]
 
 
-class Through(Protocol):
-    """A function that applies ``run`` to one worker's ``inputs``, together with the inputs of the other workers."""
-
-    def __call__(self, run: Run, inputs: Any) -> torch.Tensor: ...
-
-
-@dataclass(frozen=True)
-class Tail:
-    """The part of a model that its workers compute together: the smallest one with all divided layers.
-
-    It is the call of ``module``, or the call of its children number ``first`` to ``stop`` (exclusive).
-    """
-
-    module: nn.Module
-    first: int | None = None
-    stop: int = 0
-
-    @property
-    def parts(self) -> Sequence[nn.Module]:
-        """The modules in the tail."""
-        return [self.module] if self.first is None else list(self.module.children())[self.first : self.stop]
-
-    def hand_over(self, through: Through) -> Run:
-        """Make calls of the tail go to ``through`` from now on, and return the tail's own function."""
-        kind = _Called if self.first is None else _InOrder
-        module_class = type(self.module)
-        name = f"{module_class.__name__}Together"
-        self.module.__class__ = type(
-            name, (kind, module_class), {"__doc__": module_class.__doc__, "__module__": module_class.__module__}
-        )
-        self.module.__dict__["_tail"] = self.first, self.stop
-        self.module.__dict__["_through"] = through
-        return partial(module_class.forward, self.module) if self.first is None else partial(_in_order, self.parts)
-
-
-class _HandedOver(nn.Module):
-    """Base of modules whose forward pass calls a ``Through``."""
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
-        kind, module_class = type(self), type(self).__bases__[1]
-        self.__class__ = module_class
-        try:
-            copied: nn.Module = copy.deepcopy(self, memo)
-        finally:
-            self.__class__ = kind
-        copied.__class__ = kind
-        return copied
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        refuse_pickling()
-
-
-class _Called(_HandedOver):
-    """A module whose call is the tail."""
-
-    def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Run the module's own ``forward``, of one tensor, by ``Through``."""
-        if len(inputs) != 1 or named:
-            arguments = f"{len(inputs)} and {', '.join(named) or 'none'} by name"
-            rule = "what holds the divided layers of a DataParallelTrunk is called with one tensor"
-            raise UserError(rule, arguments, "put them into a module of their own")
-        return self.__dict__["_through"](super().forward, inputs[0])
-
-
-class _InOrder(_HandedOver, nn.Sequential):
-    """An ``nn.Sequential`` of which some children are the tail."""
-
-    def forward(self, input: Any) -> Any:  # noqa: A002 - torch's own name
-        """Run the children in order, those of the tail by ``Through``."""
-        children, (first, stop) = list(self.children()), self.__dict__["_tail"]
-        output = self.__dict__["_through"](partial(_in_order, children[first:stop]), _in_order(children[:first], input))
-        return _in_order(children[stop:], output)
-
-
-def _in_order(children: Sequence[nn.Module], value: Any) -> Any:
-    for child in children:
-        value = child(value)
-    return value
-
-
-def tail_of(model: nn.Module, parallel_styles: Mapping[str, ParallelStyle]) -> Tail:
-    """The smallest part of ``model`` with all layers of ``parallel_styles``.
-
-    Raises:
-        UserError: The part is the model itself, which cannot be cut, or it shares parameters with the rest.
-    """
-    paths = [name.split(".") for name in parallel_styles]
-    above: list[str] = []
-    for names in zip(*(path[:-1] for path in paths), strict=False):  # the common part of all paths
-        if len(set(names)) > 1:
-            break
-        above.append(names[0])
-    owner = model.get_submodule(".".join(above))
-    inside = {path[len(above)] for path in paths}
-    child = owner.get_submodule(next(iter(inside)))
-    if type(owner).forward is nn.Sequential.forward:
-        places = [place for place, (name, _) in enumerate(owner.named_children()) if name in inside]
-        tail = Tail(owner, places[0], places[-1] + 1)
-    elif len(inside) == 1 and _is_called(child):
-        tail = Tail(child)
-    elif (called := _first_called(model, above)) is not None:
-        tail = Tail(called)
-    else:
-        rule = "the divided layers of a DataParallelTrunk are in one module, or follow each other in one nn.Sequential"
-        fix = f"put them into an nn.Sequential of {type(model).__name__}"
-        raise UserError(rule, ", ".join(parallel_styles), fix)
-    own = {id(part) for part in tail.parts}
-    tops = tuple(f"{name}." for name, part in model.named_modules(remove_duplicate=False) if id(part) in own)
-    named = list(model.named_parameters(remove_duplicate=False))
-    inside_of = {id(p) for name, p in named if name.startswith(tops)}
-    for name, p in named:
-        if id(p) in inside_of and not name.startswith(tops):
-            rule = "the divided layers of a DataParallelTrunk share no parameter with the rest"
-            raise UserError(rule, name, "use the plan without DataParallelTrunk")
-    return tail
-
-
-def _is_called(module: nn.Module) -> bool:
-    """Whether it has a ``forward``; a ``ModuleList`` has none."""
-    return type(module).forward is not nn.Module.forward
-
-
-def _first_called(model: nn.Module, path: Sequence[str]) -> nn.Module | None:
-    """The module at ``path``, or the next one above it that is called; None if only the model itself is called."""
-    for length in range(len(path), 0, -1):
-        if _is_called(module := model.get_submodule(".".join(path[:length]))):
-            return module
-    return None
-
-
 _Gradients = list[torch.Tensor | None]
+
+
 _Row = tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]
+
+
 _WAITS = 2  # added to the mode of a call (0 or 1) by a worker that waits for another event
 
 
-@dataclass
-class _PassedTail:
-    """A training pass that has run the tail and waits for its backward pass.
+def divide_layers(division: ModelParallel, execution: ExecutionSettings) -> ModelParallel:
+    """``division`` with layers divided into the virtual blocks of ``execution``; unchanged for one block.
 
-    Attributes:
-        inputs: The output of this worker's trunk.
-        output: The tail's output for it, where a new graph begins.
-        tail_inputs: For each slot of the pass the tail's input.
-        outputs: For each slot the tail's output.
+    Raises:
+        UserError: The plan does not fit the model or the mechanism, or no layer of the model can be divided.
     """
+    count = blocks_of(execution)
+    if count == 1:
+        return division
+    module, plan = division.module, plan_of(division.module)
+    apart = isinstance(plan, DataParallelTrunk)
+    parallel_styles = chosen(module, count, plan.layers if isinstance(plan, DataParallelTrunk) else plan)
+    if not parallel_styles:
+        fix = "give session.prepare a plan, or use another mechanism"
+        raise UserError("tensor divides layers that it knows", f"none found in {type(module).__name__}", fix)
+    axis = BlockAxis(count, exact=execution.mode == "exact")
+    if not apart:
+        return TensorParallel(module, parallel_styles, axis)
+    _check(execution)
+    return TrunkTensorParallel(module, parallel_styles, axis, tail_of(module, parallel_styles))
 
-    inputs: torch.Tensor
-    output: torch.Tensor
-    tail_inputs: list[torch.Tensor]
-    outputs: list[torch.Tensor]
+
+def _check(execution: ExecutionSettings) -> None:
+    """Raise ``UserError`` for execution settings that do not allow a data-parallel trunk."""
+    rule, other = "a data-parallel trunk is for exact mode, whole slots, and tensor alone or with zero", "leave it out"
+    if execution.mode != "exact":
+        raise UserError(rule, f"{execution.mode} mode", "use --mode exact, or a plan without DataParallelTrunk")
+    if execution.micro_batch is not None:
+        raise UserError(rule, f"--micro-batch {execution.micro_batch}", f"{other}, and use more --slots")
+    if execution.parts.pipeline or execution.parts.state == "sharded":
+        raise UserError(rule, execution.mechanism, "use --mechanism tensor or tensor+zero")
+    if execution.first_mesh.batch * execution.first_mesh.tensor > execution.num_slots:
+        numbers = f"{execution.first_mesh.workers} workers, {execution.num_slots} slots"
+        raise UserError("each worker of a data-parallel trunk has a slot of its own", numbers, "use more --slots")
+
+
+def blocks_of(execution: ExecutionSettings) -> int:
+    """The number of virtual blocks. Without a setting it is the number of workers: exact for that number only."""
+    return execution.virtual_tensor if execution.virtual_tensor > 1 or execution.mesh is None else execution.mesh.tensor
 
 
 class TrunkTensorParallel(TensorParallel):
@@ -277,7 +175,7 @@ class TrunkTensorParallel(TensorParallel):
         self._put_buffers(buffers)
         if not learns:
             output = runs[own_run][1]
-            return _OutsideOfTraining.apply(activations, output) if torch.is_grad_enabled() else output  # type: ignore[no-untyped-call]
+            return _NoGraph.apply(activations, output) if torch.is_grad_enabled() else output  # type: ignore[no-untyped-call]
         output = runs[own_run][1].detach().requires_grad_(runs[own_run][1].requires_grad)
         self._passed = _PassedTail(activations, output, [d for d, _ in runs], [y for _, y in runs])
         self._passes_left -= 1
@@ -437,7 +335,24 @@ class TrunkTensorParallel(TensorParallel):
         return gradients, [row[:cut] for row in rows]
 
 
-class _OutsideOfTraining(torch.autograd.Function):
+@dataclass
+class _PassedTail:
+    """A training pass that has run the tail and waits for its backward pass.
+
+    Attributes:
+        inputs: The output of this worker's trunk.
+        output: The tail's output for it, where a new graph begins.
+        tail_inputs: For each slot of the pass the tail's input.
+        outputs: For each slot the tail's output.
+    """
+
+    inputs: torch.Tensor
+    output: torch.Tensor
+    tail_inputs: list[torch.Tensor]
+    outputs: list[torch.Tensor]
+
+
+class _NoGraph(torch.autograd.Function):
     """The tail's output outside of training batches. A backward pass from it raises ``UserError``."""
 
     @staticmethod
@@ -470,42 +385,131 @@ def _put(buffers: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> Non
         buffer.data.copy_(value)
 
 
-def divide_layers(division: ModelParallel, execution: ExecutionSettings) -> ModelParallel:
-    """``division`` with layers divided into the virtual blocks of ``execution``; unchanged for one block.
+class Through(Protocol):
+    """A function that applies ``run`` to one worker's ``inputs``, together with the inputs of the other workers."""
+
+    def __call__(self, run: Run, inputs: Any) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True)
+class Tail:
+    """The part of a model that its workers compute together: the smallest one with all divided layers.
+
+    It is the call of ``module``, or the call of its children number ``first`` to ``stop`` (exclusive).
+    """
+
+    module: nn.Module
+    first: int | None = None
+    stop: int = 0
+
+    @property
+    def parts(self) -> Sequence[nn.Module]:
+        """The modules in the tail."""
+        return [self.module] if self.first is None else list(self.module.children())[self.first : self.stop]
+
+    def hand_over(self, through: Through) -> Run:
+        """Make calls of the tail go to ``through`` from now on, and return the tail's own function."""
+        kind = _Called if self.first is None else _InOrder
+        module_class = type(self.module)
+        name = f"{module_class.__name__}Together"
+        self.module.__class__ = type(
+            name, (kind, module_class), {"__doc__": module_class.__doc__, "__module__": module_class.__module__}
+        )
+        self.module.__dict__["_tail"] = self.first, self.stop
+        self.module.__dict__["_through"] = through
+        return partial(module_class.forward, self.module) if self.first is None else partial(_in_order, self.parts)
+
+
+def tail_of(model: nn.Module, parallel_styles: Mapping[str, ParallelStyle]) -> Tail:
+    """The smallest part of ``model`` with all layers of ``parallel_styles``.
 
     Raises:
-        UserError: The plan does not fit the model or the mechanism, or no layer of the model can be divided.
+        UserError: The part is the model itself, which cannot be cut, or it shares parameters with the rest.
     """
-    count = blocks_of(execution)
-    if count == 1:
-        return division
-    module, plan = division.module, plan_of(division.module)
-    apart = isinstance(plan, DataParallelTrunk)
-    parallel_styles = chosen(module, count, plan.layers if isinstance(plan, DataParallelTrunk) else plan)
-    if not parallel_styles:
-        fix = "give session.prepare a plan, or use another mechanism"
-        raise UserError("tensor divides layers that it knows", f"none found in {type(module).__name__}", fix)
-    axis = BlockAxis(count, exact=execution.mode == "exact")
-    if not apart:
-        return TensorParallel(module, parallel_styles, axis)
-    _check(execution)
-    return TrunkTensorParallel(module, parallel_styles, axis, tail_of(module, parallel_styles))
+    paths = [name.split(".") for name in parallel_styles]
+    above: list[str] = []
+    for names in zip(*(path[:-1] for path in paths), strict=False):  # the common part of all paths
+        if len(set(names)) > 1:
+            break
+        above.append(names[0])
+    owner = model.get_submodule(".".join(above))
+    inside = {path[len(above)] for path in paths}
+    child = owner.get_submodule(next(iter(inside)))
+    if type(owner).forward is nn.Sequential.forward:
+        places = [place for place, (name, _) in enumerate(owner.named_children()) if name in inside]
+        tail = Tail(owner, places[0], places[-1] + 1)
+    elif len(inside) == 1 and _is_called(child):
+        tail = Tail(child)
+    elif (called := _first_called(model, above)) is not None:
+        tail = Tail(called)
+    else:
+        rule = "the divided layers of a DataParallelTrunk are in one module, or follow each other in one nn.Sequential"
+        fix = f"put them into an nn.Sequential of {type(model).__name__}"
+        raise UserError(rule, ", ".join(parallel_styles), fix)
+    in_tail = {id(part) for part in tail.parts}
+    tops = tuple(f"{name}." for name, part in model.named_modules(remove_duplicate=False) if id(part) in in_tail)
+    named = list(model.named_parameters(remove_duplicate=False))
+    inside_of = {id(p) for name, p in named if name.startswith(tops)}
+    for name, p in named:
+        if id(p) in inside_of and not name.startswith(tops):
+            rule = "the divided layers of a DataParallelTrunk share no parameter with the rest"
+            raise UserError(rule, name, "use the plan without DataParallelTrunk")
+    return tail
 
 
-def _check(execution: ExecutionSettings) -> None:
-    """Raise ``UserError`` for execution settings that do not allow a data-parallel trunk."""
-    rule, other = "a data-parallel trunk is for exact mode, whole slots, and tensor alone or with zero", "leave it out"
-    if execution.mode != "exact":
-        raise UserError(rule, f"{execution.mode} mode", "use --mode exact, or a plan without DataParallelTrunk")
-    if execution.micro_batch is not None:
-        raise UserError(rule, f"--micro-batch {execution.micro_batch}", f"{other}, and use more --slots")
-    if execution.parts.pipeline or execution.parts.state == "sharded":
-        raise UserError(rule, execution.mechanism, "use --mechanism tensor or tensor+zero")
-    if execution.first_mesh.batch * execution.first_mesh.tensor > execution.num_slots:
-        numbers = f"{execution.first_mesh.workers} workers, {execution.num_slots} slots"
-        raise UserError("each worker of a data-parallel trunk has a slot of its own", numbers, "use more --slots")
+def _is_called(module: nn.Module) -> bool:
+    """Whether it has a ``forward``; a ``ModuleList`` has none."""
+    return type(module).forward is not nn.Module.forward
 
 
-def blocks_of(execution: ExecutionSettings) -> int:
-    """The number of virtual blocks. Without a setting it is the number of workers: exact for that number only."""
-    return execution.virtual_tensor if execution.virtual_tensor > 1 or execution.mesh is None else execution.mesh.tensor
+def _first_called(model: nn.Module, path: Sequence[str]) -> nn.Module | None:
+    """The module at ``path``, or the next one above it that is called; None if only the model itself is called."""
+    for length in range(len(path), 0, -1):
+        if _is_called(module := model.get_submodule(".".join(path[:length]))):
+            return module
+    return None
+
+
+class _HandedOver(nn.Module):
+    """Base of modules whose forward pass calls a ``Through``."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        kind, module_class = type(self), type(self).__bases__[1]
+        self.__class__ = module_class
+        try:
+            copied: nn.Module = copy.deepcopy(self, memo)
+        finally:
+            self.__class__ = kind
+        copied.__class__ = kind
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        refuse_pickling()
+
+
+class _Called(_HandedOver):
+    """A module whose call is the tail."""
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Run the module's own ``forward``, of one tensor, by ``Through``."""
+        if len(inputs) != 1 or named:
+            arguments = f"{len(inputs)} and {', '.join(named) or 'none'} by name"
+            rule = "what holds the divided layers of a DataParallelTrunk is called with one tensor"
+            raise UserError(rule, arguments, "put them into a module of their own")
+        return self.__dict__["_through"](super().forward, inputs[0])
+
+
+class _InOrder(_HandedOver, nn.Sequential):
+    """An ``nn.Sequential`` of which some children are the tail."""
+
+    def forward(self, input: Any) -> Any:  # noqa: A002 - torch's own name
+        """Run the children in order, those of the tail by ``Through``."""
+        children, (first, stop) = list(self.children()), self.__dict__["_tail"]
+        output = self.__dict__["_through"](partial(_in_order, children[first:stop]), _in_order(children[:first], input))
+        return _in_order(children[stop:], output)
+
+
+def _in_order(children: Sequence[nn.Module], value: Any) -> Any:
+    for child in children:
+        value = child(value)
+    return value
