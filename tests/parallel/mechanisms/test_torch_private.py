@@ -36,6 +36,6 @@ def test_attributes_that_are_used_in_place_exist() -> None:
     names = ("_parameters", "_buffers", "_save_to_state_dict", "_load_from_state_dict", "_conv_forward")
     assert all(hasattr(module, name) for name in names), MOVED
     assert all(hasattr(nn.TransformerEncoderLayer, name) for name in ("_sa_block", "_ff_block")), MOVED
-    assert module.weight._version == 0, MOVED
+    assert isinstance(module.weight._version, int), MOVED
     assert isinstance(nn.BatchNorm1d(1), torch_private.BatchNorm), MOVED
     assert isinstance(nn.InstanceNorm1d(1), torch_private.NormWithStatistics), MOVED

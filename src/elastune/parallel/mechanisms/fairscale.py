@@ -25,8 +25,8 @@ from elastune.parallel.mechanisms.engine import Engine, EngineReplica, EngineTen
 class FairScale(Engine):
     """The mechanism ``fairscale``: OSS and ShardedDataParallel.
 
-    FairScale's gradient buckets are off. They lose track of gradients that ``zero_grad`` sets to None, torch's default
-    since 2.0, and from the second step on they would sum something else than the step's gradient.
+    FairScale's gradient buckets are off, because they lose track of gradients that ``zero_grad`` sets to None (torch's
+    default since 2.0). From the second step on they would sum something else than the step's gradient.
     """
 
     name: ClassVar[str] = "fairscale"

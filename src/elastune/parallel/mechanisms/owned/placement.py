@@ -2,7 +2,7 @@
 
 The plan (``plan_transfers``) is pure and equal on every worker. A worker keeps what it has. Every other byte arrives
 exactly once, and all workers that can send share the sending. Where more workers want an item than have it, each gets
-a part and passes it on, so no worker sends an element more often than necessary.
+a part and passes it on. So no worker sends an element more often than necessary.
 Arriving state gets memory of its own (``bring``), so a group that breaks on the way has changed nothing. Nothing is
 freed before every worker has everything (``meet``). There workers also compare copies by digests: a fault that made
 copies different ends the run instead of changing its result.
@@ -22,8 +22,6 @@ from elastune.core.layout import UNIT, CopiesDiffer, Piece, Segment, Split, Unre
 from elastune.parallel.comm.group import Group
 
 VALUES = "values"
-
-
 CPU = torch.device("cpu")
 
 
@@ -166,12 +164,8 @@ def meet(group: Group, split: Split, placed: PlacedState, *, exact: bool) -> Non
 
 LONGEST = 256 * UNIT
 """The most elements of one transfer: the unit in which sending is balanced and rounds are filled."""
-
-
 SHORTEST = 16 * UNIT
 """Shorter ranges are not cut for balance."""
-
-
 ROUND_BYTES = 16 << 20
 """The most bytes that a worker sends, and that it receives, in one round, unless one transfer is larger. Two rounds are
 in memory at a time, beside the memory for the result."""
@@ -186,8 +180,6 @@ class Item(NamedTuple):
 
 Ranges = Sequence[tuple[int, int]]
 """Start (inclusive) and stop (exclusive) of each range, in elements of a parameter block."""
-
-
 Holdings = Mapping[Item, Ranges]
 
 
@@ -463,8 +455,8 @@ def _room(
     """Allocate the state that this worker is to have.
 
     Returns:
-        A shard for every segment to hold and for all values that are missing; and the local copies that fill them with
-        state that this worker has.
+        Shards for every segment to hold and for all missing values. Then the local copies that fill them with state
+        that this worker has.
     """
     shards: list[Shard] = []
     local: list[_Copy] = []
@@ -572,11 +564,7 @@ def _digest(reader: _Reader, what: Shared) -> int:
 
 
 _STEP = 0x9E3779B97F4A7C15  # odd, so no two units have one weight
-
-
 _MODULUS = 1 << 64
-
-
 _WEIGHTS: dict[torch.device, torch.Tensor] = {}
 
 

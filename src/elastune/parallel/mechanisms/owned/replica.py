@@ -46,8 +46,8 @@ class OwnedReplica(Replica):
     A ``division`` runs the passes, and a ``store`` has the parameter blocks and shares. Gradients are numbered by the
     place of their block in ``split.trained``; those of blocks that other workers compute never come.
 
-    A step: ``begin_step``; ``run`` for each slice; ``receive`` the sums of the shares held here, after which the step
-    is *reduced*; the optimizer's step, after which ``spread`` sends the new values.
+    A step begins with ``begin_step``. Then ``run`` runs each slice, and ``receive`` takes the sums of the shares held
+    here: the step is *reduced*. After the optimizer's step ``spread`` sends the new values.
 
     Attributes:
         plans: The buckets of this worker's batch group.

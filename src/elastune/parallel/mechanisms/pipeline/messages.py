@@ -21,14 +21,8 @@ Kind = Literal["forward", "backward", "shape", "look", "seen", "dropped", "failu
 """``forward`` and ``backward`` go from chunk to chunk in training, ``look`` in an evaluation. ``shape`` describes the
 model's output in training, ``seen`` is the output in an evaluation. ``dropped``: a stage has given up the step.
 ``failure``: a stage cannot go on."""
-
-
 _KINDS: tuple[Kind, ...] = get_args(Kind)
-
-
 _CHUNKS = 1 << 16
-
-
 FAILURE_SEND_S = 2.0  # seconds in which a stage that cannot go on may send its reason to the others
 
 
@@ -157,8 +151,6 @@ class StageChannel:
 
 
 ALIGNMENT = 64  # bytes, of memory that torch allocates on a CPU
-
-
 _PLAIN = (type(None), bool, int, float, str)
 
 

@@ -339,7 +339,7 @@ class PipelineParallel(ModelParallel):
                     self._buffers[int(place)].copy_(value)
                 restore_rng_states(state)
                 with chunk.moving() as changed:
-                    output = chunk.look(values)
+                    output = chunk.evaluate(values)
                 state = rng_states()
                 moved |= {str(place): value for place, value in changed.items()}
                 for place, value in changed.items():

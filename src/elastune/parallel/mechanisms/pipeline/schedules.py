@@ -1,9 +1,8 @@
 """The order in which a stage's worker runs its passes: pure lists of actions, one for each worker.
 
-A model is cut into ``workers x chunks`` runs of layers, numbered in the order in which a sample goes through them;
-chunk c lies on worker ``c % workers``. All lists of a schedule together never deadlock: the first action that a worker
-has not done waits only for actions that come earlier in other lists than any action that waits for it (tests
-run all lists).
+A model is cut into ``workers x chunks`` runs of layers, numbered in the order in which a sample goes through them.
+Chunk c lies on worker ``c % workers``. The lists of a schedule never deadlock together: some worker can always run the
+first action that it has not done. Tests run all lists.
 
 Sources: GPipe: Huang et al., arXiv 1811.06965. 1F1B: PipeDream-Flush in Narayanan et al., arXiv 2006.09503.
 Interleaved 1F1B: Narayanan et al., arXiv 2104.04473, section 2.2.2. Zero bubble (ZB-H1): Qi et al., arXiv 2401.10241.

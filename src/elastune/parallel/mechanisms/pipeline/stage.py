@@ -24,8 +24,6 @@ from elastune.parallel.mechanisms.pipeline.messages import map_tensors, tensors_
 
 Gradients = dict[int, torch.Tensor]
 """Gradients by the number of the parameter block."""
-
-
 NodeGradients = tuple[torch.Tensor | None, ...]
 
 
@@ -59,7 +57,7 @@ class Chunk:
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
-    def look(self, values: Sequence[Any]) -> Any:
+    def evaluate(self, values: Sequence[Any]) -> Any:
         """Run a forward pass and keep nothing: return the values for the next chunk, or the model's result."""
         return self._whole(self._model.run(self._layers, dict(zip(self.takes, values, strict=True)), self.gives))
 
@@ -76,7 +74,7 @@ class Chunk:
             received.edges = [get_gradient_edge(tensor) for tensor in detached]
             by_place = {id(old): new for old, new in zip(received.tensors, detached, strict=True)}
             values = map_tensors(lambda t: by_place.get(id(t), t), list(values))
-        outputs = self.look(values)
+        outputs = self.evaluate(values)
         return outputs, MicroBatchState([t for t in tensors_in(outputs) if t.requires_grad], received)
 
     # -- backward -----------------------------------------------------------------------------------------------------

@@ -34,14 +34,8 @@ from elastune.parallel.mechanisms.tensor.layers import ParallelStyle
 from elastune.parallel.mechanisms.tensor.tensor_parallel import DataParallelTrunk, TensorParallel, chosen, plan_of
 
 Run = Callable[[torch.Tensor], Any]
-
-
 _Gradients = list[torch.Tensor | None]
-
-
 _Row = tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]
-
-
 _WAITS = 2  # added to the mode of a call (0 or 1) by a worker that waits for another event
 
 
