@@ -4,12 +4,14 @@ Torch may move or change these names without notice. Checked on: torch 2.13.0, t
 (``pyproject.toml`` allows 2.9 and newer). Where a new version moves a name, change it here and nowhere else, then
 extend the checked range; ``tests/parallel/mechanisms/test_torch_private.py`` finds names that are gone.
 
-Private methods that torch calls on subclasses cannot be collected. They are used where they are overridden:
+Private attributes and overridden methods cannot be collected. They stand where they are used:
 
 - ``nn.Module``: ``_parameters``, ``_buffers``, ``_save_to_state_dict``, ``_load_from_state_dict`` (``tensor.layers``,
   ``pipeline.stage``).
 - ``nn.Conv2d._conv_forward``, ``nn.TransformerEncoderLayer._sa_block`` and ``._ff_block`` (``tensor.layers``).
-- ``Tensor._version``, the counter of changes in place (``pipeline.stage``).
+- ``Tensor._version``, the counter of changes in place, and ``variable`` of autograd's accumulating nodes
+  (``pipeline.stage``).
+- ``Optimizer.step.hooked``, torch's mark on the wrapper that runs hooks (``owned.replica``).
 """
 
 from __future__ import annotations
@@ -20,9 +22,7 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.optim import optimizer as optimizer_module
-from torch.utils._pytree import tree_map
-
-__all__ = ["BatchNorm", "NormWithStatistics", "tree_map"]
+from torch.utils._pytree import tree_map as tree_map  # re-exported
 
 BatchNorm = _BatchNorm
 """The base class of all batch normalisation."""
