@@ -169,7 +169,9 @@ class TrunkTensorParallel(TensorParallel):
         self._put_buffers(buffers)
         if not learns:
             output = runs[own_run][1]
-            return _NoGraph.apply(activations, output) if torch.is_grad_enabled() else output  # type: ignore[no-untyped-call]
+            if torch.is_grad_enabled():
+                output = _NoGraph.apply(activations, output)  # type: ignore[no-untyped-call]
+            return output
         output = runs[own_run][1].detach().requires_grad_(runs[own_run][1].requires_grad)
         self._passed = _PassedTail(activations, output, [d for d, _ in runs], [y for _, y in runs])
         self._passes_left -= 1
