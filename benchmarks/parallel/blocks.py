@@ -34,7 +34,7 @@ from elastune.parallel.comm.gloo import GlooFactory
 from elastune.parallel.comm.process_groups import form_comms
 from elastune.parallel.mechanisms.model_parallel import ModelParallel
 from elastune.parallel.mechanisms.tensor.tensor_parallel import Plan, TensorParallel, plan_layers
-from elastune.parallel.mechanisms.tensor.trunk import divide
+from elastune.parallel.mechanisms.tensor.trunk import divide_layers
 from elastune.testing.worker_processes import LIMIT_S, Worker, processes
 
 BLOCKS = (2, 4, 8)
@@ -91,7 +91,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Plan | None, tuple[int, ...]]] =
 def divided(model: nn.Module, plan: Plan | None, blocks: int) -> TensorParallel:
     if plan is not None:
         plan_layers(model, plan)
-    division = divide(ModelParallel(model), ExecutionSettings(mechanism="tensor", virtual_tensor=blocks))
+    division = divide_layers(ModelParallel(model), ExecutionSettings(mechanism="tensor", virtual_tensor=blocks))
     assert isinstance(division, TensorParallel)
     return division
 

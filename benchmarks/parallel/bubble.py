@@ -3,7 +3,7 @@
 Each worker is one stage of a real run (``elastune.Session``) of a row of equal layers. Compute is paced (``paced.py``),
 since four stages share two cores here: step times are emulated; messages and waiting are real. A stage's idle part is
 what is left of its step when its emulated compute is taken away: waiting, and all that elastune itself does between two
-passes. The formulas (``mechanisms.pipeline.schedules.idle_part``, with their sources) know stages of equal cost, free
+passes. The formulas (``idle_part``; sources: ``mechanisms.pipeline.schedules``) know stages of equal cost, free
 transfers, and passes of equal length, which is what is built here:
 
     GPipe and 1F1B   (S-1) / (M+S-1)          S stages, M micro-batches
@@ -38,7 +38,7 @@ from elastune.core.run import ExecutionSettings, Place, Program, RunSpec, Schedu
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.parallel.comm.process_groups import join, stand
 from elastune.parallel.mechanisms.pipeline.pipeline_parallel import Pipeline
-from elastune.parallel.mechanisms.pipeline.schedules import idle_part
+from elastune.parallel.mechanisms.pipeline.schedules import CHUNKS
 from elastune.train.session import Session
 
 FLOPS_A_SECOND = 2.5e8  # of the emulated device: 8.4 ms for a matrix product
@@ -47,6 +47,16 @@ STAGES, MICRO_BATCHES = (2, 4), (4, 8, 16)
 LAYERS, WIDTH, ROWS = 8, 256, 16  # of the model, of a layer, of a micro-batch
 PASS_S = 3 * LAYERS * 2 * ROWS * WIDTH**2 / FLOPS_A_SECOND
 """A micro-batch, forward and backward, through all layers."""
+
+
+def idle_part(schedule: Schedule, workers: int, batches: int) -> float:
+    """The share of a step in which a worker is idle, by the sources' formulas. *Modelled*.
+
+    They assume stages of equal cost, free transfers, and equal length of forward pass, gradient of inputs and gradient
+    of weights. ``batches`` is a multiple of ``workers`` for the interleaved schedule.
+    """
+    bubble = {"gpipe": 3.0, "1f1b": 3.0, "interleaved": 3.0 / CHUNKS, "zero-bubble": 1.0}[schedule] * (workers - 1)
+    return bubble / (bubble + 3.0 * batches)
 
 
 def network() -> nn.Sequential:

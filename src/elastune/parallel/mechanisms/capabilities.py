@@ -13,15 +13,15 @@ from elastune.core.run import ExecutionSettings, RunSpec
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a mechanism can do beside training; what it cannot is refused before a worker starts (``registry``).
+    """What a mechanism can do beside training. ``registry`` refuses everything else before a worker starts.
 
     Args:
         elastic: Workers may come and go, and the loss of one costs a step at most. If not, the first loss ends the
             run, and ``--resume`` goes on from its newest checkpoint.
-        reshapes: The mesh may become another one while the run goes on.
+        reshapes: The mesh may change while the run goes on.
         bf16: Forward passes may run under autocast.
-        measures: Gradients' norms and the loss's curvature can be told, for monitors and policies.
-        stages: The stages of ZeRO that ``Means.zero_stage`` may choose from; the first is the default.
+        measures: Monitors and policies can read gradients' norms and the curvature of the loss.
+        stages: The stages of ZeRO that ``ExecutionSettings.zero_stage`` may choose from; the first is the default.
         package: The module that must be installed, and ``install``, the command that does it.
     """
 
@@ -35,13 +35,13 @@ class Capabilities:
 
     @property
     def installed(self) -> bool:
-        """Whether what it needs is there; it is not imported for that."""
+        """Whether ``package`` is installed. This does not import it."""
         return not self.package or find_spec(self.package) is not None
 
 
 ALL_CAPABILITIES = Capabilities()
 ENGINE = Capabilities(elastic=False, reshapes=False, bf16=False, measures=False)
-"""Of one that leaves a step to another engine."""
+"""The capabilities of a mechanism that leaves a step to the engine of another package."""
 
 
 def _packaged(
@@ -58,16 +58,16 @@ ENGINE_CAPABILITIES: Mapping[str, Capabilities] = MappingProxyType(
         "horovod": _packaged("horovod", "benchmarks/horovod.sh FOLDER, then PYTHONPATH=FOLDER"),
     }
 )
-"""By the names of those that are engines."""
+"""The capabilities of the engines, by the name of the mechanism."""
 
 
 def capabilities_of(execution: ExecutionSettings) -> Capabilities:
-    """Those of the mechanism that ``execution`` name."""
+    """The capabilities of the mechanism that ``execution`` names."""
     return ENGINE_CAPABILITIES.get(execution.parts.foreign, ALL_CAPABILITIES)
 
 
 def settled(spec: RunSpec) -> RunSpec:
-    """``spec`` as its mechanism can be run: where it cannot lose a worker, the first loss ends the run."""
+    """``spec``, limited to what its mechanism can do: where it cannot lose a worker, the first loss ends the run."""
     if capabilities_of(spec.execution).elastic:
         return spec
     workers = spec.execution.workers
@@ -75,5 +75,5 @@ def settled(spec: RunSpec) -> RunSpec:
 
 
 def meshes_of(execution: ExecutionSettings) -> MeshChoice:
-    """What the mesh of a run with ``execution`` should be, and what it may be."""
+    """The mesh that a run with ``execution`` should have, and the meshes that it may have."""
     return replace(MeshChoice.of(execution), fixed=not capabilities_of(execution).reshapes)

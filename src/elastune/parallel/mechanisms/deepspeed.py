@@ -1,7 +1,7 @@
 """DeepSpeed's ZeRO, by DeepSpeed's engine: stage 0 divides nothing, 1 optimizer state, 2 gradients, 3 parameters too.
 
-Wanted of it: one step of the user's optimizer, unclipped (its own default is a norm of 1.0), with nothing compiled (its
-sums through shared memory on CPUs are an extension that would be built at the first start, for about a minute).
+The engine runs one step of the user's optimizer without clipping (DeepSpeed's own default is a norm of 1.0). No
+extension is compiled: DeepSpeed's sums through shared memory on CPUs would take about a minute at the first start.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from elastune.parallel.mechanisms.engine import Engine, EngineReplica, EngineTen
 
 
 class DeepSpeed(Engine):
-    """Everything but forward and backward passes is DeepSpeed's."""
+    """The mechanism ``deepspeed``: DeepSpeed does everything except forward and backward passes."""
 
     name: ClassVar[str] = "deepspeed"
     capabilities: ClassVar[Capabilities] = ENGINE_CAPABILITIES["deepspeed"]
@@ -45,12 +45,12 @@ class DeepSpeed(Engine):
         return DeepSpeedReplica(model, optimizer, comms, stage)
 
 
-_EVALUATION = -1  # the number of no module
+_EVALUATION = -1  # stands for a module that uses a parameter; no module has this number
 
 
 @dataclass(frozen=True)
 class _Fragment:
-    """A worker's part of a parameter: ``count`` elements from ``start`` on, which lie in ``flat`` from ``at`` on."""
+    """A worker's part of a parameter: ``count`` elements from ``start`` on. They lie in ``flat`` from ``at`` on."""
 
     flat: torch.Tensor
     at: int
@@ -58,12 +58,12 @@ class _Fragment:
     count: int
 
     def of(self, flat: torch.Tensor) -> torch.Tensor:
-        """Its elements in a tensor that is laid out as ``flat`` is."""
+        """The fragment's elements in a tensor with the layout of ``flat``."""
         return flat.detach().narrow(0, self.at, self.count)
 
 
 class DeepSpeedReplica(EngineReplica):
-    """One worker's engine."""
+    """One worker's part of a replica, around DeepSpeed's engine."""
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, stage: int) -> None:
         super().__init__(module, optimizer, comms)
@@ -84,7 +84,7 @@ class DeepSpeedReplica(EngineReplica):
     def run(self, loss: torch.Tensor, part: BatchSlice) -> None:
         self._restore()
         self._engine.set_gradient_accumulation_boundary(part.ends_step)
-        self._engine.backward(loss * (part.weight * self.comms.everyone.size))  # its sum is a mean over workers
+        self._engine.backward(loss * (part.weight * self.comms.everyone.size))  # the engine averages over workers
 
     def reduced(self) -> None:
         super().reduced()
@@ -97,7 +97,7 @@ class DeepSpeedReplica(EngineReplica):
         return self.clip_divided(self._gradients(), max_norm)
 
     def _gradients(self) -> list[torch.Tensor]:
-        """This worker's part."""
+        """This worker's part of the step's gradients."""
         return [grad for grads in self._engine.optimizer.averaged_gradients.values() for grad in grads or ()]
 
     def held(self) -> EngineTensors:
@@ -117,7 +117,10 @@ class DeepSpeedReplica(EngineReplica):
         self._hold_whole(True)
 
     def _hold_whole(self, whole: bool) -> None:
-        """Stage 3: whether parameters are here between forward passes. A module that seems to use them keeps them."""
+        """In stage 3: keep parameters whole on this worker between forward passes, or stop it.
+
+        DeepSpeed keeps a parameter as long as a module uses it. So ``_EVALUATION`` is entered as one more module.
+        """
         if self._stage < 3 or whole == self._whole:
             return
         self._whole = whole
@@ -129,7 +132,7 @@ class DeepSpeedReplica(EngineReplica):
         if not whole:
             params[0].partition(param_list=params)
 
-    # -- whole --------------------------------------------------------------------------------------------------------
+    # -- whole state --------------------------------------------------------------------------------------------------
 
     def model_state(self) -> dict[str, Any]:
         if self._stage < 3:
@@ -141,13 +144,15 @@ class DeepSpeedReplica(EngineReplica):
     def load_model(self, state: Mapping[str, Any]) -> None:
         if not self._stage:
             return super().load_model(state)
-        own = self.module.state_dict(keep_vars=True)
-        if set(own) != set(state):
-            raise ValueError(f"other tensors: {sorted(set(own) ^ set(state))}")
-        for name, tensor in own.items():
-            for at in self._fragments(tensor):
-                at.of(at.flat).copy_(state[name].reshape(-1)[at.start : at.start + at.count])
-            if tensor.numel():  # it is here, whole
+        tensors = self.module.state_dict(keep_vars=True)
+        if set(tensors) != set(state):
+            raise ValueError(f"other tensors: {sorted(set(tensors) ^ set(state))}")
+        for name, tensor in tensors.items():
+            for fragment in self._fragments(tensor):
+                fragment.of(fragment.flat).copy_(
+                    state[name].reshape(-1)[fragment.start : fragment.start + fragment.count]
+                )
+            if tensor.numel():  # the whole tensor is on this worker
                 tensor.detach().copy_(state[name])
         return None
 
@@ -155,7 +160,7 @@ class DeepSpeedReplica(EngineReplica):
         if not self._stage:
             return super().optimizer_state()
         ordered = [p for group in self._order for p in group]
-        state = {i: told for i, p in enumerate(ordered) if p.requires_grad and (told := self._state_of(p))}
+        state = {i: values for i, p in enumerate(ordered) if p.requires_grad and (values := self._state_of(p))}
         return {"state": state, "param_groups": self.groups()}
 
     def load_optimizer(self, state: Mapping[str, Any]) -> None:
@@ -166,44 +171,46 @@ class DeepSpeedReplica(EngineReplica):
         for group, saved in zip(self.optimizer.param_groups, state["param_groups"], strict=True):
             group.update({key: value for key, value in saved.items() if key != "params"})
         ordered = [p for group in self._order for p in group]
-        for i, told in state["state"].items():
-            if (at := self._updated(ordered[int(i)])) is None:
+        for i, values in state["state"].items():
+            if (fragment := self._updated(ordered[int(i)])) is None:
                 continue
-            own = self.optimizer.state.setdefault(at.flat, {})
-            for key, value in told.items():
+            target = self.optimizer.state.setdefault(fragment.flat, {})
+            for key, value in values.items():
                 if isinstance(value, torch.Tensor) and value.dim():
-                    room = own.setdefault(key, torch.zeros_like(at.flat.detach()))
-                    at.of(room).copy_(value.reshape(-1)[at.start : at.start + at.count])
+                    tensor = target.setdefault(key, torch.zeros_like(fragment.flat.detach()))
+                    fragment.of(tensor).copy_(value.reshape(-1)[fragment.start : fragment.start + fragment.count])
                 else:
-                    own[key] = value.clone() if isinstance(value, torch.Tensor) else value
+                    target[key] = value.clone() if isinstance(value, torch.Tensor) else value
         return None
 
     def _state_of(self, p: nn.Parameter) -> dict[str, Any]:
-        """What the optimizer keeps of ``p``, whole. Who has no part of it learns from others what there is."""
-        at = self._updated(p)
-        own = {} if at is None else self.optimizer.state.get(at.flat, {})
-        like = own or next(iter(self.optimizer.state.values()), {})
+        """The optimizer's whole state of ``p``. A worker without a part of ``p`` takes another parameter's names."""
+        fragment = self._updated(p)
+        state = {} if fragment is None else self.optimizer.state.get(fragment.flat, {})
+        like = state or next(iter(self.optimizer.state.values()), {})
         whole = {key: self._sum(p, key) for key, v in like.items() if isinstance(v, torch.Tensor) and v.dim()}
         return {key: whole.get(key, value) for key, value in like.items()}
 
     def _sum(self, p: Any, key: str | None) -> torch.Tensor:
-        """The whole of ``p`` (None), or of its state ``key``, from all workers' fragments."""
+        """The whole of ``p``, or of its state ``key`` if that is not None, from all workers' fragments."""
         shape = p.ds_shape if self._stage == 3 else p.shape
         flat = torch.zeros(shape.numel(), dtype=p.dtype, device=self.comms.everyone.wire)
-        for at in self._fragments(p) if key is None else filter(None, [self._updated(p)]):
-            flat[at.start : at.start + at.count] = at.of(at.flat if key is None else self.optimizer.state[at.flat][key])
+        for fragment in self._fragments(p) if key is None else filter(None, [self._updated(p)]):
+            flat[fragment.start : fragment.start + fragment.count] = fragment.of(
+                fragment.flat if key is None else self.optimizer.state[fragment.flat][key]
+            )
         self.comms.everyone.all_reduce(flat).wait()
         return flat.to(p.device).view(shape)
 
     def _fragments(self, tensor: torch.Tensor) -> list[_Fragment]:
-        """Where values of this worker's part of ``tensor`` lie: with the optimizer, and in stage 3 with the model."""
-        found = []
-        if tensor.requires_grad and (at := self._updated(tensor)) is not None:
-            found.append(at)
+        """This worker's fragments of ``tensor``: the optimizer's, and in stage 3 the model's too."""
+        fragments = []
+        if tensor.requires_grad and (fragment := self._updated(tensor)) is not None:
+            fragments.append(fragment)
         if hasattr(tensor, "ds_tensor"):
             start, count = self._part(tensor)
-            found += [_Fragment(tensor.ds_tensor, 0, start, count)] * (count > 0)
-        return found
+            fragments += [_Fragment(tensor.ds_tensor, 0, start, count)] * (count > 0)
+        return fragments
 
     def _part(self, p: Any) -> tuple[int, int]:
         """Stage 3: the first element of this worker's part of ``p``, and how many it has."""
@@ -212,12 +219,12 @@ class DeepSpeedReplica(EngineReplica):
         return start, max(0, min(length, p.ds_numel - start))
 
     def _updated(self, p: Any) -> _Fragment | None:
-        """What this worker updates of ``p``, which is trained; None where it has no part of it."""
+        """The fragment of the trained parameter ``p`` that this worker updates; None where it has none."""
         zero = self._engine.optimizer
         if self._stage == 3:
-            group, at, _ = zero.grad_position[zero.get_param_id(p)]
+            group, offset, _ = zero.grad_position[zero.get_param_id(p)]
             start, count = self._part(p)
-            return _Fragment(zero.fp32_partitioned_groups_flat[group], at, start, count) if count else None
+            return _Fragment(zero.fp32_partitioned_groups_flat[group], offset, start, count) if count else None
         if (mapped := p._hp_mapping) is None:
             return None
         low, high = mapped.lp_fragment_address, mapped.hp_fragment_address
@@ -226,7 +233,7 @@ class DeepSpeedReplica(EngineReplica):
 
 
 def _engine(module: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, stage: int) -> Any:
-    """DeepSpeed's engine around ``module``; both it and ``optimizer`` are its own from here on."""
+    """DeepSpeed's engine around ``module``. From now on ``module`` and ``optimizer`` belong to the engine."""
     device = next(module.parameters()).device
     os.environ.setdefault("DS_ACCELERATOR", device.type)
     os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
@@ -234,7 +241,7 @@ def _engine(module: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, s
     importlib.import_module("deepspeed.ops").__compatible_ops__["deepspeed_shm_comm"] = False
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     settings = {
-        "train_micro_batch_size_per_gpu": 1,  # of no meaning here: batches are elastune's
+        "train_micro_batch_size_per_gpu": 1,  # without effect: elastune makes the batches
         "gradient_accumulation_steps": 1,
         "gradient_clipping": 0.0,
         "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},

@@ -18,13 +18,14 @@ from elastune.core.mesh import Mesh
 from elastune.core.run import ExecutionSettings
 from elastune.parallel.comm.norms import clip_factor
 from elastune.parallel.comm.process_groups import Comms
+from elastune.parallel.mechanisms import torch_private
 from elastune.parallel.mechanisms.base import Mechanism, Replica, optimizer_bytes, storage_bytes
 from elastune.parallel.mechanisms.capabilities import ENGINE, Capabilities
 from elastune.parallel.mechanisms.guards import GradientGuard
 
 
 class Engine(Mechanism, ABC):
-    """A mechanism that leaves a step to another engine, whose workers stay as they are along one axis."""
+    """A mechanism that leaves a step to the engine of another package. Its workers are fixed and lie along one axis."""
 
     exact: ClassVar[bool] = False
     capabilities: ClassVar[Capabilities] = ENGINE
@@ -36,7 +37,7 @@ class Engine(Mechanism, ABC):
 
 @dataclass(frozen=True)
 class EngineTensors:
-    """The tensors that one worker has: parameters, gradients, and what the optimizer keeps for each of its own."""
+    """The tensors on one worker: parameters, gradients, and the optimizer's state of each parameter that it updates."""
 
     parameters: Sequence[torch.Tensor]
     gradients: Sequence[torch.Tensor | None]
@@ -44,14 +45,16 @@ class EngineTensors:
 
 
 class EngineReplica(Replica, ABC):
-    """One worker's part of what an engine trains.
+    """One worker's part of a model that an engine trains.
 
-    ``names``: of the optimizer's parameters, by the numbers that torch gives them; ``shapes``: of the model's state.
-    ``in_pieces``: each worker writes and reads its own part of a checkpoint.
+    ``run`` replaces ``accumulate`` of the base: a backward pass in which the engine reduces gradients itself. The
+    user's optimizer stays the object that schedulers and the program use. Its ``step`` runs the engine's step once a
+    step, and does nothing between the slices of a step.
 
-    ``accumulate`` of the base becomes ``run``: a backward pass in which the engine reduces by itself. The user's
-    optimizer stays the object that schedulers and the user's lines hold: its ``step`` does what the engine does, once a
-    step, and nothing between the slices of one.
+    Attributes:
+        names: The names of the optimizer's parameters, by the numbers that torch gives them.
+        shapes: The shapes of the tensors in the model's state, by name.
+        in_pieces: Each worker writes and reads its own part of a checkpoint.
     """
 
     in_pieces: bool = False
@@ -64,9 +67,9 @@ class EngineReplica(Replica, ABC):
         self._mine: list[torch.Tensor | None] = []
         self._count = sum(p.numel() for p in self.params)
         self._order = [list(group["params"]) for group in optimizer.param_groups]
-        known = {id(p): name for name, p in module.named_parameters()}
+        names = {id(p): name for name, p in module.named_parameters()}
         numbered = enumerate(p for params in self._order for p in params)
-        self.names = [known.get(id(p), f"#{number}") for number, p in numbered]
+        self.names = [names.get(id(p), f"#{number}") for number, p in numbered]
         self.shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
 
     @property
@@ -75,56 +78,58 @@ class EngineReplica(Replica, ABC):
 
     @abstractmethod
     def run(self, loss: torch.Tensor, part: BatchSlice) -> None:
-        """A backward pass of ``loss`` times the weight of ``part``. After the step's last one the engine has the sum
-        over all passes of all workers.
+        """Run a backward pass of ``loss`` times the weight of ``part``. After the step's last pass the engine has the
+        sum over all passes of all workers.
         """
 
     def take_over_steps(self, apply: Callable[[], None], clear: Callable[[], None]) -> None:
-        """From here on ``optimizer.step()`` is ``apply``, in which it is itself again; ``zero_grad()`` is ``clear``.
+        """Make ``optimizer.step()`` call ``apply`` and ``optimizer.zero_grad()`` call ``clear`` from now on.
 
-        A method of this one object is replaced, as torch's schedulers do it too.
+        Inside ``apply`` the optimizer has its own methods. As torch's schedulers do, this replaces methods of this one
+        object and not of its class.
         """
         optimizer = self.optimizer
-        own = vars(optimizer)
-        before: dict[str, Any] = {name: own[name] for name in ("step", "zero_grad") if name in own}
+        attributes = vars(optimizer)
+        before: dict[str, Any] = {name: attributes[name] for name in ("step", "zero_grad") if name in attributes}
 
-        def itself() -> None:
-            del own["step"], own["zero_grad"]
-            own.update(before)
+        def restore() -> None:
+            del attributes["step"], attributes["zero_grad"]
+            attributes.update(before)
 
-        def steer() -> None:
-            own["step"], own["zero_grad"] = MethodType(step, optimizer), MethodType(zero_grad, optimizer)
+        def replace() -> None:
+            attributes["step"], attributes["zero_grad"] = MethodType(step, optimizer), MethodType(zero_grad, optimizer)
 
         def step(_: torch.optim.Optimizer, closure: Any = None) -> None:
             if closure is not None:
                 raise UserError("an engine takes one step a batch", "a closure", "call optimizer.step()")
-            optimizer._opt_called = True  # type: ignore[attr-defined]  # what schedulers ask
+            torch_private.mark_stepped(optimizer)
             if self._reduced:
                 self._reduced = False
-                itself()
+                restore()
                 try:
                     self._unguard()
                     apply()
                 finally:
-                    steer()
+                    replace()
 
         def zero_grad(_: torch.optim.Optimizer, set_to_none: bool = True) -> None:
             clear()
 
-        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-        steer()
+        torch_private.mark_scheduled(step)
+        replace()
 
     def begin_step(self, parts: Sequence[BatchSlice] = ()) -> None:
         super().begin_step(parts)
         self._reduced, self._mine = False, []
 
     def reduced(self) -> None:
-        """The step's sum is there: the user's lines may clip it and step."""
+        """The step's sum is complete: the program may clip it and step."""
         self._reduced = True
 
     def guard(self, mine: Sequence[torch.Tensor | None]) -> None:
-        """Where gradients are not whole on this worker, which has ``mine`` of them: until the optimizer's step, whoever
-        uses a parameter's by himself is told so.
+        """Put a ``GradientGuard`` on every parameter until the optimizer's step, because gradients are not whole here.
+
+        A program that uses such a gradient gets a ``UserError``. ``mine``: the gradients on this worker.
         """
         self._mine = list(mine)
         for p in self.params:
@@ -141,7 +146,7 @@ class EngineReplica(Replica, ABC):
         super().abandon()
 
     def clip_divided(self, held: Sequence[torch.Tensor], max_norm: float) -> float:
-        """As ``clip``, where each number of the gradient is in ``held`` of one worker alone."""
+        """As ``clip``, where each element of the gradient is in ``held`` of exactly one worker."""
         if not self._reduced:
             return 0.0
         square = torch.zeros(1, dtype=torch.float64)
@@ -151,11 +156,11 @@ class EngineReplica(Replica, ABC):
         self.comms.everyone.all_reduce(wire).wait()
         norm = math.sqrt(float(wire))
         if held and (factor := clip_factor(norm, max_norm)) != 1.0:
-            torch._foreach_mul_(list(held), factor)
+            torch_private.foreach_mul_(list(held), factor)
         return norm
 
     def held(self) -> EngineTensors:
-        """What lies on this worker, after a step's reduction."""
+        """The tensors on this worker after a step's reduction."""
         gradients = self._mine or [p.grad for p in self.params]
         return EngineTensors(list(self.module.parameters()), gradients, list(self.optimizer.state.values()))
 
@@ -168,46 +173,46 @@ class EngineReplica(Replica, ABC):
             "copies": 0,
         }
 
-    # -- whole --------------------------------------------------------------------------------------------------------
+    # -- whole state --------------------------------------------------------------------------------------------------
 
     def model_state(self) -> dict[str, Any]:
-        """The whole model's ``state_dict``, by the user's names; where it ``gathers``, all workers call this."""
+        """The whole model's ``state_dict``, by the user's names. All workers must call this if ``gathers``."""
         return dict(self.module.state_dict())
 
     def load_model(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``model_state`` gave, under this mechanism or another, and stored tensors if ``in_pieces``."""
+        """Load the ``model_state`` of any mechanism. With ``in_pieces`` its tensors may be ``Stored``."""
         self.module.load_state_dict(state)
 
     def optimizer_state(self) -> dict[str, Any]:
-        """The whole optimizer's ``state_dict``, as torch has it; where it ``gathers``, all workers call this."""
+        """The whole optimizer's ``state_dict``, as torch gives it. All workers must call this if ``gathers``."""
         return dict(self.optimizer.state_dict())
 
     def load_optimizer(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``optimizer_state`` gave, as ``load_model`` does."""
+        """Load a state that ``optimizer_state`` returned; see ``load_model``."""
         self.optimizer.load_state_dict(dict(state))
 
     def written(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What this worker writes of ``model_state`` and ``optimizer_state``, where each writes its part."""
+        """This worker's part of ``model_state`` and ``optimizer_state`` for a checkpoint written in parts."""
         return self.model_state(), self.optimizer_state()
 
     def groups(self) -> list[dict[str, Any]]:
-        """The optimizer's groups of parameters, as its ``state_dict`` has them; parameters by number."""
-        found, at = [], 0
+        """The optimizer's parameter groups in the form of its ``state_dict``; parameters are numbers."""
+        groups, first = [], 0
         for params, group in zip(self._order, self.optimizer.param_groups, strict=True):
             options = {key: value for key, value in group.items() if key != "params"}
-            found.append({**options, "params": list(range(at, at + len(params)))})
-            at += len(params)
-        return found
+            groups.append({**options, "params": list(range(first, first + len(params)))})
+            first += len(params)
+        return groups
 
 
 class SlotEngine(EngineReplica):
-    """An engine that adds up whole slots in canonical order; passes without weight add nothing.
+    """An engine that adds up whole slots in canonical order. Passes without weight add nothing.
 
-    ``used``: which of ``params`` this worker's passes have given gradients since it was last told to forget.
+    ``used``: for each of ``params``, whether this worker's passes of the step have given it a gradient.
     """
 
     used: list[bool]
 
     @abstractmethod
     def settle(self, used: Sequence[bool]) -> None:
-        """Complete the step's sums; ``used``: which of ``params`` any worker's slots have given gradients."""
+        """Complete the step's sums. ``used``: for each of ``params``, whether any worker's slots gave it a gradient."""

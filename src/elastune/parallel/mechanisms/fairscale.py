@@ -1,7 +1,7 @@
 """FairScale's sharded data parallelism: ZeRO stage 2 by whole parameters.
 
-Each worker updates some of the parameters (OSS), and to it alone their gradients go (ShardedDataParallel). Parameters
-lie whole on every worker.
+Each worker updates some of the parameters (OSS), and only that worker gets their gradients (ShardedDataParallel).
+Parameters lie whole on every worker.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from elastune.parallel.mechanisms.engine import Engine, EngineReplica, EngineTen
 
 
 class FairScale(Engine):
-    """OSS and ShardedDataParallel.
+    """The mechanism ``fairscale``: OSS and ShardedDataParallel.
 
-    Without its buckets of gradients: these lose touch with gradients that ``zero_grad`` sets to None, torch's default
-    since 2.0. From the second step on they then sum up what is not the step's gradient; without them sums are right.
+    FairScale's gradient buckets are off, because they lose track of gradients that ``zero_grad`` sets to None (torch's
+    default since 2.0). From the second step on they would sum something else than the step's gradient.
     """
 
     name: ClassVar[str] = "fairscale"
@@ -43,7 +43,7 @@ _OPTIONS = {"broadcast_buffers": False, "auto_refresh_trainable": False, "reduce
 
 
 class FairScaleReplica(EngineReplica):
-    """One worker's part."""
+    """One worker's part of a replica: all parameters, and the gradients and optimizer state of some."""
 
     gathers = True
 
@@ -51,16 +51,18 @@ class FairScaleReplica(EngineReplica):
         super().__init__(module, optimizer, comms)
         oss = importlib.import_module("fairscale.optim.oss").OSS
         sharded = importlib.import_module("fairscale.nn.data_parallel").ShardedDataParallel
-        known = inspect.signature(type(optimizer).__init__).parameters
-        options = {name: value for name, value in optimizer.defaults.items() if name in known}
-        self._oss = oss(optimizer.param_groups, type(optimizer), **options)  # the same groups: rates are shared
+        parameters = inspect.signature(type(optimizer).__init__).parameters
+        options = {name: value for name, value in optimizer.defaults.items() if name in parameters}
+        self._oss = oss(
+            optimizer.param_groups, type(optimizer), **options
+        )  # the same group objects: learning rates are shared
         self.model = sharded(module, self._oss, **_OPTIONS)
         self._alone: Any = self.model.no_sync
         self.take_over_steps(self._oss.step, lambda: self._oss.zero_grad())
 
     def run(self, loss: torch.Tensor, part: BatchSlice) -> None:
         self._restore()
-        scaled = loss * (part.weight * self.comms.everyone.size)  # its sum is a mean over workers
+        scaled = loss * (part.weight * self.comms.everyone.size)  # the engine averages over workers
         if part.ends_step:
             scaled.backward()
         else:
@@ -69,8 +71,8 @@ class FairScaleReplica(EngineReplica):
 
     def reduced(self) -> None:
         super().reduced()
-        own = {id(p) for group in self._oss.partition_parameters()[self.comms.rank] for p in group["params"]}
-        self.guard([p.grad if id(p) in own else None for p in self.params])
+        updated = {id(p) for group in self._oss.partition_parameters()[self.comms.rank] for p in group["params"]}
+        self.guard([p.grad if id(p) in updated else None for p in self.params])
 
     def clip(self, max_norm: float) -> float:
         return self.clip_divided([grad for grad in self._mine if grad is not None], max_norm)
@@ -78,12 +80,14 @@ class FairScaleReplica(EngineReplica):
     def held(self) -> EngineTensors:
         return EngineTensors(list(self.module.parameters()), self._mine, list(self._oss.optim.state.values()))
 
-    # -- whole --------------------------------------------------------------------------------------------------------
+    # -- whole state --------------------------------------------------------------------------------------------------
 
     def optimizer_state(self) -> dict[str, Any]:
-        self._oss.consolidate_state_dict(-1)  # at every worker
+        self._oss.consolidate_state_dict(-1)  # on every worker
         return dict(self._oss.state_dict())
 
     def load_optimizer(self, state: Mapping[str, Any]) -> None:
-        self._oss.load_state_dict({**state, "state": dict(state["state"])})  # it empties what is others'
-        self.optimizer.param_groups = self._oss.param_groups  # new ones
+        self._oss.load_state_dict(
+            {**state, "state": dict(state["state"])}
+        )  # OSS empties the state of other workers' parameters
+        self.optimizer.param_groups = self._oss.param_groups  # OSS has made new groups

@@ -16,14 +16,15 @@ from elastune.parallel.mechanisms.engine import Engine
 from elastune.parallel.mechanisms.guards import refuse_unless_elementwise
 
 ORDERED = "2.13"
-"""Since when a block's gradients can be asked for whole: with zeros for parameters that a pass has not used."""
+"""The first torch version that gives all of a block's gradients: zeros for parameters that a pass has not used."""
 
 
 class Fsdp2(Engine):
-    """Blocks are the children of lists and sequences, and of the model itself; what several of them share stays above.
+    """The mechanism ``fsdp2``.
 
-    In ``fast`` mode sums are torch's own. In ``exact`` mode they are ours, on two workers or more; a single one has
-    nothing to divide.
+    Blocks are the children of the model and of its ``ModuleList`` containers. Parameters that several blocks share
+    belong to the model's own block. In ``fast`` mode torch adds up gradients. In ``exact`` mode elastune does, on two
+    workers or more; a single worker has nothing to divide.
     """
 
     name: ClassVar[str] = "fsdp2"
@@ -63,7 +64,7 @@ class Fsdp2(Engine):
 
 
 def _refuse_inexact(optimizer: torch.optim.Optimizer) -> None:
-    """Raise ``UserError`` where rows come to other bits than whole parameters."""
+    """Raise ``UserError`` where the optimizer gives other bits on rows than on whole parameters."""
     refuse_unless_elementwise(optimizer)
     if any(group.get("fused") for group in optimizer.param_groups):  # its kernels have tails of their own
         raise UserError("fsdp2 in exact mode cuts parameters anywhere", "a fused optimizer", "use fused=False")

@@ -1,6 +1,6 @@
 """One worker's rows of a model that ``fully_shard`` divides, also with gradients summed in canonical order.
 
-It is imported only where it is used: FSDP2 takes long to import.
+``fsdp2`` imports this module only when a model is attached: FSDP2 takes long to import.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from torch.distributed.tensor import DTensor
 
 from elastune.core.batch_slices import BatchSlice
@@ -25,15 +24,14 @@ from elastune.parallel.comm.exact import SlotSums
 from elastune.parallel.comm.group import Group, Work
 from elastune.parallel.comm.norms import clip_factor, global_norm, squares_of_rows
 from elastune.parallel.comm.process_groups import Comms
+from elastune.parallel.mechanisms import torch_private
 from elastune.parallel.mechanisms.engine import EngineReplica, EngineTensors, SlotEngine
 from elastune.parallel.mechanisms.owned.placement import VALUES
 from elastune.parallel.mechanisms.tensor_storage import PartialTensor, elements, whole
 
-# [fsdp2 replica] One worker's rows of a model that ``fully_shard`` divides. Imported where it is used: FSDP2 takes long to import.
-
 
 class Fsdp2Replica(EngineReplica):
-    """One worker's rows. The module stays the user's; its parameters are others from here on."""
+    """One worker's rows of a model. The module stays the user's object, but ``fully_shard`` replaces its parameters."""
 
     gathers = True
     in_pieces = True
@@ -47,7 +45,7 @@ class Fsdp2Replica(EngineReplica):
             fully_shard(block, mesh=self._mesh)
             assert isinstance(block, FSDPModule)
             block.set_gradient_divide_factor(1.0)
-            block.set_force_sum_reduction_for_comms(True)  # else in fp32 a kind of sum that gloo does not know
+            block.set_force_sum_reduction_for_comms(True)  # else FSDP uses a reduction in fp32 that gloo lacks
         rows = {id(whole[name]): p for name, p in module.named_parameters(remove_duplicate=False)}
         for group in optimizer.param_groups:
             group["params"] = [rows[id(p)] for p in group["params"]]
@@ -83,7 +81,7 @@ class Fsdp2Replica(EngineReplica):
         self._hold_whole(True)
 
     def _hold_whole(self, whole: bool) -> None:
-        """Whether parameters are here, whole, between forward passes."""
+        """Keep parameters whole on this worker between forward passes, or stop it."""
         if whole == self._whole:
             return
         self._whole = whole
@@ -92,20 +90,20 @@ class Fsdp2Replica(EngineReplica):
                 block.set_reshard_after_forward(not whole, recurse=False)
                 block.unshard() if whole else block.reshard()
 
-    # -- whole --------------------------------------------------------------------------------------------------------
+    # -- whole state --------------------------------------------------------------------------------------------------
 
     def model_state(self) -> dict[str, Any]:
         self._hold_whole(False)
         return {name: _full(tensor) for name, tensor in self.module.state_dict().items()}
 
     def load_model(self, state: Mapping[str, Any]) -> None:
-        own = self.module.state_dict()
-        self.module.load_state_dict({name: self._rows(values, own.get(name)) for name, values in state.items()})
+        tensors = self.module.state_dict()
+        self.module.load_state_dict({name: self._rows(values, tensors.get(name)) for name, values in state.items()})
 
     def optimizer_state(self) -> dict[str, Any]:
-        told = self.optimizer.state_dict()
-        state = {i: {key: _full(value) for key, value in kept.items()} for i, kept in told["state"].items()}
-        return {**told, "state": state}
+        state_dict = self.optimizer.state_dict()
+        state = {i: {key: _full(value) for key, value in kept.items()} for i, kept in state_dict["state"].items()}
+        return {**state_dict, "state": state}
 
     def load_optimizer(self, state: Mapping[str, Any]) -> None:
         ordered = [p for params in self._order for p in params]
@@ -116,49 +114,49 @@ class Fsdp2Replica(EngineReplica):
         self.optimizer.load_state_dict({**state, "state": kept})
 
     def written(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What lies in rows, by its rows; anything else is rank 0's."""
+        """This worker's rows of each tensor that is divided. Rank 0 writes everything else."""
         self._hold_whole(False)
-        first = {id(p): name for name, p in self.module.named_parameters()}  # of names of tied weights
+        first = {id(p): name for name, p in self.module.named_parameters()}  # the first name of tied weights
         kept = self.module.state_dict(keep_vars=True)
         model = self._pieces((name, f"{first.get(id(value), name)}:{VALUES}", value) for name, value in kept.items())
-        told = self.optimizer.state_dict()
+        state_dict = self.optimizer.state_dict()
         state = {
             i: self._pieces((key, f"{self.names[i]}:{key}", value) for key, value in kept.items())
-            for i, kept in told["state"].items()
+            for i, kept in state_dict["state"].items()
         }
-        return model, {**told, "state": state}
+        return model, {**state_dict, "state": state}
 
     def _pieces(self, tensors: Iterable[tuple[str, str, Any]]) -> dict[str, Any]:
-        """What this worker writes of ``tensors``: their keys, their names in a checkpoint, and what is here."""
-        found: dict[str, Any] = {}
+        """What this worker writes of ``tensors``, each given by its key, its name in a checkpoint and its value."""
+        written: dict[str, Any] = {}
         for key, name, value in tensors:
             if isinstance(value, DTensor):
                 rows = local(value.detach()).reshape(-1)
-                pieces = ((self._stretch(value), rows),) if len(rows) else ()
-                found[key] = PartialTensor(name, tuple(value.shape), value.dtype, pieces)
+                pieces = ((self._range(value), rows),) if len(rows) else ()
+                written[key] = PartialTensor(name, tuple(value.shape), value.dtype, pieces)
             elif self.comms.rank == 0:
-                found[key] = value.detach() if isinstance(value, torch.Tensor) else value
-        return found
+                written[key] = value.detach() if isinstance(value, torch.Tensor) else value
+        return written
 
-    def _stretch(self, like: DTensor) -> FlatRange:
-        """Where this worker's rows lie in ``like``."""
+    def _range(self, like: DTensor) -> FlatRange:
+        """The elements of ``like`` in this worker's rows."""
         rows = rows_of(like, self.comms.everyone.size)[self.comms.rank]
         return FlatRange(whole_range(like.shape).box, rows.start, rows.stop)
 
     def _rows(self, values: Any, like: Any) -> Any:
-        """This worker's part of ``values``, which are here, whole, or stored."""
+        """This worker's part of ``values``: a whole tensor, or a ``Stored`` one."""
         if not isinstance(like, DTensor):
             return whole(values) if hasattr(values, "read") else values
         if tuple(values.shape) != tuple(like.shape):
             raise ValueError(f"a tensor of shape {tuple(values.shape)} in place of {tuple(like.shape)}")
-        rows = elements(values, self._stretch(like)).to(like.device).view(local(like).shape)
+        rows = elements(values, self._range(like)).to(like.device).view(local(like).shape)
         return DTensor.from_local(
             rows, self._mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
         )
 
 
 def rows_of(p: torch.Tensor, workers: int) -> list[range]:
-    """The elements of ``p`` that each worker has: as many rows each as the first one, as far as there are rows."""
+    """The elements of ``p`` on each worker. Each has as many rows as the first one; the last workers may have fewer."""
     length = p.numel() // max(1, p.shape[0])
     most = -(-p.shape[0] // workers)
     edges = [min(p.shape[0], most * worker) * length for worker in range(workers + 1)]
@@ -166,13 +164,13 @@ def rows_of(p: torch.Tensor, workers: int) -> list[range]:
 
 
 def _blocks(module: nn.Module) -> list[nn.Module]:
-    """The parts of ``module`` to be gathered one by one, without those that share parameters with others."""
-    found = [part for part in _parts(module) if any(p.requires_grad for p in part.parameters())]
+    """The modules to gather one by one: the parts of ``module`` that share no parameter with another part."""
+    blocks = [part for part in _parts(module) if any(p.requires_grad for p in part.parameters())]
     users: dict[int, int] = {}
-    for part in found:
+    for part in blocks:
         for p in part.parameters():
             users[id(p)] = users.get(id(p), 0) + 1
-    return [part for part in found if all(users[id(p)] == 1 for p in part.parameters())]
+    return [part for part in blocks if all(users[id(p)] == 1 for p in part.parameters())]
 
 
 def _parts(module: nn.Module) -> Iterator[nn.Module]:
@@ -184,13 +182,13 @@ def _parts(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _shaped(value: Any, p: torch.Tensor) -> bool:
-    return tuple(getattr(value, "shape", ())) == tuple(p.shape)  # which is no scalar
+    return tuple(getattr(value, "shape", ())) == tuple(p.shape)  # parameters are no scalars here
 
 
 def local(tensor: Any) -> torch.Tensor:
     """This worker's part of ``tensor``."""
-    found: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return found
+    rows: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return rows
 
 
 def _full(value: Any) -> Any:
@@ -198,17 +196,14 @@ def _full(value: Any) -> Any:
 
 
 def _ignored(_: object) -> None:
-    """What a step returns."""
+    """Drop the result of ``optimizer.step``."""
 
 
-# [fsdp2 exact] ``fully_shard`` whose gradients are added up in canonical order. Imported where it is used, as ``fsdp2_replica``.
+class OrderedScatter(torch_private.fsdp_reduce_scatter()):  # type: ignore[misc]
+    """The reduce-scatter of one block in exact mode: adds up the gradients of slots along the canonical tree.
 
-
-class OrderedScatter(ReduceScatter):
-    """Of one block: takes the gradients of slots as they come and adds them up along the canonical tree.
-
-    FSDP calls it once in each pass that ends a slot, with a flat vector in which each worker's rows lie together, and
-    makes gradients of views of ``output_tensor``. These have the step's sums once ``finish`` has returned.
+    FSDP calls it once in each pass that ends a slot, with a flat vector in which each worker's rows lie together. FSDP
+    then makes gradients from views of ``output_tensor``. These have the step's sums once ``finish`` has returned.
     """
 
     def __init__(self, group: Group, num_slots: int) -> None:
@@ -221,13 +216,13 @@ class OrderedScatter(ReduceScatter):
         self._under_way: tuple[Work, torch.Tensor, torch.Tensor, torch.Tensor] | None = None
 
     def begin_step(self) -> None:
-        """Forget the last step."""
+        """Drop the sums of the last step."""
         self._under_way = None
         if self._sums is not None:
             self._sums.begin(self._run, self._num_slots, (0,))
 
     def begin_pass(self, part: BatchSlice) -> None:
-        """The next gradients are of the slot that ``part`` ends, or of none where it has no weight."""
+        """The next gradients belong to the slot that ``part`` ends. They do not count if ``part`` has no weight."""
         self._part = part
 
     def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -255,7 +250,7 @@ class OrderedScatter(ReduceScatter):
             self._send(self._sums.parts(), output_tensor)
 
     def _send(self, parts: list[torch.Tensor], rows: torch.Tensor) -> None:
-        """To each worker the parts of its rows."""
+        """Send to each worker this worker's partial sums of its rows."""
         group, length = self._group, rows.numel()
         sent = parts[0] if len(parts) == 1 else torch.stack([p.view(group.size, -1) for p in parts], dim=1).view(-1)
         sent = sent.to(group.wire)
@@ -265,7 +260,7 @@ class OrderedScatter(ReduceScatter):
         self._under_way = work, sent, received, rows
 
     def finish(self) -> None:
-        """Wait for all workers' parts of this one's rows, and add them up."""
+        """Wait for all workers' partial sums of this worker's rows, and add them up."""
         if self._under_way is None:
             return
         work, _, received, rows = self._under_way
@@ -276,7 +271,7 @@ class OrderedScatter(ReduceScatter):
 
 
 class ExactFsdp2Replica(Fsdp2Replica, SlotEngine):
-    """Two workers or more: FSDP sums nothing on one."""
+    """One worker's rows in exact mode, on two workers or more (FSDP sums nothing on one)."""
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, num_slots: int) -> None:
         super().__init__(module, optimizer, comms)
@@ -291,7 +286,7 @@ class ExactFsdp2Replica(Fsdp2Replica, SlotEngine):
             self._notice_use(block)
 
     def _notice_use(self, block: FSDPModule) -> None:
-        """From here on ``used`` has the parameters of ``block`` that passes give gradients: FSDP makes up zeros."""
+        """Record in ``used`` which parameters of ``block`` get gradients, since FSDP makes zeros for the others."""
         places = {
             name: i for i, name in enumerate(name for name, p in self.module.named_parameters() if p.requires_grad)
         }
@@ -325,7 +320,7 @@ class ExactFsdp2Replica(Fsdp2Replica, SlotEngine):
     def settle(self, used: Sequence[bool]) -> None:
         for scatter in self._scatters:
             scatter.finish()
-        self.guard([p.grad if told else None for p, told in zip(self.params, used, strict=True)])
+        self.guard([p.grad if is_used else None for p, is_used in zip(self.params, used, strict=True)])
 
     def clip(self, max_norm: float) -> float:
         if not self._mine:

@@ -1,7 +1,7 @@
 """Errors for programs that use a divided model as if it were whole, and for optimizers that cannot be divided.
 
-A gradient or a value may lie with other workers: whoever reads, copies, pickles or saves it gets a ``UserError``.
-A parameter may be cut between workers only if the optimizer updates each element by itself; this is tried out.
+A gradient or a value may lie on other workers. A program that reads, copies, pickles or saves it gets a ``UserError``.
+A parameter may be cut between workers only if the optimizer updates each element independently, which a trial shows.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from torch import nn
 
 from elastune.core.errors import UserError
 from elastune.core.layout import UNIT
+from elastune.parallel.mechanisms import torch_private
 from elastune.parallel.mechanisms.owned.store import has_storage
 
-# [in place] What ties a program's model to other workers: it stays where it is.
-
 SAVED_ELSEWHERE = "save by session.save and elastune export"
-"""What to do in place of writing a model that lies in parts."""
+"""The fix in errors about saving a model that lies in parts."""
 
 
 class ProcessLocal:
-    """A copy of the model (an average of its weights, say) has the same one, and nothing that has it is pickled."""
+    """Base of objects that belong to this process and its workers.
+
+    A deep copy of the model (for an average of its weights, say) shares the object. Pickling it raises ``UserError``.
+    """
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
@@ -35,28 +37,27 @@ class ProcessLocal:
 
 
 def refuse_pickling() -> NoReturn:
-    """Raise ``UserError`` for what would mean nothing without the workers that it was made for."""
+    """Raise ``UserError``: the object has no meaning without the workers that it was made for."""
     rule = "a model that workers have in parts is not pickled"
     fix = f"{SAVED_ELSEWHERE}, or use --mechanism replicated or zero"
     raise UserError(rule, "torch.save or pickle of the model or a module of it", fix)
 
 
-# [guard] Where a parameter's gradient or values lie with other workers, whoever reads, copies or saves them is told so.
-
-_HARMLESS = {"detach", "detach_", "zero_", "_foreach_zero_"}
-"""What ``zero_grad`` does."""
+_HARMLESS = {"detach", "detach_", "zero_", torch_private.FOREACH_ZERO_}
+"""The operations of ``zero_grad``."""
 
 
 class GradientGuard(torch.Tensor):
-    """A tensor without values, of a parameter's shape: clipping by itself, norms and prints raise ``UserError``.
+    """A gradient without values, whose use raises ``UserError``: torch's clipping, norms, prints.
 
-    Silence would be worse: torch's ``clip_grad_norm_`` skips parameters that have no gradient.
+    It stands on a parameter whose gradient lies on other workers. No gradient at all would be worse: torch's
+    ``clip_grad_norm_`` silently skips parameters without one.
     """
 
     @staticmethod
     def of(parameter: torch.Tensor) -> GradientGuard:
-        """The one that ``parameter`` may have for a gradient."""
-        guard: GradientGuard = torch.Tensor._make_wrapper_subclass(
+        """A guard that fits as the gradient of ``parameter``."""
+        guard: GradientGuard = torch_private.new_wrapper_tensor(
             GradientGuard, parameter.shape, dtype=parameter.dtype, device=parameter.device, layout=parameter.layout
         )
         return guard
@@ -82,8 +83,9 @@ class GradientGuard(torch.Tensor):
 
 
 def refuse_copies(model: nn.Module, parameters: Iterable[nn.Parameter]) -> None:
-    """From here on whoever copies, pickles or saves one of ``parameters`` that is not here is told so (``UserError``),
-    as is who asks ``model`` or a module of it for its ``state_dict``: they would read freed memory.
+    """Make copying, pickling or saving a parameter without storage raise ``UserError`` from now on.
+
+    The same holds for the ``state_dict`` of ``model`` and its modules. Without this they would read freed memory.
     """
     for p in parameters:
         p.__class__ = _guarded(type(p))
@@ -92,7 +94,7 @@ def refuse_copies(model: nn.Module, parameters: Iterable[nn.Parameter]) -> None:
 
 
 class _Guarded(nn.Parameter):
-    """A parameter that may lie with other workers. What is copied or loaded of one that is here is a plain one."""
+    """A parameter whose values may lie on other workers. A copy of one that lies here is a plain parameter."""
 
     plain: type[nn.Parameter]
 
@@ -109,7 +111,7 @@ class _Guarded(nn.Parameter):
 
 @cache
 def _guarded(kind: type[nn.Parameter]) -> type[nn.Parameter]:
-    """``kind``, guarded; whatever asks for a parameter's class is told that name."""
+    """The guarded subclass of ``kind``. It has the name of ``kind``."""
     if issubclass(kind, _Guarded):
         return kind
     return type(
@@ -118,7 +120,7 @@ def _guarded(kind: type[nn.Parameter]) -> type[nn.Parameter]:
 
 
 def _refuse_state_dict(module: nn.Module, prefix: str, keep_vars: bool) -> None:
-    """What torch calls before it takes a module's parameters for a ``state_dict``."""
+    """Hook that torch calls before it collects a module's parameters for a ``state_dict``."""
     for p in module.parameters(recurse=False):
         _refuse_unless_here(p, "a state_dict", SAVED_ELSEWHERE)
 
@@ -130,20 +132,19 @@ def _refuse_unless_here(p: torch.Tensor, what: str, instead: str) -> None:
         raise UserError(rule, "parameters that lie with other workers", fix)
 
 
-# [probe] Does an optimizer update each element by itself? Only then may a parameter be cut between workers.
-
 STEPS = 3
 _FAILURES = (TypeError, ValueError, RuntimeError, KeyError, AttributeError, IndexError)
 
 
 def refuse_unless_elementwise(optimizer: torch.optim.Optimizer) -> None:
-    """Raise ``UserError`` where ``optimizer`` does not come to the same bits on cut and flattened parameters.
+    """Raise ``UserError`` where ``optimizer`` gives other bits on cut and flattened parameters.
 
-    Tried on random numbers, with the options of each of its parameter groups; takes a few milliseconds a group.
+    Only an optimizer that updates each element independently may have a parameter cut between workers. The trial uses
+    random numbers and the options of each parameter group. It takes a few milliseconds a group.
     """
     for group in optimizer.param_groups:
         options = {name: copy.deepcopy(value) for name, value in group.items() if name != "params"}
-        if "lr" in options and float(options["lr"]) == 0.0:  # a schedule begins there, perhaps
+        if "lr" in options and float(options["lr"]) == 0.0:  # a schedule may begin at 0
             options["lr"] = 0.01
         device = next((p.device for p in group["params"]), torch.device("cpu"))
         if not _is_elementwise(optimizer, options, device):
@@ -161,7 +162,7 @@ def _is_elementwise(optimizer: torch.optim.Optimizer, options: dict[str, Any], d
     pieces = [nn.Parameter(piece.clone()) for piece in (values.view(-1)[:UNIT], values.view(-1)[UNIT:])]
     try:
         runs = [_built(optimizer, options, [whole]), _built(optimizer, options, pieces)]
-    except _FAILURES:  # it takes matrices only, say, or options that are not in its groups
+    except _FAILURES:  # for example: it takes only matrices, or options that are not in its groups
         return False
     for _ in range(STEPS):
         gradient = torch.randn(3, UNIT // 2, generator=generator).to(device)
@@ -170,7 +171,7 @@ def _is_elementwise(optimizer: torch.optim.Optimizer, options: dict[str, Any], d
         try:
             for run in runs:
                 run.step()
-        except _FAILURES:  # LBFGS asks for a closure
+        except _FAILURES:  # LBFGS requires a closure
             return False
     updated = torch.cat([piece.detach() for piece in pieces])
     return torch.equal(whole.detach().view(-1), updated) and not torch.equal(updated, values.view(-1))
@@ -179,11 +180,11 @@ def _is_elementwise(optimizer: torch.optim.Optimizer, options: dict[str, Any], d
 def _built(
     optimizer: torch.optim.Optimizer, options: dict[str, Any], params: list[nn.Parameter]
 ) -> torch.optim.Optimizer:
-    """One of the same kind and options on other parameters: the same object, as it was built, but for its state."""
+    """A copy of ``optimizer`` with empty state, ``options`` and ``params``."""
     built = copy.copy(optimizer)
     built.__dict__ = {name: value for name, value in optimizer.__dict__.items() if name != "step"}
     built.state = type(optimizer.state)(dict)
     built.param_groups = [{**copy.deepcopy(options), "params": params}]
-    for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+    for hooks in torch_private.STEP_HOOKS:
         setattr(built, hooks, type(getattr(optimizer, hooks))())
     return built

@@ -21,9 +21,9 @@ from elastune.parallel.mechanisms.engine import Engine, EngineReplica
 
 
 class Horovod(Engine):
-    """Gradients go to Horovod's background engine the moment they are there, as its ``DistributedOptimizer`` does it.
+    """The mechanism ``horovod``: each gradient goes to Horovod's background engine as soon as it exists.
 
-    All workers are on one host: ``attach`` refuses others, whose places in it Horovod would have to be told.
+    Horovod's ``DistributedOptimizer`` does the same. All workers must be on one host; ``attach`` refuses others.
     """
 
     name: ClassVar[str] = "horovod"
@@ -36,7 +36,7 @@ class Horovod(Engine):
 
 
 class HorovodReplica(EngineReplica):
-    """One worker's whole replica."""
+    """One worker's whole replica, with gradients that Horovod adds up."""
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, comms: Comms, engine: Any) -> None:
         super().__init__(module, optimizer, comms)
@@ -57,7 +57,7 @@ class HorovodReplica(EngineReplica):
         self.adopt([self._engine.synchronize(self._under_way.pop(i)) for i in range(len(self.params))])
 
     def _send(self, i: int, gradient: torch.Tensor | None) -> None:
-        """A parameter that nobody uses gets a gradient of zeros: Horovod sums what every worker has."""
+        """Start the sum of one gradient. An unused parameter sends zeros: Horovod needs every worker's gradient."""
         data = torch.zeros_like(self.params[i]) if gradient is None else gradient
         if data.is_sparse:
             raise UserError("horovod sums dense gradients here", "a sparse gradient", "use sparse=False")
@@ -65,7 +65,7 @@ class HorovodReplica(EngineReplica):
 
 
 def _engine(everyone: Group) -> Any:
-    """Horovod, begun. Rank 0 serves the rendezvous, as horovodrun would."""
+    """The initialised module ``horovod.torch``. Rank 0 serves the rendezvous, as horovodrun would."""
     engine = importlib.import_module("horovod.torch")
     if engine.is_initialized():
         return engine
@@ -75,14 +75,18 @@ def _engine(everyone: Group) -> Any:
         server = importlib.import_module("horovod.runner.http.http_server").RendezvousServer()
         port = server.start()
         server.init(hosts.get_host_assignments(hosts.parse_hosts(f"{host}:{everyone.size}"), everyone.size))
-    told = torch.tensor(list(json.dumps([host, port]).encode()), dtype=torch.uint8)
-    rows = [json.loads(bytes(row.tolist())) for row in everyone.gather_tensors(told)] if everyone.size > 1 else []
+    address = torch.tensor(list(json.dumps([host, port]).encode()), dtype=torch.uint8)
+    rows = [json.loads(bytes(row.tolist())) for row in everyone.gather_tensors(address)] if everyone.size > 1 else []
     if any(other != host for other, _ in rows):
         raise UserError("workers of horovod are on one host here", ", ".join({h for h, _ in rows}), "use deepspeed")
-    place = {"RANK": everyone.rank, "SIZE": everyone.size, "LOCAL_RANK": everyone.rank, "LOCAL_SIZE": everyone.size}
-    meeting = {"GLOO_RENDEZVOUS_ADDR": host, "GLOO_RENDEZVOUS_PORT": rows[0][1] if rows else port}
-    ways = {"CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo", "GLOO_IFACE": os.environ.get("GLOO_SOCKET_IFNAME", "lo")}
-    settings = {**place, "HOSTNAME": host, "CROSS_RANK": 0, "CROSS_SIZE": 1, **meeting, **ways}
+    position = {"RANK": everyone.rank, "SIZE": everyone.size, "LOCAL_RANK": everyone.rank, "LOCAL_SIZE": everyone.size}
+    rendezvous = {"GLOO_RENDEZVOUS_ADDR": host, "GLOO_RENDEZVOUS_PORT": rows[0][1] if rows else port}
+    operations = {
+        "CONTROLLER": "gloo",
+        "CPU_OPERATIONS": "gloo",
+        "GLOO_IFACE": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+    }
+    settings = {**position, "HOSTNAME": host, "CROSS_RANK": 0, "CROSS_SIZE": 1, **rendezvous, **operations}
     os.environ.update({f"HOROVOD_{name}": str(value) for name, value in settings.items()})
     engine.init()
     return engine

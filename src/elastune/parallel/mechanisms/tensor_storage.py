@@ -1,8 +1,9 @@
-"""Tensors that are not whole in this worker's memory: they lie with several workers, or in files.
+"""Tensors that are not whole in this worker's memory: they lie on several workers, or in files.
 
-``PartialTensor`` describes a tensor of a run's state by the pieces that are here.
-``memory_mapped_parameters`` builds a model that fits into no worker's memory. Its parameters are mapped to files without
-names, and their pages leave memory after each operation. Initial values are those of a plain construction.
+``PartialTensor`` describes a tensor of a run's state by the pieces on this worker.
+``memory_mapped_parameters`` builds a model that fits into no worker's memory. Its parameters are mapped to unnamed
+files, and their pages leave memory after each operation. So at most one tensor at a time is in memory, and a worker
+that needs a part of a parameter reads only that part. Initial values are those of a plain construction.
 """
 
 from __future__ import annotations
@@ -26,14 +27,12 @@ from torch.overrides import TorchFunctionMode
 from elastune.core.layout import FlatRange, intersection, whole_range
 from elastune.core.run import ExecutionSettings
 
-# [scattered] Tensors of a run's state that are not whole here: lying with several workers, or in files.
-
 
 @dataclass(frozen=True)
 class PartialTensor:
-    """The tensor ``name`` of ``shape``, of which this worker has ``pieces`` to write: stretches with flat values.
+    """A tensor of which this worker writes ``pieces``: ranges of elements with their flat values.
 
-    What has the same name is the same tensor (tied weights).
+    Two ``PartialTensor`` with the same ``name`` are the same tensor (tied weights). ``shape``: of the whole tensor.
     """
 
     name: str
@@ -52,22 +51,22 @@ class Stored(Protocol):
     def dtype(self) -> torch.dtype: ...
 
     def read(self, stretch: FlatRange) -> torch.Tensor:
-        """The flat values of a stretch of it, in memory of their own."""
+        """The flat values of a range of elements, in memory of their own."""
         ...
 
 
-def elements(value: torch.Tensor | Stored, stretch: FlatRange) -> torch.Tensor:
-    """The flat values of a stretch of ``value``; of a tensor that is here perhaps a view.
+def elements(value: torch.Tensor | Stored, part: FlatRange) -> torch.Tensor:
+    """The flat values of a range of ``value``. Of a tensor in memory the result may be a view.
 
     Raises:
-        ValueError: Where ``value`` is no tensor that has them.
+        ValueError: Where the range does not lie in ``value``.
     """
     shape = tuple(value.shape)
-    if len(shape) != len(stretch.box) or any(stop > size for (_, stop), size in zip(stretch.box, shape, strict=True)):
-        raise ValueError(f"a part {stretch.box} of a tensor of shape {shape}")
+    if len(shape) != len(part.box) or any(stop > size for (_, stop), size in zip(part.box, shape, strict=True)):
+        raise ValueError(f"a part {part.box} of a tensor of shape {shape}")
     if not isinstance(value, torch.Tensor):
-        return value.read(stretch)
-    return value.detach()[tuple(slice(*edge) for edge in stretch.box)].reshape(-1)[stretch.start : stretch.stop]
+        return value.read(part)
+    return value.detach()[tuple(slice(*edge) for edge in part.box)].reshape(-1)[part.start : part.stop]
 
 
 def whole(value: torch.Tensor | Stored) -> torch.Tensor:
@@ -78,19 +77,26 @@ def whole(value: torch.Tensor | Stored) -> torch.Tensor:
 
 
 def copy_common(to: FlatRange, into: torch.Tensor, source: FlatRange, values: torch.Tensor) -> None:
-    """Copy what two stretches of one tensor have in common: out of the flat ``values`` of one ``into`` the other's."""
+    """Copy the common elements of two ranges of one tensor.
+
+    Args:
+        to: The range to fill.
+        into: The flat values of ``to``, which are overwritten.
+        source: The range to copy from.
+        values: The flat values of ``source``.
+    """
     if to.box == source.box:
         start, stop = max(to.start, source.start), min(to.stop, source.stop)
         if start < stop:
             into[start - to.start : stop - to.start] = values[start - source.start : stop - source.start]
         return
     for box, at in source.boxes:
-        theirs = values[at : at + _size(box)].view(_shape(box))
-        for own, place in to.boxes:
-            common = intersection(own, box)
+        source_values = values[at : at + _size(box)].view(_shape(box))
+        for target_box, offset in to.boxes:
+            common = intersection(target_box, box)
             if common is not None:
-                room = into[place : place + _size(own)].view(_shape(own))
-                room[_inside(common, own)] = theirs[_inside(common, box)]
+                target = into[offset : offset + _size(target_box)].view(_shape(target_box))
+                target[_inside(common, target_box)] = source_values[_inside(common, box)]
 
 
 def _shape(box: Sequence[tuple[int, int]]) -> list[int]:
@@ -105,27 +111,21 @@ def _inside(box: Sequence[tuple[int, int]], outer: Sequence[tuple[int, int]]) ->
     return tuple(slice(start - first, stop - first) for (start, stop), (first, _) in zip(box, outer, strict=True))
 
 
-# [parked] Parameters parked in files while a model is built that fits into no worker's memory.
-#
-# Whatever draws or changes initial values runs as ever (no value differs from those of a plain construction), but on
-# memory that is mapped to a file without a name: after each operation its pages are let go of, so that no more than
-# one tensor at a time is in memory. Whoever takes a part of such a parameter reads that part alone.
-
 SMALLEST_BYTES = 1 << 16
 """A parameter of fewer bytes stays in memory."""
 _MAPPED: WeakValueDictionary[int, mmap.mmap] = WeakValueDictionary()
-"""By the address of a storage: what it is mapped to, while it lasts."""
+"""The memory map of each storage, by the storage's address."""
 
 
 @contextmanager
 def memory_mapped_parameters(folder: Path) -> Iterator[None]:
-    """Parameters that modules get meanwhile lie in a file in ``folder``, which needs as much room as they have.
+    """Put parameters that modules register inside into unnamed files in ``folder``.
 
-    The file has no name: it is gone with the last parameter, or the process. Parameters on other devices than the CPU,
-    and small ones, stay where they are.
+    The folder needs as much space as the parameters. A file vanishes with its parameter, or with the process.
+    Parameters on other devices than the CPU and small parameters stay where they are.
     """
 
-    def park(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+    def move_to_file(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         if parameter is None or parameter.nbytes < SMALLEST_BYTES or is_memory_mapped(parameter):
             return
         if parameter.device.type != "cpu" or not parameter.is_contiguous():
@@ -139,7 +139,7 @@ def memory_mapped_parameters(folder: Path) -> Iterator[None]:
         _MAPPED[values.untyped_storage().data_ptr()] = memory
         let_go(parameter)
 
-    hook = register_module_parameter_registration_hook(park)
+    hook = register_module_parameter_registration_hook(move_to_file)
     try:
         with _LettingGo():
             yield
@@ -148,17 +148,19 @@ def memory_mapped_parameters(folder: Path) -> Iterator[None]:
 
 
 def built_in_parts(execution: ExecutionSettings, folder: Path) -> AbstractContextManager[None]:
-    """Where to build a model of which no worker will have all parameters: in ``folder``, or where there is none, among
-    the machine's temporary files. Nothing special, where each worker will have all of them.
+    """The context in which to build a model: ``memory_mapped_parameters`` if no worker will have all parameters.
+
+    The files lie in ``folder``, or among the machine's temporary files if ``folder`` does not exist. If each worker
+    will have all parameters, the context does nothing.
     """
-    name = execution.parts
-    if name.state != "sharded" and not name.tensor and not name.pipeline:
+    parts = execution.parts
+    if parts.state != "sharded" and not parts.tensor and not parts.pipeline:
         return nullcontext()
     return memory_mapped_parameters(folder if folder.is_dir() else Path(tempfile.gettempdir()))
 
 
 class _LettingGo(TorchFunctionMode):
-    """After each operation the parked tensors that it was given are in memory no more."""
+    """Takes the pages of memory-mapped arguments out of memory after each operation."""
 
     def __torch_function__(
         self,
@@ -168,9 +170,9 @@ class _LettingGo(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = MappingProxyType({}),
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        for given in (*args, *(kwargs or {}).values()):  # torch.nn.init passes by name
-            if isinstance(given, torch.Tensor):
-                let_go(given)
+        for value in (*args, *(kwargs or {}).values()):  # torch.nn.init passes by name
+            if isinstance(value, torch.Tensor):
+                let_go(value)
         return result
 
 
@@ -181,20 +183,20 @@ def _mapping(tensor: torch.Tensor) -> mmap.mmap | None:
 
 
 def is_memory_mapped(tensor: torch.Tensor) -> bool:
-    """Whether ``tensor`` lies in a file."""
+    """Whether ``tensor`` is mapped to a file."""
     return _mapping(tensor) is not None
 
 
 def let_go(tensor: torch.Tensor) -> None:
-    """Take the pages of ``tensor`` out of this process's memory, where it is parked; its values stay."""
+    """Take the pages of ``tensor`` out of this process's memory if it is memory-mapped. Its values stay in the file."""
     memory = _mapping(tensor)
     if memory is not None:
         memory.madvise(mmap.MADV_DONTNEED)
 
 
 def take_in(parameter: torch.Tensor) -> None:
-    """Give ``parameter`` ordinary memory, where it is parked."""
+    """Give ``parameter`` ordinary memory if it is memory-mapped."""
     if is_memory_mapped(parameter):
-        parked = parameter.detach()
-        parameter.data = parked.clone()
-        let_go(parked)
+        mapped = parameter.detach()
+        parameter.data = mapped.clone()
+        let_go(mapped)

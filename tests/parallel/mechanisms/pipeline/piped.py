@@ -20,7 +20,7 @@ from elastune.parallel.comm.group import Group, GroupBroken
 from elastune.parallel.comm.process_groups import Comms, form_comms, replicated
 from elastune.parallel.mechanisms.base import Buffers
 from elastune.parallel.mechanisms.model_parallel import ModelParallel
-from elastune.parallel.mechanisms.pipeline.pipeline_parallel import Pipeline, divide, plan_stages
+from elastune.parallel.mechanisms.pipeline.pipeline_parallel import Pipeline, divide_into_stages, plan_stages
 from elastune.testing.worker_processes import LIMIT_S, Worker
 
 SLOTS, BATCH, STEPS, CLASSES = 8, 20, 3, 7
@@ -157,7 +157,7 @@ class Run:
         execution = ExecutionSettings(mesh=comms.mesh, mechanism="pipeline", schedule=case.schedule)
         if case.plan is not None:
             plan_stages(module, case.plan)
-        self.division = divide(ModelParallel(module), execution)
+        self.division = divide_into_stages(ModelParallel(module), execution)
         split = self.division.split
         self.own = split.computed(comms.mesh, comms.rank)
         for i, p in enumerate(self.division.parameters):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
+from benchmarks.parallel.bubble import idle_part
 
 from elastune.core.run import Schedule
-from elastune.parallel.mechanisms.pipeline.schedules import CHUNKS, SCHEDULES, Action, idle_part, needs
+from elastune.parallel.mechanisms.pipeline.schedules import CHUNKS, SCHEDULES, Action
 
 COSTS = {"forward": 1.0, "backward": 2.0, "input": 1.0, "weight": 1.0}
 NAMES: list[Schedule] = ["1f1b", "gpipe", "interleaved", "zero-bubble"]
@@ -20,6 +22,20 @@ def chunks_of(schedule: Schedule) -> int:
 
 def lists_of(schedule: Schedule, workers: int, batches: int) -> Lists:
     return [SCHEDULES[schedule](workers, worker, batches, chunks_of(schedule)) for worker in range(workers)]
+
+
+def needs(action: Action, last_chunk: int) -> Iterator[Action]:
+    """The actions, on any worker, that ``action`` waits for; a whole backward pass counts for its halves."""
+    kind, chunk, k = action.kind, action.chunk, action.batch
+    if kind == "forward":
+        if chunk:
+            yield Action("forward", chunk - 1, k)
+    elif kind == "weight":
+        yield Action("input", chunk, k)
+    else:
+        yield Action("forward", chunk, k)
+        if chunk < last_chunk:
+            yield Action(kind, chunk + 1, k)
 
 
 def simulate(lists: Lists, last_chunk: int) -> dict[Action, float]:

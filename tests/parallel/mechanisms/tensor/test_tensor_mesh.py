@@ -19,7 +19,7 @@ from elastune.parallel.comm.process_groups import Comms, form_comms, replicated
 from elastune.parallel.mechanisms.model_parallel import ModelParallel
 from elastune.parallel.mechanisms.owned.replica import OwnedReplica
 from elastune.parallel.mechanisms.tensor.tensor_parallel import plan_layers
-from elastune.parallel.mechanisms.tensor.trunk import divide
+from elastune.parallel.mechanisms.tensor.trunk import divide_layers
 from elastune.parallel.sync.registry import prepare
 from elastune.testing.worker_processes import LIMIT_S, Worker, processes
 
@@ -145,7 +145,7 @@ def in_leaves(example: Example) -> dict[str, torch.Tensor]:
     model, whole = built(example), plain(example)
     if example.plan is not None:
         plan_layers(model, example.plan)
-    param_blocks = divide(
+    param_blocks = divide_layers(
         ModelParallel(model), ExecutionSettings(mechanism="tensor", virtual_tensor=4)
     ).split.param_blocks
     cut = {

@@ -22,7 +22,7 @@ from elastune.parallel.comm.group import Group, GroupBroken
 from elastune.parallel.mechanisms.model_parallel import ModelParallel
 from elastune.parallel.mechanisms.tensor.blocked import Blocked
 from elastune.parallel.mechanisms.tensor.tensor_parallel import TensorParallel, chosen, plan_layers
-from elastune.parallel.mechanisms.tensor.trunk import divide
+from elastune.parallel.mechanisms.tensor.trunk import divide_layers
 
 if str(Path(__file__).parent) not in sys.path:
     sys.path.append(str(Path(__file__).parent))
@@ -34,7 +34,7 @@ from models import EXAMPLES as MODELS
 def divided(model: nn.Module, plan: dict[str, Any] | None = None, blocks: int = 4) -> TensorParallel:
     if plan is not None:
         plan_layers(model, plan)
-    division = divide(ModelParallel(model), ExecutionSettings(virtual_tensor=blocks))
+    division = divide_layers(ModelParallel(model), ExecutionSettings(virtual_tensor=blocks))
     assert isinstance(division, TensorParallel)
     return division
 
@@ -117,7 +117,7 @@ def test_bytes_of_a_worker_are_those_of_its_blocks_and_of_what_is_whole() -> Non
 
 def test_one_block_divides_nothing() -> None:
     division = ModelParallel(mlp())
-    assert divide(division, ExecutionSettings(mesh=Mesh(tensor=1), virtual_tensor=1)) is division
+    assert divide_layers(division, ExecutionSettings(mesh=Mesh(tensor=1), virtual_tensor=1)) is division
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from elastune.parallel.mechanisms.base import Replica
 from elastune.parallel.mechanisms.model_parallel import ModelParallel
 from elastune.parallel.mechanisms.owned.replica import OwnedReplica
 from elastune.parallel.mechanisms.tensor.tensor_parallel import DataParallelTrunk, Plan, plan_layers
-from elastune.parallel.mechanisms.tensor.trunk import divide
+from elastune.parallel.mechanisms.tensor.trunk import divide_layers
 from elastune.parallel.sync.registry import prepare
 from elastune.testing.worker_processes import LIMIT_S, Worker, processes
 
@@ -264,7 +264,9 @@ def test_what_is_refused_before_a_worker_starts(model: Any, execution: dict[str,
     made = model()
     plan_layers(made, DataParallelTrunk())
     with pytest.raises(UserError, match=told):
-        divide(ModelParallel(made), ExecutionSettings(**{"virtual_tensor": 4, "mechanism": "tensor", **execution}))
+        divide_layers(
+            ModelParallel(made), ExecutionSettings(**{"virtual_tensor": 4, "mechanism": "tensor", **execution})
+        )
 
 
 def alone(model: nn.Module, layers: Plan | None = None) -> Any:

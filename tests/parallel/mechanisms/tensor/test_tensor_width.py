@@ -19,7 +19,7 @@ from elastune.parallel.comm.process_groups import Comms
 from elastune.parallel.mechanisms.model_parallel import ModelParallel
 from elastune.parallel.mechanisms.tensor.layers import Divided
 from elastune.parallel.mechanisms.tensor.tensor_parallel import TensorParallel, plan_layers
-from elastune.parallel.mechanisms.tensor.trunk import divide
+from elastune.parallel.mechanisms.tensor.trunk import divide_layers
 from elastune.testing.worker_processes import LIMIT_S, Worker, processes
 
 if str(Path(__file__).parent) not in sys.path:  # worker processes import the models by their name
@@ -35,7 +35,7 @@ def divided(example: Example, dtype: torch.dtype, mode: Mode = "exact") -> Tenso
     model = built(example, dtype)
     if example.plan is not None:
         plan_layers(model, example.plan)
-    division = divide(ModelParallel(model), ExecutionSettings(virtual_tensor=BLOCKS, mode=mode))
+    division = divide_layers(ModelParallel(model), ExecutionSettings(virtual_tensor=BLOCKS, mode=mode))
     assert isinstance(division, TensorParallel)
     return division
 

@@ -1,6 +1,7 @@
 """One worker's part of a replica whose state is owned in shares: passes, update, and the spread of new values.
 
-The optimizer's step is split in two: first the shares that other workers wait for; while these travel, the rest.
+The optimizer's step is split in two: first the shares that other workers wait for. While these travel, it updates the
+other shares, which are copies.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import optimizer as hooks
 
 from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
@@ -29,120 +29,46 @@ from elastune.core.layout import (
 from elastune.parallel.comm.group import GroupBroken, Work
 from elastune.parallel.comm.norms import clip_factor, global_norm
 from elastune.parallel.comm.process_groups import Comms
+from elastune.parallel.mechanisms import torch_private
 from elastune.parallel.mechanisms.base import Ready, Replica, storage_bytes
 from elastune.parallel.mechanisms.guards import GradientGuard
 from elastune.parallel.mechanisms.model_parallel import ModelParallel, Until
 from elastune.parallel.mechanisms.owned.placement import VALUES, PlacedState
 from elastune.parallel.mechanisms.owned.store import ParameterStore
 
-# [own first] An optimizer's step in two calls: first what other workers wait for, then, while that travels, the copies.
-
-
-class SplitOptimizerStep:
-    """Has ``store``'s optimizer step on some of its shards alone; ``finish`` steps on the others.
-
-    That shows nowhere else: the program, its schedulers and profilers see one step, and the bits are those of one.
-    Hence it is left alone where somebody may see more: hooks of others, a closure, or an optimizer that is not torch's
-    own and may count its calls (torch's count steps with each parameter), or whose ``step`` somebody has wrapped.
-    """
-
-    def __init__(self, store: ParameterStore) -> None:
-        optimizer = store.optimizer
-        self._store, self._optimizer = store, optimizer
-        self._step = _without_hooks(type(optimizer))
-        self._later: dict[torch.nn.Parameter, torch.Tensor | None] = {}
-
-    def begin(self, own: Set[Segment], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """To be called by the optimizer's pre-hook: its step with these arguments is to be on the shards of ``own``."""
-        self._later = {}
-        if self._step is not None and len(args) == 1 and not kwargs and not self._has_other_hooks():
-            later = [s.parameter for s in self._store.shards if s.segment not in own and s.parameter.grad is not None]
-            self._later = {p: p.grad for p in later}
-            _give(dict.fromkeys(later))
-
-    def finish(self) -> None:
-        """Step on the rest, if there is any left."""
-        later, self._later = self._later, {}
-        if later and self._step is not None:
-            done = {s.parameter: s.parameter.grad for s in self._store.shards}
-            _give({**dict.fromkeys(done), **later})
-            self._step(self._optimizer)
-            _give({**done, **later})
-
-    def _has_other_hooks(self) -> bool:
-        own = len(self._optimizer._optimizer_step_pre_hooks), len(self._optimizer._optimizer_step_post_hooks)
-        return own != (1, 1) or bool(hooks._global_optimizer_pre_hooks or hooks._global_optimizer_post_hooks)
-
-
-def _without_hooks(kind: type[torch.optim.Optimizer]) -> Callable[..., Any] | None:
-    """``step`` without the hooks around it, which torch keeps within reach of functools.wraps; None where it is not
-    torch's own, or somebody has wrapped it: what is within reach then is theirs, or has the hooks once more.
-    """
-    if not kind.__module__.startswith("torch.optim."):
-        return None
-    step: Callable[..., Any] | None = getattr(kind.step, "__wrapped__", None)
-    written_in = getattr(step, "__globals__", {}).get("__name__", "")
-    return None if getattr(step, "hooked", False) or not written_in.startswith("torch.") else step
-
-
-def _give(gradients: Mapping[torch.nn.Parameter, torch.Tensor | None]) -> None:
-    for parameter, gradient in gradients.items():
-        parameter.grad = gradient
-
-
-# [replica] One worker's part of a replica whose state is held in shares: its passes, its update, and how new values spread.
-
 IN_FLIGHT_BYTES = 64 << 20
-
-
-class ProgramModel:
-    """What a model is called by the program that built it; to be made before anything divides it.
-
-    Attributes:
-        state_names: The names in its ``state_dict``, each with the name of the parameter that it is: that one's first
-            name where it has several (tied weights); None for buffers.
-        shapes: Of parameters, by their first name.
-        tensor_of: The first name of each parameter.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        named = list(model.named_parameters())
-        self.tensor_of: dict[torch.Tensor, str] = {p: name for name, p in named}
-        self.shapes = {name: tuple(p.shape) for name, p in named}
-        kept = model.state_dict(keep_vars=True)
-        self.state_names = {
-            name: self.tensor_of.get(value) if isinstance(value, torch.Tensor) else None for name, value in kept.items()
-        }
+"""New values on their way at a time, in ``OwnedReplica.spread``."""
 
 
 class OwnedReplica(Replica):
-    """A division's passes over a store's leaves. See ``mechanisms.base.Replica``; gradients are those of all leaves of
-    the split, by their place in ``split.trained``, and those of leaves that are computed elsewhere never come.
+    """One worker's part of a replica whose state lies in shares; see ``mechanisms.base.Replica``.
 
-    A step: ``begin_step``; ``run`` for each slice; then ``receive`` the sums of what is held here, which is from then
-    on the *reduced* step; the optimizer's step, after which ``spread`` sends the new values.
+    A ``division`` runs the passes, and a ``store`` has the parameter blocks and shares. Gradients are numbered by the
+    place of their block in ``split.trained``; those of blocks that other workers compute never come.
+
+    A step begins with ``begin_step``. Then ``run`` runs each slice, and ``receive`` takes the sums of the shares held
+    here: the step is *reduced*. After the optimizer's step ``spread`` sends the new values.
 
     Attributes:
         plans: The buckets of this worker's batch group.
-        own: What this worker adds up.
-        held_by: By batch rank: who of the batch group holds what it adds up.
-        wards: What workers outside of the batch groups hold.
-        copies: How many workers hold each share, where there are as many.
+        own: The segments that this worker adds up.
+        held_by: For each batch rank, the workers of the batch group that hold the segments that it adds up.
+        remote_owners: The holders of shares outside of the batch groups.
+        copies: The number of workers that hold each share, if enough exist.
         state_names, shapes: See ``ProgramModel``.
-        leaves_of: By the name of a parameter: its leaves.
+        blocks_of_tensor: The numbers of a parameter's blocks, by its name.
         reduced: A step's sums are here, and its gradients are not dropped yet.
         applied: The optimizer has updated the shares with them.
-        version: Of what this worker holds: 0 as the program has built it, then 1 and the steps that were applied to it.
-            So what lies on a worker that is still loading does not pass for what others have loaded.
-        on_break: What to do where a group breaks after a step, or state turns out to be lost; it returns once values
-            are spread.
-        arrive: Brings state to where it belongs among other workers: what this one does after its step instead of
-            spreading values, where the others wait for it to be as far as they are.
+        version: The version of the state on this worker: 0 as the program built it, then 1 plus the number of applied
+            steps. So a worker that is still loading does not pass for one that has loaded.
+        on_break: Called where a group breaks after a step or state is lost; it returns once values are spread.
+        arrive: Called after the step instead of ``spread`` where other workers wait for this one; it brings state to
+            where it belongs among them.
         spread_out: All values that this worker computes with are those of ``version``.
-        stranger: What is here was never the run's: others' state is to come.
-        brought: What has come and was not swapped in yet, since a group broke.
-        blocks: Where gradients leave in each pass: the leaves that do so together.
-        on_block: What to do when a pass is through with a block.
+        stranger: This worker's state was never the run's: the state of other workers is to come.
+        brought: State that has arrived and was not swapped in, because a group broke.
+        blocks: The parameter blocks whose gradients leave together in a pass.
+        on_block: Called when a pass has finished one of ``blocks``.
     """
 
     def __init__(
@@ -162,13 +88,13 @@ class OwnedReplica(Replica):
         self._scale: Callable[[float], None] = _unscaled
         self._squares = torch.zeros(0, dtype=torch.float64)
         self.state_names, self.shapes = program.state_names, program.shapes
-        self.leaves_of: dict[str, list[int]] = {}
+        self.blocks_of_tensor: dict[str, list[int]] = {}
         for i, param_block in enumerate(self.split.param_blocks):
-            self.leaves_of.setdefault(param_block.tensor, []).append(i)
-        self._leaf_of = {param_block.name: i for i, param_block in enumerate(self.split.param_blocks)}
+            self.blocks_of_tensor.setdefault(param_block.tensor, []).append(i)
+        self._block_named = {param_block.name: i for i, param_block in enumerate(self.split.param_blocks)}
         self.plans: tuple[BucketPlan, ...] = ()
         self.own: frozenset[Segment] = frozenset()
-        self._own_first = SplitOptimizerStep(store)
+        self._split_step = SplitOptimizerStep(store)
         self.held_by: list[tuple[int, ...]] = []
         self.remote_owners: tuple[RemoteOwner, ...] = ()
         store.rebuild(*self.wanted_in(comms))
@@ -177,12 +103,12 @@ class OwnedReplica(Replica):
         optimizer.register_step_post_hook(lambda *_: self._stepped())
 
     def wanted_in(self, comms: Comms) -> tuple[tuple[int, ...], tuple[Segment, ...]]:
-        """What this worker is to compute with, and to hold, in the mesh of ``comms``."""
+        """The blocks that this worker computes with, and the segments that it holds, in the mesh of ``comms``."""
         mesh, rank = comms.mesh, comms.rank
         return self.split.computed(mesh, rank), held(self.split, mesh, self.copies, comms.hosts)[rank]
 
     def enter(self, comms: Comms) -> None:
-        """Stand where ``comms`` says, with a store that has what belongs there."""
+        """Take the place that ``comms`` gives. The store must have the state of that place already."""
         self.comms, mesh = comms, comms.mesh
         self.plans = buckets(self.split, self.store.computed, mesh.batch)
         self.held_by = owners_in_group(mesh, comms.rank, self.copies, comms.hosts)
@@ -207,7 +133,7 @@ class OwnedReplica(Replica):
         self.division.begin_step(parts)
 
     def _drop(self) -> None:
-        """No step's gradients are here."""
+        """Drop the gradients of an earlier step."""
         if self.reduced:
             for p in self.params:
                 p.grad = None
@@ -217,10 +143,10 @@ class OwnedReplica(Replica):
     def run(
         self, loss: torch.Tensor, part: BatchSlice, begin: Callable[[BatchSlice], None], ready: Ready
     ) -> Iterator[BatchSlice]:
-        """The backward pass of ``part``, as far as it is due: see ``Division.backward``.
+        """Run the backward passes that are due with ``part``; see ``ModelParallel.backward``.
 
-        ``begin`` is called before the gradients of a slice that ends its slot go to ``ready``, which copies them; then
-        that slice is yielded. Those of other slices are hidden until the slot's last one. A slice without weight
+        ``begin`` is called before the gradients of a slice that ends its slot go to ``ready``, which copies them. Then
+        that slice is yielded. Gradients of other slices are hidden until the slot's last one. A slice without weight
         gives no gradients.
         """
         self._restore()
@@ -254,12 +180,13 @@ class OwnedReplica(Replica):
         squares: torch.Tensor,
         scale: Callable[[float], None],
     ) -> None:
-        """The step is reduced: ``sums`` are what this worker holds of it, flat and in order of leaves.
+        """Take the sums of the step, which is then *reduced*.
 
         Args:
-            sums: Segments of leaves, with their sums; neighbours lie one behind the other in memory.
-            used: The leaves that any worker's passes have used; the others have no gradient.
-            squares: Of every unit of every trained leaf of the whole model.
+            sums: The segments that this worker holds, in order, with their flat sums. Neighbours lie next to each other
+                in memory.
+            used: The parameter blocks that any worker's passes have used. Others get no gradient.
+            squares: The sum of squares of every unit of every trained block of the whole model.
             scale: Multiplies all of ``sums``.
         """
         self._hidden = None
@@ -286,7 +213,7 @@ class OwnedReplica(Replica):
     def _steps(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """The optimizer is about to step."""
         if self.reduced and not self.applied and self.spreads:
-            self._own_first.begin(self.own, args, kwargs)
+            self._split_step.begin(self.own, args, kwargs)
 
     def _stepped(self) -> None:
         """The optimizer has stepped."""
@@ -298,17 +225,17 @@ class OwnedReplica(Replica):
         self.settle()
 
     def settle(self) -> None:
-        """The step is applied here, if the program applies it at all: go where all are, whoever is lost meanwhile."""
+        """Go to the end of the step with the others, even if the program does not apply it or workers are lost."""
         self.applied = self.reduced
         try:
             if self.arrive is not None:
-                self._own_first.finish()
+                self._split_step.finish()
                 self.arrive()
             elif not self.spread_out:
                 self.spread()
                 self.spread_out = True
         except (GroupBroken, Unrecoverable) as error:
-            self._own_first.finish()
+            self._split_step.finish()
             self.on_break(error)
 
     def abandon(self) -> None:
@@ -326,17 +253,17 @@ class OwnedReplica(Replica):
             for p in self.params:
                 p.grad = None
 
-    # -- values to who computes with them -----------------------------------------------------------------------------
+    # -- new values to the workers that compute with them -------------------------------------------------------------
 
     @property
     def spreads(self) -> bool:
-        """Whether there are values that workers compute with and do not hold."""
+        """Whether workers compute with values that they do not hold."""
         return not self.store.frees and any(len(each) < self.comms.batch.size for each in self.held_by)
 
     def spread(self) -> None:
-        """The first holder of every share sends its values to those that compute with its leaf and do not hold it.
+        """Send the values of every share from its first holder to the workers that compute with it and do not hold it.
 
-        May be done again, and in another group: it changes nothing but values that are not held here.
+        It may run again, also in another group: it changes only values that this worker does not hold.
 
         Raises:
             GroupBroken: With some values received and some not.
@@ -352,17 +279,19 @@ class OwnedReplica(Replica):
             while size > IN_FLIGHT_BYTES:
                 size -= under_way[0][2].nbytes
                 self._take(*under_way.pop(0))
-        self._own_first.finish()
+        self._split_step.finish()
         self.store.publish()
         for each in under_way:
             self._take(*each)
 
     def _send(self, plan: BucketPlan) -> tuple[Work, torch.Tensor, torch.Tensor]:
-        """Start what ``spread`` does of one bucket: the work, where it arrives, and what is sent."""
+        """Start to spread one bucket. Returns the collective, the memory for arriving values, and the values sent."""
         group, store = self.comms.batch, self.store
         to = [worker for worker in range(group.size) if worker not in self.held_by[group.rank]]
-        own = [store.read(segment) for segment in plan.parts[group.rank]] if to else []
-        mine = (torch.cat(own) if len(own) > 1 else own[0]) if own else self._nothing(plan)
+        held_values = [store.read(segment) for segment in plan.parts[group.rank]] if to else []
+        mine = (
+            (torch.cat(held_values) if len(held_values) > 1 else held_values[0]) if held_values else self._nothing(plan)
+        )
         sizes = [len(mine) if worker in to else 0 for worker in range(group.size)]
         out_sizes = [0 if group.rank in self.held_by[reducer] else n for reducer, n in enumerate(plan.sizes)]
         out = torch.empty(sum(out_sizes), dtype=mine.dtype, device=group.wire)
@@ -382,18 +311,18 @@ class OwnedReplica(Replica):
                     self.store.write_values(segment, out[at : at + segment.size])
                     at += segment.size
 
-    # -- where it lies ------------------------------------------------------------------------------------------------
+    # -- the layout ---------------------------------------------------------------------------------------------------
 
     def regroup(self, comms: Comms) -> None:
-        """Stand where ``comms`` says. What is to be held there is here already (``store.rebuild``), or the same."""
+        """Take the place that ``comms`` gives. The state of that place must be on this worker already."""
         wanted = self.wanted_in(comms)
         if wanted != (self.store.computed, self.store.held):
             self.store.rebuild(*wanted)
         self.enter(comms)
 
     def memory(self) -> dict[str, int]:
-        """Bytes that this worker has of ``parameters``, ``gradients``, ``optimizer`` (state), and ``copies``: what of
-        the optimizer's state another worker adds up, and this one holds as well.
+        """Bytes on this worker of ``parameters``, ``gradients``, ``optimizer`` (state), and ``copies``: the part of the
+        optimizer's state whose sums another worker makes, and that this one holds as well.
         """
         store = self.store
         state = {id(s): _state_bytes(store.optimizer.state.get(s.parameter, {})) for s in store.shards}
@@ -406,25 +335,30 @@ class OwnedReplica(Replica):
         return {"parameters": storage_bytes(tensors), "gradients": gradients, "optimizer": total, "copies": copies}
 
     def other_state(self) -> dict[str, Any]:
-        """What the model's ``state_dict`` has beside parameters; these need not all be here."""
-        found = {}
+        """The entries of the model's ``state_dict`` that are no parameters. (Parameters may lie on other workers.)"""
+        state = {}
         for name in (name for name, tensor in self.state_names.items() if tensor is None):
             owner, _, key = name.rpartition(".")
             part = self.module.get_submodule(owner)
-            found[name] = part.get_extra_state() if key == "_extra_state" else getattr(part, key).detach()
-        return found
+            state[name] = part.get_extra_state() if key == "_extra_state" else getattr(part, key).detach()
+        return state
 
     def layout(self) -> tuple[Piece, ...]:
-        """Buffers by their names; of leaves flat pieces, which bear the leaf's name and that of the optimizer's tensor
-        behind it ("fc.weight#2:exp_avg"); what is one number for the leaf has the box ().
+        """The pieces on this worker: buffers by name, and flat pieces of parameter blocks.
+
+        A piece of the optimizer's state has the block's name and the tensor's name ("fc.weight#2:exp_avg"). A single
+        number of a block has the box ().
         """
-        found = [Piece(name, tuple((0, size) for size in b.shape)) for name, b in self.module.named_buffers()]
+        pieces = [Piece(name, tuple((0, size) for size in b.shape)) for name, b in self.module.named_buffers()]
         for segment in self.store.held:
             name, box = self.split.param_blocks[segment.param_block].name, ((segment.start, segment.stop),)
-            found += [Piece(name, box), *(Piece(f"{name}:{key}", box) for key in self.store.names(segment.param_block))]
+            pieces += [
+                Piece(name, box),
+                *(Piece(f"{name}:{key}", box) for key in self.store.names(segment.param_block)),
+            ]
             facts = self.store.scalars(segment.param_block)
-            found += [Piece(f"{name}:{key}", ()) for key, value in facts.items() if isinstance(value, torch.Tensor)]
-        return tuple(dict.fromkeys(found))
+            pieces += [Piece(f"{name}:{key}", ()) for key, value in facts.items() if isinstance(value, torch.Tensor)]
+        return tuple(dict.fromkeys(pieces))
 
     def read(self, piece: Piece) -> torch.Tensor:
         param_block, key = self._named(piece)
@@ -445,11 +379,11 @@ class OwnedReplica(Replica):
             self.store.write(Segment(param_block, *piece.box[0]), key or VALUES, values)
 
     def _named(self, piece: Piece) -> tuple[int | None, str]:
-        """The leaf and the optimizer's tensor that ``piece`` is of; None for a buffer."""
-        if piece.name in self._leaf_of:
-            return self._leaf_of[piece.name], ""
+        """The parameter block and the optimizer's tensor that ``piece`` is a part of; None for a buffer."""
+        if piece.name in self._block_named:
+            return self._block_named[piece.name], ""
         name, _, key = piece.name.rpartition(":")
-        return self._leaf_of.get(name), key
+        return self._block_named.get(name), key
 
 
 def _state_bytes(state: Any) -> int:
@@ -461,12 +395,90 @@ def _raised(error: GroupBroken | Unrecoverable) -> None:
 
 
 def _nothing_leaves(block: int) -> None:
-    """Gradients leave when the replica hands them over."""
+    """Default of ``on_block``: gradients leave when the replica hands them over."""
 
 
 def _dropped(place: int, gradient: torch.Tensor | None) -> None:
-    """A gradient that counts for nothing."""
+    """Take a gradient that does not count."""
 
 
 def _unscaled(factor: float) -> None:
     raise UserError("a gradient is clipped after session.backward", f"factor {factor}", "call it after the step's last")
+
+
+class ProgramModel:
+    """The names and shapes in a program's model. It must be made before a mechanism divides the model.
+
+    Attributes:
+        state_names: The names in the ``state_dict``, each with the first name of its parameter (tied weights have
+            several names); None for buffers.
+        shapes: The shapes of parameters, by their first name.
+        tensor_of: The first name of each parameter.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        named = list(model.named_parameters())
+        self.tensor_of: dict[torch.Tensor, str] = {p: name for name, p in named}
+        self.shapes = {name: tuple(p.shape) for name, p in named}
+        kept = model.state_dict(keep_vars=True)
+        self.state_names = {
+            name: self.tensor_of.get(value) if isinstance(value, torch.Tensor) else None for name, value in kept.items()
+        }
+
+
+class SplitOptimizerStep:
+    """Splits a step of ``store``'s optimizer in two: ``begin`` limits it to some shards, ``finish`` updates the others.
+
+    The program, its schedulers and profilers see one step, with the bits of one step. So the step is not split where
+    they could notice: other hooks, a closure, a wrapped ``step``, or an optimizer from outside of torch, which may
+    count its calls (torch's optimizers count steps for each parameter).
+    """
+
+    def __init__(self, store: ParameterStore) -> None:
+        optimizer = store.optimizer
+        self._store, self._optimizer = store, optimizer
+        self._step = _without_hooks(type(optimizer))
+        self._later: dict[torch.nn.Parameter, torch.Tensor | None] = {}
+
+    def begin(self, first: Set[Segment], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Limit the optimizer's coming step to the shards of ``first``. The optimizer's pre-hook calls this.
+
+        Args:
+            first: The segments that the step may update.
+            args: The positional arguments of ``step``, with the optimizer.
+            kwargs: The keyword arguments of ``step``.
+        """
+        self._later = {}
+        if self._step is not None and len(args) == 1 and not kwargs and not self._has_other_hooks():
+            later = [s.parameter for s in self._store.shards if s.segment not in first and s.parameter.grad is not None]
+            self._later = {p: p.grad for p in later}
+            _give(dict.fromkeys(later))
+
+    def finish(self) -> None:
+        """Update the remaining shards, if any."""
+        later, self._later = self._later, {}
+        if later and self._step is not None:
+            done = {s.parameter: s.parameter.grad for s in self._store.shards}
+            _give({**dict.fromkeys(done), **later})
+            self._step(self._optimizer)
+            _give({**done, **later})
+
+    def _has_other_hooks(self) -> bool:
+        return torch_private.step_hooks_of(self._optimizer) != (1, 1) or torch_private.has_global_step_hooks()
+
+
+def _without_hooks(kind: type[torch.optim.Optimizer]) -> Callable[..., Any] | None:
+    """The function ``step`` of an optimizer class without the hooks around it, which ``functools.wraps`` keeps.
+
+    None where ``step`` is not torch's own or is wrapped otherwise: then the inner function is another one.
+    """
+    if not kind.__module__.startswith("torch.optim."):
+        return None
+    step: Callable[..., Any] | None = getattr(kind.step, "__wrapped__", None)
+    written_in = getattr(step, "__globals__", {}).get("__name__", "")
+    return None if getattr(step, "hooked", False) or not written_in.startswith("torch.") else step
+
+
+def _give(gradients: Mapping[torch.nn.Parameter, torch.Tensor | None]) -> None:
+    for parameter, gradient in gradients.items():
+        parameter.grad = gradient

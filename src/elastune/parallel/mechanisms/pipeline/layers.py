@@ -20,14 +20,16 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True)
 class Layers:
-    """A model's forward pass as nodes of a graph, in layers.
+    """A model's forward pass as the nodes of a traced graph, grouped in layers.
+
+    A pipeline may cut the model between two layers. ``layers_of`` makes this object.
 
     Attributes:
-        module: The model; nodes look parameters and submodules up in it when they run.
-        nodes: In order, from the inputs on; without the one that returns.
-        starts: By layer: the place of its first node. Layer 0 begins with the inputs.
-        result: What the model returns, of nodes and plain values.
-        inputs: Names of the inputs.
+        module: The model. Nodes look up parameters and submodules in it when they run.
+        nodes: The nodes in order, from the inputs on, without the node that returns.
+        starts: For each layer the place of its first node. Layer 0 begins with the inputs.
+        result: The model's result, as a structure of nodes and plain values.
+        inputs: The names of the inputs.
     """
 
     module: nn.Module
@@ -38,16 +40,16 @@ class Layers:
 
     @property
     def count(self) -> int:
-        """How many layers there are."""
+        """The number of layers."""
         return len(self.starts)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """By layer: the module that it begins with, as ``named_modules`` has it."""
+        """For each layer but the first, the name in ``named_modules`` of the module that it begins with."""
         return tuple(str(self.nodes[start].target) for start in self.starts[1:])
 
     def without_cuts(self, names: frozenset[str]) -> Layers:
-        """The same with no layer that begins at one of the modules ``names``."""
+        """The same layers, joined so that no layer begins at one of the modules ``names``."""
         starts = tuple(at for at in self.starts if at == 0 or str(self.nodes[at].target) not in names)
         return replace(self, starts=starts)
 
@@ -58,13 +60,13 @@ class Layers:
 
     def parameters_of(self, layers: range) -> list[nn.Parameter]:
         """The parameters that a run of layers uses, each once."""
-        found: dict[int, nn.Parameter] = {}
+        parameters: dict[int, nn.Parameter] = {}
         for node in self.nodes_of(layers):
             for used in (node, *node.all_input_nodes):
                 value = _looked_up(self.module, used) if used.op in ("get_attr", "call_module") else None
-                own = value.parameters() if isinstance(value, nn.Module) and used is node else [value]
-                found |= {id(p): p for p in own if isinstance(p, nn.Parameter)}
-        return list(found.values())
+                candidates = value.parameters() if isinstance(value, nn.Module) and used is node else [value]
+                parameters |= {id(p): p for p in candidates if isinstance(p, nn.Parameter)}
+        return list(parameters.values())
 
     def modules_of(self, layers: range) -> list[nn.Module]:
         """The modules that a run of layers calls, each once."""
@@ -72,7 +74,7 @@ class Layers:
         return list({id(module): module for module in called}.values())
 
     def handed_on(self, layer: int) -> tuple[str, ...]:
-        """The values that ``layer`` and later ones use of what earlier ones made: what travels if it is cut there."""
+        """The values from earlier layers that ``layer`` and later ones use: they travel if the model is cut there."""
         if layer in (0, self.count):
             return ()
         first = self.starts[layer]
@@ -81,12 +83,15 @@ class Layers:
         return tuple(node.name for node in self.nodes[:first] if node.name in used and node.op != "get_attr")
 
     def run(self, layers: range, values: Values, keep: Sequence[str] = ()) -> Any:
-        """Run a run of layers. Of the last one: what the model returns; else the values named by ``keep``.
+        """Run a run of layers.
 
         Args:
-            layers: Which.
-            values: What was handed on to them, or the model's inputs. Emptied as it is used.
-            keep: What is to be handed on.
+            layers: The numbers of the layers.
+            values: The values from earlier layers, or the model's inputs. Values are removed after their last use.
+            keep: The names of the values to hand on.
+
+        Returns:
+            The model's result if the run contains the last layer, else the values named by ``keep``.
         """
         nodes, ends = self.nodes_of(layers), layers.stop == self.count
         left = _uses(nodes, keep, self.result if ends else None)
@@ -104,18 +109,18 @@ class Layers:
         return [values[name] for name in keep]
 
     def probe(self, inputs: Sequence[Any], around: Callable[[int], AbstractContextManager[Any]]) -> Any:
-        """A forward pass that leaves no trace: what the model returns. ``around`` is entered for each layer."""
+        """Return the model's result of a forward pass without side effects. ``around``: a context for each layer."""
         buffers = [(b, b.detach().clone()) for b in self.module.buffers()]
-        given: Any = inputs
+        passed_on: Any = inputs
         with torch.no_grad(), torch.random.fork_rng():
             for layer in range(self.count):
                 names = self.handed_on(layer) or self.inputs
                 with around(layer):
-                    values = dict(zip(names, given, strict=True))
-                    given = self.run(range(layer, layer + 1), values, self.handed_on(layer + 1))
+                    values = dict(zip(names, passed_on, strict=True))
+                    passed_on = self.run(range(layer, layer + 1), values, self.handed_on(layer + 1))
             for buffer, before in buffers:
                 buffer.copy_(before)
-        return given
+        return passed_on
 
     def _value(self, node: fx.Node, values: Values) -> Any:
         return _looked_up(self.module, node) if node.op == "get_attr" else values[node.name]
@@ -130,7 +135,7 @@ class Layers:
 
 
 def _uses(nodes: Sequence[fx.Node], keep: Sequence[str], result: Any) -> dict[str, int]:
-    """How often each value is still to be used."""
+    """For each value, the number of its later uses."""
     left: dict[str, int] = {}
     for node in nodes:
         for used in node.all_input_nodes:
@@ -142,14 +147,14 @@ def _uses(nodes: Sequence[fx.Node], keep: Sequence[str], result: Any) -> dict[st
 
 
 def _looked_up(module: nn.Module, node: fx.Node) -> Any:
-    found: Any = module
+    value: Any = module
     for part in str(node.target).split("."):
-        found = getattr(found, part)
-    return found
+        value = getattr(value, part)
+    return value
 
 
 class _Tracer(fx.Tracer):
-    """Goes into the modules named by ``opened`` and into no other. Inputs with a default are left at it."""
+    """Traces into the modules named by ``opened`` and no others. Inputs with a default keep it."""
 
     def __init__(self, opened: frozenset[str]) -> None:
         super().__init__()
@@ -167,42 +172,42 @@ def required_inputs(module: nn.Module) -> list[str]:
     """The names of the inputs of ``module.forward`` that have no default.
 
     Raises:
-        UserError: Where it takes any number of them.
+        UserError: Where ``forward`` takes any number of inputs.
     """
-    found = []
+    names = []
     for name, parameter in list(inspect.signature(type(module).forward).parameters.items())[1:]:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             rule = "a model in a pipeline has a fixed number of inputs"
             raise UserError(rule, f"*{name} of {type(module).__name__}.forward", "name its inputs")
         if parameter.default is parameter.empty:
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
 def layers_of(module: nn.Module, cuts: Sequence[str] = ()) -> Layers:
     """The layers of ``module``.
 
     Args:
-        module: A model whose forward pass torch.fx can follow down to its layers: an ``nn.Sequential``, or any other.
-        cuts: Names of modules before which it may be cut; none: before every module that is called.
+        module: A model whose forward pass torch.fx can follow down to its layers, such as an ``nn.Sequential``.
+        cuts: Names of modules before which the model may be cut; empty: before every module that is called.
 
     Raises:
-        UserError: Where its forward pass cannot be followed, or a name is none of a module that is called.
+        UserError: Where torch.fx cannot follow the forward pass, or where the model calls no module of a given name.
     """
     opened = _followable(module, _opened(module, cuts))
     try:
         nodes, result = _traced(module, opened)
-    except Exception as error:  # noqa: BLE001 - whatever the user's forward pass makes of a stand-in
-        why = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+    except Exception as error:  # noqa: BLE001 - the user's forward pass may raise anything on a proxy
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
         fix = "let forward call layers one after another, without branches on values or shapes; or use nn.Sequential"
-        raise UserError("torch.fx must be able to follow a model in a pipeline", why, fix) from None
+        raise UserError("torch.fx must be able to follow a model in a pipeline", reason, fix) from None
     places = [i for i, node in enumerate(nodes) if node.op == "call_module"]
     if cuts:
         first = {str(nodes[i].target): i for i in reversed(places)}
         unknown = [cut for cut in cuts if cut not in first]
         if unknown:
-            known = ", ".join(list(first)[:-9:-1])
-            raise UserError("a pipeline is cut before modules that the model calls", unknown[0], f"such as {known}")
+            examples = ", ".join(list(first)[:-9:-1])
+            raise UserError("a pipeline is cut before modules that the model calls", unknown[0], f"such as {examples}")
         starts = sorted({0, *(first[cut] for cut in cuts)})
     else:
         starts = [0, *places[1:]]
@@ -211,7 +216,7 @@ def layers_of(module: nn.Module, cuts: Sequence[str] = ()) -> Layers:
 
 
 def _traced(module: nn.Module, opened: frozenset[str]) -> tuple[list[fx.Node], Any]:
-    """Nodes and result. Training and evaluation must be the same graph, since one alone would run otherwise."""
+    """The nodes and the result. Training and evaluation must give the same graph, because only one is kept."""
     graphs = []
     modes = [(part, part.training) for part in module.modules()]
     try:
@@ -224,7 +229,7 @@ def _traced(module: nn.Module, opened: frozenset[str]) -> tuple[list[fx.Node], A
     if len({_signature(graph) for graph in graphs}) > 1:
         raise ValueError("forward does other things in training than in evaluation: put them into modules")
     *nodes, last = graphs[0].nodes
-    # Inputs stand first, wherever tracing has put them: nothing else may come before a cut that uses them.
+    # Inputs stand first, wherever tracing has put them: no cut may separate an input from its use.
     nodes.sort(key=lambda node: node.op != "placeholder")
     return nodes, last.args[0]
 
@@ -234,29 +239,29 @@ def _signature(graph: fx.Graph) -> str:
 
 
 def _opened(module: nn.Module, cuts: Sequence[str]) -> frozenset[str]:
-    """Modules that hold rows of layers, or a cut, and are looked into where that can be done."""
+    """The names of modules with a container of layers or a cut inside, which tracing should enter if possible."""
     rows = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-    found = {".".join(cut.split(".")[:i]) for cut in cuts for i in range(1, cut.count(".") + 1)}
+    names = {".".join(cut.split(".")[:i]) for cut in cuts for i in range(1, cut.count(".") + 1)}
     for name, part in module.named_modules():
         if name and (isinstance(part, nn.Sequential) or any(isinstance(inner, rows) for inner in part.children())):
-            found.add(name)
-    return frozenset(name for name in found if _has_forward(module, name))
+            names.add(name)
+    return frozenset(name for name in names if _has_forward(module, name))
 
 
 def _has_forward(module: nn.Module, name: str) -> bool:
-    """Whether ``name`` is a module that may be called (a list of modules cannot)."""
-    found = dict(module.named_modules()).get(name)
-    return found is not None and not isinstance(found, (nn.ModuleList, nn.ModuleDict))
+    """Whether the module ``name`` can be called (a list of modules cannot)."""
+    part = dict(module.named_modules()).get(name)
+    return part is not None and not isinstance(part, (nn.ModuleList, nn.ModuleDict))
 
 
 def _followable(module: nn.Module, names: frozenset[str]) -> frozenset[str]:
-    """Those of ``names`` whose forward pass can be followed by itself; the others are layers as a whole."""
-    found: set[str] = set()
+    """The modules of ``names`` that torch.fx can follow. Each of the others is one layer as a whole."""
+    followable: set[str] = set()
     for name in sorted(names, key=lambda name: -name.count(".")):
-        within = {inner for inner in found if inner.startswith(f"{name}.")}
+        within = {inner for inner in followable if inner.startswith(f"{name}.")}
         try:
             _Tracer(frozenset(inner[len(name) + 1 :] for inner in within)).trace(module.get_submodule(name))
-            found.add(name)
-        except Exception:  # noqa: BLE001 - then it is one layer
-            found -= within
-    return frozenset(found)
+            followable.add(name)
+        except Exception:  # noqa: BLE001 - the module is then one layer
+            followable -= within
+    return frozenset(followable)

@@ -1,7 +1,7 @@
-"""Messages between the stages of one pipeline, and how nested values of tensors are packed into them.
+"""Messages between the stages of one pipeline, and the packing of nested values of tensors into them.
 
-A value travels as a line of text and one run of bytes. A tensor arrives with the strides and the alignment that it
-had, because the bits of what is computed from it may depend on both.
+``StageChannel`` sends and receives. ``pack`` turns a value into a line of text and one run of bytes, and ``unpack``
+turns them back. A tensor keeps its strides and its alignment, because the bits of later results may depend on both.
 """
 
 from __future__ import annotations
@@ -17,21 +17,151 @@ from elastune.core.errors import UserError
 from elastune.parallel.comm.channel import Channel, ChannelMessage
 from elastune.parallel.comm.group import Group, GroupBroken
 
-# [parcel] What goes from stage to stage: nested values of tensors as a line of text and one run of bytes.
-#
-# A tensor arrives with the strides and the alignment that it had, because the bits of what is computed from it may
-# depend on both.
+Kind = Literal["forward", "backward", "shape", "look", "seen", "dropped", "failure"]
+"""``forward`` and ``backward`` go from chunk to chunk in training, ``look`` in an evaluation. ``shape`` describes the
+model's output in training, ``seen`` is the output in an evaluation. ``dropped``: a stage has given up the step.
+``failure``: a stage cannot go on."""
+_KINDS: tuple[Kind, ...] = get_args(Kind)
+_CHUNKS = 1 << 16
+FAILURE_SEND_S = 2.0  # seconds in which a stage that cannot go on may send its reason to the others
 
-ALIGNMENT = 64  # of memory that torch has newly allocated on a CPU
+
+class StageFailed(RuntimeError):
+    """Another stage could not go on. The message is its reason."""
+
+
+class StageChannel:
+    """This worker's messages in the pipeline ``group``, of which it is stage ``rank`` of ``size``.
+
+    Each message belongs to a round: a step, or an evaluated batch. All stages go through the same rounds. So a message
+    of a round that is over on this worker belongs to a dropped step, and is ignored.
+
+    ``described``: the calls of the model whose output the last stage has described to the others.
+    """
+
+    def __init__(self, group: Group, device: torch.device) -> None:
+        self.rank, self.size = group.rank, group.size
+        self.group = group
+        self.described: set[str] = set()
+        self._channel = Channel(group)
+        self._device = device
+        self._received: dict[tuple[Kind, int, int, int], ChannelMessage] = {}
+        self._steps = self._evaluated = self._dropped = 0
+
+    def begin_step(self) -> None:
+        """Begin the next step."""
+        self._steps += 1
+        self._drop_old()
+
+    def begin_evaluated_batch(self) -> None:
+        """Begin the next evaluated batch."""
+        self._evaluated += 1
+        self._drop_old()
+
+    def give(self, kind: Kind, chunk: int, batch: int, value: Any) -> None:
+        """Send ``value`` (see ``pack``) to the worker of ``chunk``."""
+        text, payload = pack(value)
+        self._send(chunk % self.size, kind, chunk, batch, text, payload)
+
+    def send_to_all(self, kind: Kind, batch: int, text: str, payload: torch.Tensor | None = None) -> None:
+        """Send one message to every other worker."""
+        for to in range(self.size):
+            if to != self.rank:
+                self._send(to, kind, 0, batch, text, torch.empty(0, dtype=torch.uint8) if payload is None else payload)
+
+    def has(self, kind: Kind, chunk: int, batch: int) -> bool:
+        """Whether this message has arrived."""
+        while (came := self._channel.next(wait=False)) is not None:
+            self._sort(came[1])
+        return (kind, self._round(kind), chunk, batch) in self._received
+
+    def wait(self) -> None:
+        """Wait until another message arrives. Raises ``GroupBroken`` where another stage has given up this step."""
+        if 0 < self._steps <= self._dropped:
+            raise GroupBroken("another stage has given the step up")
+        came = self._channel.next()
+        assert came is not None
+        self._sort(came[1])
+
+    def take(self, kind: Kind, chunk: int, batch: int) -> Any:
+        """Wait for a message and return its value."""
+        message = self._await(kind, chunk, batch, lambda: False)
+        return unpack(message.text, message.payload, self._device)
+
+    def take_text(self, kind: Kind, batch: int, meanwhile: Callable[[], bool]) -> str:
+        """Wait for a message and return its text. ``meanwhile`` is called repeatedly as long as it returns True."""
+        return self._await(kind, 0, batch, meanwhile).text
+
+    @contextmanager
+    def failures_reported(self) -> Iterator[None]:
+        """Make an error inside fail on every stage, so that none waits for a stage that cannot go on."""
+        try:
+            yield
+        except (GroupBroken, GeneratorExit):
+            raise
+        except UserError as error:
+            self._send_failure(error.told)
+            raise
+        except Exception as error:
+            line = " ".join(str(error).split())[:300]
+            self._send_failure([f"stage {self.rank} of the pipeline failed: {type(error).__name__}: {line}"])
+            raise
+
+    def close(self) -> None:
+        """Close the channel: this worker sends nothing more."""
+        self._channel.close()
+
+    def drop_step(self) -> None:
+        """Report to the others, which may wait for this worker, that it gives up the step."""
+        with suppress(GroupBroken):  # the others then notice it anyway
+            self.send_to_all("dropped", 0, "")
+
+    def _send_failure(self, lines: Sequence[str]) -> None:
+        with suppress(GroupBroken):  # the others then notice it anyway
+            self.send_to_all("failure", 0, json.dumps(lines))
+            self._channel.close(FAILURE_SEND_S)
+
+    def _await(self, kind: Kind, chunk: int, batch: int, meanwhile: Callable[[], bool]) -> ChannelMessage:
+        key = kind, self._round(kind), chunk, batch
+        while not self.has(kind, chunk, batch):
+            if not meanwhile():
+                self.wait()
+        return self._received.pop(key)
+
+    def _send(self, to: int, kind: Kind, chunk: int, batch: int, text: str, payload: torch.Tensor) -> None:
+        number = self._round(kind), _KINDS.index(kind) * _CHUNKS + chunk, batch
+        self._channel.send(to, ChannelMessage(number, text, payload))
+
+    def _sort(self, message: ChannelMessage) -> None:
+        number, what, batch = message.number
+        kind, chunk = _KINDS[what // _CHUNKS], what % _CHUNKS
+        if kind == "failure":
+            lines = json.loads(message.text)
+            raise UserError(*lines) if len(lines) > 1 else StageFailed(lines[0])
+        if kind == "dropped":
+            self._dropped = max(self._dropped, number)
+        elif number >= self._round(kind):
+            self._received[kind, number, chunk, batch] = message
+
+    def _round(self, kind: Kind) -> int:
+        return self._evaluated if kind in ("look", "seen") else self._steps
+
+    def _drop_old(self) -> None:
+        self._received = {key: message for key, message in self._received.items() if key[1] >= self._round(key[0])}
+
+
+ALIGNMENT = 64  # bytes, of memory that torch allocates on a CPU
 _PLAIN = (type(None), bool, int, float, str)
 
 
 def pack(value: Any) -> tuple[str, torch.Tensor]:
-    """``value`` (tensors, plain values, and tuples, lists and dicts of them) as a text that is equal for values of
-    equal shape, and bytes.
+    """Turn ``value`` (tensors, plain values, and tuples, lists and dicts of them) into a text and bytes.
+
+    Returns:
+        The text, which describes the structure and is equal for values of equal shapes; and the tensors' bytes.
 
     Raises:
-        UserError: Where there is anything else in it.
+        UserError: Where ``value`` contains anything else.
     """
     tensors: list[tuple[int, torch.Tensor]] = []
     end = 0
@@ -66,29 +196,32 @@ def pack(value: Any) -> tuple[str, torch.Tensor]:
 
 
 def unpack(text: str, payload: torch.Tensor, device: torch.device | None = None) -> Any:
-    """What ``pack`` was given, on ``device``. Tensors share memory with ``payload`` and are no views of it."""
+    """The value that ``pack`` turned into ``text`` and ``payload``, on ``device``.
+
+    Tensors share memory with ``payload``, but autograd does not treat them as views of it.
+    """
     payload = payload if device is None else payload.to(device)
 
-    def found(part: Any) -> Any:
+    def rebuilt(part: Any) -> Any:
         kind, *rest = part
         if kind == "tensor":
             return _tensor(payload, *rest)
         if kind == "dict":
-            return {key: found(each) for key, each in rest}
+            return {key: rebuilt(each) for key, each in rest}
         if kind == "plain":
             return rest[0]
-        return [found(each) for each in rest] if kind == "list" else tuple(found(each) for each in rest)
+        return [rebuilt(each) for each in rest] if kind == "list" else tuple(rebuilt(each) for each in rest)
 
-    return found(json.loads(text))
+    return rebuilt(json.loads(text))
 
 
 def blank(text: str) -> Any:
-    """What ``pack`` described by ``text``, of zeros: a stand-in that needs gradients where it did."""
+    """A value of zeros with the structure ``text``. Its tensors need gradients where those of the original did."""
     return unpack(text, torch.zeros(_end(json.loads(text)), dtype=torch.uint8))
 
 
 def _end(part: Any) -> int:
-    """How many bytes the tensors of a description take at most."""
+    """The largest end, in bytes, of the tensors of a description."""
     if isinstance(part, list):
         if part[:1] == ["tensor"]:
             _, dtype_name, shape, stride, _, start = part
@@ -99,12 +232,12 @@ def _end(part: Any) -> int:
 
 
 def shapes_of(value: Any) -> str:
-    """Equal for values of equal structure, shapes and types."""
+    """A text that is equal for values of equal structure, shapes and types."""
     return repr(map_tensors(lambda t: (str(t.dtype), tuple(t.shape)), value))
 
 
 def map_tensors(act: Callable[[torch.Tensor], Any], value: Any) -> Any:
-    """``value`` with ``act`` of every tensor in its place."""
+    """``value`` with every tensor replaced by ``act`` of it."""
     if isinstance(value, torch.Tensor):
         return act(value)
     if type(value) is dict:
@@ -116,13 +249,13 @@ def map_tensors(act: Callable[[torch.Tensor], Any], value: Any) -> Any:
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
     """All tensors in ``value``, in order."""
-    found: list[torch.Tensor] = []
-    map_tensors(found.append, value)
-    return found
+    tensors: list[torch.Tensor] = []
+    map_tensors(tensors.append, value)
+    return tensors
 
 
 def _dense_size(tensor: torch.Tensor) -> int:
-    """How many elements of memory it fills if it fills a run of it, once each but for repeated ones; else 0."""
+    """The number of elements of memory that ``tensor`` fills without gaps (a stride of 0 repeats them), else 0."""
     used = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1 and stride:
@@ -153,144 +286,10 @@ def _tensor(
     like = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
     if _dense_size(like) or not like.numel():
         tensor = _fresh(payload, start, dtype, shape, stride)
-    else:  # memory with gaps: as the sender's
+    else:  # memory with gaps, as on the sender
         extent = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
         shift = start % ALIGNMENT
         room = torch.empty(shift + extent * dtype.itemsize, dtype=torch.uint8, device=payload.device)
         tensor = _fresh(room, shift, dtype, shape, stride)
         tensor.copy_(_fresh(payload, start, dtype, shape, _row_major(shape)))
     return tensor.requires_grad_() if requires_grad else tensor
-
-
-# [mail] What the stages of one pipeline tell each other, and in which order who may wait for it.
-
-Kind = Literal["forward", "backward", "shape", "look", "seen", "dropped", "failure"]
-"""``forward`` and ``backward`` go from chunk to chunk in training, ``look`` in evaluation; ``shape`` is that of the
-model's output, ``seen`` the output itself; ``dropped``: a stage has given the step up; ``failure``: it cannot go on."""
-_KINDS: tuple[Kind, ...] = get_args(Kind)
-_CHUNKS = 1 << 16
-TELLING_S = 2.0  # how long a stage that cannot go on waits for the others to hear it
-
-
-class StageFailed(RuntimeError):
-    """Another stage could not go on, and said why."""
-
-
-class StageChannel:
-    """This worker's messages in the pipeline ``group``, of which it is stage ``rank`` of ``size``.
-
-    Messages are of a round: a step, or an evaluated batch. All stages go through the same ones, so what comes from a
-    round that is over here belongs to one that was dropped.
-
-    ``described``: calls of the model whose output the last stage has described to the others.
-    """
-
-    def __init__(self, group: Group, device: torch.device) -> None:
-        self.rank, self.size = group.rank, group.size
-        self.group = group
-        self.described: set[str] = set()
-        self._channel = Channel(group)
-        self._device = device
-        self._came: dict[tuple[Kind, int, int, int], ChannelMessage] = {}
-        self._steps = self._looks = self._dropped = 0
-
-    def begin_step(self) -> None:
-        """The next step begins."""
-        self._steps += 1
-        self._drop_old()
-
-    def begin_look(self) -> None:
-        """The next evaluated batch begins."""
-        self._looks += 1
-        self._drop_old()
-
-    def give(self, kind: Kind, chunk: int, batch: int, value: Any) -> None:
-        """Send ``value`` to the worker of ``chunk``; see ``parcel.pack``."""
-        text, payload = pack(value)
-        self._send(chunk % self.size, kind, chunk, batch, text, payload)
-
-    def tell_all(self, kind: Kind, batch: int, text: str, payload: torch.Tensor | None = None) -> None:
-        """Send the same to every other worker."""
-        for to in range(self.size):
-            if to != self.rank:
-                self._send(to, kind, 0, batch, text, torch.empty(0, dtype=torch.uint8) if payload is None else payload)
-
-    def has(self, kind: Kind, chunk: int, batch: int) -> bool:
-        """Whether it has come."""
-        while (came := self._channel.next(wait=False)) is not None:
-            self._sort(came[1])
-        return (kind, self._round(kind), chunk, batch) in self._came
-
-    def wait(self) -> None:
-        """Until another message has come. Raises ``GroupBroken`` where this step was given up elsewhere."""
-        if 0 < self._steps <= self._dropped:
-            raise GroupBroken("another stage has given the step up")
-        came = self._channel.next()
-        assert came is not None
-        self._sort(came[1])
-
-    def take(self, kind: Kind, chunk: int, batch: int) -> Any:
-        """Wait for it; unpacked."""
-        message = self._await(kind, chunk, batch, lambda: False)
-        return unpack(message.text, message.payload, self._device)
-
-    def take_text(self, kind: Kind, batch: int, meanwhile: Callable[[], bool]) -> str:
-        """Wait for its text. ``meanwhile`` is done again and again, as long as it finds something to do."""
-        return self._await(kind, 0, batch, meanwhile).text
-
-    @contextmanager
-    def failures_told(self) -> Iterator[None]:
-        """What fails inside fails on every stage: nobody waits for a stage that cannot go on."""
-        try:
-            yield
-        except (GroupBroken, GeneratorExit):
-            raise
-        except UserError as error:
-            self._tell_failure(error.told)
-            raise
-        except Exception as error:
-            line = " ".join(str(error).split())[:300]
-            self._tell_failure([f"stage {self.rank} of the pipeline failed: {type(error).__name__}: {line}"])
-            raise
-
-    def close(self) -> None:
-        """Nothing more is sent."""
-        self._channel.close()
-
-    def drop_step(self) -> None:
-        """Tell the others that this worker gives the step up; they may be waiting for it."""
-        with suppress(GroupBroken):  # then they know
-            self.tell_all("dropped", 0, "")
-
-    def _tell_failure(self, told: Sequence[str]) -> None:
-        with suppress(GroupBroken):  # then everybody knows already
-            self.tell_all("failure", 0, json.dumps(told))
-            self._channel.close(TELLING_S)
-
-    def _await(self, kind: Kind, chunk: int, batch: int, meanwhile: Callable[[], bool]) -> ChannelMessage:
-        key = kind, self._round(kind), chunk, batch
-        while not self.has(kind, chunk, batch):
-            if not meanwhile():
-                self.wait()
-        return self._came.pop(key)
-
-    def _send(self, to: int, kind: Kind, chunk: int, batch: int, text: str, payload: torch.Tensor) -> None:
-        number = self._round(kind), _KINDS.index(kind) * _CHUNKS + chunk, batch
-        self._channel.send(to, ChannelMessage(number, text, payload))
-
-    def _sort(self, message: ChannelMessage) -> None:
-        number, what, batch = message.number
-        kind, chunk = _KINDS[what // _CHUNKS], what % _CHUNKS
-        if kind == "failure":
-            told = json.loads(message.text)
-            raise UserError(*told) if len(told) > 1 else StageFailed(told[0])
-        if kind == "dropped":
-            self._dropped = max(self._dropped, number)
-        elif number >= self._round(kind):
-            self._came[kind, number, chunk, batch] = message
-
-    def _round(self, kind: Kind) -> int:
-        return self._looks if kind in ("look", "seen") else self._steps
-
-    def _drop_old(self) -> None:
-        self._came = {key: message for key, message in self._came.items() if key[1] >= self._round(key[0])}

@@ -1,8 +1,8 @@
-"""In which order a stage's worker runs its passes: pure lists of actions, one for each worker.
+"""The order in which a stage's worker runs its passes: pure lists of actions, one for each worker.
 
-A model is cut into ``workers x chunks`` runs of layers, numbered in the order in which a sample goes through them;
-chunk c lies on worker ``c % workers``. All lists of a schedule together never deadlock: the first action that a worker
-has not done waits only for actions that stand before those of others that wait for it (the tests run them all).
+A model is cut into ``workers x chunks`` runs of layers, numbered in the order in which a sample goes through them.
+Chunk c lies on worker ``c % workers``. The lists of a schedule never deadlock together: some worker can always run the
+first action that it has not done. Tests run all lists.
 
 Sources: GPipe: Huang et al., arXiv 1811.06965. 1F1B: PipeDream-Flush in Narayanan et al., arXiv 2006.09503.
 Interleaved 1F1B: Narayanan et al., arXiv 2104.04473, section 2.2.2. Zero bubble (ZB-H1): Qi et al., arXiv 2401.10241.
@@ -10,7 +10,7 @@ Interleaved 1F1B: Narayanan et al., arXiv 2104.04473, section 2.2.2. Zero bubble
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
@@ -20,7 +20,7 @@ from elastune.core.run import Schedule
 Kind = Literal["forward", "backward", "input", "weight"]
 """``backward`` is a whole backward pass; ``input`` and ``weight`` are its halves, which may lie apart."""
 CHUNKS = 2
-"""Chunks of layers on each worker of an interleaved pipeline, where there are layers enough."""
+"""Chunks of layers on each worker of an interleaved pipeline, if the model has enough layers."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class Action:
 
 def gpipe(workers: int, worker: int, batches: int, chunks: int = 1) -> list[Action]:
     """All forward passes, then all backward passes. In flight: all ``batches``."""
-    own = [worker + workers * i for i in range(chunks)]
-    forward = [Action("forward", chunk, k) for chunk in own for k in range(batches)]
-    return forward + [Action("backward", chunk, k) for chunk in reversed(own) for k in range(batches)]
+    own_chunks = [worker + workers * i for i in range(chunks)]
+    forward = [Action("forward", chunk, k) for chunk in own_chunks for k in range(batches)]
+    return forward + [Action("backward", chunk, k) for chunk in reversed(own_chunks) for k in range(batches)]
 
 
 def one_f_one_b(workers: int, worker: int, batches: int, chunks: int = 1) -> list[Action]:
-    """A backward pass as soon as there can be one. In flight on worker p: at most ``workers - p``."""
+    """Each backward pass as soon as possible. In flight on worker p: at most ``workers - p``."""
     return _alternate(
         [Action("forward", worker, k) for k in range(batches)],
         [[Action("backward", worker, k)] for k in range(batches)],
@@ -49,10 +49,10 @@ def one_f_one_b(workers: int, worker: int, batches: int, chunks: int = 1) -> lis
 
 
 def zero_bubble(workers: int, worker: int, batches: int, chunks: int = 1) -> list[Action]:
-    """ZB-H1: 1F1B whose gradients of weights are put off until they fill what would be idle time.
+    """ZB-H1: 1F1B that delays gradients of weights, so that they fill idle time.
 
-    Worker p puts them off by p micro-batches, so every worker has at most ``workers`` in flight: the first one as many
-    as in 1F1B.
+    Worker p delays them by p micro-batches. So every worker has at most ``workers`` micro-batches in flight, as many as
+    the first worker of 1F1B.
     """
     back = []
     for k in range(batches):
@@ -65,8 +65,8 @@ def zero_bubble(workers: int, worker: int, batches: int, chunks: int = 1) -> lis
 def interleaved(workers: int, worker: int, batches: int, chunks: int = CHUNKS) -> list[Action]:
     """1F1B over ``chunks`` chunks a worker: a bubble ``chunks`` times shorter, and as many times the messages.
 
-    Micro-batches go through the chunks in rounds of as many as there are workers; the last round may be shorter, which
-    the source does not have: then forward passes run ahead by a round more.
+    Micro-batches go through the chunks in rounds of ``workers`` micro-batches. The last round may be shorter, a case
+    that the source does not treat: forward passes then all run first.
     """
     if chunks == 1:
         return one_f_one_b(workers, worker, batches)
@@ -83,38 +83,14 @@ def interleaved(workers: int, worker: int, batches: int, chunks: int = CHUNKS) -
 
 
 def _alternate(forward: list[Action], back: list[list[Action]], ahead: int) -> list[Action]:
-    """``ahead`` forward passes, then by turns a forward pass and what goes back, then what is left of the latter."""
+    """``ahead`` forward passes, then alternately a forward pass and an item of ``back``, then the rest of ``back``."""
     ahead = min(ahead, len(forward))
-    found = forward[:ahead]
+    actions = forward[:ahead]
     for i, group in enumerate(back):
-        found += [*forward[ahead + i : ahead + i + 1], *group]
-    return found
+        actions += [*forward[ahead + i : ahead + i + 1], *group]
+    return actions
 
 
 SCHEDULES: Mapping[Schedule, Callable[[int, int, int, int], list[Action]]] = MappingProxyType(
     {"1f1b": one_f_one_b, "gpipe": gpipe, "interleaved": interleaved, "zero-bubble": zero_bubble}
 )
-
-
-def needs(action: Action, last_chunk: int) -> Iterator[Action]:
-    """What must have been done for ``action``, on whichever worker; a whole backward pass counts for its halves."""
-    kind, chunk, k = action.kind, action.chunk, action.batch
-    if kind == "forward":
-        if chunk:
-            yield Action("forward", chunk - 1, k)
-    elif kind == "weight":
-        yield Action("input", chunk, k)
-    else:
-        yield Action("forward", chunk, k)
-        if chunk < last_chunk:
-            yield Action(kind, chunk + 1, k)
-
-
-def idle_part(schedule: Schedule, workers: int, batches: int) -> float:
-    """The part of a step that a worker stands idle, by the sources: with stages of equal cost, free transfers, and
-    forward pass, gradient of inputs and gradient of weights of equal length. *Modelled*.
-
-    ``batches`` is a multiple of ``workers`` where it is interleaved.
-    """
-    bubble = {"gpipe": 3.0, "1f1b": 3.0, "interleaved": 3.0 / CHUNKS, "zero-bubble": 1.0}[schedule] * (workers - 1)
-    return bubble / (bubble + 3.0 * batches)

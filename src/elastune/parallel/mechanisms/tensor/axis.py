@@ -1,10 +1,11 @@
 """The tensor axis: a fixed number of virtual blocks, a run of them on each worker, and their collectives.
 
-A divided layer is ``count`` blocks, whatever workers exist, as a global batch is slots. Each block is computed by
-itself, and sums over blocks follow the canonical tree, so bits do not show how many workers the axis has.
-What is not divided is computed by every worker of the axis, with equal bits, and so is its gradient. Hence each
-direction is the other's derivative: shared / summed and parted / joined. Megatron-LM's f and g (Shoeybi et al.
-2019) are the first two.
+A divided layer consists of ``count`` blocks on any number of workers, as a global batch consists of slots. Each block
+is computed separately, and sums over blocks follow the canonical tree. So bits do not depend on the number of workers.
+Every worker of the axis computes everything that is not divided, with equal bits, and also its gradient.
+So the four conversions between whole tensors and blocks are pairs of derivatives: ``shared`` (one tensor used by all
+blocks) and ``summed`` (partial sums of the blocks); ``parted`` (a tensor cut into blocks) and ``joined`` (blocks side
+by side). The first pair is f and g of Megatron-LM (Shoeybi et al. 2019).
 """
 
 from __future__ import annotations
@@ -23,37 +24,32 @@ from elastune.parallel.comm.group import Group, GroupBroken
 from elastune.parallel.mechanisms.guards import ProcessLocal
 from elastune.parallel.mechanisms.model_parallel import FailureHooks
 
-# [axis] The tensor axis: a fixed number of virtual blocks, of which each worker has a run, and what brings blocks together.
-#
-# A layer that is divided is ``count`` blocks, whatever workers exist, as a global batch is slots: each block is computed
-# by itself, and sums over blocks follow the canonical tree: bits do not show how many workers there are along the axis.
-
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8)
-_HEAD = 11  # a dtype, a kind of call, the number of dimensions, and up to eight
+_HEAD = 11  # numbers that describe a tensor: dtype, kind of call, number of dimensions, and up to eight sizes
 
 
 @dataclass(frozen=True)
 class Form:
-    """What a tensor is before its values: dtype and shape."""
+    """The dtype and shape of a tensor."""
 
     dtype: torch.dtype
     shape: torch.Size
 
 
 class BlockAxis(ProcessLocal):
-    """This worker's place along the tensor axis, read anew by every pass.
+    """This worker's place along the tensor axis, and the collectives between its workers. Every pass reads it again.
 
     Args:
-        count: virtual blocks.
-        exact: sums follow the canonical tree; else the backend's own order.
+        count: The number of virtual blocks.
+        exact: Sums follow the canonical tree; else the backend's own order.
 
     Attributes:
-        own: the blocks that this worker computes.
-        divided_s: seconds spent inside of what is divided, between a tensor's way into blocks and out of them.
-        traffic_bytes: bytes that this worker has sent to others for sums and gathers.
-        computes: whether the model's forward pass runs at this moment.
-        failed: why what forward passes bring is of no use any more, until ``enter``.
-        rescue: see ``ModelParallel``.
+        own_blocks: The blocks that this worker computes.
+        divided_s: Seconds spent in divided layers, from a tensor's entry into blocks to its exit.
+        traffic_bytes: Bytes that this worker has sent to others for sums and gathers.
+        computes: Whether the model's forward pass runs at this moment.
+        failed: The error that makes results of forward passes invalid, until ``enter``.
+        failure_hooks: See ``ModelParallel``.
     """
 
     def __init__(self, count: int, *, exact: bool) -> None:
@@ -69,21 +65,21 @@ class BlockAxis(ProcessLocal):
         self.enter(Group())
 
     def enter(self, group: Group) -> None:
-        """From here on the blocks lie on the workers of ``group``, in order of rank."""
+        """Place the blocks on the workers of ``group``, in order of rank."""
         if group.size > self.count:
             raise ValueError(f"{self.count} blocks on {group.size} workers")
         self.group = group
         self._runs = cut(self.count, group.size)
-        self.own = self._runs[group.rank]
+        self.own_blocks = self._runs[group.rank]
         self.failed = None
         self._since = None
 
-    # -- together -----------------------------------------------------------------------------------------------------
+    # -- collectives --------------------------------------------------------------------------------------------------
 
     def sum(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The sum over all blocks, contiguous, on every worker; ``parts``: the own ones, in order, of one shape."""
-        fold: Fold[torch.Tensor] = Fold(self.own, self.count, torch.add)
-        for block, part in zip(self.own, parts, strict=True):
+        """The contiguous sum over all blocks. ``parts``: this worker's blocks, in order, of one shape."""
+        fold: Fold[torch.Tensor] = Fold(self.own_blocks, self.count, torch.add)
+        for block, part in zip(self.own_blocks, parts, strict=True):
             fold.push(block, part.contiguous())
         mine = [value for _, value in fold.parts]
         if self.group.size == 1:
@@ -100,7 +96,7 @@ class BlockAxis(ProcessLocal):
         return wire.to(total.device)
 
     def _sum_in_order(self, mine: list[torch.Tensor]) -> torch.Tensor:
-        """Chunk c of every worker's subtree sums goes to worker c, which adds in tree order and sends it to all."""
+        """Send chunk c of all subtree sums to worker c, which adds in tree order and sends the sum to all."""
         group, size = self.group, self.group.size
         nodes = [node for run in self._runs for node in subtrees(run, self.count)]
         subtrees_of = [len(subtrees(run, self.count)) for run in self._runs]
@@ -112,17 +108,17 @@ class BlockAxis(ProcessLocal):
             for c in range(size):
                 piece = flat[c * chunk : (c + 1) * chunk]
                 sent[c, i, : piece.numel()].copy_(piece)
-        got = sent.new_empty(len(nodes), chunk)
+        received = sent.new_empty(len(nodes), chunk)
         counts = [count * chunk for count in subtrees_of]
-        group.all_to_all(got.view(-1), sent.view(-1), counts, [len(mine) * chunk] * size).wait()
-        total = tree_sum(list(zip(nodes, got.unbind(0), strict=True)), self.count, torch.add)
-        out = got.new_empty(size * chunk)
+        group.all_to_all(received.view(-1), sent.view(-1), counts, [len(mine) * chunk] * size).wait()
+        total = tree_sum(list(zip(nodes, received.unbind(0), strict=True)), self.count, torch.add)
+        out = received.new_empty(size * chunk)
         group.all_gather(out, total).wait()
         self.traffic_bytes += (size - 1) * (len(mine) + 1) * _bytes(total)
         return out[:numel].view(shape).to(device)
 
     def join(self, parts: Sequence[torch.Tensor], sizes: Sequence[int], dim: int) -> torch.Tensor:
-        """All blocks side by side along ``dim``, contiguous, on every worker; ``sizes``: of all blocks along it."""
+        """All blocks side by side along ``dim``, contiguous. ``sizes``: of all blocks along ``dim``."""
         mine = torch.cat(list(parts), dim)
         if self.group.size == 1:
             return mine.contiguous()
@@ -137,28 +133,34 @@ class BlockAxis(ProcessLocal):
         return out.view(sum(sizes), *first.shape[1:]).movedim(0, dim).contiguous().to(mine.device)
 
     def parts(self, whole: torch.Tensor, sizes: Sequence[int], dim: int) -> list[torch.Tensor]:
-        """The own blocks of ``whole`` along ``dim``, each with a storage of its own: bits may depend on alignment."""
-        starts = [sum(sizes[:block]) for block in self.own]
+        """This worker's blocks of ``whole``, each with its own storage: bits may depend on alignment."""
+        starts = [sum(sizes[:block]) for block in self.own_blocks]
         return [
             whole.narrow(dim, start, sizes[block]).clone(memory_format=torch.contiguous_format)
-            for block, start in zip(self.own, starts, strict=True)
+            for block, start in zip(self.own_blocks, starts, strict=True)
         ]
 
-    # -- what workers have that run slots of their own ----------------------------------------------------------------
+    # -- exchange between workers that run slots of their own ---------------------------------------------------------
 
-    def forms(self, own: torch.Tensor | None, kind: int) -> tuple[list[Form | None], list[int]]:
-        """By rank: of what form the tensor is that each worker is about to ``swap`` first; None: it has none. And what
-        each says of the call that it is for, a number (``kind``).
+    def forms(self, tensor: torch.Tensor | None, kind: int) -> tuple[list[Form | None], list[int]]:
+        """Exchange the forms of the tensors that workers are about to ``swap``.
+
+        Args:
+            tensor: This worker's first tensor; None: it has none.
+            kind: A number that describes this worker's call.
+
+        Returns:
+            By rank: the form of each worker's tensor (or None), and its ``kind``.
         """
         if self.group.size == 1:
-            return [None if own is None else Form(own.dtype, own.shape)], [kind]
+            return [None if tensor is None else Form(tensor.dtype, tensor.shape)], [kind]
         head = torch.full((_HEAD,), -1, dtype=torch.int64)
         head[1] = kind
-        if own is not None:
-            if own.dim() > _HEAD - 3 or own.dtype not in _DTYPES:
-                told = f"{own.dtype}, {own.dim()} dimensions"
-                raise UserError("divided layers are given a tensor of numbers", told, "leave them out of the plan")
-            head[: 3 + own.dim()] = torch.tensor([_DTYPES.index(own.dtype), kind, own.dim(), *own.shape])
+        if tensor is not None:
+            if tensor.dim() > _HEAD - 3 or tensor.dtype not in _DTYPES:
+                described = f"{tensor.dtype}, {tensor.dim()} dimensions"
+                raise UserError("divided layers are given a tensor of numbers", described, "leave them out of the plan")
+            head[: 3 + tensor.dim()] = torch.tensor([_DTYPES.index(tensor.dtype), kind, tensor.dim(), *tensor.shape])
         heads = torch.empty(self.group.size * _HEAD, dtype=torch.int64, device=self.group.wire)
         self.group.all_gather(heads, head.to(self.group.wire)).wait()
         rows = heads.view(self.group.size, _HEAD).tolist()
@@ -167,16 +169,19 @@ class BlockAxis(ProcessLocal):
         ]
         return forms, [row[1] for row in rows]
 
-    def swap(self, own: Sequence[torch.Tensor], shapes: Sequence[Sequence[torch.Size]]) -> list[list[torch.Tensor]]:
-        """By rank: what every worker gives, each tensor contiguous and with a storage of its own.
+    def swap(self, tensors: Sequence[torch.Tensor], shapes: Sequence[Sequence[torch.Size]]) -> list[list[torch.Tensor]]:
+        """Give this worker's tensors to all workers and return the tensors of every worker, by rank.
 
-        ``shapes``: of what each worker gives, by rank; as many tensors everywhere, and of the same dtypes.
+        Each tensor is contiguous and has its own storage. All workers give equally many tensors, of the same dtypes.
+        ``shapes``: the shapes of each worker's tensors, by rank.
         """
         if self.group.size == 1:
-            return [[each.detach().clone(memory_format=torch.contiguous_format) for each in own]]
+            return [[each.detach().clone(memory_format=torch.contiguous_format) for each in tensors]]
         group = self.group
-        flat = torch.cat([each.detach().reshape(-1).view(torch.uint8).to(group.wire) for each in own])
-        sizes = [[shape.numel() * each.element_size() for shape, each in zip(row, own, strict=True)] for row in shapes]
+        flat = torch.cat([each.detach().reshape(-1).view(torch.uint8).to(group.wire) for each in tensors])
+        sizes = [
+            [shape.numel() * each.element_size() for shape, each in zip(row, tensors, strict=True)] for row in shapes
+        ]
         totals = list(map(sum, sizes))
         out = flat.new_empty(sum(totals))
         if len(set(totals)) == 1:
@@ -187,12 +192,12 @@ class BlockAxis(ProcessLocal):
         return [
             [
                 piece.to(each.device, copy=True).view(each.dtype).view(shape)
-                for piece, each, shape in zip(part.split(lengths), own, row, strict=True)
+                for piece, each, shape in zip(part.split(lengths), tensors, row, strict=True)
             ]
             for part, lengths, row in zip(out.split(totals), sizes, shapes, strict=True)
         ]
 
-    # -- in the user's forward pass, which runs to its end; ``failed`` is told behind it ------------------------------
+    # -- in the user's forward pass, which runs to its end before ``failed`` is reported ------------------------------
 
     def sum_forward(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """As ``sum``; zeros where the group broke, or the step is lost."""
@@ -214,28 +219,28 @@ class BlockAxis(ProcessLocal):
         shape[dim] = sum(sizes)
         return parts[0].new_zeros(shape)
 
-    # -- how long -----------------------------------------------------------------------------------------------------
+    # -- time in divided layers ---------------------------------------------------------------------------------------
 
-    def goes_in(self) -> None:
-        """A tensor goes into blocks."""
+    def enter_blocks(self) -> None:
+        """A tensor enters blocks: start the clock."""
         if self._since is None:
             self._since = time.perf_counter()
 
-    def comes_out(self) -> None:
-        """A tensor comes out of blocks."""
+    def leave_blocks(self) -> None:
+        """A tensor leaves blocks: stop the clock."""
         if self._since is not None:
             self.divided_s += time.perf_counter() - self._since
             self._since = None
 
     @contextmanager
-    def back_into(self) -> Iterator[None]:
-        """In a backward pass: a gradient goes into blocks. What lies between this and ``back_out`` is divided."""
+    def backward_enters_blocks(self) -> Iterator[None]:
+        """Context in a backward pass where a gradient enters blocks. It starts the clock."""
         self._back_since = time.perf_counter()
         yield
 
     @contextmanager
-    def back_out(self) -> Iterator[None]:
-        """In a backward pass: the blocks' gradients come together; of several times in a row each adds what it took."""
+    def backward_leaves_blocks(self) -> Iterator[None]:
+        """Context in a backward pass where the blocks' gradients come together. Each one in a row adds its own time."""
         yield
         now = time.perf_counter()
         self.divided_s += now - self._back_since
@@ -246,24 +251,19 @@ def _bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-# [passing] Into blocks and out of them, forwards and backwards.
-#
-# What is not divided is computed by every worker of the axis, with equal bits; so is its gradient. Hence each way has
-# another as its derivative: shared / summed (one tensor used by all blocks; the blocks' partial sums added up), and
-# parted / joined (a tensor cut into blocks; blocks side by side). Megatron-LM's f and g (Shoeybi et al. 2019) are the
-# first two.
+# --- into blocks and out of them, forward and backward ---
 
 
 class _Share(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, axis: BlockAxis, whole: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        axis.goes_in()
+        axis.enter_blocks()
         ctx.axis = axis
-        return tuple(whole.view_as(whole) for _ in axis.own)
+        return tuple(whole.view_as(whole) for _ in axis.own_blocks)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, torch.Tensor]:
-        with ctx.axis.back_out():
+        with ctx.axis.backward_leaves_blocks():
             return None, ctx.axis.sum(gradients)
 
 
@@ -272,13 +272,13 @@ class _Sum(torch.autograd.Function):
     def forward(ctx: Any, axis: BlockAxis, *parts: torch.Tensor) -> torch.Tensor:
         ctx.axis = axis
         total = axis.sum_forward(parts)
-        axis.comes_out()
+        axis.leave_blocks()
         return total
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
-        with ctx.axis.back_into():
-            return None, *(gradients[0] for _ in ctx.axis.own)
+        with ctx.axis.backward_enters_blocks():
+            return None, *(gradients[0] for _ in ctx.axis.own_blocks)
 
 
 class _Part(torch.autograd.Function):
@@ -286,13 +286,13 @@ class _Part(torch.autograd.Function):
     def forward(
         ctx: Any, axis: BlockAxis, sizes: tuple[int, ...], dim: int, whole: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        axis.goes_in()
+        axis.enter_blocks()
         ctx.axis, ctx.sizes, ctx.dim = axis, sizes, dim
         return tuple(axis.parts(whole, sizes, dim))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
-        with ctx.axis.back_out():
+        with ctx.axis.backward_leaves_blocks():
             return None, None, None, ctx.axis.join(gradients, ctx.sizes, ctx.dim)
 
 
@@ -301,32 +301,32 @@ class _Join(torch.autograd.Function):
     def forward(ctx: Any, axis: BlockAxis, sizes: tuple[int, ...], dim: int, *parts: torch.Tensor) -> torch.Tensor:
         ctx.axis, ctx.sizes, ctx.dim = axis, sizes, dim
         whole = axis.join_forward(parts, sizes, dim)
-        axis.comes_out()
+        axis.leave_blocks()
         return whole
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
-        with ctx.axis.back_into():
+        with ctx.axis.backward_enters_blocks():
             return None, None, None, *ctx.axis.parts(gradients[0], ctx.sizes, ctx.dim)
 
 
 def shared(axis: BlockAxis, whole: torch.Tensor) -> list[torch.Tensor]:
-    """``whole``, once for each own block; its gradient is the sum over all blocks."""
+    """``whole``, once for each of this worker's blocks. Its gradient is the sum over all blocks."""
     return list(_Share.apply(axis, whole))  # type: ignore[no-untyped-call]
 
 
 def summed(axis: BlockAxis, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The sum over all blocks, on every worker."""
+    """The sum over all blocks, on every worker. Each block gets the gradient of the sum."""
     total: torch.Tensor = _Sum.apply(axis, *parts)  # type: ignore[no-untyped-call]
     return total
 
 
 def parted(axis: BlockAxis, whole: torch.Tensor, sizes: Sequence[int], dim: int) -> list[torch.Tensor]:
-    """The own blocks of ``whole``."""
+    """This worker's blocks of ``whole`` along ``dim``. Its gradient is that of all blocks, side by side."""
     return list(_Part.apply(axis, tuple(sizes), dim, whole))  # type: ignore[no-untyped-call]
 
 
 def joined(axis: BlockAxis, parts: Sequence[torch.Tensor], sizes: Sequence[int], dim: int) -> torch.Tensor:
-    """All blocks side by side, on every worker."""
+    """All blocks side by side along ``dim``, on every worker. Each block gets its part of the gradient."""
     whole: torch.Tensor = _Join.apply(axis, tuple(sizes), dim, *parts)  # type: ignore[no-untyped-call]
     return whole

@@ -2,7 +2,7 @@
 
 It lies between a layer divided by columns and one divided by rows; the user's forward pass sees the whole shape.
 Activations, dropout, heads made by ``view`` and ``transpose``, attention, normalisation and pooling act on each
-block: a kernel sees the same numbers in the same shape, however many workers there are. For everything else the
+block: a kernel sees the same numbers in the same shape for any number of workers. For every other operation the
 blocks are gathered and every worker computes the whole: slower, never wrong.
 """
 
@@ -15,21 +15,21 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.utils._pytree import tree_map
 
 from elastune.core.errors import UserError
 from elastune.parallel.mechanisms.tensor.axis import BlockAxis, joined, parted, shared
-
-# [blocked] A tensor that exists in blocks: what lies between a layer divided by columns and one divided by rows.
-#
-# The user's forward pass handles it as a tensor of the whole shape. What is known to act on each block by itself (an
-# activation, dropout, heads made by ``view`` and ``transpose``, attention, pooling) is done block by block: a kernel sees
-# the same numbers at the same place of the same shape, however many workers there are. For everything else the blocks
-# are gathered first, and every worker does it on the whole: slower, never wrong.
+from elastune.parallel.mechanisms.torch_private import tree_map
 
 
 class Blocked:
-    """Blocks along dimension ``along``, of ``sizes`` there; ``parts`` are those of this worker."""
+    """A tensor in blocks along one dimension. It has the shape and most operations of a tensor.
+
+    Attributes:
+        axis: The axis whose workers have the blocks.
+        parts: This worker's blocks.
+        sizes: The sizes of all blocks along the dimension.
+        along: The dimension.
+    """
 
     def __init__(self, axis: BlockAxis, parts: Sequence[torch.Tensor], sizes: Sequence[int], along: int) -> None:
         self.axis = axis
@@ -42,7 +42,7 @@ class Blocked:
 
     @property
     def shape(self) -> torch.Size:
-        """Of the whole."""
+        """The shape of the whole tensor."""
         shape = list(self.parts[0].shape)
         shape[self.along] = sum(self.sizes)
         return torch.Size(shape)
@@ -94,15 +94,20 @@ class Blocked:
         return self._whole
 
     def each(self, act: Callable[..., torch.Tensor], *operands: Sequence[Any]) -> Blocked:
-        """``act`` of every block, and of what ``operands`` have for it; the result is in blocks of the same sizes."""
+        """Apply ``act`` to every block and its entry of each of ``operands``. Blocks keep their sizes."""
         return Blocked(
             self.axis, [act(*args) for args in zip(self.parts, *operands, strict=True)], self.sizes, self.along
         )
 
     def for_each(self, other: Any, *, like: Sequence[int] | None = None) -> Sequence[Any] | None:
-        """``other``, as broadcasting joins it with a tensor of shape ``like`` (own: that of this), block by block.
+        """``other``, cut for an operation with each of this worker's blocks, by the rules of broadcasting.
 
-        None where it does not go with these blocks.
+        Args:
+            other: A tensor, a tensor in blocks, or any other value.
+            like: The shape of the operand in blocks; None: the shape of this tensor.
+
+        Returns:
+            A value for each block; None where ``other`` cannot be cut like the blocks.
         """
         rank = self.ndim if like is None else len(like)
         if isinstance(other, Blocked):
@@ -118,13 +123,13 @@ class Blocked:
         return parted(self.axis, other, self.sizes, dim) if other.shape[dim] == sum(self.sizes) else None
 
     def in_blocks_of(self, sizes: Sequence[int], dim: int) -> Blocked:
-        """The same values, cut in this way."""
+        """The same values, cut along ``dim`` into ``sizes``."""
         dim %= self.ndim
         if (dim, tuple(sizes)) == (self.along, self.sizes):
             return self
         return Blocked(self.axis, parted(self.axis, self.whole(), sizes, dim), sizes, dim)
 
-    # -- what torch is asked to do with it ----------------------------------------------------------------------------
+    # -- operations of torch ------------------------------------------------------------------------------------------
 
     @classmethod
     def __torch_function__(
@@ -175,9 +180,10 @@ def as_whole(value: Any) -> Any:
     return value.whole() if isinstance(value, Blocked) else value
 
 
-# -- what is done block by block ---------------------------------------------------------------------------------------
+# --- operations on each block ---
+
 Handler = Callable[..., Any]
-"""Gets the function and its arguments; ``NotImplemented`` where it needs the whole."""
+"""Gets a function of torch and its arguments, and returns the result or ``NotImplemented`` if it needs the whole."""
 
 
 def _unary(func: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -208,20 +214,20 @@ def _binary(func: Callable[..., Any], a: Any, b: Any, **kwargs: Any) -> Any:
 
 
 def _from_right(func: Callable[..., Any], number: Any, part: torch.Tensor) -> torch.Tensor:
-    """A number first: methods of tensors do not take that, the functions of that name do."""
+    """The operation with a number as first operand: only the function ``torch.NAME`` takes that, not the method."""
     result: torch.Tensor = getattr(torch, func.__name__.strip("_"))(number, part)
     return result
 
 
 def _dropout(func: Callable[..., Any], x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-    """The mask of the whole is drawn, as in a model that is not divided, and each block takes its part."""
+    """Draw the mask of the whole, as in an undivided model, and give each block its part."""
     if not isinstance(x, Blocked) or not training or p == 0:
         return x
     return _masked(x, torch.nn.functional.dropout(torch.ones(x.shape, dtype=x.dtype, device=x.device), p, True))
 
 
 def _dropout2d(func: Callable[..., Any], x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-    """Of whole channels."""
+    """Dropout of whole channels."""
     if not isinstance(x, Blocked) or x.ndim != 4 or x.along != 1:
         return NotImplemented
     if not training or p == 0:
@@ -246,7 +252,7 @@ def _reshape(func: Callable[..., Any], x: Any, *shape: Any, **kwargs: Any) -> An
 
 
 def reshaped(x: Blocked, shape: list[int]) -> Any:
-    """Blocks stay blocks where what they lie along is kept, cut (into heads) or put together with later dimensions."""
+    """Reshape each block, if the dimension of the blocks is kept, cut (into heads) or joined with later dimensions."""
     if -1 in shape:
         shape[shape.index(-1)] = x.numel() // max(1, -prod(shape))
     before, length = prod(x.shape[: x.along]), x.shape[x.along]
@@ -257,7 +263,7 @@ def reshaped(x: Blocked, shape: list[int]) -> Any:
             if any(block * inner % row for block in x.sizes):
                 break
             sizes = [block * inner // row for block in x.sizes]
-            cut = [sizes[block] for block in x.axis.own]
+            cut = [sizes[block] for block in x.axis.own_blocks]
             parts = [part.reshape(*shape[:dim], n, *shape[dim + 1 :]) for part, n in zip(x.parts, cut, strict=True)]
             return Blocked(x.axis, parts, sizes, dim)
     return NotImplemented
@@ -270,8 +276,8 @@ def _flatten(func: Callable[..., Any], x: Any, start_dim: int = 0, end_dim: int 
 
 def _unflatten(func: Callable[..., Any], x: Any, dim: int, sizes: Sequence[int]) -> Any:
     dim %= x.ndim
-    known = [s if s != -1 else x.shape[dim] // -prod(sizes) for s in sizes]
-    return reshaped(x, [*x.shape[:dim], *known, *x.shape[dim + 1 :]])
+    full_sizes = [s if s != -1 else x.shape[dim] // -prod(sizes) for s in sizes]
+    return reshaped(x, [*x.shape[:dim], *full_sizes, *x.shape[dim + 1 :]])
 
 
 def _permute(func: Callable[..., Any], x: Any, *dims: Any) -> Any:
@@ -291,7 +297,7 @@ def _unsqueeze(func: Callable[..., Any], x: Any, dim: int) -> Any:
 
 
 def _along_another(func: Callable[..., Any], x: Any, dim: int | None = None, *args: Any, **kwargs: Any) -> Any:
-    """Softmax and the like, over a dimension that is not cut."""
+    """Softmax and similar functions, over a dimension that is not cut."""
     if not isinstance(x, Blocked) or not isinstance(dim, int) or dim % x.ndim == x.along:
         return NotImplemented
     return x.each(lambda part: func(part, dim, *args, **kwargs))
@@ -301,18 +307,18 @@ def _masked_fill(func: Callable[..., Any], x: Any, mask: Any, value: Any) -> Any
     masks = x.for_each(mask) if isinstance(x, Blocked) else None
     if masks is None or isinstance(value, Blocked) or getattr(value, "requires_grad", False):
         return NotImplemented
-    return x.each(lambda part, own: part.masked_fill(own, value), masks)
+    return x.each(lambda part, block_mask: part.masked_fill(block_mask, value), masks)
 
 
 def _matmul(func: Callable[..., Any], a: Any, b: Any) -> Any:
-    """Matrices of a batch that is cut (heads)."""
+    """Products of matrices in a batch that is cut (heads)."""
     if not (isinstance(a, Blocked) and isinstance(b, Blocked)) or a.ndim != b.ndim or a.along >= a.ndim - 2:
         return NotImplemented
     return a.each(torch.matmul, b.parts) if (a.along, a.sizes) == (b.along, b.sizes) else NotImplemented
 
 
 def _pooling(func: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> Any:
-    """Channel by channel."""
+    """Pooling of each channel."""
     if not isinstance(x, Blocked) or (x.ndim, x.along) != (4, 1) or kwargs.get("return_indices"):
         return NotImplemented
     return x.each(lambda part: func(part, *args, **kwargs))
@@ -365,9 +371,6 @@ HANDLERS: dict[str, Handler] = {
 }
 
 
-# [kernels] Attention and normalisation block by block.
-
-
 def attend(
     func: Callable[..., Any],
     query: Any,
@@ -391,16 +394,16 @@ def attend(
     if masks is None:
         return NotImplemented
 
-    def one(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    def attend_block(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         return F.scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal, scale=scale)
 
-    return query.each(one, key.parts, value.parts, masks)
+    return query.each(attend_block, key.parts, value.parts, masks)
 
 
 def attention(
     query: Any, key: Any, value: Any, mask: torch.Tensor | None, dropout_p: float, scale: float | None
 ) -> tuple[Any, Any]:
-    """The same, written out: what attends to what is needed, or thinned out. Returns (values, weights)."""
+    """Attention in separate operations, for calls that need the weights or dropout. Returns (values, weights)."""
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = (query * factor).matmul(key.transpose(-2, -1))
     if mask is not None:
@@ -426,22 +429,22 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Any:
-    """Of channels that lie in blocks. Weight, bias and running statistics are whole on every worker."""
+    """Batch normalisation of channels in blocks. Weight, bias and running statistics are whole on every worker."""
     if not isinstance(x, Blocked) or x.along != 1 or (weight is None) != (bias is None):
         return NotImplemented
     axis, sizes = x.axis, x.sizes
-    affine: list[Any] = [(None, None)] * len(axis.own)
+    affine: list[Any] = [(None, None)] * len(axis.own_blocks)
     if weight is not None and bias is not None:
         affine = [tuple(both.unbind(0)) for both in parted(axis, torch.stack([weight, bias]), sizes, 1)]
-    running: list[Any] = [(None, None)] * len(axis.own)
+    running: list[Any] = [(None, None)] * len(axis.own_blocks)
     if running_mean is not None and running_var is not None:
         running = [tuple(both.unbind(0)) for both in axis.parts(torch.stack([running_mean, running_var]), sizes, 1)]
 
-    def one(part: torch.Tensor, own: Any, statistics: Any) -> torch.Tensor:
-        (w, b), (mean, var) = own, statistics
+    def normalise_block(part: torch.Tensor, weight_and_bias: Any, statistics: Any) -> torch.Tensor:
+        (w, b), (mean, var) = weight_and_bias, statistics
         return F.batch_norm(part, mean, var, w, b, training, momentum, eps)
 
-    normal = x.each(one, affine, running)
+    normal = x.each(normalise_block, affine, running)
     if training and running_mean is not None and running_var is not None:
         with torch.no_grad():
             mean, var = axis.join_forward([torch.stack(both) for both in running], sizes, 1)
@@ -459,7 +462,7 @@ def layer_norm(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Over dimensions that are not cut (within heads, say)."""
+    """Layer normalisation over dimensions that are not cut (within heads, for example)."""
     if not isinstance(x, Blocked) or x.along >= x.ndim - len(normalized_shape):
         return NotImplemented
     weights, biases = x.for_each(weight), x.for_each(bias)

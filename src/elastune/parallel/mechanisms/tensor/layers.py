@@ -1,8 +1,9 @@
 """Layers in virtual blocks: linear, convolution, embedding, attention and torch's transformer layers.
 
 A layer stays the user's object: its class changes, and each parameter becomes blocks. Every worker has a parameter
-for every block and computes with its own. Divided by *columns*, a layer gives a part of its outputs for each block;
-by *rows*, it uses a part of its inputs (the words of Megatron-LM; of an embedding: features and vocabulary).
+for every block and computes with its own blocks. Divided by *columns*, each block gives a part of the layer's outputs.
+Divided by *rows*, each block uses a part of its inputs. (These are the words of Megatron-LM and of
+``torch.distributed.tensor.parallel``. For an embedding, columns are features and rows are the vocabulary.)
 """
 
 from __future__ import annotations
@@ -22,20 +23,18 @@ from elastune.parallel.mechanisms.tensor.axis import BlockAxis, joined, parted, 
 from elastune.parallel.mechanisms.tensor.blocked import Blocked, as_whole, attention
 from elastune.parallel.mechanisms.tensor_storage import is_memory_mapped
 
-# [layers] Layers in virtual blocks. A layer stays the user's object: its class changes, and each parameter becomes blocks.
-#
-# Every worker has a parameter for every block, and computes with those of its own. Divided by *columns* a layer gives a
-# part of its outputs for each block, divided by *rows* it uses a part of its inputs (the words of Megatron-LM and of
-# ``torch.distributed.tensor.parallel``; of an embedding: features and vocabulary).
-
 ParallelStyle = Literal["columns", "rows"]
 
 
 @dataclass(frozen=True)
 class BlockOf:
-    """One block of a parameter: what the layer calls it, where it lies in the whole, and which block of the axis it is.
+    """One block of a parameter.
 
-    ``role``: of parameters that are several in one (attention's projections) which of them.
+    Attributes:
+        key: The name of the block's parameter in the layer.
+        box: The place of the block in the whole parameter.
+        block: The number of the block on the axis.
+        role: The part of a parameter that combines several (attention's query, key and value projections).
     """
 
     key: str
@@ -45,37 +44,43 @@ class BlockOf:
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        """Where it lies, as an index."""
+        """The box as an index."""
         return tuple(slice(start, stop) for start, stop in self.box)
 
 
 def blocks_along(name: str, shape: Sequence[int], dim: int, sizes: Sequence[int]) -> tuple[BlockOf, ...]:
-    """The blocks of parameter ``name`` that is cut along ``dim``."""
-    found, start = [], 0
+    """The blocks of the parameter ``name``, cut along ``dim``."""
+    blocks, start = [], 0
     for block, size in enumerate(sizes):
         box = tuple((start, start + size) if d == dim else (0, length) for d, length in enumerate(shape))
-        found.append(BlockOf(f"{name}#{block}", box, block))
+        blocks.append(BlockOf(f"{name}#{block}", box, block))
         start += size
-    return tuple(found)
+    return tuple(blocks)
 
 
 class Divided(nn.Module):
-    """What all of them share. ``divided``: the blocks of each parameter that is cut, by its name in this layer."""
+    """Base of all divided layers.
+
+    Attributes:
+        divided: The blocks of each parameter that is cut, by its name in this layer.
+        sizes: The sizes of the blocks along the cut.
+        parallel_style: By columns or by rows.
+    """
 
     _axis: BlockAxis
     divided: dict[str, tuple[BlockOf, ...]]
     sizes: tuple[int, ...]
     parallel_style: ParallelStyle
 
-    def own(self, name: str, role: int = 0) -> list[torch.Tensor]:
+    def own_blocks(self, name: str, role: int = 0) -> list[torch.Tensor]:
         """This worker's blocks of a parameter, in order."""
-        wanted = self._axis.own
-        found = [self._parameters[b.key] for b in self.divided[name] if b.block in wanted and b.role == role]
-        return [p for p in found if p is not None]
+        wanted = self._axis.own_blocks
+        blocks = [self._parameters[b.key] for b in self.divided[name] if b.block in wanted and b.role == role]
+        return [p for p in blocks if p is not None]
 
-    def own_or_none(self, name: str, role: int = 0) -> Sequence[torch.Tensor | None]:
-        """The same of a parameter that the layer may not have."""
-        return self.own(name, role) if name in self.divided else [None] * len(self._axis.own)
+    def own_blocks_or_none(self, name: str, role: int = 0) -> Sequence[torch.Tensor | None]:
+        """As ``own_blocks``, for a parameter that the layer may not have or may not cut."""
+        return self.own_blocks(name, role) if name in self.divided else [None] * len(self._axis.own_blocks)
 
     def __getattr__(self, name: str) -> Any:
         divided = self.__dict__.get("divided", {})
@@ -87,7 +92,7 @@ class Divided(nn.Module):
         return self._gathered(name)
 
     def _gathered(self, name: str) -> torch.Tensor:
-        """The whole parameter, for a pass that uses it otherwise than by calling the layer."""
+        """The whole parameter, for a forward pass that reads it without calling the layer."""
         blocks = self.divided[name]
         dims = [d for d, edges in enumerate(zip(*(b.box for b in blocks), strict=True)) if len(set(edges)) > 1]
         roles = sorted({b.role for b in blocks})
@@ -95,7 +100,7 @@ class Divided(nn.Module):
         for role in roles:
             of_role = [b for b in blocks if b.role == role]
             sizes = [b.box[dims[0]][1] - b.box[dims[0]][0] for b in of_role]
-            parts.append(joined(self._axis, self.own(name, role), sizes, dims[0]))
+            parts.append(joined(self._axis, self.own_blocks(name, role), sizes, dims[0]))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dims[0])
 
     # -- under the user's names ---------------------------------------------------------------------------------------
@@ -137,7 +142,7 @@ class Divided(nn.Module):
 
     @contextmanager
     def _without_blocks(self) -> Iterator[dict[str, nn.Parameter]]:
-        """What torch looks at inside has no blocks; these it gives."""
+        """Context in which the layer has no parameters for blocks. Yields these parameters."""
         parameters = dict(self._parameters)
         blocks = {b.key: self.get_parameter(b.key) for parts in self.divided.values() for b in parts}
         for key in blocks:
@@ -148,7 +153,7 @@ class Divided(nn.Module):
 
 
 def has_values(p: torch.Tensor) -> bool:
-    """Whether the block is here: the storage of others is empty."""
+    """Whether this worker has the block's values. Blocks of other workers have empty storage."""
     return p.numel() == 0 or p.untyped_storage().size() > 0
 
 
@@ -166,7 +171,7 @@ def whole_of(blocks: Sequence[BlockOf], values: Sequence[torch.Tensor]) -> torch
 
 
 class DividedLinear(Divided, nn.Linear):
-    """``nn.Linear``. Bias goes with the outputs: in blocks by columns, whole by rows."""
+    """``nn.Linear`` in blocks. The bias belongs to the outputs: in blocks by columns, whole by rows."""
 
     def forward(self, input: Any) -> Any:  # noqa: A002 - torch's own name
         axis = self._axis
@@ -174,17 +179,20 @@ class DividedLinear(Divided, nn.Linear):
             parts = [
                 F.linear(x, w, b)
                 for x, w, b in zip(
-                    shared(axis, as_whole(input)), self.own("weight"), self.own_or_none("bias"), strict=True
+                    shared(axis, as_whole(input)),
+                    self.own_blocks("weight"),
+                    self.own_blocks_or_none("bias"),
+                    strict=True,
                 )
             ]
             return Blocked(axis, parts, self.sizes, -1)
         blocks = in_blocks(axis, input, self.sizes, -1)
-        total = summed(axis, [F.linear(x, w) for x, w in zip(blocks, self.own("weight"), strict=True)])
+        total = summed(axis, [F.linear(x, w) for x, w in zip(blocks, self.own_blocks("weight"), strict=True)])
         return total if self.bias is None else total + self.bias
 
 
 class DividedConv2d(Divided, nn.Conv2d):
-    """``nn.Conv2d`` of one group: by output channels, or by input channels."""
+    """``nn.Conv2d`` of one group, in blocks of output channels (columns) or input channels (rows)."""
 
     def forward(self, input: Any) -> Any:  # noqa: A002 - torch's own name
         axis, channels = self._axis, -3
@@ -192,36 +200,44 @@ class DividedConv2d(Divided, nn.Conv2d):
             parts = [
                 self._conv_forward(x, w, b)
                 for x, w, b in zip(
-                    shared(axis, as_whole(input)), self.own("weight"), self.own_or_none("bias"), strict=True
+                    shared(axis, as_whole(input)),
+                    self.own_blocks("weight"),
+                    self.own_blocks_or_none("bias"),
+                    strict=True,
                 )
             ]
             return Blocked(axis, parts, self.sizes, channels)
         blocks = in_blocks(axis, input, self.sizes, channels)
-        total = summed(axis, [self._conv_forward(x, w, None) for x, w in zip(blocks, self.own("weight"), strict=True)])
+        total = summed(
+            axis, [self._conv_forward(x, w, None) for x, w in zip(blocks, self.own_blocks("weight"), strict=True)]
+        )
         return total if self.bias is None else total + self.bias.view(-1, 1, 1)
 
 
 class DividedEmbedding(Divided, nn.Embedding):
-    """``nn.Embedding``: by features, or by vocabulary. Sums over the vocabulary have one term that is not zero."""
+    """``nn.Embedding`` in blocks of features (columns) or of the vocabulary (rows).
+
+    A sum over the blocks of the vocabulary has only one term that is not zero.
+    """
 
     def forward(self, input: torch.Tensor) -> Any:  # noqa: A002 - torch's own name
         axis = self._axis
         if self.parallel_style == "columns":
-            parts = [F.embedding(input, w, self.padding_idx) for w in self.own("weight")]
+            parts = [F.embedding(input, w, self.padding_idx) for w in self.own_blocks("weight")]
             return Blocked(axis, parts, self.sizes, -1)
         parts = []
-        for block, w in zip(axis.own, self.own("weight"), strict=True):
+        for block, w in zip(axis.own_blocks, self.own_blocks("weight"), strict=True):
             start = sum(self.sizes[:block])
             outside = (input < start) | (input >= start + self.sizes[block])
             padding = None if self.padding_idx is None else self.padding_idx - start
-            here = padding if padding is not None and 0 <= padding < self.sizes[block] else None
-            rows = F.embedding((input - start).clamp(0, self.sizes[block] - 1), w, here)
+            padding_row = padding if padding is not None and 0 <= padding < self.sizes[block] else None
+            rows = F.embedding((input - start).clamp(0, self.sizes[block] - 1), w, padding_row)
             parts.append(rows.masked_fill(outside.unsqueeze(-1), 0.0))
         return summed(axis, parts)
 
 
 def in_blocks(axis: BlockAxis, whole: Any, sizes: Sequence[int], dim: int) -> list[torch.Tensor]:
-    """The own blocks of ``whole``, whichever way it comes."""
+    """This worker's blocks of ``whole``, which may be a plain tensor or in blocks."""
     if not isinstance(whole, Blocked):
         return parted(axis, whole, sizes, dim % whole.dim())
     return whole.in_blocks_of(sizes, dim).parts
@@ -234,11 +250,11 @@ def divide_parameters(
     parallel_style: ParallelStyle,
     sizes: Sequence[int],
     blocks: Mapping[str, tuple[BlockOf, ...]],
-    known: dict[int, dict[Box, nn.Parameter]],
+    tied: dict[int, dict[Box, nn.Parameter]],
 ) -> None:
-    """Make ``layer`` a ``kind``, with the parameters that ``blocks`` names in blocks.
+    """Change the class of ``layer`` to ``kind`` and replace the parameters that ``blocks`` names by blocks.
 
-    ``known``: blocks of parameters that other layers have too (tied weights), by the whole one's id.
+    ``tied``: the blocks made so far, by the id of the whole parameter, so that layers with tied weights share them.
     """
     layer.__class__ = kind
     assert isinstance(layer, Divided)
@@ -246,25 +262,25 @@ def divide_parameters(
     for name, parts in blocks.items():
         whole = layer._parameters.pop(name)
         assert whole is not None
-        made = known.setdefault(id(whole), {})
+        made = tied.setdefault(id(whole), {})
         for b in parts:
             if b.box not in made:
                 value = whole.detach()[b.slices]
-                if not is_memory_mapped(whole):  # else each worker takes in what it computes with
+                if not is_memory_mapped(
+                    whole
+                ):  # a memory-mapped block is read later, by the workers that compute with it
                     value = value.clone(memory_format=torch.contiguous_format)
                 made[b.box] = nn.Parameter(value, requires_grad=whole.requires_grad)
             layer.register_parameter(b.key, made[b.box])
 
 
-# [attention] Attention, and the transformer layers of torch, in blocks of heads.
-
 PROJECTIONS = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
 
 
 class DividedAttention(Divided, nn.MultiheadAttention):
-    """``nn.MultiheadAttention``: each block has some of the heads, and their rows of the projection at the end.
+    """``nn.MultiheadAttention`` in blocks of heads, each with its rows of the output projection.
 
-    ``sizes``: features of each block.
+    ``sizes``: the features of each block.
     """
 
     def forward(
@@ -278,7 +294,7 @@ class DividedAttention(Divided, nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As torch's, to the shapes, masks and errors."""
+        """As torch's ``forward``, with the same shapes, masks and errors."""
         if is_causal and attn_mask is None:
             raise RuntimeError("is_causal needs an attn_mask")
         batched = query.dim() == 3
@@ -306,26 +322,26 @@ class DividedAttention(Divided, nn.MultiheadAttention):
 
     def _heads(self, *inputs: torch.Tensor) -> list[Blocked]:
         """Queries, keys and values, each (batch, heads, length, features of a head)."""
-        parallel_styles: dict[int, list[torch.Tensor]] = {}
-        found = []
+        shared_inputs: dict[int, list[torch.Tensor]] = {}
+        heads_of = []
         for role, x in enumerate(inputs):
-            if id(x) not in parallel_styles:
+            if id(x) not in shared_inputs:
                 rows = x.unsqueeze(0) if x.dim() == 2 else x if self.batch_first else x.transpose(0, 1)
-                parallel_styles[id(x)] = shared(self._axis, rows)
+                shared_inputs[id(x)] = shared(self._axis, rows)
             separate = PROJECTIONS[role] in self.divided
-            weights = self.own(PROJECTIONS[role]) if separate else self.own("in_proj_weight", role)
-            biases = self.own_or_none("in_proj_bias", role)
-            parts = [F.linear(*operands) for operands in zip(parallel_styles[id(x)], weights, biases, strict=True)]
+            weights = self.own_blocks(PROJECTIONS[role]) if separate else self.own_blocks("in_proj_weight", role)
+            biases = self.own_blocks_or_none("in_proj_bias", role)
+            parts = [F.linear(*operands) for operands in zip(shared_inputs[id(x)], weights, biases, strict=True)]
             projected = Blocked(self._axis, parts, self.sizes, -1)
             heads = projected.view(*projected.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
             assert isinstance(heads, Blocked)
-            found.append(heads)
-        return found
+            heads_of.append(heads)
+        return heads_of
 
     def _mask(
         self, query: Blocked, attn_mask: torch.Tensor | None, padding: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """One mask of what is added to scores; (batch or 1, heads or 1, queries, keys)."""
+        """The sum of all masks, to be added to scores. Its shape is (batch or 1, heads or 1, queries, keys)."""
         masks = []
         if attn_mask is not None:
             shape = (-1, self.num_heads, *attn_mask.shape[-2:]) if attn_mask.dim() == 3 else (1, 1, *attn_mask.shape)
@@ -340,7 +356,7 @@ class DividedAttention(Divided, nn.MultiheadAttention):
 
 
 class DividedEncoderLayer(nn.TransformerEncoderLayer):
-    """``nn.TransformerEncoderLayer`` whose parts are divided: without the fused kernel, which wants them whole."""
+    """``nn.TransformerEncoderLayer`` with divided parts. The fused kernel would need whole weights."""
 
     def forward(
         self,
@@ -349,7 +365,7 @@ class DividedEncoderLayer(nn.TransformerEncoderLayer):
         src_key_padding_mask: torch.Tensor | None = None,
         is_causal: bool = False,
     ) -> torch.Tensor:
-        """As torch's."""
+        """As torch's ``forward``, without the fused kernel."""
         masks = (src_mask, src_key_padding_mask, is_causal)
         if self.norm_first:
             src = src + self._sa_block(self.norm1(src), *masks)

@@ -1,6 +1,7 @@
 """Tensor parallelism: which layers of a model are divided into virtual blocks, and how the divided model runs.
 
-The plan is found from the kinds of modules, or is the user's, in the words of ``torch.distributed.tensor.parallel``.
+``chosen`` selects the layers: by the user's plan, in the words of ``torch.distributed.tensor.parallel``, or by the
+kinds of the modules (``find_layers``). ``TensorParallel`` divides them and runs the model.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
 
 from elastune.core.batch_slices import BatchSlice
 from elastune.core.errors import UserError
@@ -39,12 +39,11 @@ from elastune.parallel.mechanisms.tensor.layers import (
     blocks_along,
     divide_parameters,
 )
-
-# [plan] Which layers are divided, and how: found from the kinds of modules, or the user's plan in torch's words.
+from elastune.parallel.mechanisms.torch_private import tree_map
 
 Plan = Mapping[str, Any]
 """As ``torch.distributed.tensor.parallel.parallelize_module`` takes it: names with wildcards, ``ColwiseParallel()`` or
-``RowwiseParallel()``. Read as words: a tensor here knows how it lies, so layouts need not be named."""
+``RowwiseParallel()``. Only the names of these classes are read: ``Blocked`` tensors know their layout themselves."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ WORDS: Mapping[str, ParallelStyle] = {"ColwiseParallel": "columns", "RowwisePara
 TRANSFORMER_LAYERS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 DIVIDED = (nn.Linear, nn.Conv2d, nn.Embedding, nn.MultiheadAttention, *TRANSFORMER_LAYERS)
 LARGE = 1 << 16
-"""Numbers in an embedding that is worth dividing unasked."""
+"""The least elements of an embedding that is divided without a plan."""
 PASSED = (
     *(
         nn.ReLU,
@@ -89,24 +88,26 @@ PASSED = (
     ),
     *(nn.Dropout, nn.Identity, nn.BatchNorm1d),
 )
-"""What acts on each feature by itself, so that two Linear layers with nothing else between them are a pair."""
+"""Modules that act on each feature separately, so that the Linear layers before and after them are a pair."""
 
 
 def chosen(model: nn.Module, blocks: int, plan: Plan | None) -> dict[str, ParallelStyle]:
     """The layers to divide into ``blocks``, by name, in the order of the model.
 
     Raises:
-        UserError: For a plan that names no module, a layer that cannot be divided, and heads that do not divide.
+        UserError: The plan names no module of the model, or a layer cannot be divided into ``blocks``.
     """
-    parallel_styles = _unfolded(model, found(model) if plan is None else _asked(model, plan))
+    parallel_styles = _unfolded(model, find_layers(model) if plan is None else _layers_of_plan(model, plan))
     for name, parallel_style in parallel_styles.items():
-        if (why := obstacle(model.get_submodule(name), parallel_style, blocks)) is not None:
-            raise UserError(f"{blocks} virtual blocks must divide each layer of the plan", f"{name} {why[0]}", why[1])
+        if (reason := obstacle(model.get_submodule(name), parallel_style, blocks)) is not None:
+            raise UserError(
+                f"{blocks} virtual blocks must divide each layer of the plan", f"{name} {reason[0]}", reason[1]
+            )
     return parallel_styles
 
 
 def obstacle(layer: nn.Module, parallel_style: ParallelStyle, blocks: int) -> tuple[str, str] | None:
-    """Why ``layer`` cannot be divided into ``blocks`` in this way, and what to do about it."""
+    """Why ``layer`` cannot be divided into ``blocks`` in this style, and the fix; None if it can."""
     other = "leave it out of the plan"
     if type(layer) is nn.MultiheadAttention:
         if layer.num_heads % blocks:
@@ -131,7 +132,7 @@ def obstacle(layer: nn.Module, parallel_style: ParallelStyle, blocks: int) -> tu
 
 
 def _unfolded(model: nn.Module, parallel_styles: Mapping[str, ParallelStyle]) -> dict[str, ParallelStyle]:
-    """Transformer layers as their parts, and all in the order of the model."""
+    """Replace transformer layers by their parts, and sort all layers in the order of the model."""
     parts: dict[str, ParallelStyle] = {}
     for name, parallel_style in parallel_styles.items():
         layer = model.get_submodule(name)
@@ -146,47 +147,46 @@ def _unfolded(model: nn.Module, parallel_styles: Mapping[str, ParallelStyle]) ->
 
 
 def plan_layers(model: nn.Module, plan: Plan | DataParallelTrunk | None) -> None:
-    """Note the user's plan for ``model``, for the mechanism to find; None: there is none."""
+    """Record the user's plan on ``model``, for the mechanism; None: the user has no plan."""
     model.__dict__["_tensor_plan"] = plan
 
 
 def plan_of(model: nn.Module) -> Plan | DataParallelTrunk | None:
-    """What ``plan_layers`` noted."""
+    """The plan that ``plan_layers`` recorded on ``model``."""
     plan: Plan | DataParallelTrunk | None = model.__dict__.get("_tensor_plan")
     return plan
 
 
-# -- the user's --------------------------------------------------------------------------------------------------------
-def _asked(model: nn.Module, plan: Plan) -> dict[str, ParallelStyle]:
+def _layers_of_plan(model: nn.Module, plan: Plan) -> dict[str, ParallelStyle]:
+    """The layers that the user's plan names. Raises ``UserError`` for a plan that does not fit the model."""
     parallel_styles: dict[str, ParallelStyle] = {}
     for pattern, style in plan.items():
         words = [WORDS[kind.__name__] for kind in type(style).__mro__ if kind.__name__ in WORDS]
         if not words:
             fix = "use ColwiseParallel() or RowwiseParallel()"
             raise UserError("a plan says by columns or by rows", f"{pattern}: {type(style).__name__}", fix)
-        names = list(_named(model, "", pattern.split(".") if pattern else []))
+        names = list(_matching(model, "", pattern.split(".") if pattern else []))
         if not names:
-            known = ", ".join(name for name, part in model.named_modules() if isinstance(part, DIVIDED)) or "none"
-            raise UserError("a plan names modules of the model", pattern, f"it has {known}")
+            examples = ", ".join(name for name, part in model.named_modules() if isinstance(part, DIVIDED)) or "none"
+            raise UserError("a plan names modules of the model", pattern, f"it has {examples}")
         for name in names:
             if parallel_styles.setdefault(name, words[0]) != words[0]:
                 raise UserError("a plan divides a layer in one way", name, "name it once")
     return parallel_styles
 
 
-def _named(module: nn.Module, path: str, tokens: list[str]) -> Iterator[str]:
-    """The modules that ``tokens`` (each with wildcards, one for each level) name."""
+def _matching(module: nn.Module, path: str, tokens: list[str]) -> Iterator[str]:
+    """The names of the modules that match ``tokens``, one pattern with wildcards for each level."""
     if not tokens:
         yield path
         return
     for name, child in module.named_children():
         if fnmatch(name, tokens[0]):
-            yield from _named(child, f"{path}.{name}" if path else name, tokens[1:])
+            yield from _matching(child, f"{path}.{name}" if path else name, tokens[1:])
 
 
-# -- found -------------------------------------------------------------------------------------------------------------
-def found(model: nn.Module) -> dict[str, ParallelStyle]:
-    """Transformer layers, attention, pairs of Linear layers, and large embeddings; the rest stays whole."""
+def find_layers(model: nn.Module) -> dict[str, ParallelStyle]:
+    """The layers to divide without a plan: transformer layers, attention, pairs of Linear layers, large embeddings."""
     parallel_styles: dict[str, ParallelStyle] = {}
     inside: list[str] = []
     for name, module in model.named_modules():
@@ -195,19 +195,19 @@ def found(model: nn.Module) -> dict[str, ParallelStyle]:
         if type(module) in (*TRANSFORMER_LAYERS, nn.MultiheadAttention):
             parallel_styles[name] = "columns"
             inside.append(name)
-        elif type(module) is nn.Embedding and module.weight.numel() >= LARGE and not _odd(module):
+        elif type(module) is nn.Embedding and module.weight.numel() >= LARGE and not _cannot_divide(module):
             parallel_styles[name] = "columns"
         else:
             parallel_styles |= _pairs(name, module)
     return _tied(model, parallel_styles)
 
 
-def _odd(layer: nn.Embedding) -> bool:
+def _cannot_divide(layer: nn.Embedding) -> bool:
     return bool(layer.sparse or layer.max_norm is not None or layer.scale_grad_by_freq)
 
 
 def _pairs(path: str, module: nn.Module) -> dict[str, ParallelStyle]:
-    """Linear layers of ``module`` that seem to follow each other; where they do not, dividing them costs time only."""
+    """Pairs of Linear layers of ``module`` that seem to follow each other. A wrong guess only costs time."""
     parallel_styles: dict[str, ParallelStyle] = {}
     in_order = isinstance(module, nn.Sequential)
     first: tuple[str, nn.Linear] | None = None
@@ -217,7 +217,7 @@ def _pairs(path: str, module: nn.Module) -> dict[str, ParallelStyle]:
             if first is not None and first[1].out_features == child.in_features:
                 parallel_styles |= {first[0]: "columns", full: "rows"}
                 first = None
-            else:  # four square ones in a row are attention, rather than two pairs
+            else:  # square layers outside of a Sequential are rather projections of attention
                 first = (full, child) if in_order or child.in_features != child.out_features else None
         elif type(child) not in PASSED:
             first = None
@@ -225,7 +225,7 @@ def _pairs(path: str, module: nn.Module) -> dict[str, ParallelStyle]:
 
 
 def _tied(model: nn.Module, parallel_styles: dict[str, ParallelStyle]) -> dict[str, ParallelStyle]:
-    """Layers that share a weight: an embedding and the output layer by vocabulary, others not at all."""
+    """Divide an embedding and output layer with a shared weight by the vocabulary; drop others with one."""
     owners: dict[int, list[str]] = {}
     for name, module in model.named_modules():
         for p in module.parameters(recurse=False):
@@ -246,8 +246,6 @@ def _tied(model: nn.Module, parallel_styles: dict[str, ParallelStyle]) -> dict[s
     return parallel_styles
 
 
-# [division] A model whose layers are divided into virtual blocks.
-
 KINDS: Mapping[type[nn.Module], type[Divided]] = {
     nn.Conv2d: DividedConv2d,
     nn.Embedding: DividedEmbedding,
@@ -256,17 +254,19 @@ KINDS: Mapping[type[nn.Module], type[Divided]] = {
 
 
 class TensorParallel(ModelParallel):
-    """Layers of ``module`` are divided; what is not is computed by every worker of the axis, with equal bits.
+    """Runs a model whose layers are divided into virtual blocks along the tensor axis.
+
+    Every worker of the axis computes the undivided layers, with equal bits.
 
     Args:
-        module: the user's model, which is changed in place.
-        ways: the layers to divide, by name, in the order of the model (``plan.chosen``).
-        axis: the blocks.
+        module: The user's model, which is changed in place.
+        parallel_styles: The layers to divide, by name, in the order of the model (see ``chosen``).
+        axis: The tensor axis with its blocks.
     """
 
     def __init__(self, module: nn.Module, parallel_styles: Mapping[str, ParallelStyle], axis: BlockAxis) -> None:
         self.axis, self.failure_hooks = axis, axis.failure_hooks
-        self._ways = dict(parallel_styles)
+        self._parallel_styles = dict(parallel_styles)
         self.module = self.model = module
         self.whole_s = 0.0
         first_names: dict[int, str] = {}
@@ -313,7 +313,7 @@ class TensorParallel(ModelParallel):
             self.axis.computes = False
 
     def _back(self, loss: torch.Tensor, part: BatchSlice) -> Iterable[BatchSlice]:
-        """See ``Division.backward``."""
+        """The backward passes of ``backward``; see ``ModelParallel.backward``."""
         return super().backward(loss, part)
 
     @contextmanager
@@ -326,14 +326,14 @@ class TensorParallel(ModelParallel):
         self._raise_if_failed()
 
     def in_parts(self, called: Sequence[str]) -> frozenset[str]:
-        found, inside = set(), False
+        names, inside = set(), False
         for name in called:
-            parallel_style = self._ways.get(name)
+            parallel_style = self._parallel_styles.get(name)
             inside = inside and parallel_style != "columns"
             if inside:
-                found.add(name)
+                names.add(name)
             inside = parallel_style == "columns" or (inside and parallel_style is None)
-        return frozenset(found)
+        return frozenset(names)
 
     def whole(self, value: Any) -> Any:
         return tree_map(as_whole, value)
@@ -344,7 +344,7 @@ class TensorParallel(ModelParallel):
 
     @property
     def divided_share(self) -> float:
-        """Which part of the passes' time was spent inside of divided layers, traffic included; NaN before any pass."""
+        """The share of the passes' time in divided layers, traffic included; NaN before the first pass."""
         return self.axis.divided_s / self.whole_s if self.whole_s else float("nan")
 
     def _begins(self, module: nn.Module, inputs: Any) -> None:
@@ -360,14 +360,13 @@ class TensorParallel(ModelParallel):
         return output
 
 
-# -- layer by layer ----------------------------------------------------------------------------------------------------
 def _divide_layers(
     module: nn.Module, parallel_styles: Mapping[str, ParallelStyle], axis: BlockAxis
 ) -> dict[int, dict[Box, nn.Parameter]]:
-    """Divide the layers of ``parallel_styles``; the blocks of each parameter, by its id."""
+    """Divide the layers of ``parallel_styles``. Returns the blocks of each divided parameter, by its id."""
     _refuse_half_tied(module, parallel_styles)
     made: dict[int, dict[Box, nn.Parameter]] = {}
-    before: int | None = None  # what the layer by columns before gives, in features or channels
+    before: int | None = None  # the outputs (features or channels) of a layer by columns just before
     for name, parallel_style in parallel_styles.items():
         layer: Any = module.get_submodule(name)
         if isinstance(layer, nn.MultiheadAttention):
@@ -391,8 +390,10 @@ def _divide_layers(
 
 
 def _sizes(layer: Any, parallel_style: ParallelStyle, count: int, before: int | None) -> tuple[list[int], int]:
-    """Sizes of the blocks along what is cut, and all of it. Rows come in the blocks that the layer before gave:
-    of each channel all places, where a convolution's output was flattened.
+    """The sizes of a layer's blocks along the cut, and their sum.
+
+    Rows are cut as the columns of the layer before. Where a convolution's output was flattened, all places of a channel
+    stay together.
     """
     if isinstance(layer, nn.Linear):
         total = layer.out_features if parallel_style == "columns" else layer.in_features
@@ -420,13 +421,13 @@ def _divide_attention(layer: nn.MultiheadAttention, axis: BlockAxis, made: dict[
 
 
 def _thirds(name: str, shape: Sequence[int], sizes: Sequence[int]) -> tuple[BlockOf, ...]:
-    """Queries', keys' and values' rows lie one below the other."""
-    found = []
+    """The blocks of a parameter with the rows of queries, keys and values one below the other."""
+    blocks = []
     for role, letter in enumerate("qkv"):
         for b in blocks_along(name, shape, 0, sizes):
             start, stop = (edge + role * sum(sizes) for edge in b.box[0])
-            found.append(BlockOf(f"{name}#{letter}{b.block}", ((start, stop), *b.box[1:]), b.block, role))
-    return tuple(found)
+            blocks.append(BlockOf(f"{name}#{letter}{b.block}", ((start, stop), *b.box[1:]), b.block, role))
+    return tuple(blocks)
 
 
 def _refuse_half_tied(module: nn.Module, parallel_styles: Mapping[str, ParallelStyle]) -> None:
