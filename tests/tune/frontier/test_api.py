@@ -67,8 +67,7 @@ def test_it_asks_what_the_command_line_asks(train: Any, tmp_path: Path, monkeypa
         asked.append((request, cluster))
         raise UserError("asked", "enough", "nothing")
 
-    for module in ("api", "phases"):  # in this order: importing one imports from the other
-        monkeypatch.setattr(f"elastune.tune.frontier.{module}.frontier", note)
+    monkeypatch.setattr("elastune.tune.frontier.find_frontier.frontier", note)
     words = ["--workers", "1,2", "--mesh", "data=2,shard=2", "--target", "0.9", "--budget", "7s", "--seeds", "2"]
     words += [
         "--grace",

@@ -40,8 +40,7 @@ def test_it_asks_what_the_command_line_asks(train: Any, tmp_path: Path, monkeypa
         asked.append(request)
         raise UserError("asked", "enough", "nothing")
 
-    for module in ("plan_api", "cluster_planning"):  # in this order: importing one imports from the other
-        monkeypatch.setattr(f"elastune.tune.frontier.{module}.plan_cluster", note)
+    monkeypatch.setattr("elastune.tune.cluster_plan.find_plan.plan_cluster", note)
     words = ["--nodes", "4", "--gpus-per-node", "8", "--memory", "24GiB", "--deadline", "8h", "--price", "2.5"]
     words += ["--runs", "64", "--crowding", "0.01", "--link", "25Gbit/s", "--noise-scale", "500", "--calibrate", "9s"]
     words += ["--out", "kept", "--from", "before", "--mesh", "data=2,tensor=2"]
@@ -101,8 +100,7 @@ def test_both_leave_out_the_same(train: Any, tmp_path: Path, monkeypatch: pytest
         asked.append(request)
         raise UserError("asked", "enough", "nothing")
 
-    for module in ("plan_api", "cluster_planning"):
-        monkeypatch.setattr(f"elastune.tune.frontier.{module}.plan_cluster", note)
+    monkeypatch.setattr("elastune.tune.cluster_plan.find_plan.plan_cluster", note)
     assert main(["plan", str(tmp_path / "planned.py"), "--nodes", "2"]) == 2
     with pytest.raises(UserError, match="asked"):
         elastune.find_plan(train, nodes=2)

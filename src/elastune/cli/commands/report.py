@@ -64,7 +64,7 @@ def report(
     parameters. Then they choose among single trials, soups and ensembles. See docs/ensembles.md.
 
     --json: the object that the command which filled OUT prints, and {report, images, with --tensorboard events, with
-    --subset subset: [{trial, values, metrics, config, means, reason}], of a study of which an ensemble or a soup was
+    --subset subset: [{trial, values, metrics, config, execution, reason}], of a study of which an ensemble or a soup was
     written assets: {data, objectives, points: [{form, trials, values, method, file, test, front}], pick}, of a run with
     --target time_to_target: {target, seconds, missed_s (until the last report before, which missed it), epoch} or null,
     with --prices money: {cost, worker_hours, idle_cost, idle_hours} (idle: room on hosts that nobody used, in neither
@@ -220,7 +220,7 @@ def export(
 
     Of a study: --csv, --json and --optuna write all trials, also those without a result and the paused ones. Of each
     trial: number, state, phase, seed, parent, epochs, seconds, worker_seconds, started_at, ended_at (UTC), what the
-    search chose (params.NAME), all settings (config.NAME), means, values of the objectives, metrics, and the reason.
+    search chose (params.NAME), all settings (config.NAME), execution, values of the objectives, metrics, and the reason.
     For pandas: elastune.Study.load(OUT).frame().
 
     Of a run: --dcp and --safetensors write its newest checkpoint.

@@ -63,7 +63,7 @@ def tune(
     within 1 % of the best, which is the pick; the best; and the cheapest within 5 % of the best, or that fulfils
     --until.
 
-    --json: {kind: "tune", objectives, trials: {state: count}, front: [{trial, values, metrics, config, means}],
+    --json: {kind: "tune", objectives, trials: {state: count}, front: [{trial, values, metrics, config, execution}],
     choices: [{trial, reason, values, command, found_after_s, batch_verdict (where its noise scale was measured)}], pick
     (the first of choices, or null), seconds, reason (why it ended), out, report}, with --keep also kept: [{trial, size
     (bytes)}]; with --accept-changes changes_accepted: what has changed, from which trial on. Front and choices are then
@@ -150,8 +150,8 @@ def frontier(
     mesh, batch_size, lr, lr_rule, quality, quality_label, ci: [low, high], verdict ("holds", "not shown", "falls"),
     loss, loss_bound, margin, pairs, test_samples, seconds, seconds_label, seconds_factor, throughput,
     scaling_efficiency (of the same settings on the fewest workers, or null), scaling_label (measured or modelled),
-    cost, time_to_target_s, time_to_target_ci, reached, on_front, noise_scale, noise_scale_error, num_slots, means, ways
-    (which of the means are not as asked for), scaling: [{workers, seconds, seconds_label, seconds_factor, cost}] (the
+    cost, time_to_target_s, time_to_target_ci, reached, on_front, noise_scale, noise_scale_error, num_slots, execution, ways
+    (which of the execution settings are not as asked for), scaling: [{workers, seconds, seconds_label, seconds_factor, cost}] (the
     same settings on each number of workers), seed_values, seed_seconds, ...}], answer: {sentence, conclusion, pick (a
     row's number or null), settings_name, settings, workers, total, naive, more_workers, cheapest, fastest (each null or
     {workers, beside_workers, times_as_fast, low, high, label, times_the_cost, beside}), fastest_row, fastest_command,
