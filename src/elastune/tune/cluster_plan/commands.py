@@ -60,14 +60,14 @@ def program_facts(program: Program, config: Config, seed: int = 0) -> ProgramFac
         ''
     """
     loaded = load_as_guest(program)
-    own = merge(loaded.config, config)
+    settings = merge(loaded.config, config)
     if loaded.space is None:
         also = "" if loaded.objectives else ', and objectives = {"accuracy": "max"} (or --objective accuracy:max)'
         lacks = f'def space(trial): return {{"lr": trial.suggest_float("lr", 1e-4, 1.0, log=True)}}{also}'
-        return ProgramFacts(BATCH in own, lacks)
+        return ProgramFacts(BATCH in settings, lacks)
     lacks = "" if loaded.objectives else 'objectives = {"accuracy": "max"}, or --objective accuracy:max in the command'
     sampled = {name for sample in corners(loaded.space, seed) for name in sample.values}
-    return ProgramFacts(BATCH in own, lacks, tuple(sorted(sampled)))
+    return ProgramFacts(BATCH in settings, lacks, tuple(sorted(sampled)))
 
 
 def command_of(
@@ -102,11 +102,11 @@ def command_of(
     """
     execution = training_of(plan, copies).execution
     settings = {**config, **({} if plan.batch == own_batch else {BATCH: plan.batch})}
-    told = {name: value for name, value in execution.to_json().items() if value is not None and name != "device"}
+    options = {name: value for name, value in execution.to_json().items() if value is not None and name != "device"}
     if device is not None:
-        told["device"] = device
-    one = run_command(str(program.path), settings, told, seed, data=program.data_text)
-    return f"{one} {where}" if where else one
+        options["device"] = device
+    command = run_command(str(program.path), settings, options, seed, data=program.data_text)
+    return f"{command} {where}" if where else command
 
 
 def search_command_of(
@@ -144,10 +144,10 @@ def search_command_of(
     batch = own_batch if BATCH not in chosen else plan.batch  # then the space says it
     where = more.pop("where", "")
     config = {name: value for name, value in config.items() if name not in chosen}
-    one = command_of(plan, program, config, seed, batch, **more).replace("elastune run ", "elastune tune ", 1)
+    command = command_of(plan, program, config, seed, batch, **more).replace("elastune run ", "elastune tune ", 1)
     stopping = "" if search.kept == 1 else " --stopping asha"
     by = "" if sampler == "auto" else f" --sampler {sampler}"
-    words = f"{one} --workers {plan.workers} --trials {trials_of(plan, search)}{by}{stopping}"
+    words = f"{command} --workers {plan.workers} --trials {trials_of(plan, search)}{by}{stopping}"
     return f"{words} {where}" if where else words
 
 

@@ -214,10 +214,10 @@ def plan_cluster(request: PlanRequest) -> ClusterPlanResult:
     size = rehearse_apart(request.program, request.config, request.seed)
     facts = program_facts(request.program, request.config, request.seed)
     device = None if request.device is None else device_named(request.device)
-    work, here = step_work(size), float(machine_memory_bytes())
+    work, machine_bytes = step_work(size), float(machine_memory_bytes())
     elsewhere = device is not None or request.probe
-    room = math.inf if elsewhere else here
-    worker_bytes = request.bounds.memory_bytes or (device and device.memory_bytes) or here / request.nodes.workers_each
+    room = math.inf if elsewhere else machine_bytes
+    worker_bytes = request.bounds.memory_bytes or (device and device.memory_bytes) or machine_bytes / request.nodes.workers_each
     bounds = replace(request.bounds, memory_bytes=worker_bytes)
     may = partial(allowed_for, size, request.runs, settable=facts.batch_settable, mesh=request.mesh)
     copies = request.copies
@@ -250,15 +250,15 @@ def plan_cluster(request: PlanRequest) -> ClusterPlanResult:
         f"{mesh}, {micro} samples a pass{' (earlier run)' if (mesh, micro) in probes.carried else ''}": step_s
         for (mesh, micro), step_s in probes.measured.items()
     }
-    told: NoiseFrom = "told" if request.noise_scale is not None else "unknown" if noise is None else "measured"
+    noise_from: NoiseFrom = "told" if request.noise_scale is not None else "unknown" if noise is None else "measured"
     assert bounds.memory_bytes is not None
     words = fit_text(held, work, bounds.memory_bytes, min(allowed.micros), request.nodes.workers)
-    found = ClusterPlanResult(
+    result = ClusterPlanResult(
         plans=plans,
         doublings=more,
         size=size,
         search=search,
-        noise=told,
+        noise=noise_from,
         probed=probed,
         refused=probes.refused,
         memory=words,
@@ -272,11 +272,11 @@ def plan_cluster(request: PlanRequest) -> ClusterPlanResult:
         chosen=facts.chosen,
     )
     if not request.measured:
-        return found
+        return result
     likely = best_plans(forecast, request.nodes, allowed, bounds, CONSIDERED, of_a_kind=False)
     if request.cluster is None:
-        return replace(found, measured=measure_plans(plans_here(likely, probes, request.measured), forecast, probes))
-    return replace(found, measured=_measured_on(request.cluster, likely, request, forecast, probes))
+        return replace(result, measured=measure_plans(plans_here(likely, probes, request.measured), forecast, probes))
+    return replace(result, measured=_measured_on(request.cluster, likely, request, forecast, probes))
 
 
 def _learned(request: PlanRequest, probes: MachineProbes, *, elsewhere: bool) -> StepModel:
@@ -353,14 +353,14 @@ def allowed_for(
 # [plan record] A cluster's plan as plain JSON: what ``elastune plan --json`` prints, its journal keeps, and a report reads.
 
 
-def record_of(request: PlanRequest, found: ClusterPlanResult) -> PlanMade:
+def record_of(request: PlanRequest, result: ClusterPlanResult) -> PlanMade:
     """What the journal of a plan keeps."""
-    return PlanMade(str(request.program.path), request_json(request), plan_json(request, found), dict(found.constants))
+    return PlanMade(str(request.program.path), request_json(request), plan_json(request, result), dict(result.constants))
 
 
-def keep_plan(request: PlanRequest, found: ClusterPlanResult) -> PlanMade:
+def keep_plan(request: PlanRequest, result: ClusterPlanResult) -> PlanMade:
     """What the journal keeps, written where the request has a folder for it."""
-    record = record_of(request, found)
+    record = record_of(request, result)
     if request.out is not None:
         with JournalWriter(request.out / JOURNAL) as journal:
             journal.write(record, durable=True)
@@ -387,33 +387,33 @@ def request_json(request: PlanRequest) -> dict[str, Any]:
     }
 
 
-def plan_json(request: PlanRequest, found: ClusterPlanResult) -> dict[str, Any]:
+def plan_json(request: PlanRequest, result: ClusterPlanResult) -> dict[str, Any]:
     """The answer; numbers that are not finite are None."""
-    plain = asdict(found)
-    plain["plans"] = [_plan(each, request, found) for each in found.plans]
-    plain["measured"] = [_measured(each) for each in found.measured]
-    plain["command_notes"] = command_notes(request, found)
+    plain = asdict(result)
+    plain["plans"] = [_plan(each, request, result) for each in result.plans]
+    plain["measured"] = [_measured(each) for each in result.measured]
+    plain["command_notes"] = command_notes(request, result)
     del plain["doublings"]
-    plain["gains"] = {axis: each.factor for axis, each in found.doublings.items() if each.factor is not None}
-    plain["reasons"] = {axis: each.why for axis, each in found.doublings.items()}
-    told: dict[str, Any] = _finite(plain)
-    return told
+    plain["gains"] = {axis: each.factor for axis, each in result.doublings.items() if each.factor is not None}
+    plain["reasons"] = {axis: each.why for axis, each in result.doublings.items()}
+    answer: dict[str, Any] = _finite(plain)
+    return answer
 
 
-def _plan(each: ClusterPlan, request: PlanRequest, found: ClusterPlanResult) -> dict[str, Any]:
-    deadline_s, own = request.bounds.deadline_s, found.size.batch_size
-    told = each, request.program, request.config, request.seed, own
+def _plan(each: ClusterPlan, request: PlanRequest, result: ClusterPlanResult) -> dict[str, Any]:
+    deadline_s, own_batch = request.bounds.deadline_s, result.size.batch_size
+    positional = each, request.program, request.config, request.seed, own_batch
     device = None if request.device is None else device_named(request.device).kind
     more: dict[str, Any] = {"copies": request.copies, "device": device, "where": _where(request)}
-    search = search_command_of(*told, found.search, request.sampler, chosen=found.chosen, **more)
+    search = search_command_of(*positional, result.search, request.sampler, chosen=result.chosen, **more)
     return {
         **asdict(each),
         "mesh": str(each.mesh),
         "workers": each.workers,
         "cost_interval": each.cost_interval,
         "odds": None if deadline_s is None else each.odds(deadline_s),
-        "command": command_of(*told, **more),
-        "search_command": None if found.lacks else search,
+        "command": command_of(*positional, **more),
+        "search_command": None if result.lacks else search,
     }
 
 
@@ -422,12 +422,12 @@ def _where(request: PlanRequest) -> str:
     return request.cluster_words or (PLACEHOLDER if request.nodes.count > 1 else "")
 
 
-def command_notes(request: PlanRequest, found: ClusterPlanResult) -> list[str]:
+def command_notes(request: PlanRequest, result: ClusterPlanResult) -> list[str]:
     """What is to be known of the commands of the first plan, in words."""
-    best = found.plans[0]
-    notes = [lacks_note(found.lacks)] if found.lacks else [trials_note(best, found.search)]
-    other = {BATCH} if best.batch != found.size.batch_size else set[str]()
-    if not found.lacks and (left := sorted({*request.config, *other} & set(found.chosen))):
+    best = result.plans[0]
+    notes = [lacks_note(result.lacks)] if result.lacks else [trials_note(best, result.search)]
+    other = {BATCH} if best.batch != result.size.batch_size else set[str]()
+    if not result.lacks and (left := sorted({*request.config, *other} & set(result.chosen))):
         notes.append(f"the search's command leaves {', '.join(left)} to space(trial), which chooses it")
     if not request.cluster_words and request.nodes.count > 1:
         notes.append(placeholder_note(request.nodes.count))
@@ -559,6 +559,6 @@ def find_plan(
         out=None if out is None else Path(out),
         earlier=tuple(Path(each) for each in earlier),
     )
-    found = plan_cluster(request)
-    keep_plan(request, found)
-    return found
+    result = plan_cluster(request)
+    keep_plan(request, result)
+    return result

@@ -102,10 +102,10 @@ def training_of(plan: ClusterPlan, copies: int = 1) -> TrainingPlan:
 def plans_here(plans: Iterable[ClusterPlan], probes: MachineProbes, most: int) -> tuple[TrainingPlan, ...]:
     """The first trainings of ``plans`` that differ, that this machine has cores for, and the program a setting."""
     settable = BATCH in merge(load_as_guest(probes.program).config, probes.config)
-    told = (training_of(plan, probes.copies) for plan in plans)
+    trainings = (training_of(plan, probes.copies) for plan in plans)
     fitting = (
         plan
-        for plan in told
+        for plan in trainings
         if plan.mesh.workers <= probes.cores
         and (settable or plan.batch == probes.size.batch_size)
         and probes.has_room(plan.mesh, plan.micro, plan.batch, plan.sharded)
@@ -116,8 +116,8 @@ def plans_here(plans: Iterable[ClusterPlan], probes: MachineProbes, most: int) -
 def plans_on(plans: Iterable[ClusterPlan], probes: MachineProbes, most: int) -> tuple[TrainingPlan, ...]:
     """The same where a cluster has room for all of them."""
     settable = BATCH in merge(load_as_guest(probes.program).config, probes.config)
-    told = (training_of(plan, probes.copies) for plan in plans)
-    return tuple(dict.fromkeys(each for each in told if settable or each.batch == probes.size.batch_size))[:most]
+    trainings = (training_of(plan, probes.copies) for plan in plans)
+    return tuple(dict.fromkeys(each for each in trainings if settable or each.batch == probes.size.batch_size))[:most]
 
 
 def measure_plans(
@@ -140,8 +140,8 @@ def measure_plans(
     near = per_node or probes.cores
     if cluster is not None:
         return tuple(_measured(plan, forecast, probes, cluster, near) for plan in plans)
-    with LocalCluster(capacity=probes.cores) as here:
-        return tuple(_measured(plan, forecast, probes, here, near) for plan in plans)
+    with LocalCluster(capacity=probes.cores) as local:
+        return tuple(_measured(plan, forecast, probes, local, near) for plan in plans)
 
 
 def predicted_plan(plan: TrainingPlan, forecast: ProgramForecast, near: int) -> MeasuredPlan:
@@ -149,14 +149,14 @@ def predicted_plan(plan: TrainingPlan, forecast: ProgramForecast, near: int) -> 
     mesh = plan.mesh
     columns = (plan.batch, plan.micro, mesh.data, mesh.shard, mesh.tensor, mesh.pipeline, near)
     splits = StepSplits(*(np.array([each], float) for each in columns))
-    told = step_estimates(forecast, splits, np.array([plan.sharded]))
+    estimates = step_estimates(forecast, splits, np.array([plan.sharded]))
     return MeasuredPlan(
         mesh=mesh,
         mechanism=plan.execution.mechanism,
         batch=plan.batch,
         micro=plan.micro,
-        step_s=float(told.step_s[0]),
-        step_interval_s=(float(told.low_s[0]), float(told.high_s[0])),
+        step_s=float(estimates.step_s[0]),
+        step_interval_s=(float(estimates.low_s[0]), float(estimates.high_s[0])),
         memory_bytes=float(peak_bytes(forecast.held, forecast.work, splits, plan.sharded)[0]),
     )
 

@@ -45,8 +45,8 @@ def held_by(size: ProgramSize, alone: Sequence[WorkerMemory] = (), copies: int =
         alone: Measured here, of the program's own batch in one pass on one worker: where that is more, it counts.
         copies: Holders of each part of divided state.
     """
-    told = max((each.activations for each in alone if each.activations is not None), default=0)
-    kept = max(size.pass_bytes, (told - size.pass_fixed_bytes) / size.batch_size)
+    activations = max((each.activations for each in alone if each.activations is not None), default=0)
+    kept = max(size.pass_bytes, (activations - size.pass_fixed_bytes) / size.batch_size)
     return HeldAlone(
         parameters=float(size.parameter_bytes),
         gradients=float(size.gradient_bytes),
@@ -64,10 +64,10 @@ def trained_bytes(of: WorkerMemory) -> int:
     return of.parameters + of.gradients + of.optimizer + (of.activations or 0)
 
 
-def beside_bytes(told: Sequence[WorkerMemory]) -> float:
+def beside_bytes(memory: Sequence[WorkerMemory]) -> float:
     """What a worker's process takes beside what plans count: Python, torch, its data. From measured workers that hold
     everything."""
-    beside = (each.peak - trained_bytes(each) - BUFFERS * each.gradients for each in told)
+    beside = (each.peak - trained_bytes(each) - BUFFERS * each.gradients for each in memory)
     return float(max(0, max(beside, default=0)))
 
 
@@ -103,20 +103,20 @@ def earlier_probes(
     Raises:
         UserError: For a folder without a journal, and for a journal that cannot be read.
     """
-    found: dict[tuple[Mesh, int], EarlierProbe] = {}
+    probes: dict[tuple[Mesh, int], EarlierProbe] = {}
     for journal in (each for folder in folders for each in journals_in(folder)):
         probe = _probe_of(journal, program, config, like)
         if probe is not None:
-            found[probe.mesh, probe.micro] = probe
-    return tuple(found.values())
+            probes[probe.mesh, probe.micro] = probe
+    return tuple(probes.values())
 
 
 def journals_in(folder: Path) -> list[Path]:
     """Of a run's folder, or of the folders in it. Raises ``UserError`` where there are none."""
-    found = sorted([*folder.glob(JOURNAL), *folder.glob(f"*/{JOURNAL}")])
-    if not found:
+    journals = sorted([*folder.glob(JOURNAL), *folder.glob(f"*/{JOURNAL}")])
+    if not journals:
         raise UserError("earlier runs must have journals", str(folder), "name a run's folder, or one that has such")
-    return found
+    return journals
 
 
 def _probe_of(journal: Path, program: Program, config: Config, like: RunContext | None) -> EarlierProbe | None:
@@ -241,8 +241,8 @@ class MachineProbes:
             return self.prior(link)
         if cluster is not None:
             return self._learn_on(cluster, link)
-        with LocalCluster(capacity=self.cores) as here:
-            return self._learn_on(here, link)
+        with LocalCluster(capacity=self.cores) as local:
+            return self._learn_on(local, link)
 
     def _learn_on(self, cluster: Cluster, link: NodeLink) -> StepModel:
         begun = time.monotonic()
@@ -332,9 +332,9 @@ class MachineProbes:
         self.noise = max(NOISE_HERE, abs(math.log(again / first)))
 
     def _measure(self, cluster: Cluster, mesh: Mesh, micro: int) -> float:
-        known = self.measured.get((mesh, micro))
-        if known is not None:
-            return known
+        measured_s = self.measured.get((mesh, micro))
+        if measured_s is not None:
+            return measured_s
         copies = self.copies if mesh.replica > 1 else None
         execution = ExecutionSettings(
             mode="fast", mesh=None if mesh == Mesh() else mesh, micro_batch=micro, copies=copies
@@ -414,7 +414,7 @@ def _refusal(execution: ExecutionSettings, why: str) -> Exception:
     return UserError("the program must train with its own settings", why, "mend it, or its --set")
 
 
-def _constants(link: NodeLink, own: Sequence[Constant] = (*HERE, *REST)) -> tuple[Constant, ...]:
+def _constants(link: NodeLink, constants: Sequence[Constant] = (*HERE, *REST)) -> tuple[Constant, ...]:
     """What is taken for a machine before anything is measured, its link between nodes as declared.
 
     ``own``: what is taken for its workers and the link within a node.
@@ -423,8 +423,8 @@ def _constants(link: NodeLink, own: Sequence[Constant] = (*HERE, *REST)) -> tupl
         Constant("across_hop_s", link.latency_s, 1.5),
         Constant("across_byte_s", link.seconds_per_byte, 1.5),
     )
-    told = {constant.name: constant for constant in (*own, *across)}
-    return tuple(told[name] for name in CONSTANTS)
+    by_name = {constant.name: constant for constant in (*constants, *across)}
+    return tuple(by_name[name] for name in CONSTANTS)
 
 
 def step_work(size: ProgramSize) -> StepWork:
