@@ -379,7 +379,7 @@ def _method(frontier: FrontierFound) -> str:
     emulated = sorted({row.workers for row in frontier.rows if row.quality_label == "emulated"})
     words = (
         f"{quality} is the mean over {spread} seeds on {data}, with its 95 % confidence interval within its bounds: of "
-        "the spread over seeds and, where the program reports on how many samples it measures, of the test set's error. "
+        "the spread over seeds and, where the program reports how many samples it measures, of the test set's error. "
     )
     if frontier.target is not None:
         words += "The target counts as reached where the whole interval is at it. "

@@ -23,17 +23,17 @@ from elastune.tune.cluster_plan.measured_plans import BATCH, training_of
 from elastune.tune.study.run_command import run_command
 
 PLACEHOLDER = "--cluster hosts:7070 --token-file elastune.token --interface eth0"
-"""What stands in the commands of a plan for several nodes whose cluster was not named."""
+"""The cluster in the commands of a plan for several nodes, if the user did not name a cluster."""
 
 
 @dataclass(frozen=True)
 class ProgramFacts:
-    """What a program's file lets commands say.
+    """What a program's file allows in commands.
 
     Attributes:
-        batch_settable: Whether ``--set batch_size=N`` is understood.
-        lacks: What the file needs before ``elastune tune`` can search it; "" where it has all.
-        chosen: Settings that its space chooses, which no command may set to one value.
+        batch_settable: Whether commands can set ``batch_size``.
+        lacks: The code that the file needs before ``elastune tune`` can search it; "" if it has all of it.
+        chosen: Settings that its space chooses, so that commands must not set them.
     """
 
     batch_settable: bool
@@ -42,18 +42,18 @@ class ProgramFacts:
 
 
 def program_facts(program: Program, config: Config, seed: int = 0) -> ProgramFacts:
-    """Look into the file of ``program``.
+    """Load the file of ``program`` and find what commands can set.
 
     Args:
         program: The program.
         config: Settings that replace its own.
-        seed: Of the space's first sample.
+        seed: The seed of the space's first sample.
 
     Returns:
-        What commands can say to it.
+        What the file allows in commands.
 
     Raises:
-        UserError: For a file that cannot be loaded, and a setting that it does not have.
+        UserError: For a file that cannot be loaded, and for a setting that it does not have.
 
     Example:
         >>> program_facts(Program(Path("train.py")), {}).lacks
@@ -90,7 +90,7 @@ def command_of(
         seed: The run's seed.
         own_batch: The program's own batch, which needs no setting.
         copies: Holders of each part of divided state.
-        device: As ``--device`` of elastune run; None: as the machine has it.
+        device: The value of ``--device``; None: the machine's device.
         where: Options that name the cluster; "": this machine.
 
     Returns:
@@ -121,18 +121,18 @@ def search_command_of(
     chosen: tuple[str, ...] = (),
     **more: Any,
 ) -> str:
-    """Return the command that searches as ``plan`` does: so many trainings at once, and as many in all as they need.
+    """Return the command that searches as ``plan`` does, with its number of trainings at once and in all.
 
     Args:
-        plan: As of ``command_of``, as are ``program``, ``config``, ``seed``, ``own_batch`` and ``more``.
+        plan: The plan.
         program: The program.
         config: Settings that replace its own.
         seed: The search's seed.
         own_batch: The program's own batch.
         search: The model of the search.
-        sampler: What proposes.
-        chosen: Settings that the program's space chooses: the command cannot set these, and leaves them out.
-        more: As of ``command_of``.
+        sampler: The sampler of the search.
+        chosen: Settings that the program's space chooses; the command leaves them out.
+        more: Further keywords of ``command_of``.
 
     Returns:
         One line for a POSIX shell.
@@ -141,7 +141,7 @@ def search_command_of(
         >>> search_command_of(plan, program, {}, 0, 64, search)
         'elastune tune train.py ... --workers 16 --trials 212'
     """
-    batch = own_batch if BATCH not in chosen else plan.batch  # then the space says it
+    batch = own_batch if BATCH not in chosen else plan.batch  # a batch chosen by the space is not set
     where = more.pop("where", "")
     config = {name: value for name, value in config.items() if name not in chosen}
     command = command_of(plan, program, config, seed, batch, **more).replace("elastune run ", "elastune tune ", 1)
@@ -152,12 +152,12 @@ def search_command_of(
 
 
 def trials_of(plan: ClusterPlan, search: SearchModel) -> int:
-    """How many trainings the search needs with as many at once as ``plan`` has."""
+    """How many trainings the search needs with the number at once of ``plan``."""
     return math.ceil(float(search.needed(np.array([float(plan.width)]))[0]))
 
 
 def trials_note(plan: ClusterPlan, search: SearchModel) -> str:
-    """Return why the search's command has other trials than ``--runs``; "" where it has as many.
+    """Return why the search's command has another number of trials than ``--runs``; "" if it has the same.
 
     Args:
         plan: The plan of the command.
@@ -188,7 +188,7 @@ def trials_note(plan: ClusterPlan, search: SearchModel) -> str:
 
 
 def placeholder_note(nodes: int) -> str:
-    """What to do with ``PLACEHOLDER`` on a cluster of so many nodes."""
+    """How to replace ``PLACEHOLDER`` on a cluster of so many nodes."""
     return (
         f"the cluster was not named (--cluster), so the commands have a placeholder: {PLACEHOLDER}. Put in your port, "
         f"token file and network interface, and start on each of the {count(nodes, 'node')} elastune agent --join "
@@ -197,5 +197,5 @@ def placeholder_note(nodes: int) -> str:
 
 
 def lacks_note(lacks: str) -> str:
-    """What to add to a program's file, so that it can be searched."""
+    """The code to add to a program's file before it can be searched."""
     return f"no search command: elastune tune cannot search this program before its file has {lacks}"
