@@ -197,7 +197,7 @@ def _searched(search: PlanJson, where: str) -> str:
         crowding = "trainings at once cost no further ones"
     else:
         crowding += ", as given"
-    rounds = "generation by generation" if search["generations"] else "whoever is done is replaced at once"
+    rounds = "generation by generation" if search["generations"] else "each finished training is replaced at once"
     if search.get("generation"):
         rounds = f"generations of {search['generation']}, each waited for"
     kept = "" if search["kept"] == 1 else f"; early stopping leaves {search['kept']:.0%} of steps (simulated studies)"

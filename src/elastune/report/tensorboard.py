@@ -104,8 +104,8 @@ def write_events(entries: Sequence[Entry], out: Path) -> Path:
         The folder of the event files.
 
     Raises:
-        UserError: If the journal has no run, if the run has not ended and may still write event files of its own, or
-            if the folder cannot be written.
+        UserError: If the journal has no run, or the folder cannot be written. Also if the run has not ended, because
+            it may still write event files of its own.
     """
     run = gather_run(entries)
     if run is None:

@@ -191,7 +191,8 @@ def test_what_shows_in_a_result_belongs_to_a_training(tmp_path: Path, tiny: Prog
     names = {str(shown(variant.to_record(variant.trainer(layout)))) for variant in ways}
     assert len(names) == len(ways)
     divided = replace(layout, mesh=Mesh(shard=4), mechanism="zero")
-    assert shown(Variant().to_record(Variant().trainer(divided))) == shown(Variant().to_record(Variant().trainer(layout)))
+    alone = Variant()
+    assert shown(alone.to_record(alone.trainer(divided))) == shown(alone.to_record(alone.trainer(layout)))
     fast = Variant(mode="fast")
     assert shown(fast.to_record(fast.trainer(divided))) != shown(fast.to_record(fast.trainer(layout)))
     for variant in ways:
@@ -229,7 +230,8 @@ def test_means_are_told_apart_from_those_that_were_asked_for(tmp_path: Path, tin
     layout = worker_layouts.widest
     assert worker_layouts.differences(layout, Variant()) == ""
     variant = Variant("fast", "int8", 8, SyncChoice.parse("local:learners=4,every=2", ""), ("warmup",))
-    assert worker_layouts.differences(layout, variant) == "fast, int8, micro-batch 8, local:learners=4,every=2, policy warmup"
+    expected = "fast, int8, micro-batch 8, local:learners=4,every=2, policy warmup"
+    assert worker_layouts.differences(layout, variant) == expected
     divided = ExecutionSettings(mesh=Mesh(shard=4), mechanism="sharded")
     assert worker_layouts.kind_of(divided).apart == "sharded"
     assert worker_layouts.kind_of(replace(divided, mechanism="zero")).apart == "", "the least that the mesh needs"

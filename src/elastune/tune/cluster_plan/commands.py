@@ -1,7 +1,7 @@
 """The commands of a cluster's plan. A command runs as it is printed on its cluster, or it is not printed.
 
 A command names the cluster, the device and the settings of the program that the plan changes. ``elastune tune``
-needs a search space in the program's file. If the file has none, the answer says what to add.
+needs a search space in the program's file. If the file has none, the answer lists what to add.
 """
 
 from __future__ import annotations

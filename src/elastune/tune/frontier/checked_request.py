@@ -351,8 +351,8 @@ def check(request: FrontierRequest, timeable: int | None = None) -> CheckedFront
 def check_target(target: float | None, quality: Objective, seen: float | None = None) -> None:
     """Raise ``UserError`` for a target that ``quality`` cannot have, by its bounds or by the first value ``seen``.
 
-    A metric of unknown bounds that begins as a part of 1, and is to reach more than 1 and at most 100, is taken for a
-    part of 1 whose target was given in percent.
+    A metric of unknown bounds may begin between 0 and 1 while its target is above 1 and at most 100. Then the target is
+    taken for a percentage.
     """
     if target is None or (seen is not None and not math.isfinite(seen)):
         return

@@ -1,6 +1,6 @@
 """The rows of a frontier and how they are judged: by time, and by quality against a target or a margin. Pure.
 
-``FrontierCriteria`` gives time, cost and margin of a training. ``judge`` says whether quality holds, from seeds that
+``FrontierCriteria`` gives time, cost and margin of a training. ``judge`` decides whether quality holds, from seeds that
 were actually trained. ``row`` puts both into one row, and ``mark_front`` marks the rows that no other row beats.
 """
 

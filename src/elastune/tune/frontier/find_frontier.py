@@ -138,7 +138,7 @@ def find_frontier(
         meshes: Meshes to ask about as well, such as "data=2,shard=2".
         budget_s: Seconds for all phases, of which at least two fifths are for the search; None: as long as all of them
             take, by the first steps.
-        short: In a budget that is too small for a search, do the rest, and say that the search was left out.
+        short: Whether a budget that is too small for a search may leave the search out; the answer then reports it.
         target: The quality that must be reached.
         quality: The objective that ``target`` is about; None: the first.
         margin: By how much quality may be worse than on the smallest worker count and still hold.

@@ -1,7 +1,7 @@
-"""Classes in groups: one model tells the groups apart, and a specialist for each group tells its classes apart.
+"""Classes in groups: one model distinguishes the groups, and a specialist for each group distinguishes its classes.
 
 A tree has any depth. It is given, or learnt from what a trained model confuses (as in HD-CNN, Yan et al. 2015).
-Each inner node has a model of its own, which tells its groups apart, or the classes of the last group.
+Each inner node has a model of its own, which distinguishes its groups, or the classes of the last group.
 The probability of a class is the product along its path: P(class) = P(group) P(class | group).
 """
 
@@ -99,7 +99,7 @@ class ClassTree:
         widths = [self.outputs(group) for group in range(len(self.groups))]
         if gate.shape[-1] != len(self.groups) or [part.shape[-1] for part in parts] != widths:
             shapes = f"{gate.shape[-1]} and {[part.shape[-1] for part in parts]}"
-            raise UserError("a gate tells groups, and each part its own classes", shapes, f"for {self.to_json()}"[:200])
+            raise UserError("a gate gives groups, and each part its own classes", shapes, f"for {self.to_json()}"[:200])
         return self.chained({ROOT: gate, **{str(at): part for at, part in enumerate(parts)}})
 
     def chained(self, probabilities: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -114,7 +114,7 @@ class ClassTree:
         for name in self.nodes():
             if name not in probabilities or probabilities[name].shape[-1] != self.outputs(name):
                 shape = "none" if name not in probabilities else str(probabilities[name].shape[-1])
-                raise UserError(f"the model of {node_text(name)} tells {self.outputs(name)} numbers", shape, "train it")
+                raise UserError(f"the model of {node_text(name)} gives {self.outputs(name)} numbers", shape, "train it")
         whole = torch.ones_like(probabilities[ROOT][..., :1])
         leaves = list(self._leaves(probabilities, ROOT, whole))
         order = torch.tensor([label for label, _ in leaves], device=whole.device).argsort()

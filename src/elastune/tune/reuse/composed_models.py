@@ -443,7 +443,7 @@ def composed_of(
 
 def _scored(score: Score, predictions: dict[str, torch.Tensor]) -> float:
     seen = judged({0: predictions})
-    return float(score.of(seen.said[0], seen.right))
+    return float(score.of(seen.outputs[0], seen.right))
 
 
 def _tested(

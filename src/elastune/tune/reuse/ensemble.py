@@ -88,13 +88,13 @@ def diversity(judged: Judged) -> Diversity:
     if judged.members < 2:
         return Diversity(None, None)
     if judged.task.kind == "classification":
-        named = judged.said.argmax(-1)
+        named = judged.outputs.argmax(-1)
         errors = (named != judged.right).astype(float)
         apart = [float((named[a] != named[b]).mean()) for a, b in combinations(range(judged.members), 2)]
     else:
-        errors = (judged.said - judged.right).reshape(judged.members, -1)
+        errors = (judged.outputs - judged.right).reshape(judged.members, -1)
         scale = float(np.std(judged.right)) or 1.0
-        flat = judged.said.reshape(judged.members, -1)
+        flat = judged.outputs.reshape(judged.members, -1)
         apart = [float(np.abs(flat[a] - flat[b]).mean()) / scale for a, b in combinations(range(judged.members), 2)]
     correlations = [c for a, b in combinations(errors, 2) if (c := _correlation(a, b)) is not None]
     return Diversity(float(np.mean(apart)), float(np.mean(correlations)) if correlations else None)
@@ -102,11 +102,11 @@ def diversity(judged: Judged) -> Diversity:
 
 def uncertainty(judged: Judged, weights: Figures) -> Uncertainty:
     """Return the uncertainty of the mean with these ``weights``, which add up to 1."""
-    mean = mixed(judged.said, weights)
+    mean = mixed(judged.outputs, weights)
     if judged.task.kind == "classification":
-        own_entropy = float(weights @ _entropy(judged.said).mean(-1))
+        own_entropy = float(weights @ _entropy(judged.outputs).mean(-1))
         return Uncertainty(own_entropy, max(0.0, float(_entropy(mean).mean()) - own_entropy), "nats")
-    spread = float(weights @ ((judged.said - mean) ** 2).mean((1, 2)))
+    spread = float(weights @ ((judged.outputs - mean) ** 2).mean((1, 2)))
     return Uncertainty(float(((mean - judged.right) ** 2).mean()), spread, "squared")
 
 
@@ -128,7 +128,7 @@ def contributions(
         if coalition not in cache:
             present = np.array([w if needs[at] <= coalition else 0.0 for at, w in enumerate(weights)])
             whole = present.sum()
-            mean = mixed(judged.said, present / whole) if whole > 0 else None
+            mean = mixed(judged.outputs, present / whole) if whole > 0 else None
             cache[coalition] = nobody if mean is None else float(score.gain(mean, judged.right))
         return cache[coalition]
 
@@ -217,8 +217,8 @@ class Member:
 class SettingWorth:
     """By how much the members with one ``value`` of a setting improve the score together.
 
-    If the values of the setting are lists, such as the views that a model sees, ``value`` is one element, and the
-    members are those that need it.
+    If the values of the setting are lists, such as the views of a model, ``value`` is one element. The
+    members are those that need that element.
     """
 
     value: Any
@@ -344,8 +344,8 @@ def ensemble(
         rule = "an inference budget admits at least one model"
         raise UserError(rule, f"{inference_budget:g}x", f"at least {min(sizes) / sizes[single]:.3g}x is needed")
     order = [at for at in np.argsort(-weights, kind="stable").tolist() if weights[at] > 0]
-    chosen, part = [candidates[at] for at in order], Judged(seen.task, seen.said[order], seen.right)
-    alone = score.of(part.said, part.right)
+    chosen, part = [candidates[at] for at in order], Judged(seen.task, seen.outputs[order], seen.right)
+    alone = score.of(part.outputs, part.right)
     worths = contributions(part, weights[order], score, seed=seed)
     return Ensemble(
         study=source.out,
@@ -368,16 +368,18 @@ def ensemble(
             )
             for nth, (at, candidate) in enumerate(zip(order, chosen, strict=True))
         ),
-        score=float(score.of(mixed(part.said, weights[order]), part.right)),
+        score=float(score.of(mixed(part.outputs, weights[order]), part.right)),
         single=candidates[single].trial,
-        best_single=float(score.of(seen.said[single], seen.right)),
+        best_single=float(score.of(seen.outputs[single], seen.right)),
         inference=sum(sizes[at] for at in order) / sizes[single],
         diversity=diversity(part),
         uncertainty=uncertainty(part, weights[order]),
         test=_tested(test, chosen, weights[order], candidates[single], seen.task, score),
         singles=tuple(
             SingleScore(candidate.trial, value, size)
-            for candidate, value, size in zip(candidates, score.of(seen.said, seen.right).tolist(), sizes, strict=True)
+            for candidate, value, size in zip(
+                candidates, score.of(seen.outputs, seen.right).tolist(), sizes, strict=True
+            )
         ),
         by=by,
         settings=() if by is None else _by_setting(by, chosen, part, weights[order], score, seed),
@@ -390,7 +392,9 @@ def _by_setting(
     """The worth of each value of setting ``by``, in the order of the members. Each element of a list is a value."""
     if not any(by in candidate.config for candidate in chosen):
         names = ", ".join(sorted({name for candidate in chosen for name in candidate.config}))
-        raise UserError("contributions are told by a setting of the program", repr(by)[:60], f"such as {names}"[:200])
+        raise UserError(
+            "contributions are reported by a setting of the program", repr(by)[:60], f"such as {names}"[:200]
+        )
     values: list[Any] = [candidate.config.get(by) for candidate in chosen]
     parted = all(isinstance(value, list) and value for value in values)
     sides: dict[str, list[int]] = {}
@@ -443,7 +447,7 @@ def _weights(
         return select(seen, score, limits, sizes, seed=seed)
     if method == "stacking":
         return stack(seen, limits, sizes)
-    gains = score.gain(seen.said, seen.right)
+    gains = score.gain(seen.outputs, seen.right)
     pool: set[int] = set()
     for at in np.argsort(-gains, kind="stable").tolist():
         if limits.admits({*pool, at}, sizes):
@@ -464,14 +468,14 @@ def _tested(
     sealed.unseal(everyone)
     seen = judged(LazyPredictions(everyone, sealed.of))
     if (seen.task.kind, seen.task.width) != (task.kind, task.width):
-        fix = "let the program tell the same outputs of both"
+        fix = "let the program give the same outputs of both"
         raise UserError(f"predictions on {name} are of the same task as those chosen by", f"{seen.task}", fix)
     best = [candidate.trial for candidate in everyone].index(single.trial)
     return HeldOutFigures(
         name,
         len(seen.right),
-        float(score.of(mixed(seen.said[: len(chosen)], weights), seen.right)),
-        float(score.of(seen.said[best], seen.right)),
+        float(score.of(mixed(seen.outputs[: len(chosen)], weights), seen.right)),
+        float(score.of(seen.outputs[best], seen.right)),
     )
 
 
@@ -479,12 +483,12 @@ def _tested(
 
 
 class OutputUncertainty(NamedTuple):
-    """For each sample, the output of the ensemble (``said``) and its uncertainty: see ``Uncertainty``.
+    """For each sample, the output of the ensemble and its uncertainty: see ``Uncertainty``.
 
     ``aleatoric`` is None for values, because a member does not predict its own noise.
     """
 
-    said: torch.Tensor
+    outputs: torch.Tensor
     aleatoric: torch.Tensor | None
     epistemic: torch.Tensor
 

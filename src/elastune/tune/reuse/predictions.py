@@ -49,18 +49,18 @@ class Judged:
 
     Attributes:
         task: The kind of problem.
-        said: Probabilities or values, of shape (members, rows, width); a row is a sample, or a token of one.
+        outputs: Probabilities or values, of shape (members, rows, width); a row is a sample, or a token of one.
         right: The class of each row, or its values of shape (rows, width).
     """
 
     task: Task
-    said: Array
+    outputs: Array
     right: NDArray[np.int64] | Array
 
     @property
     def members(self) -> int:
         """The number of members."""
-        return len(self.said)
+        return len(self.outputs)
 
 
 def task_of(outputs: torch.Tensor, targets: torch.Tensor) -> Task:
@@ -191,7 +191,7 @@ SCORES = {
         Score("log_loss", "classification", "min", _log_loss),
         Score("brier", "classification", "min", _brier),
         Score("mse", "regression", "min", _mse),
-        Score("rmse", "regression", "min", lambda said, right: np.sqrt(_mse(said, right))),
+        Score("rmse", "regression", "min", lambda outputs, right: np.sqrt(_mse(outputs, right))),
         Score("mae", "regression", "min", _mae),
         Score("r2", "regression", "max", _r2),
     )

@@ -76,16 +76,16 @@ def greedy(
     """
     free = list(range(judged.members)) if among is None else list(among)
     chosen = _begin(judged, score, limits, costs, free, warm)
-    total = judged.said[chosen].sum(0) if chosen else np.zeros(judged.said.shape[1:])
+    total = judged.outputs[chosen].sum(0) if chosen else np.zeros(judged.outputs.shape[1:])
     best, best_rank = list(chosen), _rank(total / max(1, len(chosen)), judged, score) if chosen else (-np.inf, -np.inf)
     while len(chosen) < rounds:
         admitted = [at for at in free if limits.admits({*chosen, at}, costs)]
         if not admitted:
             break
-        ranks = _ranks((total + judged.said[admitted]) / (len(chosen) + 1), judged, score)
+        ranks = _ranks((total + judged.outputs[admitted]) / (len(chosen) + 1), judged, score)
         place = max(range(len(admitted)), key=lambda at: (*ranks[at], -at))
         chosen.append(admitted[place])
-        total = total + judged.said[admitted[place]]
+        total = total + judged.outputs[admitted[place]]
         if ranks[place] > best_rank:
             best, best_rank = list(chosen), ranks[place]
     return best
@@ -95,7 +95,7 @@ def _begin(
     judged: Judged, score: Score, limits: EnsembleLimits, costs: Sequence[float], free: Sequence[int], warm: int | None
 ) -> list[int]:
     """The first members: the ``warm`` best single candidates; None: as many as have the best mean, at best few."""
-    singles = _ranks(judged.said[list(free)], judged, score) if free else []
+    singles = _ranks(judged.outputs[list(free)], judged, score) if free else []
     most = max(1, int(min(limits.members, judged.members) * WARM_SHARE)) if warm is None else warm
     begun: list[int] = []
     for at in sorted(range(len(free)), key=lambda at: singles[at], reverse=True):
@@ -103,7 +103,7 @@ def _begin(
             begun.append(free[at])
     if warm is not None:
         return begun
-    means = [judged.said[begun[: size + 1]].mean(0) for size in range(len(begun))]
+    means = [judged.outputs[begun[: size + 1]].mean(0) for size in range(len(begun))]
     ranks = [_rank(mean, judged, score) for mean in means]
     return begun[: 1 + max(range(len(begun)), key=lambda at: (*ranks[at], -at))] if begun else []
 
@@ -118,7 +118,7 @@ def select(
     """
     pool = _of_bags(judged, score, limits, costs, seed, bags)
     tried = [greedy(judged, score, limits, costs, among=pool, warm=warm) for warm in (1, None)]
-    chosen = max(tried, key=lambda chosen: _rank(judged.said[chosen].mean(0), judged, score)) if tried[0] else []
+    chosen = max(tried, key=lambda chosen: _rank(judged.outputs[chosen].mean(0), judged, score)) if tried[0] else []
     weights = np.zeros(judged.members)
     for at, times in Counter(chosen).items():
         weights[at] = times / len(chosen)
@@ -147,7 +147,7 @@ def _of_bags(
 
 def best_single(judged: Judged, score: Score) -> int:
     """Return the place of the best candidate; among equals, as ``greedy``."""
-    ranks = _ranks(judged.said, judged, score)
+    ranks = _ranks(judged.outputs, judged, score)
     return max(range(judged.members), key=lambda at: (*ranks[at], -at))
 
 
@@ -174,7 +174,7 @@ def stack(judged: Judged, limits: EnsembleLimits, costs: Sequence[float]) -> Fig
     weights = np.zeros(judged.members)
     if pool:
         chosen = sorted(pool)
-        weights[chosen] = simplex_weights(Judged(judged.task, judged.said[chosen], judged.right))
+        weights[chosen] = simplex_weights(Judged(judged.task, judged.outputs[chosen], judged.right))
     return weights
 
 
@@ -183,8 +183,8 @@ def simplex_weights(judged: Judged) -> Figures:
     if judged.members == 1:
         return np.ones(1)
     if judged.task.kind == "classification":
-        return _mixture(judged.said[:, np.arange(len(judged.right)), judged.right])
-    return _least_squares(judged.said, np.asarray(judged.right, dtype=float))
+        return _mixture(judged.outputs[:, np.arange(len(judged.right)), judged.right])
+    return _least_squares(judged.outputs, np.asarray(judged.right, dtype=float))
 
 
 def _mixture(hits: Array) -> Figures:

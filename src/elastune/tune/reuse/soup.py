@@ -470,4 +470,4 @@ def soup_of_study(
 
 def _scored(score: Score, predictions: dict[str, torch.Tensor]) -> float:
     seen = judged({0: predictions})
-    return float(score.of(seen.said[0], seen.right))
+    return float(score.of(seen.outputs[0], seen.right))

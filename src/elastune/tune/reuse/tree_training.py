@@ -86,7 +86,7 @@ def learn_classes(
     if seen.task.kind != "classification":
         raise UserError("classes are learnt from a classification", seen.task.kind, "name its predictions: --data")
     best = best_single(seen, score_for("accuracy", seen.task.kind))
-    probabilities, right = seen.said[best], seen.right
+    probabilities, right = seen.outputs[best], seen.right
     tree = learnt_tree(confusions(probabilities, right), groups)
     group = tree.coarse(torch.arange(tree.classes)).numpy()
     in_group = float((probabilities * (group[None] == group[right][:, None])).sum(1).mean())
