@@ -40,7 +40,7 @@ def test_the_search_chooses_workers_and_strategies(tmp_path: Path, command_here:
     begun = {record.trial: record for record in records if isinstance(record, TrialStarted)}
     searched = [trial for trial in begun.values() if trial.phase == "search"]
     assert {trial.execution.get("sync", "allreduce") for trial in searched} == {"allreduce", "local:learners=4,every=4"}
-    assert len({trial.tags["crew"]["workers"] for trial in searched}) > 1
+    assert len({trial.tags["layout"]["workers"] for trial in searched}) > 1
     told = command_here("explain", str(out))
     assert "of the search" in told.out
     page = (out / "report.html").read_text()

@@ -22,10 +22,10 @@ from elastune.core.journal.records import (
 )
 from elastune.report import matplotlib_png as static
 from elastune.report import plotly_html as interactive
-from elastune.report.frontier import front, tradeoff
+from elastune.report.frontier import pareto_figure, tradeoff_figure
 from elastune.report.overviews import gather_run, gather_study
 from elastune.report.page import frontier_page, run_page, study_page, write_frontier_report, write_report
-from elastune.report.study import curves
+from elastune.report.study import curves_figure
 
 HOSTILE = "<script>alert('x')</script><img src=http://evil.example/x onerror=alert(1)> $\\frac$ \"'"
 
@@ -180,7 +180,7 @@ def test_hostile_strings_stay_strings(frontier_entries, found, journal):
     out = journal(hostile_frontier(frontier_entries))
     page = write_report(out).read_text()
     tags = Tags(page).tags
-    of_a_figure = interactive.div(tradeoff(found)).count("<script")
+    of_a_figure = interactive.div(tradeoff_figure(found)).count("<script")
     assert sum(tag == "script" for tag, _ in tags) == 1 + 3 * of_a_figure
     assert not any(tag == "img" or "onerror" in attributes for tag, attributes in tags)
     assert "<script>alert" not in page
@@ -198,7 +198,7 @@ def test_hostile_runs_too(journal):
 
 
 def test_both_renderers_draw_every_number(found):
-    for figure in (tradeoff(found), front(found)):
+    for figure in (tradeoff_figure(found), pareto_figure(found)):
         fragment = interactive.div(figure)
         for panel in figure.panels:
             for series in panel.series:
@@ -208,9 +208,9 @@ def test_both_renderers_draw_every_number(found):
 
 
 def test_pngs_are_the_same_each_time_and_follow_the_data(found, with_rows):
-    first = static.png(tradeoff(found))
-    assert first == static.png(tradeoff(found))
-    assert first != static.png(tradeoff(with_rows({2: {"quality": 0.90}})))
+    first = static.png(tradeoff_figure(found))
+    assert first == static.png(tradeoff_figure(found))
+    assert first != static.png(tradeoff_figure(with_rows({2: {"quality": 0.90}})))
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_pngs_are_the_same_each_time_and_follow_the_data(found, with_rows):
 )
 def test_odd_frontiers_are_drawn(with_rows, change):
     changed = with_rows(change)
-    for figure in (tradeoff(changed), front(changed)):
+    for figure in (tradeoff_figure(changed), pareto_figure(changed)):
         assert static.png(figure).startswith(b"\x89PNG")
         assert interactive.div(figure)
 
@@ -241,7 +241,7 @@ def test_a_frontier_of_one_row_is_drawn(found, frontier_entries, tmp_path):
 def test_long_curves_are_drawn_quickly(run_entries):
     report = run_entries[1].record
     many = [Entry(0.0, replace(report, step=i)) for i in range(5000)]
-    assert len(static.png(curves(gather_run([run_entries[0], *many])))) > 5000
+    assert len(static.png(curves_figure(gather_run([run_entries[0], *many])))) > 5000
 
 
 def test_nothing_there_is_told(tmp_path, journal, run_entries):

@@ -12,7 +12,7 @@ from elastune.core.plan.memory import copies_text
 from elastune.core.run import ExecutionSettings, Program, RunSpec
 
 if TYPE_CHECKING:
-    from elastune.tune.frontier.checked_request import FrontierPlan
+    from elastune.tune.frontier.checked_request import CheckedFrontier
     from elastune.tune.study.validate import Plan
 
 BATCH = "batch_size"  # by this name a program has its batch in its config
@@ -76,7 +76,7 @@ def of_study(plan: Plan, cluster: str) -> dict[str, Any]:
     }
 
 
-def of_frontier(plan: FrontierPlan, cluster: str) -> dict[str, Any]:
+def of_frontier(plan: CheckedFrontier, cluster: str) -> dict[str, Any]:
     """What ``elastune frontier`` would start, from its checked request."""
     request = plan.request
     return {

@@ -50,12 +50,30 @@ from elastune.report.overviews import RunOverview
 from elastune.report.tables import Table
 from elastune.tune.study.trials import Trial
 
-# [adapting] How a run adapted itself: what its monitors measured and what its policies decided, gathered from its journal.
+AT_FIRST = "asked for at the start"
+DEFAULT = "the default"
+PLAIN = {"strategy": str(SyncPlan()), "topology": str(Topology())}
+"""The strategy and topology of a run that asks for none."""
+UNROUTED = ("native", "auto")  # auto: as long as no links have called for routes
+
+BAND_THICKNESS = 0.7
+MOST_BAND_LETTERS = 70
+MOST_LABELS = 12  # decisions; the labels of more would cover each other
+MOST_MARKS = 80
+MOST_LETTERS = 18
+MOST_COUNTS = 8  # worker counts that an axis names one by one
+
+
+# --- measurements and decisions ---
 
 
 @dataclass(frozen=True)
 class Adaptation:
-    """Of the run's last attempt and what it went on from: the policies and monitors asked for, and all they told."""
+    """What a run measured and decided, gathered from its journal.
+
+    The records are those of the last attempt and of the steps that this attempt resumed from. ``policies`` and
+    ``monitors`` are those asked for. ``last_signals``: the signals at the end of training, if the run has ended.
+    """
 
     policies: tuple[str, ...] = ()
     monitors: tuple[str, ...] = ()
@@ -67,37 +85,37 @@ class Adaptation:
 
     @property
     def any(self) -> bool:
-        """Whether it was to adapt or to measure, or something was decided; learners are measured in any run."""
+        """Whether the run was to adapt or to measure, or decided something; any run measures learners."""
         return bool(self.policies or self.monitors or self.decided or self.failed or self.unmeasured)
 
     @property
     def outcomes(self) -> Counter[str]:
-        """How many decisions were applied, disagreed on, refused."""
+        """The number of decisions by outcome: applied, disagreed, refused."""
         return Counter(each.outcome for each in self.decided)
 
     def signal(self, name: str) -> SignalValue | None:
-        """The last that was said of signal ``name``."""
-        told = [self.last_signals or {}, *(m.signals for m in reversed(self.measured))]
-        return next((signals[name] for signals in told if name in signals), None)
+        """The newest value and standard error of signal ``name``; None if it was never measured."""
+        sources = [self.last_signals or {}, *(m.signals for m in reversed(self.measured))]
+        return next((signals[name] for signals in sources if name in signals), None)
 
 
 def gather_adaptation(entries: Iterable[Entry]) -> Adaptation:
-    """What the journal of a run tells. What lay beyond the step that a run went on from is taken back."""
+    """Gather what a run measured and decided, without records beyond the step that a later attempt resumed from."""
     policies: list[str] = []
     monitors: list[str] = []
-    told: list[Measured | Decided | PolicyFailed] = []
+    kept: list[Measured | Decided | PolicyFailed] = []
     unmeasured: list[NotMeasured] = []
     last_signals: Mapping[str, SignalValue] | None = None
     for record in (entry.record for entry in entries):
         match record:
             case RunStarted(adapt=adapt, resumed_step=step):
                 policies, monitors = adapt.get("policies", []), adapt.get("monitors", [])
-                told = [each for each in told if step is not None and each.step <= step]
+                kept = [each for each in kept if step is not None and each.step <= step]
                 last_signals, unmeasured = None, []
             case Restarted(step=step):
-                told = [each for each in told if each.step <= step]
+                kept = [each for each in kept if each.step <= step]
             case Measured() | Decided() | PolicyFailed():
-                told.append(record)
+                kept.append(record)
             case NotMeasured():
                 unmeasured.append(record)
             case RunFinished(signals=signals):
@@ -107,16 +125,16 @@ def gather_adaptation(entries: Iterable[Entry]) -> Adaptation:
     return Adaptation(
         policies=tuple(policies),
         monitors=tuple(monitors),
-        measured=tuple(each for each in told if isinstance(each, Measured)),
-        decided=tuple(each for each in told if isinstance(each, Decided)),
-        failed=tuple(each for each in told if isinstance(each, PolicyFailed)),
+        measured=tuple(each for each in kept if isinstance(each, Measured)),
+        decided=tuple(each for each in kept if isinstance(each, Decided)),
+        failed=tuple(each for each in kept if isinstance(each, PolicyFailed)),
         unmeasured=tuple(unmeasured),
         last_signals=last_signals,
     )
 
 
 def adaptation_json(adaptation: Adaptation) -> dict[str, Any]:
-    """The object ``adapt`` of a run's result; {} where nothing was asked for and nothing decided."""
+    """The object ``adapt`` of a run's result; {} if the run asked for nothing and decided nothing."""
     if not adaptation.any:
         return {}
     last = adaptation.measured[-1] if adaptation.measured else None
@@ -148,24 +166,24 @@ def adaptation_line(adaptation: Adaptation) -> str:
     parts += [f"{plain(each.monitor, 60).replace('_', ' ')} not measured" for each in adaptation.unmeasured]
     if adaptation.measured and adaptation.any:
         last = adaptation.measured[-1]
-        parts += [signal_text(name, told) for name in (NOISE_SCALE,) if (told := adaptation.signal(name))]
+        parts += [signal_text(name, value) for name in (NOISE_SCALE,) if (value := adaptation.signal(name))]
         parts += [f"batch {last.batch_size}", f"lr {number(last.lr, 3)}"]
     return ", ".join(parts)
 
 
 def batch_line(adaptation: Adaptation) -> str:
-    """The run's last batch beside its noise scale, in a sentence; empty where none was measured."""
-    told = adaptation.signal(NOISE_SCALE)
-    if told is None or not adaptation.measured:
+    """A sentence that compares the run's last batch with its noise scale; empty if no noise scale was measured."""
+    noise_scale = adaptation.signal(NOISE_SCALE)
+    if noise_scale is None or not adaptation.measured:
         return ""
     ended = NOISE_SCALE in (adaptation.last_signals or {})
     when = "at the end of training" if ended else "when last measured"
-    words = batch_against_noise(adaptation.measured[-1].batch_size, *told, whose="the run's", when=when)
+    words = batch_against_noise(adaptation.measured[-1].batch_size, *noise_scale, whose="the run's", when=when)
     return f"{words[:1].upper()}{words[1:]}." if words else ""
 
 
 def trial_batch_line(trial: Trial) -> str:
-    """The batch of a trial of a study beside its noise scale, in a sentence; empty where one of them is not known."""
+    """A sentence that compares a trial's batch with its noise scale; empty if one of them is not known."""
     if trial.noise_scale is None or trial.batch_size is None:
         return ""
     tried = "; what it reaches was trained and measured, which outweighs this estimate"
@@ -175,7 +193,7 @@ def trial_batch_line(trial: Trial) -> str:
 
 
 def decisions_table(adaptation: Adaptation) -> Table:
-    """One line a decision: when, whose, what, why, and what became of it."""
+    """One row for each decision: when, by which policy, what, why, and the outcome."""
     rows = tuple(
         (
             whole(each.step),
@@ -190,7 +208,7 @@ def decisions_table(adaptation: Adaptation) -> Table:
 
 
 def failures_table(adaptation: Adaptation) -> Table:
-    """One line a call of a policy that raised."""
+    """One row for each call of a policy that raised."""
     rows = tuple(
         (
             whole(each.step),
@@ -206,17 +224,15 @@ def failures_table(adaptation: Adaptation) -> Table:
     return Table(f"Calls of policies that failed ({len(rows)})", header, rows, frozenset({0, 3}))
 
 
-# [sync story] How a run's workers agreed and by which routes their sums travelled, from when to when: gathered from its journal.
-
-AT_FIRST = "asked for at the start"
-DEFAULT = "the default"
-PLAIN = {"strategy": str(SyncPlan()), "topology": str(Topology())}  # what a run has that asks for nothing
-UNROUTED = ("native", "auto")  # auto: as long as no links have called for routes
+# --- sync strategies and topologies over time ---
 
 
 @dataclass(frozen=True)
 class SyncPeriod:
-    """From ``step`` steps and ``seconds`` of training on, ``what`` is the run's strategy or topology."""
+    """A period of one strategy or topology: ``what`` is in use after ``step`` steps and ``seconds`` of training.
+
+    The period ends where the next one begins. ``record``: the change that began it; None at the start of a run.
+    """
 
     which: Literal["strategy", "topology"]
     what: str
@@ -228,9 +244,9 @@ class SyncPeriod:
 
 @dataclass(frozen=True)
 class SyncHistory:
-    """Strategies and topologies in order; none of a topology's where the sums of all went as the run decides itself.
+    """The strategies and topologies of a run, in order: how its workers agreed, and by which routes sums travelled.
 
-    ``seconds``: of training, as told last.
+    ``topologies`` is empty if the run never laid routes. ``seconds``: the training time in the newest record.
     """
 
     strategies: tuple[SyncPeriod, ...] = ()
@@ -239,47 +255,47 @@ class SyncHistory:
 
     @property
     def any(self) -> bool:
-        """Whether there is anything to tell: a strategy beside all-reduce, or a topology that was laid."""
+        """Whether the run had another strategy than all-reduce, or a topology of its own."""
         return any(each.what != PLAIN[each.which] for each in self.all)
 
     @property
     def all(self) -> tuple[SyncPeriod, ...]:
-        """Both, in order of steps."""
+        """Strategies and topologies, in order of steps."""
         return tuple(sorted((*self.strategies, *self.topologies), key=lambda each: each.step))
 
     @property
     def changes(self) -> tuple[SyncPeriod, ...]:
-        """What took another's place while the run went on."""
+        """The periods that began with a change after the first step."""
         return tuple(each for each in self.all if each.record is not None and each.step > 0)
 
 
 def gather_sync(entries: Iterable[Entry]) -> SyncHistory:
-    """What the journal of a run tells. What lay beyond the step that a run went on from is taken back."""
+    """Gather a run's strategies and topologies, without changes beyond the step that a later attempt resumed from."""
     strategies: list[SyncPeriod] = []
     topologies: list[SyncPeriod] = []
-    clock: list[tuple[int, float]] = []  # steps and seconds, as told
+    clock: list[tuple[int, float]] = []  # steps and seconds of all records that have both
 
     def go_back(step: int) -> None:
-        for told in (strategies, topologies):
-            told[:] = [each for each in told if each.step <= step]
+        for periods in (strategies, topologies):
+            periods[:] = [each for each in periods if each.step <= step]
         clock[:] = [each for each in clock if each[0] <= step]
 
     for record in (entry.record for entry in entries):
         match record:
             case RunStarted(resumed_step=step, sync=sync, execution=execution):
                 go_back(-1 if step is None else step)
-                begun, seconds = step or 0, max((told for _, told in clock), default=0.0)
-                if not strategies:  # else it goes on with what the checkpoint has
+                begun, seconds = step or 0, max((time for _, time in clock), default=0.0)
+                if not strategies:  # otherwise the run goes on with the strategy of its checkpoint
                     strategies.append(_first("strategy", sync, begun, seconds))
-                asked = str(execution.get("topology", PLAIN["topology"]))
-                _add(topologies, _first("topology", asked, begun, seconds))
+                requested = str(execution.get("topology", PLAIN["topology"]))
+                _add(topologies, _first("topology", requested, begun, seconds))
             case Restarted(step=step):
                 go_back(step)
             case SyncChanged(step=step, sync=sync, why=why, seconds=seconds):
                 _add(strategies, SyncPeriod("strategy", sync, step, seconds, why, record))
             case TopologyChanged(step=step, topology=topology, cause=why, seconds=seconds):
                 if why == BY_CHECKPOINT and topologies and topologies[-1].record is None:
-                    topologies.pop()  # what that resumed run would have begun with, but for its checkpoint
+                    topologies.pop()  # the checkpoint's topology replaces the one that the resumed run asked for
                 _add(topologies, SyncPeriod("topology", topology, step, seconds, why, record))
             case Measured(step=step, seconds=seconds) | Reported(step=step, seconds=seconds):
                 clock.append((step, seconds))
@@ -287,36 +303,40 @@ def gather_sync(entries: Iterable[Entry]) -> SyncHistory:
                 clock.append((step, seconds))
             case _:
                 pass
-    told = [*(seconds for _, seconds in clock), *(each.seconds for each in (*strategies, *topologies))]
+    times = [*(seconds for _, seconds in clock), *(each.seconds for each in (*strategies, *topologies))]
     laid = topologies if any(each.what not in UNROUTED for each in topologies) else []
-    return SyncHistory(tuple(strategies), tuple(laid), max(told, default=0.0))
+    return SyncHistory(tuple(strategies), tuple(laid), max(times, default=0.0))
 
 
 def _first(which: Literal["strategy", "topology"], what: str, step: int, seconds: float) -> SyncPeriod:
-    """What a run begins with, by its options or by what is so without any."""
+    """The first strategy or topology of a run: the one asked for, or the default."""
     return SyncPeriod(which, what, step, seconds, DEFAULT if what == PLAIN[which] else AT_FIRST)
 
 
-def _add(told: list[SyncPeriod], each: SyncPeriod) -> None:
-    """What is in use already does not begin again."""
-    if not told or told[-1].what != each.what:
-        told.append(each)
+def _add(periods: list[SyncPeriod], period: SyncPeriod) -> None:
+    """Append a period unless it continues the last one."""
+    if not periods or periods[-1].what != period.what:
+        periods.append(period)
 
 
-def sync_line(story: SyncHistory) -> str:
-    """``local:learners=8,every=16 -> allreduce (2 changes), sums by tree``; empty where there is nothing to tell."""
-    if not story.any:
+def sync_line(history: SyncHistory) -> str:
+    """``local:learners=8,every=16 -> allreduce (2 changes), sums by tree``; empty for a plain run."""
+    if not history.any:
         return ""
-    strategies = [plain(each.what, 80) for each in story.strategies]
+    strategies = [plain(each.what, 80) for each in history.strategies]
     shown = [*strategies[:1], *(["..."] if len(strategies) > 3 else []), *strategies[1:][-2:]]
-    told = " -> ".join(shown) + (f" ({count(len(strategies) - 1, 'change')})" if strategies[1:] else "")
-    laid = list(dict.fromkeys(plain(each.what, 60) for each in story.topologies))
-    return f"{told}, sums by {', then '.join(laid[:3])}{', ...' if laid[3:] else ''}" if laid else told
+    text = " -> ".join(shown) + (f" ({count(len(strategies) - 1, 'change')})" if strategies[1:] else "")
+    laid = list(dict.fromkeys(plain(each.what, 60) for each in history.topologies))
+    return f"{text}, sums by {', then '.join(laid[:3])}{', ...' if laid[3:] else ''}" if laid else text
 
 
-def sync_table(story: SyncHistory) -> Table:
-    """One line a strategy and a topology, with how long it was in use; no rows where there is nothing to tell."""
-    both = [*spans(story.strategies, story.seconds), *spans(story.topologies, story.seconds)] if story.any else []
+def sync_table(history: SyncHistory) -> Table:
+    """One row for each period of a strategy or topology, with its duration; no rows for a plain run."""
+    both = (
+        [*spans(history.strategies, history.seconds), *spans(history.topologies, history.seconds)]
+        if history.any
+        else []
+    )
     rows = tuple(
         (whole(each.step), each.which, plain(each.what, 120), duration(end - begin), plain(each.why, 300))
         for each, begin, end in sorted(both, key=lambda span: span[0].step)
@@ -324,65 +344,59 @@ def sync_table(story: SyncHistory) -> Table:
     return Table("How workers agreed", ("from step", "which", "what", "for", "why"), rows, frozenset({0, 3}))
 
 
-def spans(told: Sequence[SyncPeriod], seconds: float) -> list[tuple[SyncPeriod, float, float]]:
-    """Each with the seconds from which and until which it was in use; ``seconds``: the run's."""
-    ends = [each.seconds for each in told] + [seconds]
-    return [(each, each.seconds, max(each.seconds, end)) for each, end in zip(told, ends[1:], strict=True)]
+def spans(periods: Sequence[SyncPeriod], seconds: float) -> list[tuple[SyncPeriod, float, float]]:
+    """Each period with its begin and end in seconds. ``seconds``: the end of the last period."""
+    ends = [each.seconds for each in periods] + [seconds]
+    return [(each, each.seconds, max(each.seconds, end)) for each, end in zip(periods, ends[1:], strict=True)]
 
 
-# [sync bands] How a run's workers agreed, over the seconds of training: strategies and topologies as bands, distance and bytes.
-
-THICK = 0.7
-MOST_BAND_LETTERS = 70
-
-
-def bands(story: SyncHistory) -> Panel:
-    """A row of bands for strategies and one for topologies, a colour each; none where there is nothing to tell."""
-    rows = [told for told in (story.topologies, story.strategies) if told] if story.any else []
-    found: dict[tuple[str, str], Bars] = {}
-    for place, told in enumerate(rows):
-        for each, begin, end in spans(told, story.seconds):
+def bands(history: SyncHistory) -> Panel:
+    """A panel over training time: a row of bands for strategies and one for topologies, one colour for each."""
+    rows = [periods for periods in (history.topologies, history.strategies) if periods] if history.any else []
+    bars: dict[tuple[str, str], Bars] = {}
+    for place, periods in enumerate(rows):
+        for each, begin, end in spans(periods, history.seconds):
             key = (each.which, each.what)
-            color = palette.SEQUENCE[len(found) % len(palette.SEQUENCE)]
-            own = found.setdefault(key, Bars(_name(each), color, (), (), (), (), ()))
-            found[key] = replace(
-                own,
-                y=(*own.y, float(place)),
-                begin=(*own.begin, begin),
-                end=(*own.end, end),
-                thickness=(*own.thickness, THICK),
-                labels=(*own.labels, _band_label(each, begin, end)),
+            color = palette.SEQUENCE[len(bars) % len(palette.SEQUENCE)]
+            band = bars.setdefault(key, Bars(_name(each), color, (), (), (), (), ()))
+            bars[key] = replace(
+                band,
+                y=(*band.y, float(place)),
+                begin=(*band.begin, begin),
+                end=(*band.end, end),
+                thickness=(*band.thickness, BAND_THICKNESS),
+                labels=(*band.labels, _band_label(each, begin, end)),
             )
-    ticks, names = tuple(float(place) for place in range(len(rows))), tuple(told[0].which for told in rows)
-    return Panel("", Axis(""), Axis("", ticks=ticks, names=names), (), bars=tuple(found.values()))
+    ticks, names = tuple(float(place) for place in range(len(rows))), tuple(periods[0].which for periods in rows)
+    return Panel("", Axis(""), Axis("", ticks=ticks, names=names), (), bars=tuple(bars.values()))
 
 
 def distances(measured: Sequence[Measured]) -> tuple[Series, ...]:
-    """How far apart learners were; a line for each time that the run had any."""
+    """How far apart learners were; a line for each period in which the run had learners."""
     return tuple(
         _signal_line("learners' distance", part, LEARNERS_DISTANCE, palette.PICK)
-        for has, group in groupby(measured, lambda m: _known(m, LEARNERS_DISTANCE))
+        for has, group in groupby(measured, lambda m: _has_signal(m, LEARNERS_DISTANCE))
         if has and (part := list(group))
     )
 
 
 def sent(measured: Sequence[Measured]) -> tuple[Series, ...]:
-    """The bytes of a step, where there were any: a worker alone sends none."""
-    told = [m for m in measured if _known(m, SENT_BYTES) and m.signals[SENT_BYTES][0] > 0]
-    return (_signal_line("bytes a step", told, SENT_BYTES, palette.AFTER),) if told else ()
+    """The bytes that workers sent in a step; no line if they sent none, as one worker alone does."""
+    sending = [m for m in measured if _has_signal(m, SENT_BYTES) and m.signals[SENT_BYTES][0] > 0]
+    return (_signal_line("bytes a step", sending, SENT_BYTES, palette.AFTER),) if sending else ()
 
 
-def _signal_line(name: str, told: Sequence[Measured], signal: str, color: str) -> Series:
-    values = tuple(m.signals[signal][0] for m in told)
+def _signal_line(name: str, measured: Sequence[Measured], signal: str, color: str) -> Series:
+    values = tuple(m.signals[signal][0] for m in measured)
     shown = [byte_count(round(value)) if signal == SENT_BYTES else number(value, 3) for value in values]
     labels = tuple(
-        f"step {m.step}, {number(m.seconds, 4)} s; {name} {text}" for m, text in zip(told, shown, strict=True)
+        f"step {m.step}, {number(m.seconds, 4)} s; {name} {text}" for m, text in zip(measured, shown, strict=True)
     )
-    marker: Marker | None = "circle" if len(told) == 1 else None
-    return Series(name, tuple(m.seconds for m in told), values, color, marker=marker, line="solid", labels=labels)
+    marker: Marker | None = "circle" if len(measured) == 1 else None
+    return Series(name, tuple(m.seconds for m in measured), values, color, marker=marker, line="solid", labels=labels)
 
 
-def _known(measured: Measured, signal: str) -> bool:
+def _has_signal(measured: Measured, signal: str) -> bool:
     return math.isfinite(measured.signals.get(signal, (math.nan, None))[0])
 
 
@@ -396,19 +410,16 @@ def _band_label(each: SyncPeriod, begin: float, end: float) -> str:
     return f"{each.which} {what}; from step {each.step}, {number(begin, 4)} s, for {duration(end - begin)}; {why}"
 
 
-# [adapting] The figure of a run that adapts: loss, noise scale, batch, learning rate, workers and how they agree, on one axis.
-
-MOST_LABELS = 12  # decisions, beyond which their words would cover each other
-MOST_MARKS = 80
-MOST_LETTERS = 18
-MOST_COUNTS = 8  # that an axis can name each of
+# --- the figure: everything on one axis of training time ---
 
 
-def over_time(run: RunOverview, adaptation: Adaptation, story: SyncHistory | None = None) -> Figure | None:
-    """All that was measured over the seconds of training, decisions as vertical lines, strategies and topologies as
-    bands; None where nothing was measured and nothing asked for."""
-    measured, story = adaptation.measured, story or SyncHistory()
-    if not measured and not story.any:
+def adaptation_figure(run: RunOverview, adaptation: Adaptation, history: SyncHistory | None = None) -> Figure | None:
+    """All measurements over training time, with decisions as vertical lines and strategies and topologies as bands.
+
+    None if the run measured nothing and has a plain sync history.
+    """
+    measured, history = adaptation.measured, history or SyncHistory()
+    if not measured and not history.any:
         return None
     panels = [
         _panel("loss", _losses(run, measured)),
@@ -417,7 +428,7 @@ def over_time(run: RunOverview, adaptation: Adaptation, story: SyncHistory | Non
         _panel("workers", (_steps("workers", measured, lambda m: float(m.workers), 1),), ticks=_counts(measured)),
         _panel("learners' distance", distances(measured)),
         _panel("bytes a step", sent(measured), log=True),
-        bands(story),
+        bands(history),
     ]
     drawn = [panel for panel in panels if panel.bars or any(series.x for series in panel.series)]
     drawn[-1] = replace(drawn[-1], x=Axis("training time (s)"))
@@ -450,16 +461,16 @@ def _panel(label: str, series: Sequence[Series], log: bool = False, ticks: tuple
 
 
 def _counts(measured: Sequence[Measured]) -> tuple[float, ...]:
-    """The worker counts there were, if they are few: there is no half a worker."""
+    """The ticks of the axis of workers: every count that the run had, or () if these are many."""
     counts = sorted({float(m.workers) for m in measured})
     return tuple(counts) if len(counts) <= MOST_COUNTS else ()
 
 
 def _losses(run: RunOverview, measured: Sequence[Measured]) -> tuple[Series, ...]:
-    """The measured training loss; where no monitor told it, what the program reported as its loss."""
-    told = [(m, value) for m in measured if (value := _signal(m, LOSS)[0]) is not None]
-    if told:
-        return (_measured_line("loss", told, palette.INK),)
+    """The measured training loss; if no monitor measured one, the loss that the program reported."""
+    losses = [(m, value) for m in measured if (value := _signal(m, LOSS)[0]) is not None]
+    if losses:
+        return (_measured_line("loss", losses, palette.INK),)
     reports = [r for r in run.reports if math.isfinite(r.metrics.get(LOSS, math.nan))]
     if not reports:
         return ()
@@ -468,12 +479,12 @@ def _losses(run: RunOverview, measured: Sequence[Measured]) -> tuple[Series, ...
 
 
 def _noise_scale(measured: Sequence[Measured]) -> tuple[Series, ...]:
-    told = [(m, *_signal(m, NOISE_SCALE)) for m in measured]
-    known = [(m, value, error) for m, value, error in told if value is not None and value > 0]
-    if not known:
+    signals = [(m, *_signal(m, NOISE_SCALE)) for m in measured]
+    points = [(m, value, error) for m, value, error in signals if value is not None and value > 0]
+    if not points:
         return ()
-    series = _measured_line("gradient noise scale", [(m, value) for m, value, _ in known], palette.BEST)
-    errors = tuple(None if error is None else (error, error) for _, _, error in known)
+    series = _measured_line("gradient noise scale", [(m, value) for m, value, _ in points], palette.BEST)
+    errors = tuple(None if error is None else (error, error) for _, _, error in points)
     return (replace(series, error=errors, band=True) if any(errors) else series,)
 
 
@@ -481,20 +492,20 @@ def _batch(measured: Sequence[Measured]) -> Series:
     return _steps("batch size", measured, lambda m: float(m.batch_size), 0)
 
 
-def _measured_line(name: str, told: Sequence[tuple[Measured, float]], color: str) -> Series:
+def _measured_line(name: str, points: Sequence[tuple[Measured, float]], color: str) -> Series:
     return Series(
         name,
-        tuple(m.seconds for m, _ in told),
-        tuple(value for _, value in told),
+        tuple(m.seconds for m, _ in points),
+        tuple(value for _, value in points),
         color,
-        marker=_marker(len(told)),
+        marker=_marker(len(points)),
         line="solid",
-        labels=tuple(_signal_label(m) for m, _ in told),
+        labels=tuple(_signal_label(m) for m, _ in points),
     )
 
 
 def _steps(name: str, measured: Sequence[Measured], value: Callable[[Measured], float], color: int) -> Series:
-    """What holds until it is changed: a stair."""
+    """A stair: each value holds until the next one."""
     x, y = tuple(m.seconds for m in measured), tuple(value(m) for m in measured)
     return Series(name, x, y, palette.SEQUENCE[color], marker=_marker(len(x)), line="steps")
 
@@ -513,23 +524,23 @@ def _marks(decided: Sequence[Decided]) -> tuple[Mark, ...]:
 
 
 def _first_change(decided: Decided) -> str:
-    """``batch 32→64``: what stands at the head of a line; the rest shows on hover and in the table."""
+    """``batch 32→64``: the label of a vertical line; hovering and the table show the rest."""
     first = change_text(decided).partition(", ")[0].partition(" over ")[0]
     return plain(first.replace(" -> ", "→"), MOST_LETTERS)
 
 
 def _marker(points: int) -> Marker | None:
-    """Lines stand alone, unless there is nothing to join."""
+    """No markers on a line, unless it has one point only."""
     return None if points > 1 else "circle"
 
 
 def _signal(measured: Measured, name: str) -> tuple[float | None, float | None]:
-    """A signal's value and error, None where it is missing or not finite."""
+    """A signal's value and error, each None if it is missing or not finite."""
     value, error = measured.signals.get(name, (math.nan, None))
-    known = error if error is not None and math.isfinite(error) else None
-    return (value, known) if math.isfinite(value) else (None, None)
+    finite_error = error if error is not None and math.isfinite(error) else None
+    return (value, finite_error) if math.isfinite(value) else (None, None)
 
 
 def _signal_label(m: Measured) -> str:
-    told = measured_text(m).replace(", ", "; ")
-    return f"step {m.step}, {number(m.seconds, 4)} s; {told}"
+    text = measured_text(m).replace(", ", "; ")
+    return f"step {m.step}, {number(m.seconds, 4)} s; {text}"

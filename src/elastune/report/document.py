@@ -1,4 +1,7 @@
-"""One self-contained HTML page and its PNG files. A reader never sees a file that is half written."""
+"""One self-contained HTML page and its PNG files. A reader never sees a file that is half written.
+
+Plotly and matplotlib are imported only when a page with figures is written, because both take long to import.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,17 @@ from pathlib import Path
 
 from elastune.core.errors import UserError
 from elastune.core.journal.files import atomic_write
-from elastune.report import matplotlib_png as static
-from elastune.report import plotly_html as interactive
 from elastune.report.figures import Figure
 from elastune.report.tables import Table, to_html
 
 REPORT = "report.html"
-# Nothing may be loaded from anywhere: the page holds all it needs, and what a journal says cannot reach out.
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+"""The page may load nothing: it holds all it needs, and texts of a journal cannot reach the network."""
 
 
 @dataclass(frozen=True)
 class Note:
-    """A paragraph. ``log``: set as the raw text of a log."""
+    """A paragraph. ``log``: show the text unwrapped, as a log."""
 
     text: str
     log: bool = False
@@ -29,7 +30,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what stands under it, in order. ``folded`` sections open on a click."""
+    """A heading with tables and notes, in order. ``folded`` sections open on a click."""
 
     title: str
     parts: tuple[Table | Note, ...]
@@ -38,7 +39,18 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """``answer`` is the headline. ``state`` says how far it got; ``ended`` whether that is the end."""
+    """Everything that a report shows.
+
+    Attributes:
+        kind: "run", "study", "frontier" or "plan".
+        answer: The headline.
+        state: How far the work got, in words.
+        ended: Whether the work has ended.
+        figures: The figures, in order.
+        sections: The sections below the figures, in order.
+        command: A command to repeat the work or to train the pick; "" for none.
+        command_note: A sentence above the command.
+    """
 
     kind: str
     answer: str
@@ -51,14 +63,21 @@ class Page:
 
 
 def write(page: Page, out_dir: Path) -> Path:
-    """Write ``report.html`` and one PNG a figure into ``out_dir``; the path of the page.
+    """Write ``report.html`` and one PNG for each figure into ``out_dir``. Each file appears whole or not at all.
 
-    Each file appears whole or not at all. Raises ``UserError`` where the folder cannot be written.
+    Returns:
+        The path of the page.
+
+    Raises:
+        UserError: If the folder cannot be written.
     """
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
-        for figure in page.figures:
-            atomic_write(out_dir / f"{figure.name}.png", static.png(figure))
+        if page.figures:
+            from elastune.report import matplotlib_png
+
+            for figure in page.figures:
+                atomic_write(out_dir / f"{figure.name}.png", matplotlib_png.png(figure))
         target = out_dir / REPORT
         atomic_write(target, render(page).encode())
     except OSError as error:
@@ -70,7 +89,7 @@ def write(page: Page, out_dir: Path) -> Path:
 def render(page: Page) -> str:
     """The page as HTML. Every string is escaped here or where its part is rendered."""
     style = files("elastune.report").joinpath("page.css").read_text()
-    script = f"<script>{interactive.script()}</script>" if page.figures else ""
+    script = _plotly_script() if page.figures else ""
     command = f"<div class=command>{html.escape(page.command)}</div>" if page.command else ""
     if page.command_note and page.command:
         command = f"<p class=note>{html.escape(page.command_note)}</p>{command}"
@@ -100,9 +119,17 @@ def render(page: Page) -> str:
 """
 
 
+def _plotly_script() -> str:
+    from elastune.report import plotly_html
+
+    return f"<script>{plotly_html.script()}</script>"
+
+
 def _figure(figure: Figure) -> str:
+    from elastune.report import plotly_html
+
     caption = f"<figcaption>{html.escape(figure.caption)}</figcaption>" if figure.caption else ""
-    return f"<figure><h2>{html.escape(figure.title)}</h2>{interactive.div(figure)}{caption}</figure>"
+    return f"<figure><h2>{html.escape(figure.title)}</h2>{plotly_html.div(figure)}{caption}</figure>"
 
 
 def _section(section: Section) -> str:
@@ -114,10 +141,10 @@ def _section(section: Section) -> str:
 
 
 def _part(part: Table | Note, heading: str) -> str:
-    """One part; a table under another heading than its own title says its title."""
+    """One part as HTML; a table whose title differs from ``heading`` shows its title."""
     if isinstance(part, Table):
-        own = "" if part.title == heading else f"<h3>{html.escape(part.title)}</h3>"
-        return own + to_html(part)
+        title = "" if part.title == heading else f"<h3>{html.escape(part.title)}</h3>"
+        return title + to_html(part)
     if part.log:
         return f"<pre class=log>{html.escape(part.text)}</pre>"
     return f"<p>{html.escape(part.text)}</p>"

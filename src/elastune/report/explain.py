@@ -44,15 +44,28 @@ from elastune.tune.search.objective import Objective, oriented, valued
 from elastune.tune.study.results import FATES, Study, worker_time
 from elastune.tune.study.trials import Trial
 
-# [explain] A study in words, from its journal alone: what was found and at what price, what decided it, and what to try next.
-
 MOST_STEPS = 6  # along the front
 MOST_REASONS = 5
 MOST_PARAMETERS = 5
-TOLD_SHARE = 0.02  # below which a parameter is not worth a word
-EDGE = 0.05  # of a range, on its own scale
-FEWEST_BEST = 5  # trials that tell where the front lies
-TIE_SPREADS = 2.0  # standard errors of a difference within which two trials are not told apart
+LEAST_SHARE = 0.02  # parameters with a smaller share are not named
+EDGE = 0.05  # the part of a range, on its own scale, that counts as its bound
+FEWEST_BEST = 5  # trials that show where the front lies
+TIE_SPREADS = 2.0  # two trials that differ by fewer standard errors count as equal
+
+PHASES = {
+    "calibrate": "to calibrate the clock",
+    "throughput": "short, for faster execution settings",
+    "naive": "by the naive rule",
+    "policy": "by it under policies",
+    "search": "of the search",
+    "confirm": "to confirm",
+}
+"""The phases of a frontier, in words."""
+
+OTHERS = ("replicated", "zero", "sharded", "tensor", "pipeline")
+"""Mechanisms whose memory is compared with that of a run's own mechanism."""
+MOST_COPIES = 3
+"""The most further holders of each part, beyond those along ``data``, that the memory model tries."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +122,7 @@ def explain(study: Study) -> Explanation:
 
 
 def _accepted(study: Study) -> tuple[str, ...]:
-    """From where on trials were of another program, space or data."""
+    """The accepted changes of program, space or data, and from which trial on each holds."""
     lines = tuple(f"{line[:1].upper()}{line[1:]}." for line in accepted_lines(study.accepted))
     earlier = sum(trial.number < study.since for trial in study.trials)
     apart = f"Front and pick are of the trials since; {_trials(earlier)} began before (--across-changes compares all)."
@@ -156,7 +169,7 @@ def _when(trial: Trial) -> str:
 
 
 def _steps(study: Study, front: Sequence[Trial]) -> list[str]:
-    """What the way from each point of the front to the next better one in the first objective costs in the others."""
+    """For neighbours on the front: what a gain in the first objective costs in the others."""
     shown = list(front)
     if len(shown) > MOST_STEPS + 1:
         shown = [shown[i] for i in np.linspace(0, len(shown) - 1, MOST_STEPS + 1).round().astype(int)]
@@ -178,14 +191,14 @@ def _steps(study: Study, front: Sequence[Trial]) -> list[str]:
 
 
 def _sureness(study: Study) -> tuple[str, ...]:
-    """Whether the pick's lead is more than what another seed would change: known only where seeds repeat."""
+    """Whether the pick's lead exceeds the spread between seeds, which is known only if seeds repeat."""
     if not study.complete or study.no_choice_reason():
         return ()
     first, picked = study.objectives[0], study.choices()[0].trial
     by_seed: dict[str, dict[int, float]] = defaultdict(dict)
     for trial in study.complete:
-        told = config_and_sync(trial.config, trial.execution)
-        alike = repr((sorted(told.items(), key=repr), trial.execution.get("workers"), trial.epochs))
+        settings = config_and_sync(trial.config, trial.execution)
+        alike = repr((sorted(settings.items(), key=repr), trial.execution.get("workers"), trial.epochs))
         by_seed[alike][trial.seed] = trial.values[first.name]
     groups = [list(values.values()) for values in by_seed.values() if len(values) > 1]
     if not groups:
@@ -211,12 +224,12 @@ def _sureness(study: Study) -> tuple[str, ...]:
     return (f"{noise}: in {first.name} the pick stands apart from all others of the front.",)
 
 
-def _importance(found: Importance) -> list[str]:
-    if found.why_not:
-        return [f"{found.objective}: not known, {found.why_not}."]
-    told = [each for each in found.parameters if each.share >= TOLD_SHARE][:MOST_PARAMETERS]
-    shares = ", ".join(f"{each.name} {each.share:.0%}" for each in told)
-    return [f"{found.objective}: {shares} of what sets the best quarter of {found.trials} trials apart."]
+def _importance(importance: Importance) -> list[str]:
+    if importance.why_not:
+        return [f"{importance.objective}: not known, {importance.why_not}."]
+    main = [each for each in importance.parameters if each.share >= LEAST_SHARE][:MOST_PARAMETERS]
+    shares = ", ".join(f"{each.name} {each.share:.0%}" for each in main)
+    return [f"{importance.objective}: {shares} of what sets the best quarter of {importance.trials} trials apart."]
 
 
 def _stopped(study: Study) -> tuple[str, ...]:
@@ -233,12 +246,12 @@ def _stopped(study: Study) -> tuple[str, ...]:
     if resumed & ended:
         lines.append(f"{_trials(len(resumed & ended))} paused, went on later and completed.")
     ran, held = [t for t in cut_off if not t.held], [t for t in cut_off if t.held]
-    for there, did in ((ran, "ran"), (held, "waited for idle workers")):
-        if there:
-            numbers = ", ".join(str(trial.number) for trial in there[:MOST_REASONS])
-            more = ", ..." if len(there) > MOST_REASONS else ""
-            told = f"{_trials(len(there))} {did} when the study ended ({numbers}{more})"
-            lines.append(f"{told}; --resume goes on with them.")
+    for trials, did in ((ran, "ran"), (held, "waited for idle workers")):
+        if trials:
+            numbers = ", ".join(str(trial.number) for trial in trials[:MOST_REASONS])
+            more = ", ..." if len(trials) > MOST_REASONS else ""
+            text = f"{_trials(len(trials))} {did} when the study ended ({numbers}{more})"
+            lines.append(f"{text}; --resume goes on with them.")
     return tuple(lines)
 
 
@@ -250,10 +263,10 @@ def _failed(study: Study) -> tuple[str, ...]:
 
 
 def _reasons(trials: Sequence[Trial]) -> list[str]:
-    """The most frequent reasons first, those that differ in numbers alone as one, each with a trial for example."""
+    """The most frequent reasons first, each with an example. Reasons that differ only in numbers count as one."""
     alike: dict[str, list[tuple[int, str]]] = defaultdict(list)
     for trial in trials:
-        reason = " ".join((trial.reason or "no reason told").split())[:200]
+        reason = " ".join((trial.reason or "no reason given").split())[:200]
         alike[re.sub(r"\d+", "#", reason)].append((trial.number, reason))
     often = sorted(alike.values(), key=lambda each: -len(each))
     lines = [
@@ -267,15 +280,17 @@ def _reasons(trials: Sequence[Trial]) -> list[str]:
 
 
 def _times(study: Study) -> tuple[str, ...]:
-    """Worker-seconds by what became of the trial that had them; what no trial had was waiting."""
+    """Shares of worker-seconds by what became of their trial; workers without a trial were waiting."""
     shares = worker_time(study)
     if not shares:
         return ()
-    told = ", ".join(f"{share:.0%} {FATES[fate]}" for fate, share in shares.items() if share > 0 or fate == "waiting")
+    shares_text = ", ".join(
+        f"{share:.0%} {FATES[fate]}" for fate, share in shares.items() if share > 0 or fate == "waiting"
+    )
     moved = sum(span.ended == "regrouped" for span in study.spans)
     had = study.worker_seconds / study.seconds if study.seconds else float(study.workers)
-    crew = count(study.workers, "worker") if abs(had - study.workers) < 1e-6 else f"{had:.3g} workers on average"
-    lines = [f"{duration(study.seconds)} on {crew}: {told}."]
+    on = count(study.workers, "worker") if abs(had - study.workers) < 1e-6 else f"{had:.3g} workers on average"
+    lines = [f"{duration(study.seconds)} on {on}: {shares_text}."]
     if moved:
         lines.append(f"While trials ran, their workers changed {moved} {'time' if moved == 1 else 'times'}.")
     if study.ending:
@@ -284,7 +299,7 @@ def _times(study: Study) -> tuple[str, ...]:
 
 
 def _next(study: Study) -> tuple[str, ...]:
-    """Bounds of the space that the best trials sit on: what lies beyond them was not looked at."""
+    """Bounds of the space at which the best trials lie: the search did not look beyond them."""
     best = [] if study.tasks else _best(study)
     lines: list[str] = []
     for name in sorted({name for trial in best for name in trial.params}):
@@ -308,18 +323,18 @@ def _at_bounds(name: str, range_: FloatDistribution | IntDistribution, values: S
     scale = math.log if range_.log else float
     places = [(scale(value) - scale(low)) / (scale(high) - scale(low)) for value in values]
     lines = []
-    for bound, at_it, word, way in (
+    for bound, at_it, word, sizes in (
         (low, [place <= EDGE for place in places], "lower", "smaller"),
         (high, [place >= 1 - EDGE for place in places], "upper", "larger"),
     ):
         if sum(at_it) >= max(3, len(values) / 2):
             whom = f"{sum(at_it)} of the best {len(values)} trials sit at the {word} bound {bound:g} of {name}"
-            lines.append(f"{whom}: try {way} values, if it may have them.")
+            lines.append(f"{whom}: try {sizes} values, if it may have them.")
     return lines
 
 
 def _best(study: Study) -> list[Trial]:
-    """The front and, where it is small, the fronts after it."""
+    """The trials of the front; if they are few, also those of the fronts behind it."""
     left = study.complete
     best: list[Trial] = []
     while left and len(best) < FEWEST_BEST:
@@ -339,48 +354,39 @@ def _valued(study: Study, objective: Objective, trial: Trial) -> str:
     return valued(objective.name, trial.values[objective.name], study.price_per_worker_hour)
 
 
-# [explain frontier] A frontier in words, from its journal alone: the answer, what each worker count reaches, and how that was found.
-
-PHASES = {
-    "calibrate": "to calibrate the clock",
-    "throughput": "short, for means that are faster",
-    "naive": "by the naive rule",
-    "policy": "by it under policies",
-    "search": "of the search",
-    "confirm": "to confirm",
-}
+# --- a frontier ---
 
 
-def explain_frontier(story: StudyOverview) -> Explanation:
+def explain_frontier(study: StudyOverview) -> Explanation:
     """Put a frontier into words, finished or not."""
     parts = (
-        Part("The answer", _answer(story)),
-        Part("What each number of workers reaches", () if story.found is None else _frontier_rows(story.found)),
-        Part("At equal budget", () if story.found is None else _volumes(story.found)),
-        Part("How it was found", _how(story)),
-        Part("What failed", _failed_trainings(story)),
+        Part("The answer", _answer(study)),
+        Part("What each number of workers reaches", () if study.found is None else _frontier_rows(study.found)),
+        Part("At equal budget", () if study.found is None else _volumes(study.found)),
+        Part("How it was found", _how(study)),
+        Part("What failed", _failed_trainings(study)),
     )
     return Explanation(tuple(part for part in parts if part.lines))
 
 
-def _answer(story: StudyOverview) -> tuple[str, ...]:
-    found = story.found
-    if found is None:
-        return (f"There is no answer yet: {count(len(story.ended), 'training')} ended so far.",)
-    trained = f"This trains the pick: {plain(found.command, 4000)}" if found.command else ""
-    reasons = (f"{each.weight}: {plain(each.text, 2000)}." for each in found.reasons)
-    lines = (f"{_capital(name)}: {line}." for name, line in answer_lines(found))
-    return tuple(line for line in (plain(found.answer.sentence, 2000), *lines, *reasons, trained) if line)
+def _answer(study: StudyOverview) -> tuple[str, ...]:
+    frontier = study.found
+    if frontier is None:
+        return (f"There is no answer yet: {count(len(study.ended), 'training')} ended so far.",)
+    trained = f"This trains the pick: {plain(frontier.command, 4000)}" if frontier.command else ""
+    reasons = (f"{each.weight}: {plain(each.text, 2000)}." for each in frontier.reasons)
+    lines = (f"{_capital(name)}: {line}." for name, line in answer_lines(frontier))
+    return tuple(line for line in (plain(frontier.answer.sentence, 2000), *lines, *reasons, trained) if line)
 
 
-def _frontier_rows(found: FrontierFound) -> tuple[str, ...]:
-    """One sentence for each number of workers and each way to stand."""
+def _frontier_rows(frontier: FrontierFound) -> tuple[str, ...]:
+    """One sentence for each number of workers and each division of a model's layers."""
     lines = []
-    for workers, division in dict.fromkeys((row.workers, row.division) for row in found.rows):
-        same = [row for row in found.rows if (row.workers, row.division) == (workers, division)]
-        told = "; ".join(f"{row.role}{_by(row)} {_frontier_row(found, row)}" for row in same)
+    for workers, division in dict.fromkeys((row.workers, row.division) for row in frontier.rows):
+        same = [row for row in frontier.rows if (row.workers, row.division) == (workers, division)]
+        texts = "; ".join(f"{row.role}{_by(row)} {_frontier_row(frontier, row)}" for row in same)
         divided = f" ({plain(division, 80)})" if division else ""
-        lines.append(f"{count(workers, 'worker')}{divided}: {told}.")
+        lines.append(f"{count(workers, 'worker')}{divided}: {texts}.")
     return tuple(lines)
 
 
@@ -388,41 +394,41 @@ def _by(row: FrontierRow) -> str:
     return f" ({plain(row.ways, 200)})" if row.ways else ""
 
 
-def _frontier_row(found: FrontierFound, row: FrontierRow) -> str:
+def _frontier_row(frontier: FrontierFound, row: FrontierRow) -> str:
     diverged = f", {row.diverged} of {row.diverged + row.seeds} seeds diverged" if row.diverged else ""
     label = "" if row.seconds_label == "measured" else f" ({modelled(row.seconds_factor)})"
     emulated = " emulated" if row.quality_label == "emulated" else ""
-    value = f"{plain(found.quality, 40)} {estimate(row.quality, row.ci)}{emulated} ({row.verdict})"
+    value = f"{plain(frontier.quality, 40)} {estimate(row.quality, row.ci)}{emulated} ({row.verdict})"
     return f"{value} in {duration(row.seconds)}{label}{diverged}"
 
 
-def _volumes(found: FrontierFound) -> tuple[str, ...]:
+def _volumes(frontier: FrontierFound) -> tuple[str, ...]:
     """One line for each side."""
-    lines = [f"The budget is {duration(found.volumes.budget_s)} of one worker, as the naive rule's trainings took."]
-    for each in found.volumes.sides:
+    lines = [f"The budget is {duration(frontier.volumes.budget_s)} of one worker, as the naive rule's trainings took."]
+    for each in frontier.volumes.sides:
         spent = f"{count(each.trainings, 'training')} in {duration(each.spent_s)}"
         less = "" if each.equal else ", all there was"
         covers = f"covers {estimate(each.volume, each.ci)} by {count(each.seeds, 'seed')}"
-        says = f" Against the naive rule: {plain(each.against, 200)}." if each.against else ""
-        lines.append(f"{plain(each.side, 200)}: {covers} ({spent}{less}).{says}")
+        verdict = f" Against the naive rule: {plain(each.against, 200)}." if each.against else ""
+        lines.append(f"{plain(each.side, 200)}: {covers} ({spent}{less}).{verdict}")
     return tuple(lines)
 
 
-def _how(story: StudyOverview) -> tuple[str, ...]:
-    phases = Counter(trial.phase for trial in story.trials)
-    told = [f"{phases[phase]} {words}" for phase, words in PHASES.items() if phases[phase]]
-    lines = [f"Trainings: {', '.join(told)}."] if told else []
-    if story.finished is not None:
-        lines.append(f"It ended after {duration(story.finished.seconds)}: {plain(story.finished.reason, 200)}.")
+def _how(study: StudyOverview) -> tuple[str, ...]:
+    phases = Counter(trial.phase for trial in study.trials)
+    trainings = [f"{phases[phase]} {words}" for phase, words in PHASES.items() if phases[phase]]
+    lines = [f"Trainings: {', '.join(trainings)}."] if trainings else []
+    if study.finished is not None:
+        lines.append(f"It ended after {duration(study.finished.seconds)}: {plain(study.finished.reason, 200)}.")
     return tuple(lines)
 
 
-def _failed_trainings(story: StudyOverview) -> tuple[str, ...]:
-    ends = [trial.finished for trial in story.ended if trial.finished is not None]
+def _failed_trainings(study: StudyOverview) -> tuple[str, ...]:
+    ends = [trial.finished for trial in study.ended if trial.finished is not None]
     failed = [end for end in ends if end.state != "complete"]
     if not failed:
         return ()
-    reasons = Counter(plain(end.reason, 200) or "no reason told" for end in failed).most_common(MOST_REASONS)
+    reasons = Counter(plain(end.reason, 200) or "no reason given" for end in failed).most_common(MOST_REASONS)
     whole = f"{len(failed)} of {count(len(ends), 'training')} gave no result."
     return (whole, *(f"{times} x {reason}" for reason, times in reasons))
 
@@ -431,13 +437,7 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-# [explain run] A run in words, from its journal alone: whether its batch was too large, how its model lay on workers, what that
-# took, and what else would have.
-
-OTHERS = ("replicated", "zero", "sharded", "tensor", "pipeline")
-"""Mechanisms that a run's own is put beside."""
-MOST_COPIES = 3
-"""Further holders of each part, beyond those along ``data``, that are thought of."""
+# --- a run ---
 
 
 def explain_run(run: RunOverview, entries: Sequence[Entry]) -> Explanation:
@@ -445,7 +445,7 @@ def explain_run(run: RunOverview, entries: Sequence[Entry]) -> Explanation:
     parts = (
         Part("Accepted changes", tuple(f"{line[:1].upper()}{line[1:]}." for line in accepted_lines(entries))),
         Part("Batch and noise scale", _batch(entries)),
-        Part("How workers agreed", _agreed(entries)),
+        Part("How workers agreed", _sync(entries)),
         Part(
             "Divided layers",
             divided_lines(run.divided, _last_mesh(ExecutionSettings.from_json(run.started.execution), entries)),
@@ -458,96 +458,99 @@ def explain_run(run: RunOverview, entries: Sequence[Entry]) -> Explanation:
 
 
 def _batch(entries: Sequence[Entry]) -> tuple[str, ...]:
-    """What the noise scale says of the global batch; nothing where it was not measured."""
+    """The global batch compared with the noise scale; nothing if no noise scale was measured."""
     line = batch_line(gather_adaptation(entries))
     return (line,) if line else ()
 
 
-def _agreed(entries: Sequence[Entry]) -> tuple[str, ...]:
-    """Every strategy and topology; nothing where the run asked for none and had none."""
-    story = gather_sync(entries)
+def _sync(entries: Sequence[Entry]) -> tuple[str, ...]:
+    """Every strategy and topology; nothing for a plain run."""
+    history = gather_sync(entries)
     words = {"strategy": "", "topology": "sums by "}
     return tuple(
         f"From step {each.step} on: {words[each.which]}{plain(each.what, 120)} ({plain(each.why, 300)})."
-        for each in (story.all if story.any else ())
+        for each in (history.all if history.any else ())
     )
 
 
 def _stages(entries: Sequence[Entry]) -> tuple[str, ...]:
-    """Every cut that the run had, in order."""
+    """Every division into pipeline stages that the run had, in order."""
     cuts = [stages_line(entry.record) for entry in entries if isinstance(entry.record, StagesDivided)]
     return tuple(f"{line}." for line in dict.fromkeys(cuts))
 
 
 def _compiling(entries: Sequence[Entry]) -> tuple[str, ...]:
-    """What torch.compile took, worker by worker; nothing where nobody compiled."""
-    told: dict[int, list[Compiled]] = {}
+    """The time that torch.compile took, worker by worker; nothing if no worker compiled."""
+    by_worker: dict[int, list[Compiled]] = {}
     for entry in entries:
         if isinstance(entry.record, Compiled):
-            told.setdefault(entry.record.worker, []).append(entry.record)
+            by_worker.setdefault(entry.record.worker, []).append(entry.record)
     return tuple(
-        f"Worker {worker} compiled for {duration(sum(each.seconds for each in found))}, the last time up to step "
-        f"{found[-1].step}; steps that it did so in are not in the times of steps."
-        for worker, found in sorted(told.items())
+        f"Worker {worker} compiled for {duration(sum(each.seconds for each in records))}, the last time up to step "
+        f"{records[-1].step}; steps that it did so in are not in the times of steps."
+        for worker, records in sorted(by_worker.items())
     )
 
 
 def _memory(run: RunOverview, entries: Sequence[Entry]) -> tuple[str, ...]:
+    """The memory of the fullest worker, measured, modelled, and modelled under the other mechanisms."""
     end, execution = run.finished, ExecutionSettings.from_json(run.started.execution)
-    told = end.memory if end is not None else []
-    if end is None or not told:
+    memory = end.memory if end is not None else []
+    if end is None or not memory:
         return ("Not known before a run has ended well after three steps: then it is measured, and modelled by that.",)
     name, mesh = execution.parts, _last_mesh(execution, entries)
     undivided = _undivided(run.divided) if name.tensor else 0.0
-    once = float(sum(each.optimizer - each.copies for each in told))
+    once = float(sum(each.optimizer - each.copies for each in memory))
     if not name.dividing:
-        once /= len(told)
-    once /= 1 + undivided * (mesh.tensor - 1)  # each worker along that axis has told of that part
+        once /= len(memory)
+    once /= 1 + undivided * (mesh.tensor - 1)  # every worker along that axis counted the undivided part
     parameters = 4.0 * end.context.parameters if end.context is not None else 0.0
-    fullest = max(told, key=lambda each: each.parameters + each.gradients + each.optimizer)
-    lines = [f"Measured, the fullest of {count(len(told), 'worker')} ({name}, {mesh}): {_told(_measured(fullest))}."]
+    fullest = max(memory, key=lambda each: each.parameters + each.gradients + each.optimizer)
+    lines = [
+        f"Measured, the fullest of {count(len(memory), 'worker')} ({name}, {mesh}): {_bytes_text(_measured(fullest))}."
+    ]
     if name.foreign or not parameters:
         return tuple(lines)
     whole = StateBytes(parameters, parameters, once)
     copies = execution.copies or 1
-    if once and name.dividing:  # by as many as come nearest to what was measured
+    if once and name.dividing:  # take the number of copies whose model comes nearest to the measurement
 
         def missed(copies: int) -> float:
             return abs(state_of_worker(whole, name, mesh, copies, undivided).optimizer - fullest.optimizer)
 
         copies = min(range(mesh.data, min(mesh.workers, mesh.data + MOST_COPIES) + 1), key=missed)
     evenly = f"if all that is divided divides evenly ({count(copies, 'holder')} of each part)"
-    lines.append(f"Modelled, {evenly}: {_told(state_of_worker(whole, name, mesh, copies, undivided))}.")
+    lines.append(f"Modelled, {evenly}: {_bytes_text(state_of_worker(whole, name, mesh, copies, undivided))}.")
     for other in OTHERS if mesh.workers > 1 else ():
         if other != str(name):
             word, grid = MechanismName.parse(other), MechanismName.parse(other).mesh(mesh.workers)
             held = state_of_worker(whole, word, grid, copies, undivided)
-            lines.append(f"Modelled under {word} ({grid}): {_told(held)}.")
+            lines.append(f"Modelled under {word} ({grid}): {_bytes_text(held)}.")
     return tuple(lines)
 
 
-def _undivided(found: LayersDivided | None) -> float:
-    """The part of the model that the tensor axis leaves whole; 0 where nobody has told."""
-    return 0.0 if found is None else found.whole / max(1, found.whole + found.divided)
+def _undivided(layers: LayersDivided | None) -> float:
+    """The part of the model that the tensor axis leaves whole; 0 if the journal has no record of it."""
+    return 0.0 if layers is None else layers.whole / max(1, layers.whole + layers.divided)
 
 
 def _last_mesh(execution: ExecutionSettings, entries: Sequence[Entry]) -> Mesh:
-    """How workers stood at the end. ``execution``: of the last start; what stood before it says nothing."""
-    found = execution.first_mesh
+    """The mesh at the end of the run. ``execution``: the settings of its last start."""
+    last = execution.first_mesh
     for entry in entries:
         match entry.record:
             case RunStarted():
-                found = execution.first_mesh
+                last = execution.first_mesh
             case Regrouped(mesh=mesh, members=members):
-                found = Mesh.parse(mesh) if mesh else Mesh(data=len(members))
-    return found
+                last = Mesh.parse(mesh) if mesh else Mesh(data=len(members))
+    return last
 
 
 def _measured(of: WorkerMemory) -> StateBytes:
     return StateBytes(of.parameters, of.gradients, of.optimizer, of.copies)
 
 
-def _told(state: StateBytes) -> str:
+def _bytes_text(state: StateBytes) -> str:
     copies = f" ({byte_count(round(state.copies))} of it copies)" if state.copies else ""
     return (
         f"{byte_count(round(state.total))}: parameters {byte_count(round(state.parameters))}, gradients "

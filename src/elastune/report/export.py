@@ -27,18 +27,16 @@ from elastune.tune.search.history import new_study, quiet
 from elastune.tune.study.results import Study
 from elastune.tune.study.trials import GROUPS, PLAIN, Trial, check_params, flat_row
 
-# [export] The trials of a study as CSV and JSON, for other programs.
-
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
-"""How a text begins that a spreadsheet would run (OWASP, "CSV Injection")."""
+"""A spreadsheet runs a text that begins with one of these (OWASP, "CSV Injection")."""
 STAMPS = ("started_at", "ended_at")
 
 
 def to_csv(study: Study) -> str:
-    """One line a trial, columns as ``flat_row`` names them; what a trial lacks is empty, a list is JSON.
+    """One line for each trial, with the columns of ``flat_row``. Missing values are empty, lists are JSON.
 
-    Texts that a spreadsheet would take for a formula get a ' in front. What a terminal would obey or not show is an
-    escape such as ``\\x1b``. Times are UTC, ISO 8601.
+    Texts that a spreadsheet would take for a formula get a ' in front. Control characters become escapes such as
+    ``\\x1b``. Times are UTC, ISO 8601.
     """
     rows = [flat_row(trial) for trial in study.trials]
     names = dict.fromkeys(name for row in rows for name in row)
@@ -52,7 +50,7 @@ def to_csv(study: Study) -> str:
 
 
 def to_json(study: Study) -> str:
-    """{kind: "trials", objectives, trials: [{number, state, ..., params, config, means, values, metrics, reason}]}.
+    """{kind: "trials", objectives, trials: [{number, state, ..., params, config, execution, values, metrics, reason}]}.
 
     Strict JSON: a number that is not finite is null. Times are UTC, ISO 8601.
     """
@@ -88,15 +86,12 @@ def _strict(value: Any) -> Any:
     return [_strict(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-# [export optuna] A study as a file of Optuna's, which ``optuna-dashboard FILE`` opens. A snapshot: the study never reads it.
-
-
 def to_optuna(out: Path) -> bytes:
     """The study in folder ``out`` as the content of an Optuna journal file; its study is called "elastune".
 
-    Complete trials, and those that broke a constraint, have their values; trials that are paused count as pruned, those
-    without values as failed. Reports are intermediate values where there is one objective, which is all that Optuna
-    knows, and else a user attribute "reports". The number of a trial is its user attribute "trial".
+    Complete trials, and trials that broke a constraint, have their values. Paused trials count as pruned, trials
+    without values as failed. With one objective, reports become intermediate values. Optuna supports no more, so with
+    several objectives they become the user attribute "reports". The user attribute "trial" is the trial's number.
     """
     entries = read(out / JOURNAL)
     objectives = Study.of(out, entries).objectives
@@ -140,12 +135,12 @@ def _trial(life: TrialSummary, objectives: Sequence[str]) -> FrozenTrial:
             state, values = TrialState.COMPLETE, [ended.values[name] for name in objectives]
     if reason := getattr(ended or life.pause, "reason", ""):
         notes["reason"] = reason
-    known = [(report.epoch, _finite({**report.metrics, "seconds": report.seconds})) for report, _ in life.reports]
+    reports = [(report.epoch, _finite({**report.metrics, "seconds": report.seconds})) for report, _ in life.reports]
     curve = {}
     if len(objectives) == 1:
-        curve = {epoch: row[objectives[0]] for epoch, row in known if objectives[0] in row}
-    elif known:
-        notes["reports"] = [{"epoch": epoch, **row} for epoch, row in known]
+        curve = {epoch: row[objectives[0]] for epoch, row in reports if objectives[0] in row}
+    elif reports:
+        notes["reports"] = [{"epoch": epoch, **row} for epoch, row in reports]
     trial = create_trial(
         state=state,
         values=values,

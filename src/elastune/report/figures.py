@@ -12,8 +12,6 @@ from itertools import pairwise
 from statistics import quantiles
 from typing import Literal
 
-# [palette] Colours that stay apart for colour-blind readers and in grey (Okabe and Ito, "Color Universal Design", 2008).
-
 BEFORE = "#D55E00"  # vermillion
 AFTER = "#0072B2"  # blue
 BEST = "#009E73"  # bluish green
@@ -25,12 +23,12 @@ SEQUENCE = (AFTER, BEFORE, BEST, PICK, "#E69F00", "#56B4E9")
 """For series without a role of their own, in order."""
 
 
-# [figures] What a figure shows, as data: both renderers draw the same numbers from these.
-
 Marker = Literal["circle", "square", "diamond", "ring"]
 Line = Literal["solid", "dotted", "steps"]
 COLUMNS = 3  # panels side by side at most
-FARTHEST = 1e100  # from 0 that an axis reaches: distances between such numbers are numbers, too
+FARTHEST = 1e100  # the farthest from 0 that an axis reaches: differences of such numbers are still finite
+FAR_OUT = 6.0
+"""How far from the middle half of all values outliers lie, in spreads of that half; Tukey's fences have 1.5 and 3."""
 
 
 @dataclass(frozen=True)
@@ -236,7 +234,7 @@ class Figure:
 
     @property
     def needs_legend(self) -> bool:
-        """Whether anything must be told apart that the axes do not name."""
+        """Whether any panel has several series, levels or bars, which only a legend can name."""
         return any(len(panel.series) + len(panel.levels) + len(panel.bars) > 1 for panel in self.panels)
 
     @property
@@ -245,19 +243,15 @@ class Figure:
         return any(any(series.hollow) for panel in self.panels for series in panel.series)
 
 
-FAR_OUT = 6.0
-"""How far from the middle half of all values outliers lie, in spreads of that half; Tukey's fences have 1.5 and 3."""
-
-
 def without_outliers(values: Sequence[float], keep: Sequence[float] = ()) -> tuple[float, float] | None:
-    """What an axis should show of ``values``, and of ``keep`` in any case; None where no value lies far out."""
-    known = sorted(value for value in values if math.isfinite(value))
-    if len(known) < 4:
+    """The range that an axis should show: ``values`` without outliers, and all of ``keep``; None without outliers."""
+    finite = sorted(value for value in values if math.isfinite(value))
+    if len(finite) < 4:
         return None
-    first, _, third = quantiles(known, n=4, method="inclusive")
+    first, _, third = quantiles(finite, n=4, method="inclusive")
     away = FAR_OUT * (third - first)
-    inside = [value for value in known if first - away <= value <= third + away]
-    if away == 0 or len(inside) == len(known):
+    inside = [value for value in finite if first - away <= value <= third + away]
+    if away == 0 or len(inside) == len(finite):
         return None
     shown = [*inside, *keep]
     return min(shown), max(shown)
@@ -277,7 +271,7 @@ def log_ticks(low: float, high: float) -> tuple[float, ...]:
 
 
 def _drawable(value: float | None) -> float | None:
-    """A number that axes can hold; one beyond stands at their end."""
+    """``value`` clipped to the numbers that an axis can hold."""
     return None if value is None else max(-FARTHEST, min(FARTHEST, value))
 
 

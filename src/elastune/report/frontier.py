@@ -1,6 +1,6 @@
-"""Tables, figures and answer of a frontier: the trade-off against the worker count, the front.
+"""A frontier as lines, tables and figures: its answer, its rows, the trade-off against the worker count, the front.
 
-The lines of the answer are read from the one record ``FrontierFound.answer``; the rows that it names give the values.
+All comes from one record, ``FrontierFound``. Its ``answer`` names rows by their number, and the rows give the values.
 """
 
 from __future__ import annotations
@@ -27,36 +27,45 @@ from elastune.report import figures as palette
 from elastune.report.figures import Axis, Figure, Level, Marker, Panel, Series, without_outliers
 from elastune.report.tables import Table
 
-# [frontier answer] The answer of a frontier in lines: what settings buy, what workers buy, the price, this machine, what was not done.
-#
-# All of it is read from the one record, ``FrontierFound.answer``; the rows that it names give the values beside.
+What = Literal["quality", "seconds", "throughput"]
+NAIVE = "before: naive rule (batch and learning rate × workers)"
+TUNED = "after: tuned"
+ELSEWHERE = "the pick's settings, time alone"
+OWN_COLUMNS = ("lr", "batch_size")
+"""Settings that have columns of their own."""
 
 
-def answer_lines(found: FrontierFound) -> list[tuple[str, str]]:
-    """What stands under the headline, most important first: a word for what it is about, and the line."""
-    answer = found.answer
+# --- the answer in lines ---
+
+
+def answer_lines(frontier: FrontierFound) -> list[tuple[str, str]]:
+    """The lines under the headline, most important first: (topic, line).
+
+    The topics: what settings buy, what workers buy, the price, this machine, the naive rule, what was not done.
+    """
+    answer = frontier.answer
     if answer.pick is not None and not answer.settings_name:
-        return []  # an older journal, which says nothing of all this
+        return []  # the record of an older version, without these fields
     lines = [
-        ("settings", _settings(found, answer)),
-        ("workers", _workers(found, answer)),
+        ("settings", _settings(frontier, answer)),
+        ("workers", _workers(frontier, answer)),
         ("more", _more(answer)),
-        ("price", _price(found, answer)),
-        ("faster", _faster(found, answer)),
-        ("seeds", _seeds(found, answer)),
-        ("here", _here(found, answer)),
+        ("price", _price(frontier, answer)),
+        ("faster", _faster(frontier, answer)),
+        ("seeds", _seeds(frontier, answer)),
+        ("here", _here(frontier, answer)),
         ("rule", plain(answer.naive_rule, 1000)),
         *(("not done", plain(each, 400)) for each in answer.not_done),
     ]
     return [(name, line) for name, line in lines if line]
 
 
-def answer_table(found: FrontierFound) -> Table:
-    """The same as a table."""
-    return Table("What earned it", ("what", "answer"), tuple(answer_lines(found)))
+def answer_table(frontier: FrontierFound) -> Table:
+    """The lines of the answer as a table."""
+    return Table("What earned it", ("what", "answer"), tuple(answer_lines(frontier)))
 
 
-def _settings(found: FrontierFound, answer: FrontierAnswer) -> str:
+def _settings(frontier: FrontierFound, answer: FrontierAnswer) -> str:
     if answer.pick is None or answer.settings_name == "the program's own settings":
         return ""
     if answer.settings is None:
@@ -65,16 +74,18 @@ def _settings(found: FrontierFound, answer: FrontierAnswer) -> str:
     line = f"{answer.settings_name} instead of the program's own, on {on}: {_gain(answer.settings)}"
     if answer.naive is None or answer.naive.workers == answer.settings.workers:
         return line
-    rule = "" if answer.naive.beside is None else f", which reaches {_value(found, found.rows[answer.naive.beside])}"
+    rule = (
+        "" if answer.naive.beside is None else f", which reaches {_value(frontier, frontier.rows[answer.naive.beside])}"
+    )
     more = count(answer.naive.workers, "worker")
     return f"{line}; instead of the naive rule{rule}, on {more}: {_gain(answer.naive)}"
 
 
-def _workers(found: FrontierFound, answer: FrontierAnswer) -> str:
+def _workers(frontier: FrontierFound, answer: FrontierAnswer) -> str:
     if answer.pick is None:
         return ""
     if answer.workers is None:
-        most = found.rows[answer.pick].workers
+        most = frontier.rows[answer.pick].workers
         return (
             "" if answer.more_workers is not None else f"what more or fewer than {most} buy was not asked or measured"
         )
@@ -95,51 +106,50 @@ def _more(answer: FrontierAnswer) -> str:
     return f"{with_more}: {_gain(gain)}{pays}{trained}"
 
 
-def _price(found: FrontierFound, answer: FrontierAnswer) -> str:
-    if answer.pick is None or found.rows[answer.pick].verdict != "holds":
+def _price(frontier: FrontierFound, answer: FrontierAnswer) -> str:
+    if answer.pick is None or frontier.rows[answer.pick].verdict != "holds":
         return ""
-    gain, does = answer.cheapest, _does(found)
+    gain, does = answer.cheapest, _does(frontier)
     if gain is None:
         return f"no row that {does} is cheaper than the pick"
-    beside = "" if gain.beside is None else f", {_row(found, found.rows[gain.beside])}"
+    beside = "" if gain.beside is None else f", {_row(frontier, frontier.rows[gain.beside])}"
     speed = f"{number(gain.times_as_fast, 3)} times as fast{_reach(gain)}"
     return f"{number(gain.times_the_cost, 3)} times the cost of the cheapest row that {does}{beside}; {speed}"
 
 
-def _faster(found: FrontierFound, answer: FrontierAnswer) -> str:
+def _faster(frontier: FrontierFound, answer: FrontierAnswer) -> str:
     gain = answer.fastest
     if gain is None or answer.fastest_row is None:
         return ""
     command = f": {plain(answer.fastest_command, 4000)}" if answer.fastest_command else ""
-    return (
-        f"the fastest row that {_does(found)}, {_row(found, found.rows[answer.fastest_row])}, is {_gain(gain)}{command}"
-    )
+    row = _row(frontier, frontier.rows[answer.fastest_row])
+    return f"the fastest row that {_does(frontier)}, {row}, is {_gain(gain)}{command}"
 
 
-def _seeds(found: FrontierFound, answer: FrontierAnswer) -> str:
+def _seeds(frontier: FrontierFound, answer: FrontierAnswer) -> str:
     if answer.shown is None or answer.pick is None:
         return ""
-    row, pick = found.rows[answer.shown], found.rows[answer.pick]
+    row, pick = frontier.rows[answer.shown], frontier.rows[answer.pick]
     seeds = pick.seeds + (answer.more_seeds or 0)
     return (
-        f"{_row(found, row)}, are shown to: {_value(found, row)}, and are no faster and no cheaper than the pick, "
-        f"{_value(found, pick)}; --seeds {seeds} would show the pick, if its mean and spread stay"
+        f"{_row(frontier, row)}, are shown to: {_value(frontier, row)}, and are no faster and no cheaper than the "
+        f"pick, {_value(frontier, pick)}; --seeds {seeds} would show the pick, if its mean and spread stay"
     )
 
 
-def _here(found: FrontierFound, answer: FrontierAnswer) -> str:
-    here = answer.this_machine
-    if here is None:
+def _here(frontier: FrontierFound, answer: FrontierAnswer) -> str:
+    machine = answer.this_machine
+    if machine is None:
         return ""
-    has = f"this machine has {count(here.cores, 'core')}"
-    has += f" and {count(here.gpus, 'GPU')}" if here.gpus else ""
-    if here.row is None:
-        return f"{has}: no row with so few workers {_does(found)}"
-    if here.row == answer.pick:
+    has = f"this machine has {count(machine.cores, 'core')}"
+    has += f" and {count(machine.gpus, 'GPU')}" if machine.gpus else ""
+    if machine.row is None:
+        return f"{has}: no row with so few workers {_does(frontier)}"
+    if machine.row == answer.pick:
         return f"{has}, enough for the pick"
-    command = f": {plain(here.command, 4000)}" if here.command else ""
-    row = found.rows[here.row]
-    return f"{has}; of the rows with so few workers use {_row(found, row)}, in {duration(row.seconds)}{command}"
+    command = f": {plain(machine.command, 4000)}" if machine.command else ""
+    row = frontier.rows[machine.row]
+    return f"{has}; of the rows with so few workers use {_row(frontier, row)}, in {duration(row.seconds)}{command}"
 
 
 def _gain(gain: Gain) -> str:
@@ -148,7 +158,7 @@ def _gain(gain: Gain) -> str:
 
 
 def _how(gain: Gain) -> str:
-    """The label and the interval."""
+    """Whether the gain was measured or modelled, with its interval if it has one."""
     if gain.low is not None and gain.high is not None:
         return f"{gain.label}, {number(gain.low, 3)} to {number(gain.high, 3)}"
     return "measured" if gain.label == "measured" else "modelled, unchecked"
@@ -158,59 +168,58 @@ def _reach(gain: Gain) -> str:
     return "" if gain.label == "measured" and gain.low is None else f" ({_how(gain)})"
 
 
-def _row(found: FrontierFound, row: FrontierRow) -> str:
-    """Its settings and its workers in a few words."""
+def _row(frontier: FrontierFound, row: FrontierRow) -> str:
+    """The settings and the workers of ``row`` in a few words."""
     on = ", ".join(word for word in (count(row.workers, "worker"), plain(row.apart, 200)) if word)
-    own = row.role == "naive" and row.workers == min(each.workers for each in found.rows)
-    which = "the program's own settings" if own else "the naive rule" if row.role == "naive" else "tuned settings"
+    own_settings = row.role == "naive" and row.workers == min(each.workers for each in frontier.rows)
+    which = (
+        "the program's own settings" if own_settings else "the naive rule" if row.role == "naive" else "tuned settings"
+    )
     return f"{which} (batch {row.batch_size}, lr {number(row.lr, 3)}) on {on}"
 
 
-def _value(found: FrontierFound, row: FrontierRow) -> str:
-    return f"{plain(found.quality, 40)} {estimate(row.quality, row.ci)}"
+def _value(frontier: FrontierFound, row: FrontierRow) -> str:
+    return f"{plain(frontier.quality, 40)} {estimate(row.quality, row.ci)}"
 
 
-def _does(found: FrontierFound) -> str:
-    return f"reaches {number(found.target)}" if found.target is not None else "holds"
+def _does(frontier: FrontierFound) -> str:
+    return f"reaches {number(frontier.target)}" if frontier.target is not None else "holds"
 
 
-# [frontier tables] Tables of a frontier: what each row reaches, with which settings, and what the answer rests on.
-
-OWN_COLUMNS = ("lr", "batch_size")
-"""Configuration that has columns of its own."""
+# --- tables ---
 
 
-def frontier_table(found: FrontierFound) -> Table:
-    """What each row of the frontier reaches, in its order; the pick stands out."""
-    free = found.price_per_worker_hour == 1.0
-    begun = " at first" if found.prices_change else ""
-    divided, moved = any(row.division for row in found.rows), any(row.ways for row in found.rows)
+def frontier_table(frontier: FrontierFound) -> Table:
+    """The quality, time and cost of each row of the frontier; the pick stands out."""
+    free = frontier.price_per_worker_hour == 1.0
+    begun = " at first" if frontier.prices_change else ""
+    divided, moved = any(row.division for row in frontier.rows), any(row.ways for row in frontier.rows)
     wide = divided or moved
     header = (
         "rule",
         *(("workers", "execution" if moved else "mesh, mechanism") if wide else ("workers",)),
-        f"{plain(found.quality, 60)} (95 % interval)",
+        f"{plain(frontier.quality, 60)} (95 % interval)",
         "by",
-        "reaches target" if found.target is not None else "holds",
+        "reaches target" if frontier.target is not None else "holds",
         "training time",
         "time to target (95 % interval)",
-        "worker time" if free else f"cost (${number(found.price_per_worker_hour)} a worker-hour{begun})",
+        "worker time" if free else f"cost (${number(frontier.price_per_worker_hour)} a worker-hour{begun})",
     )
     execution = [
         (plain(row.apart, 200) or "as asked for",) if moved else (_stands(row),) if divided else ()
-        for row in found.rows
+        for row in frontier.rows
     ]
-    rows = tuple(_cells(row, found, i == found.pick, execution[i]) for i, row in enumerate(found.rows))
+    rows = tuple(_cells(row, frontier, i == frontier.pick, execution[i]) for i, row in enumerate(frontier.rows))
     numeric = frozenset({1, 6, 8} if wide else {1, 5, 7})
-    return Table("The frontier", header, rows, numeric, _note(found), _strong(found))
+    return Table("The frontier", header, rows, numeric, _note(frontier), _strong(frontier))
 
 
-def settings_table(found: FrontierFound) -> Table:
-    """With which settings, over how many seeds, and how much each row does in a second."""
-    scaled = any(row.scaling_efficiency is not None for row in found.rows)
+def settings_table(frontier: FrontierFound) -> Table:
+    """The settings, seeds and throughput of each row."""
+    scaled = any(row.scaling_efficiency is not None for row in frontier.rows)
     rate = "samples/s (scaling efficiency)" if scaled else "samples/s"
     header = ("rule", "workers", "batch size", "lr (rule)", "seeds", "worse by (bound)", rate, "noise scale")
-    execution = {f"{plain(row.mechanism, 40)}, {plain(row.mode, 20)}" for row in found.rows}
+    execution = {f"{plain(row.mechanism, 40)}, {plain(row.mode, 20)}" for row in frontier.rows}
     rows = tuple(
         (
             row.role,
@@ -223,7 +232,7 @@ def settings_table(found: FrontierFound) -> Table:
             plus_minus(row.noise_scale, row.noise_scale_error),
             settings_text(row.config, without=OWN_COLUMNS),
         )
-        for row in found.rows
+        for row in frontier.rows
     )
     note = f"All: {execution.pop()}. " if len(execution) == 1 else ""
     note += "Worse by: than the smallest worker count with the program's own settings, seed by seed; in brackets the "
@@ -231,15 +240,17 @@ def settings_table(found: FrontierFound) -> Table:
     if scaled:
         note += "Scaling efficiency: how many times as fast as the same settings on the fewest workers, over how many "
         note += "times as many workers"
-        note += ", ≈: modelled. " if any(row.scaling_label == "modelled" for row in found.rows) else ". "
+        note += ", ≈: modelled. " if any(row.scaling_label == "modelled" for row in frontier.rows) else ". "
     note += "Noise scale: samples, at the end of training."
-    return Table("Settings of the rows", (*header, "other settings"), rows, frozenset({1, 2, 6}), note, _strong(found))
+    return Table(
+        "Settings of the rows", (*header, "other settings"), rows, frozenset({1, 2, 6}), note, _strong(frontier)
+    )
 
 
-def volumes_table(found: FrontierFound) -> Table:
-    """What the naive rule, the same with settings tuned, and the search have found with as much to spend."""
+def volumes_table(frontier: FrontierFound) -> Table:
+    """The hypervolumes that the naive rule, the tuned rule and the search reached with equal budgets."""
     spent = ("trainings", "worker time", "scoring", "against the naive rule")
-    header, told = ("found by", "hypervolume (95 % interval)", "seeds", "points", *spent), found.volumes
+    header, volumes = ("found by", "hypervolume (95 % interval)", "seeds", "points", *spent), frontier.volumes
     rows = tuple(
         (
             plain(each.side, 200),
@@ -251,48 +262,48 @@ def volumes_table(found: FrontierFound) -> Table:
             duration(each.scoring_s) if each.scoring_s else "–",
             plain(each.against, 200) or "–",
         )
-        for each in told.sides
+        for each in volumes.sides
     )
-    return Table("Hypervolume at equal budget", header, rows, frozenset({2, 3}), _of_volumes(found))
+    return Table("Hypervolume at equal budget", header, rows, frozenset({2, 3}), _of_volumes(frontier))
 
 
-def _of_volumes(found: FrontierFound) -> str:
-    """What they are, and what they were found with."""
-    told, corner = found.volumes, ""
-    if (worst := told.reference) is not None:
-        price = cost(worst.cost, found.price_per_worker_hour)
-        corner = f"whose worst corner is {plain(found.quality, 60)} {number(worst.quality)}, "
+def _of_volumes(frontier: FrontierFound) -> str:
+    """The note that defines hypervolume and budget."""
+    volumes, corner = frontier.volumes, ""
+    if (worst := volumes.reference) is not None:
+        price = cost(worst.cost, frontier.price_per_worker_hour)
+        corner = f"whose worst corner is {plain(frontier.quality, 60)} {number(worst.quality)}, "
         corner += f"{duration(worst.seconds)} and {price}; "
     return (
         f"More is better: the part that each side's own points cover of one box, {corner}time and cost by their "
-        f"logarithm. Budget: {duration(told.budget_s)} of one worker, which the naive rule's trainings took. What was "
-        "chosen after one seed is then trained with fresh ones, if there is time: that scoring is in no budget. "
-        "Intervals are over seeds"
+        f"logarithm. Budget: {duration(volumes.budget_s)} of one worker, which the naive rule's trainings took. "
+        "What was chosen after one seed is then trained with fresh ones, if there is time: that scoring is in no "
+        "budget. Intervals are over seeds"
     )
 
 
-def reasons_table(found: FrontierFound) -> Table:
-    """What the answer rests on."""
-    return Table("Why", ("weight", "reason"), tuple((each.weight, plain(each.text, 1000)) for each in found.reasons))
+def reasons_table(frontier: FrontierFound) -> Table:
+    """The reasons for the answer, each with its weight."""
+    return Table("Why", ("weight", "reason"), tuple((each.weight, plain(each.text, 1000)) for each in frontier.reasons))
 
 
 def _stands(row: FrontierRow) -> str:
     return f"{plain(row.mesh, 60)}, {plain(row.mechanism, 40)}"
 
 
-def _cells(row: FrontierRow, found: FrontierFound, picked: bool, execution: tuple[str, ...]) -> tuple[str, ...]:
+def _cells(row: FrontierRow, frontier: FrontierFound, picked: bool, execution: tuple[str, ...]) -> tuple[str, ...]:
     data = "" if row.held_out else " (validation)"
     factor = number(row.seconds_factor, 3) if row.seconds_factor is not None else "?"
-    price = found.price_per_worker_hour
+    price = frontier.price_per_worker_hour
     return (
         f"{row.role}, pick" if picked else f"{row.role}, front" if row.on_front else row.role,
         whole(row.workers),
         *execution,
         f"{estimate(row.quality, row.ci)}{data}",
         row.quality_label,
-        _verdict(row, found),
+        _verdict(row, frontier),
         duration(row.seconds) if row.seconds_label == "measured" else f"{duration(row.seconds)} ×÷ {factor}",
-        _to_target(row, found),
+        _to_target(row, frontier),
         _follows(row, duration(row.cost * 3600) if price == 1.0 else cost(row.cost, price)),
     )
 
@@ -305,7 +316,7 @@ def _per_second(row: FrontierRow) -> str:
 
 
 def _efficiency(row: FrontierRow) -> str:
-    """Blank where there are no fewer workers to compare with."""
+    """The scaling efficiency of ``row``; blank if no row has fewer workers."""
     if row.scaling_efficiency is None:
         return ""
     base_modelled = row.scaling_label == "modelled" and row.seconds_label == "measured"
@@ -313,18 +324,18 @@ def _efficiency(row: FrontierRow) -> str:
 
 
 def _follows(row: FrontierRow, text: str) -> str:
-    """A figure that is reckoned from the row's training time."""
+    """``text``, marked with ≈ if it derives from a modelled training time."""
     return f"≈ {text}" if row.seconds_label == "modelled" else text
 
 
-def _verdict(row: FrontierRow, found: FrontierFound) -> str:
+def _verdict(row: FrontierRow, frontier: FrontierFound) -> str:
     if row.verdict == "falls":
-        return "no" if found.target is not None else "falls" if found.direction == "max" else "rises"
+        return "no" if frontier.target is not None else "falls" if frontier.direction == "max" else "rises"
     return "yes" if row.verdict == "holds" else "not shown"
 
 
-def _to_target(row: FrontierRow, found: FrontierFound) -> str:
-    if found.target is None:
+def _to_target(row: FrontierRow, frontier: FrontierFound) -> str:
+    if frontier.target is None:
         return "–"
     if row.time_to_target_s is None:
         return f"{row.reached} of {count(row.seeds, 'seed')}" if row.reached else "not reached"
@@ -334,45 +345,40 @@ def _to_target(row: FrontierRow, found: FrontierFound) -> str:
     return _follows(row, f"{duration(row.time_to_target_s)} ({low} to {high})")
 
 
-def _note(found: FrontierFound) -> str:
-    """What stands beside modelled figures, and what the intervals hold."""
+def _note(frontier: FrontierFound) -> str:
+    """The note that explains the marks of modelled figures and what the intervals cover."""
     words = []
-    if any(row.seconds_label == "modelled" for row in found.rows):
-        ratios = found.model_errors.values()
+    if any(row.seconds_label == "modelled" for row in frontier.rows):
+        ratios = frontier.model_errors.values()
         ends = list(dict.fromkeys(number(end, 2) for end in (min(ratios), max(ratios)))) if ratios else []
         span = f"predicted / measured {' to '.join(ends)}" if ends else "unchecked"
         words.append(f"×÷: modelled, and by what factor it may be off ({span}); ≈: reckoned from that")
-    samples = sorted({row.test_samples for row in found.rows if row.test_samples is not None})
-    told = f"seeds and {' or '.join(count(n, 'test sample') for n in samples)}" if samples else "seeds alone"
-    return "; ".join([*words, f"intervals: {told}"])
+    samples = sorted({row.test_samples for row in frontier.rows if row.test_samples is not None})
+    sources = f"seeds and {' or '.join(count(n, 'test sample') for n in samples)}" if samples else "seeds alone"
+    return "; ".join([*words, f"intervals: {sources}"])
 
 
-def _strong(found: FrontierFound) -> frozenset[int]:
-    return frozenset({found.pick}) if found.pick is not None else frozenset()
+def _strong(frontier: FrontierFound) -> frozenset[int]:
+    return frozenset({frontier.pick}) if frontier.pick is not None else frozenset()
 
 
-# [frontier] The figures of a frontier: the trade-off against the worker count, before and after, and the front.
-
-What = Literal["quality", "seconds", "throughput"]
-NAIVE = "before: naive rule (batch and learning rate × workers)"
-TUNED = "after: tuned"
-ELSEWHERE = "the pick's settings, time alone"
+# --- figures ---
 
 
-def tradeoff(found: FrontierFound) -> Figure:
+def tradeoff_figure(frontier: FrontierFound) -> Figure:
     """Quality, time and throughput against workers, before (naive rule) and after (tuned): Rojas and Meneses' figure.
 
     Lines join points of one setting: those of the naive rule, those of equal tuned settings, and the pick's settings
     on all worker counts. Where several rows of a role share a worker count, the one shown is ``shown_row``.
     """
-    naive, tuned = _shown_by_workers(found, "naive"), _shown_by_workers(found, "tuned")
+    naive, tuned = _shown_by_workers(frontier, "naive"), _shown_by_workers(frontier, "tuned")
     alike = dict[str, list[FrontierRow]]()
     for row in tuned:
         alike.setdefault(row.settings, []).append(row)
-    counts = tuple(float(w) for w in sorted({row.workers for row in found.rows}))
+    counts = tuple(float(w) for w in sorted({row.workers for row in frontier.rows}))
     workers = Axis("workers", log=True, ticks=counts)
-    quality = plain(found.quality, 40)
-    better = "higher is better" if found.direction == "max" else "lower is better"
+    quality = plain(frontier.quality, 40)
+    better = "higher is better" if frontier.direction == "max" else "lower is better"
     shown: tuple[tuple[str, Axis, What], ...] = (
         (f"Does {quality} hold?", Axis(f"{quality} ({better})"), "quality"),
         ("What does it buy?", Axis("training time (s)", log=True), "seconds"),
@@ -384,28 +390,28 @@ def tradeoff(found: FrontierFound) -> Figure:
             workers,
             axis,
             (
-                _against_workers(NAIVE, naive, found, what),
-                *_pick_elsewhere(found, what),
-                *(_against_workers(TUNED, rows, found, what) for rows in alike.values()),
-                *_ring(found, "workers", what),
+                _against_workers(NAIVE, naive, frontier, what),
+                *_pick_elsewhere(frontier, what),
+                *(_against_workers(TUNED, rows, frontier, what) for rows in alike.values()),
+                *_ring(frontier, "workers", what),
             ),
-            _levels(found) if what == "quality" else (),
-            within=_within(found) if what == "quality" else None,
+            _levels(frontier) if what == "quality" else (),
+            within=_within(frontier) if what == "quality" else None,
         )
         for title, axis, what in shown
     )
-    return Figure("tradeoff", f"{_capital(quality)}, time and throughput against workers", panels, _caption(found))
+    return Figure("tradeoff", f"{_capital(quality)}, time and throughput against workers", panels, _caption(frontier))
 
 
-def front(found: FrontierFound) -> Figure:
+def pareto_figure(frontier: FrontierFound) -> Figure:
     """Quality against training time, worker counts in the markers; the front's points joined, the pick ringed."""
-    drawn = [row for row in found.rows if math.isfinite(row.quality)]
+    drawn = [row for row in frontier.rows if math.isfinite(row.quality)]
     naive = [row for row in drawn if row.role == "naive"]
     tuned = [row for row in drawn if row.role == "tuned"]
-    joined = _in_the_picture([row for row in drawn if row.on_front], found)
+    joined = _in_the_picture([row for row in drawn if row.on_front], frontier)
     series = [
         Series(
-            "Pareto front" if found.target is None else "Pareto front of what may reach the target",
+            "Pareto front" if frontier.target is None else "Pareto front of what may reach the target",
             tuple(row.seconds for row in joined),
             tuple(row.quality for row in joined),
             palette.QUIET,
@@ -413,55 +419,55 @@ def front(found: FrontierFound) -> Figure:
             line="solid",
             hollow=tuple(row.seconds_label == "modelled" for row in joined),
         ),
-        *_by_mechanism("before: naive rule", "square", naive, palette.BEFORE, found),
-        *_by_mechanism(TUNED, "circle", tuned, palette.AFTER, found),
-        *_ring(found, "seconds", "quality"),
+        *_by_mechanism("before: naive rule", "square", naive, palette.BEFORE, frontier),
+        *_by_mechanism(TUNED, "circle", tuned, palette.AFTER, frontier),
+        *_ring(frontier, "seconds", "quality"),
     ]
-    quality = plain(found.quality, 40)
-    better = "higher is better" if found.direction == "max" else "lower is better"
+    quality = plain(frontier.quality, 40)
+    better = "higher is better" if frontier.direction == "max" else "lower is better"
     time, value = Axis("training time (s)", log=True), Axis(f"{quality} ({better})")
-    panel = Panel("", time, value, tuple(series), _levels(found), within=_within(found))
+    panel = Panel("", time, value, tuple(series), _levels(frontier), within=_within(frontier))
     caption = (
         "Numbers in the markers are worker counts. The line joins rows that no other one beats in quality and time; "
     )
-    caption += f"on the table's front cost counts, too. {_caption(found)}"
+    caption += f"on the table's front cost counts, too. {_caption(frontier)}"
     return Figure("front", f"The front: {quality} against time", (panel,), caption)
 
 
-def _in_the_picture(rows: Sequence[FrontierRow], found: FrontierFound) -> list[FrontierRow]:
-    """Those of ``rows`` that no other one beats in quality and time, fastest first."""
-    sign, kept = 1 if found.direction == "max" else -1, list[FrontierRow]()
+def _in_the_picture(rows: Sequence[FrontierRow], frontier: FrontierFound) -> list[FrontierRow]:
+    """The ``rows`` that no other row beats in quality and time, fastest first."""
+    sign, kept = 1 if frontier.direction == "max" else -1, list[FrontierRow]()
     for row in sorted(rows, key=lambda row: (row.seconds, -sign * row.quality)):
         if not kept or sign * row.quality > sign * kept[-1].quality:
             kept.append(row)
     return kept
 
 
-def _levels(found: FrontierFound) -> tuple[Level, ...]:
-    return (Level(found.target, f"target {number(found.target)}"),) if found.target is not None else ()
+def _levels(frontier: FrontierFound) -> tuple[Level, ...]:
+    return (Level(frontier.target, f"target {number(frontier.target)}"),) if frontier.target is not None else ()
 
 
-def _within(found: FrontierFound) -> tuple[float, float] | None:
-    """What the axis of quality shows: the target, the pick and the front in any case, and no outliers."""
-    kept = [row.quality for i, row in enumerate(found.rows) if i == found.pick or row.on_front]
-    kept += [] if found.target is None else [found.target]
+def _within(frontier: FrontierFound) -> tuple[float, float] | None:
+    """The range of the axis of quality: target, pick and front always, other rows unless they are outliers."""
+    kept = [row.quality for i, row in enumerate(frontier.rows) if i == frontier.pick or row.on_front]
+    kept += [] if frontier.target is None else [frontier.target]
     keep = [value for value in kept if math.isfinite(value)]
-    return without_outliers([row.quality for row in found.rows], keep)
+    return without_outliers([row.quality for row in frontier.rows], keep)
 
 
-def _ring(found: FrontierFound, across: Literal["workers", "seconds"], what: What) -> list[Series]:
-    """The pick, last of all and so on top."""
-    row = found.rows[found.pick] if found.pick is not None else None
+def _ring(frontier: FrontierFound, across: Literal["workers", "seconds"], what: What) -> list[Series]:
+    """A ring around the pick. It is drawn last, so it lies on top."""
+    row = frontier.rows[frontier.pick] if frontier.pick is not None else None
     value = None if row is None else getattr(row, what)
     if row is None or value is None or not math.isfinite(value) or (what != "quality" and value <= 0):
         return []
-    at, label = (float(getattr(row, across)),), (describe_row(row, found),)
+    at, label = (float(getattr(row, across)),), (describe_row(row, frontier),)
     return [Series("pick", at, (value,), palette.PICK, marker="ring", labels=label)]
 
 
-def _pick_elsewhere(found: FrontierFound, what: What) -> list[Series]:
-    """The pick's settings on the other worker counts, of which times alone are known: what workers buy."""
-    row = found.rows[found.pick] if found.pick is not None else None
+def _pick_elsewhere(frontier: FrontierFound, what: What) -> list[Series]:
+    """The pick's settings on the other worker counts, where only times are known. It shows what workers buy."""
+    row = frontier.rows[frontier.pick] if frontier.pick is not None else None
     points = [] if row is None else [point for point in row.scaling if point.seconds > 0]
     if row is None or what == "quality" or len(points) < 2 or not row.throughput:
         return []
@@ -477,25 +483,25 @@ def _pick_elsewhere(found: FrontierFound, what: What) -> list[Series]:
     return [Series(ELSEWHERE, at, values, palette.PICK, marker="diamond", line="solid", hollow=hollow, labels=labels)]
 
 
-def shown_row(rows: Sequence[FrontierRow], found: FrontierFound) -> FrontierRow:
+def shown_row(rows: Sequence[FrontierRow], frontier: FrontierFound) -> FrontierRow:
     """The row that stands for several: the pick, or the fastest on target, or the best; of equal ones the fastest."""
-    if found.pick is not None and found.rows[found.pick] in rows:
-        return found.rows[found.pick]
-    sign = 1 if found.direction == "max" else -1
-    if found.target is not None:
-        there = [row for row in rows if sign * row.quality >= sign * found.target]
-        if there:
-            return min(there, key=lambda row: row.seconds)
+    if frontier.pick is not None and frontier.rows[frontier.pick] in rows:
+        return frontier.rows[frontier.pick]
+    sign = 1 if frontier.direction == "max" else -1
+    if frontier.target is not None:
+        on_target = [row for row in rows if sign * row.quality >= sign * frontier.target]
+        if on_target:
+            return min(on_target, key=lambda row: row.seconds)
     return max(rows, key=lambda row: (sign * row.quality if math.isfinite(row.quality) else -math.inf, -row.seconds))
 
 
-def describe_row(row: FrontierRow, found: FrontierFound) -> str:
-    """One row in one line, for hovering."""
+def describe_row(row: FrontierRow, frontier: FrontierFound) -> str:
+    """One row in one line, shown on hover."""
     data = "held-out data" if row.held_out else "validation data"
     parts = [
         ", ".join(word for word in (row.role, count(row.workers, "worker"), plain(row.apart, 200)) if word),
         f"batch {row.batch_size}, lr {number(row.lr)} ({plain(row.lr_rule, 20)})",
-        f"{plain(found.quality, 40)} {estimate(row.quality, row.ci)} {row.quality_label} on {data}, "
+        f"{plain(frontier.quality, 40)} {estimate(row.quality, row.ci)} {row.quality_label} on {data}, "
         f"{count(row.seeds, 'seed')}: {row.verdict}",
         f"{duration(row.seconds)} ({'measured' if row.seconds_label == 'measured' else modelled(row.seconds_factor)})",
         rate(row.throughput),
@@ -503,15 +509,15 @@ def describe_row(row: FrontierRow, found: FrontierFound) -> str:
     return "; ".join([*parts, f"{row.diverged} diverged"] if row.diverged else parts)
 
 
-def _shown_by_workers(found: FrontierFound, role: str) -> list[FrontierRow]:
+def _shown_by_workers(frontier: FrontierFound, role: str) -> list[FrontierRow]:
     by_workers: dict[int, list[FrontierRow]] = {}
-    for row in found.rows:
+    for row in frontier.rows:
         if row.role == role:
             by_workers.setdefault(row.workers, []).append(row)
-    return [shown_row(by_workers[workers], found) for workers in sorted(by_workers)]
+    return [shown_row(by_workers[workers], frontier) for workers in sorted(by_workers)]
 
 
-def _against_workers(name: str, rows: Sequence[FrontierRow], found: FrontierFound, what: What) -> Series:
+def _against_workers(name: str, rows: Sequence[FrontierRow], frontier: FrontierFound, what: What) -> Series:
     rows = sorted(rows, key=lambda row: row.workers)
     clocked = what != "quality"
     values = [getattr(row, what) for row in rows]
@@ -524,12 +530,12 @@ def _against_workers(name: str, rows: Sequence[FrontierRow], found: FrontierFoun
         line="solid",
         error=tuple(_interval_half_widths(row, what) for row in rows),
         hollow=tuple(clocked and row.seconds_label == "modelled" for row in rows),
-        labels=tuple(describe_row(row, found) for row in rows),
+        labels=tuple(describe_row(row, frontier) for row in rows),
     )
 
 
 def _interval_half_widths(row: FrontierRow, what: What) -> tuple[float, float] | None:
-    """How far below and above: the confidence interval of quality; of a model's figure, by what it may be off."""
+    """How far error bars reach below and above: the interval of quality, or the error of a modelled figure."""
     if what == "quality":
         if row.ci is None or not math.isfinite(row.quality):
             return None
@@ -541,22 +547,22 @@ def _interval_half_widths(row: FrontierRow, what: What) -> tuple[float, float] |
 
 
 def _by_mechanism(
-    name: str, marker: Marker, rows: Sequence[FrontierRow], color: str, found: FrontierFound
+    name: str, marker: Marker, rows: Sequence[FrontierRow], color: str, frontier: FrontierFound
 ) -> list[Series]:
-    """Rows of one rule; each mechanism's in its own colour, where there are several."""
-    mechanisms = sorted({row.mechanism for row in found.rows})
+    """The rows of one rule, in one colour for each mechanism if there are several."""
+    mechanisms = sorted({row.mechanism for row in frontier.rows})
     if len(mechanisms) == 1:
-        return [_against_seconds(name, marker, rows, color, found)]
+        return [_against_seconds(name, marker, rows, color, frontier)]
     colors = {mechanism: palette.SEQUENCE[i % len(palette.SEQUENCE)] for i, mechanism in enumerate(mechanisms)}
     series = []
     for mechanism in dict.fromkeys(row.mechanism for row in rows):
-        own = [row for row in rows if row.mechanism == mechanism]
-        series.append(_against_seconds(f"{name}, {plain(mechanism, 40)}", marker, own, colors[mechanism], found))
+        alike = [row for row in rows if row.mechanism == mechanism]
+        series.append(_against_seconds(f"{name}, {plain(mechanism, 40)}", marker, alike, colors[mechanism], frontier))
     return series
 
 
 def _against_seconds(
-    name: str, marker: Marker, rows: Sequence[FrontierRow], color: str, found: FrontierFound
+    name: str, marker: Marker, rows: Sequence[FrontierRow], color: str, frontier: FrontierFound
 ) -> Series:
     return Series(
         name,
@@ -566,30 +572,32 @@ def _against_seconds(
         marker=marker,
         error=tuple(_interval_half_widths(row, "quality") for row in rows),
         hollow=tuple(row.seconds_label == "modelled" for row in rows),
-        labels=tuple(describe_row(row, found) for row in rows),
+        labels=tuple(describe_row(row, frontier) for row in rows),
         inside=tuple(str(row.workers) for row in rows),
     )
 
 
-def _caption(found: FrontierFound) -> str:
-    fewest, quality = min((row.seeds for row in found.rows), default=0), plain(found.quality, 40)
+def _caption(frontier: FrontierFound) -> str:
+    fewest, quality = min((row.seeds for row in frontier.rows), default=0), plain(frontier.quality, 40)
     words = f"Bars of {quality}: 95 % confidence interval of the mean over at least {count(fewest, 'seed')}."
-    if any(row.seconds_label == "modelled" for row in found.rows):
-        factors = [row.seconds_factor for row in found.rows if row.seconds_label == "modelled" and row.seconds_factor]
+    if any(row.seconds_label == "modelled" for row in frontier.rows):
+        factors = [
+            row.seconds_factor for row in frontier.rows if row.seconds_label == "modelled" and row.seconds_factor
+        ]
         words += " Hollow markers and dashed lines: time and throughput from the step-time model, "
         if factors:
             words += f"with bars as far as it was off where it could be checked (×÷ {number(max(factors), 3)})."
         else:
             words += "which could not be checked here."
-    if len({(row.role, row.workers) for row in found.rows}) < len(found.rows):
+    if len({(row.role, row.workers) for row in frontier.rows}) < len(frontier.rows):
         words += " Of several rows of as many workers the pick or the fastest of the best is shown."
-    if emulated := sorted({row.workers for row in found.rows if row.quality_label == "emulated"}):
+    if emulated := sorted({row.workers for row in frontier.rows if row.quality_label == "emulated"}):
         words += f" {_capital(quality)} of {', '.join(map(str, emulated))} workers is emulated on fewer."
-    if found.rows and len({row.settings for row in found.rows if row.role == "tuned"}) > 1:
+    if frontier.rows and len({row.settings for row in frontier.rows if row.role == "tuned"}) > 1:
         words += " Lines join points of one setting: tuned points without a line are settings of their own."
-    if _within(found) is not None:
+    if _within(frontier) is not None:
         words += " A triangle at the edge: beyond the axis."
-    if any(not math.isfinite(row.quality) for row in found.rows):
+    if any(not math.isfinite(row.quality) for row in frontier.rows):
         words += " A cross on the lower edge: diverged."
     return words
 

@@ -123,7 +123,7 @@ def _points(ax: Axes, series: Series, panel: Panel) -> None:
     shape = series.marker
     if shape is None:
         return
-    order = 2.5 if series.faint else 4.0 if shape == "ring" else 3.0  # a ring is on top: it says which is meant
+    order = 2.5 if series.faint else 4.0 if shape == "ring" else 3.0  # a ring lies on top of what it marks
     floor, beyond = panel.floor(), series.beyond(panel)
     valued = [i for i, y in enumerate(series.y) if y is not None and i not in beyond]
     lost = [series.x[i] for i in range(len(series.x)) if series.y[i] is None]
@@ -182,7 +182,7 @@ def _draw_legend(canvas: Canvas, handles: Sequence[Line2D], width: float) -> Non
 
 
 def _legend(figure: Figure) -> list[Line2D]:
-    """One handle per name, and one that says what hollow means where anything is."""
+    """One handle for each name, and one that explains hollow markers if any are hollow."""
     handles: dict[str, Line2D] = {}
     for series in (series for panel in figure.panels for series in panel.series if series.x):
         line = {"solid": "-", "dotted": ":", "steps": "-", None: "none"}[series.line]

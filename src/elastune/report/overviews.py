@@ -34,11 +34,15 @@ from elastune.tune.search.front import nondominated
 from elastune.tune.search.objective import Floats
 from elastune.tune.study.trials import Trial, outcomes
 
+NEARLY = 0.05  # a trial whose average is nearer to its first worker count shows that count
+
 
 @dataclass(frozen=True)
 class RunOverview:
-    """One run: how it (last) started, its reports in order, and its end if it has one. ``divided``: what the tensor
-    axis divides of its model, where there is such an axis."""
+    """One run: its newest start, its reports in order, and its end if it has one.
+
+    ``divided``: which part of its model the tensor axis divides, if the mesh has that axis.
+    """
 
     started: RunStarted
     reports: tuple[Reported, ...] = ()
@@ -47,12 +51,9 @@ class RunOverview:
     divided: LayersDivided | None = None
 
 
-NEARLY = 0.05  # so far from a whole number a trial's workers have changed
-
-
 @dataclass(frozen=True)
 class TrialOverview:
-    """One trial: how it went, and (``outcome``) what became of it, if it is over or paused."""
+    """One trial: its records (``life``), and its ``outcome`` if it is over or paused."""
 
     life: TrialSummary
     outcome: Trial | None = None
@@ -79,26 +80,26 @@ class TrialOverview:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Its configuration, how its workers agreed where the study chose that, and the policy that adapted it."""
+        """Its configuration, with the sync strategy and the policy if the study chose them."""
         return config_and_sync(self.started.config, self.started.execution)
 
     @property
     def workers(self) -> str:
-        """Those that it began with or, where they have changed, how many it had on average; "1 for 4" emulates four."""
-        own, told = self._own_workers, self.started.tags.get("for_workers")
-        return own if told in (None, self.started.execution.get("workers")) else f"{own} for {told}"
+        """Its worker count, or the average if the count changed. "1 for 4": one worker emulates four."""
+        workers, emulated = self._own_workers, self.started.tags.get("for_workers")
+        return workers if emulated in (None, self.started.execution.get("workers")) else f"{workers} for {emulated}"
 
     @property
     def _own_workers(self) -> str:
-        begun, told = self.started.execution.get("workers", ""), self.outcome
-        if isinstance(begun, int) and told is not None and told.seconds > 0 and told.worker_seconds > 0:
-            average = told.worker_seconds / told.seconds
+        begun, outcome = self.started.execution.get("workers", ""), self.outcome
+        if isinstance(begun, int) and outcome is not None and outcome.seconds > 0 and outcome.worker_seconds > 0:
+            average = outcome.worker_seconds / outcome.seconds
             return str(begun) if abs(average - begun) < NEARLY * begun else f"{average:.1f}"
         return str(begun)
 
     @property
     def mechanism(self) -> str:
-        """How a replica of its model lay on workers, and on which mesh."""
+        """The mechanism that placed its model on workers, with the mesh."""
         return mechanism_text(self.started.execution)
 
     @property
@@ -107,38 +108,44 @@ class TrialOverview:
 
     @property
     def paused(self) -> Trial | None:
-        """How far it came, where it is paused."""
+        """Its outcome so far, if it is paused."""
         return self.outcome if self.outcome is not None and self.outcome.state == "paused" else None
 
     def value(self, name: str) -> float | None:
-        """Its objective or, failing that, its metric ``name``; None unless it is complete and has one."""
+        """Its objective ``name``, or else its metric of that name; None unless the trial is complete and has one."""
         if self.finished is None or not self.complete:
             return None
         return self.finished.values.get(name, self.finished.metrics.get(name))
 
 
 def config_and_sync(config: Mapping[str, Any], execution: Mapping[str, Any]) -> dict[str, Any]:
-    """``config`` and, where ``execution`` tell of them, how workers agreed and the policy."""
-    unsaid = {"sync_schedule": "", "policy": "none"}
-    told = {
-        name: execution[name] for name in ("sync", *unsaid) if name in execution and execution[name] != unsaid.get(name)
+    """``config`` with the sync strategy, its schedule and the policy of ``execution``, unless these are defaults."""
+    defaults = {"sync_schedule": "", "policy": "none"}
+    chosen = {
+        name: execution[name]
+        for name in ("sync", *defaults)
+        if name in execution and execution[name] != defaults.get(name)
     }
-    return {**config, **told}
+    return {**config, **chosen}
 
 
 def mechanism_text(execution: Mapping[str, Any]) -> str:
-    """The mechanism that ``execution`` name, with what they choose of it: "tensor+zero, data=2,tensor=2"."""
+    """The mechanism in ``execution`` with its options: "tensor+zero, data=2,tensor=2"."""
     stage = execution.get("zero_stage")
-    told = [execution.get("mechanism", "–"), f"stage {stage}" if stage is not None else "", execution.get("mesh") or ""]
-    told += [execution["schedule"]] if "schedule" in execution else []
-    told += ["offload"] if execution.get("offload") else []
-    told += [execution["compress"]] if execution.get("compress") else []
-    return plain(", ".join(str(word) for word in told if word), 80)
+    words = [
+        execution.get("mechanism", "–"),
+        f"stage {stage}" if stage is not None else "",
+        execution.get("mesh") or "",
+    ]
+    words += [execution["schedule"]] if "schedule" in execution else []
+    words += ["offload"] if execution.get("offload") else []
+    words += [execution["compress"]] if execution.get("compress") else []
+    return plain(", ".join(str(word) for word in words if word), 80)
 
 
 @dataclass(frozen=True)
 class StudyOverview:
-    """One study or frontier: its request, its trials in the order they started, and what it found."""
+    """One study or frontier: its request, its trials in the order they started, and its answer (``found``)."""
 
     started: StudyStarted
     trials: tuple[TrialOverview, ...] = ()
@@ -169,77 +176,79 @@ class StudyOverview:
     @property
     def objectives(self) -> dict[str, str]:
         """Name -> "max" or "min", as requested or, for a frontier, as found."""
-        asked = self.settings.get("objectives")
-        if isinstance(asked, dict) and asked:
-            return {str(name): "min" if str(way).startswith("min") else "max" for name, way in asked.items()}
+        requested = self.settings.get("objectives")
+        if isinstance(requested, dict) and requested:
+            return {
+                str(name): "min" if str(direction).startswith("min") else "max" for name, direction in requested.items()
+            }
         return {self.found.quality: self.found.direction} if self.found else {}
 
     @property
     def ended(self) -> tuple[TrialOverview, ...]:
         """Trials that ended, in the order they did."""
-        by_number = {story.trial: story for story in self.trials}
+        by_number = {trial.trial: trial for trial in self.trials}
         return tuple(by_number[trial] for trial in self.order)
 
 
 def gather_run(entries: Iterable[Entry]) -> RunOverview | None:
-    """The run in ``entries``, or None. A resumed run takes back what it reported beyond the step it resumed from."""
-    story: RunOverview | None = None
+    """The run in ``entries``, or None. Reports beyond the step that a later attempt resumed from are left out."""
+    run: RunOverview | None = None
     reports: list[Reported] = []
     for entry in entries:
         match entry.record:
             case RunStarted() as started:
                 kept = started.resumed_step if started.resumed_step is not None else -1
                 reports = [report for report in reports if report.step <= kept]
-                story = RunOverview(started)
+                run = RunOverview(started)
             case Reported() as report:
                 reports.append(report)
-            case RunFinished() as finished if story:
-                story = replace(story, finished=finished)
-            case RunFailed() as failed if story:
-                story = replace(story, failed=failed)
-            case LayersDivided() as divided if story:
-                story = replace(story, divided=divided)
+            case RunFinished() as finished if run:
+                run = replace(run, finished=finished)
+            case RunFailed() as failed if run:
+                run = replace(run, failed=failed)
+            case LayersDivided() as divided if run:
+                run = replace(run, divided=divided)
             case _:
                 pass
-    return replace(story, reports=tuple(reports)) if story else None
+    return replace(run, reports=tuple(reports)) if run else None
 
 
 def gather_study(entries: Sequence[Entry]) -> StudyOverview | None:
-    """The study in ``entries``, or None. Where it was resumed, its newest request counts and it goes on."""
-    story: StudyOverview | None = None
+    """The study in ``entries``, or None. After a resumption its newest request counts, and it has not finished."""
+    study: StudyOverview | None = None
     for entry in entries:
         match entry.record:
             case StudyStarted() as request:
-                story = replace(story, started=request, finished=None) if story else StudyOverview(request)
-            case TimesFitted() as times if story:
-                story = replace(story, times=times)
-            case PhasesPlanned() as phases if story:
-                story = replace(story, phases=phases)
-            case FrontierFound() as found if story:
-                story = replace(story, found=found)
-            case StudyFinished() as end if story:
-                story = replace(story, finished=end)
+                study = replace(study, started=request, finished=None) if study else StudyOverview(request)
+            case TimesFitted() as times if study:
+                study = replace(study, times=times)
+            case PhasesPlanned() as phases if study:
+                study = replace(study, phases=phases)
+            case FrontierFound() as found if study:
+                study = replace(study, found=found)
+            case StudyFinished() as end if study:
+                study = replace(study, finished=end)
             case _:
                 pass
-    if story is None:
+    if study is None:
         return None
     table = fold(entries)
-    ended = {trial.number: trial for trial in outcomes(table, list(story.objectives), story.price)}
-    stories = (TrialOverview(life, ended.get(number)) for number, life in table.trials.items())
+    ended = {trial.number: trial for trial in outcomes(table, list(study.objectives), study.price)}
+    trials = (TrialOverview(life, ended.get(number)) for number, life in table.trials.items())
     accepted = tuple(entry for entry in entries if isinstance(entry.record, ChangesAccepted))
-    return replace(story, trials=tuple(stories), order=tuple(table.ended), since=table.since, accepted=accepted)
+    return replace(study, trials=tuple(trials), order=tuple(table.ended), since=table.since, accepted=accepted)
 
 
 def oriented_values(
     trials: Iterable[TrialOverview], objectives: Mapping[str, str]
 ) -> tuple[list[TrialOverview], Floats]:
-    """The trials with a finite value of every objective, and these values where smaller is better, shape (n, k)."""
+    """The trials with a finite value of every objective, and these values, shape (n, k), smaller is better."""
     valued: list[TrialOverview] = []
     rows: list[list[float]] = []
     for trial in trials:
         row = [
-            (-1.0 if way == "max" else 1.0) * value
-            for name, way in objectives.items()
+            (-1.0 if direction == "max" else 1.0) * value
+            for name, direction in objectives.items()
             if (value := trial.value(name)) is not None and math.isfinite(value)
         ]
         if len(row) == len(objectives):
@@ -249,12 +258,12 @@ def oriented_values(
 
 
 def front_trials(study: StudyOverview) -> tuple[int, ...]:
-    """Numbers of the complete trials that no other one dominates, as ``Study.front``; empty without objectives.
+    """Numbers of the complete trials that no other trial dominates, as ``Study.front``; empty without objectives.
 
-    Those whose settings were given, too ("member"): whoever picks has them. Of a frontier those of the search alone.
+    Trials with given settings (phase "member") count, too. Of a frontier's phases only the search counts.
     """
     if not study.objectives:
         return ()
-    found = (t for t in study.trials if t.trial >= study.since and t.phase in ("search", "member"))
-    trials, points = oriented_values(found, study.objectives)
+    candidates = (t for t in study.trials if t.trial >= study.since and t.phase in ("search", "member"))
+    trials, points = oriented_values(candidates, study.objectives)
     return tuple(trial.trial for trial, on in zip(trials, nondominated(points), strict=True) if on)

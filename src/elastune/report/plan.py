@@ -18,44 +18,46 @@ FLOAT_BYTES = 4
 
 
 def plan_lines(made: PlanMade) -> list[str]:
-    """All of it, for a terminal."""
-    found, price = made.found, float(made.asked["price_per_worker_hour"])
-    plans = [_line(place, each, price) for place, each in enumerate(found["plans"], 1)]
-    warned = [found["too_small"], ""] if found.get("too_small") else []
+    """The whole plan as lines for a terminal."""
+    result, price = made.found, float(made.asked["price_per_worker_hour"])
+    plans = [_line(place, each, price) for place, each in enumerate(result["plans"], 1)]
+    warned = [result["too_small"], ""] if result.get("too_small") else []
     lines = [*warned, *_basis(made), "", *plans, "", "what such a split brings (plan 1, modelled):"]
-    lines += [*(f"  {line}" for line in _brings(made)), "", *_next(found)]
-    best = found["plans"][0]
+    lines += [*(f"  {line}" for line in _brings(made)), "", *_next(result)]
+    best = result["plans"][0]
     lines += ["", f"plan 1, one training of it: {best['command']}"]
     lines += [f"its search: {best['search_command']}"] if best["search_command"] else []
-    lines += [f"  {note}" for note in found.get("command_notes", [])]
-    if found["measured"]:
+    lines += [f"  {note}" for note in result.get("command_notes", [])]
+    if result["measured"]:
         where = "on the cluster" if made.asked.get("cluster") else "here"
-        lines += ["", f"measured {where}, one training of each alone:", *map(measured_line, found["measured"])]
+        lines += ["", f"measured {where}, one training of each alone:", *map(measured_line, result["measured"])]
     return lines
 
 
 def plan_page(made: PlanMade) -> Page:
     """The page of a plan."""
-    found, asked = made.found, made.asked
-    best, price = found["plans"][0], float(asked["price_per_worker_hour"])
-    cluster = f"{count(int(asked['nodes']), 'node')} of {count(int(asked['workers_each']), 'worker')}"
+    result, options = made.found, made.asked
+    best, price = result["plans"][0], float(options["price_per_worker_hour"])
+    cluster = f"{count(int(options['nodes']), 'node')} of {count(int(options['workers_each']), 'worker')}"
     answer = (
         f"{Path(plain(made.program)).name} on {cluster}: {count(best['width'], 'training')} at once on {best['mesh']}"
     )
     sections = [
-        Section("Plans", (plans_table(found["plans"], price),)),
+        Section("Plans", (plans_table(result["plans"], price),)),
         Section("What such a split brings (plan 1, modelled)", tuple(Note(line) for line in _brings(made))),
-        Section("Where the next doubling goes", tuple(Note(line) for line in _next(found))),
+        Section("Where the next doubling goes", tuple(Note(line) for line in _next(result))),
         Section("From what", tuple(Note(line) for line in _basis(made))),
     ]
-    if found["measured"]:
-        sections.insert(1, Section("Predicted, then measured", (measured_table(found["measured"]),)))
-    request = Table("The request", ("asked for", "value"), tuple(flat({**asked, "program": made.program}).items()))
-    sections.append(Section("The request", (request,), folded=True))
-    if notes := found.get("command_notes"):
+    if result["measured"]:
+        sections.insert(1, Section("Predicted, then measured", (measured_table(result["measured"]),)))
+    request_table = Table(
+        "The request", ("asked for", "value"), tuple(flat({**options, "program": made.program}).items())
+    )
+    sections.append(Section("The request", (request_table,), folded=True))
+    if notes := result.get("command_notes"):
         sections.insert(1, Section("About the commands", tuple(Note(line) for line in notes)))
-    if found.get("too_small"):
-        sections.insert(0, Section("Size of the model", (Note(found["too_small"]),)))
+    if result.get("too_small"):
+        sections.insert(0, Section("Size of the model", (Note(result["too_small"]),)))
     state = f"modelled: tuned in {_span(best)}, {cost(best['cost'], price)}"
     command, of = best["search_command"], "The search of plan 1:"
     if command is None:
@@ -64,7 +66,7 @@ def plan_page(made: PlanMade) -> Page:
 
 
 def plans_table(plans: Sequence[PlanJson], price: float) -> Table:
-    """One row a plan."""
+    """One row for each plan."""
     header: tuple[str, ...] = (
         "at once",
         "mesh",
@@ -100,7 +102,7 @@ def plans_table(plans: Sequence[PlanJson], price: float) -> Table:
 
 
 def measured_table(rows: Sequence[PlanJson]) -> Table:
-    """Predicted beside measured, one row a plan that was run."""
+    """Predicted and measured step time and memory, one row for each plan that was run."""
     header: tuple[str, ...] = (
         "mesh",
         "mechanism",
@@ -112,7 +114,7 @@ def measured_table(rows: Sequence[PlanJson]) -> Table:
         "memory predicted",
     )
     header += ("measured", "error")
-    told = tuple(
+    cells = tuple(
         (
             each["mesh"],
             each["mechanism"],
@@ -128,7 +130,7 @@ def measured_table(rows: Sequence[PlanJson]) -> Table:
         for each in rows
     )
     note = "Predictions are modelled, for the place of the runs; one training of each was run, alone."
-    return Table("Predicted, then measured", header, told, frozenset(range(2, 10)), note=note)
+    return Table("Predicted, then measured", header, cells, frozenset(range(2, 10)), note=note)
 
 
 def _percent(error: float | None) -> str:
@@ -136,48 +138,49 @@ def _percent(error: float | None) -> str:
 
 
 def _basis(made: PlanMade) -> list[str]:
-    found, asked = made.found, made.asked
-    size, search = found["size"], found["search"]
-    where = "on the cluster" if asked.get("probe") else "here"
+    """What the plan rests on: the program, the search, the measurements, and what was left out."""
+    result, options = made.found, made.asked
+    size, search = result["size"], result["search"]
+    where = "on the cluster" if options.get("probe") else "here"
     noise = {
-        "told": f"{number(search['noise_scale'], 3)} samples, as told",
+        "told": f"{number(search['noise_scale'], 3)} samples, as given",
         "measured": f"{number(search['noise_scale'], 3)} samples, measured in the first steps {where}: it grows later",
         "unknown": "not known (no batch is taken to save steps): --noise-scale",
-    }[found["noise"]]
+    }[result["noise"]]
     lines = [
         f"program: {byte_count(size['parameter_bytes'])} of parameters, {size['flops'] / 1e6:,.1f} MFLOP a sample, "
         f"needs {byte_count(round(size['pass_bytes']))} a sample in a pass; {count(search['runs'], 'training')} of "
         f"{search['steps']:,.0f} steps at batch {search['base_batch']}; noise scale {noise}",
         _searched(search, where),
     ]
-    if found["probed"]:
-        told = "; ".join(f"{what}: {duration(step_s)}" for what, step_s in found["probed"].items())
-        lines.append(f"measured {where}: {told}")
-    elif found.get("assumed"):
-        lines.append(f"nothing was run: {found['assumed']}")
+    if result["probed"]:
+        timings = "; ".join(f"{what}: {duration(step_s)}" for what, step_s in result["probed"].items())
+        lines.append(f"measured {where}: {timings}")
+    elif result.get("assumed"):
+        lines.append(f"nothing was run: {result['assumed']}")
     else:
         lines.append(
-            f"nothing was run here: {found['unmeasured']}. Times are those of any machine, within factors of 4 and 8"
+            f"nothing was run here: {result['unmeasured']}. Times are those of any machine, within factors of 4 and 8"
         )
-    lines += [f"left out: {axis}, it does not run here: {why}" for axis, why in found["refused"].items()]
+    lines += [f"left out: {axis}, it does not run here: {why}" for axis, why in result["refused"].items()]
     beside = (
-        f"that is without {byte_count(round(found['beside_bytes']))} which its process takes beside, measured {where}"
+        f"that is without {byte_count(round(result['beside_bytes']))} which its process takes beside, measured {where}"
     )
-    if not found["probed"]:
+    if not result["probed"]:
         beside = "what a process takes beside is not known"
-    copies = int(asked.get("copies", 1))
+    copies = int(options.get("copies", 1))
     owners = f"counted with {count(copies, 'holder')} of each part of what is divided (--copies {copies} in commands)"
     if copies == 1:
-        owners += ": a lost worker then takes its part along. Runs have two where nothing else is said"
+        owners += ": a lost worker then takes its part along. Runs have two by default"
     return [
         *lines,
-        f"memory (modelled): {found['memory']}; {beside}; {owners}",
+        f"memory (modelled): {result['memory']}; {beside}; {owners}",
         f"{serial_of(made)} (rehearsed)",
     ]
 
 
 def serial_of(made: PlanMade) -> str:
-    """What ``tensor`` leaves whole of the program's model, in one sentence."""
+    """Which part of the program's model ``tensor`` leaves whole, in one sentence."""
     size = made.found["size"]
     whole = size.get("whole_flops", 0.0) / size["flops"] if size["flops"] else None
     return serial_share_text(1 - size["divided"], whole)
@@ -193,8 +196,8 @@ def _searched(search: PlanJson, where: str) -> str:
     elif not search["crowding"]:
         crowding = "trainings at once cost no further ones"
     else:
-        crowding += ", as told"
-    rounds = "generation by generation" if search["generations"] else "whoever is done is replaced at once"
+        crowding += ", as given"
+    rounds = "generation by generation" if search["generations"] else "each finished training is replaced at once"
     if search.get("generation"):
         rounds = f"generations of {search['generation']}, each waited for"
     kept = "" if search["kept"] == 1 else f"; early stopping leaves {search['kept']:.0%} of steps (simulated studies)"
@@ -229,7 +232,7 @@ def _line(place: int, of: PlanJson, price: float) -> str:
 
 
 def _copied(of: PlanJson) -> str:
-    """What it would hold with two holders of each part, where that is more."""
+    """The memory of a worker with two holders of each part, if that is more."""
     copied = of.get("copied_bytes")
     if copied is None or copied < 1.005 * of["memory_bytes"]:
         return ""
@@ -241,49 +244,50 @@ def _share(odds: float) -> str:
 
 
 def _brings(made: PlanMade) -> list[str]:
-    """Of plan 1: its batch beside that of data parallelism on all its workers, what had to be told, the largest one."""
-    found, best = made.found, made.found["plans"][0]
-    own, workers = found["size"]["batch_size"], best["workers"]
+    """About plan 1: its batch beside that of plain data parallelism, the manual input, and the largest model."""
+    result, best = made.found, made.found["plans"][0]
+    own_batch, workers = result["size"]["batch_size"], best["workers"]
     noise = "" if best["noise_ratio"] is None else f", {number(best['noise_ratio'], 2)} x the noise scale"
     mesh = "mesh, " if made.asked["mesh"] is None else ""
-    size = f"{number(found['size']['parameter_bytes'] / FLOAT_BYTES / 1e6, 3)} M"
+    size = f"{number(result['size']['parameter_bytes'] / FLOAT_BYTES / 1e6, 3)} M"
     return [
-        f"batch: {best['batch']:,} samples in each training, {number(best['batch'] / own, 3)} x the program's own"
+        f"batch: {best['batch']:,} samples in each training, {number(best['batch'] / own_batch, 3)} x the program's own"
         f"{noise}; one training on all {count(workers, 'worker')} by data parallelism, each with the program's own "
-        f"batch, would have {own * workers:,}",
+        f"batch, would have {own_batch * workers:,}",
         f"manual input: nodes, workers of each and trainings; how many at once, {mesh}batch and samples of a pass were "
         "found, and stand in the commands",
         f"parameters: {size} in the program; {_largest(best) or 'any number (no bound on memory)'} would fit so split",
     ]
 
 
-def _next(found: PlanJson) -> list[str]:
-    """Where twice the workers would go, and why, the most first."""
-    gains, reasons = found["gains"], found["reasons"]
+def _next(result: PlanJson) -> list[str]:
+    """Where twice the workers would go, and why, the largest gain first."""
+    gains, reasons = result["gains"], result["reasons"]
     lines = []
     if gains:
         first = next(iter(gains))
         verb = "goes to" if gains[first] > 1 else "would bring nothing; the least harm does"
         lines.append(f"the next doubling of workers {verb} {NAMES.get(first, first)} (plan 1, modelled):")
     for axis, why in reasons.items():
-        told = f"{number(gains[axis], 3)} x as fast" if axis in gains else "not possible"
-        lines.append(f"  {NAMES.get(axis, axis)}: {told}: {plain(why, 300)}")
+        text = f"{number(gains[axis], 3)} x as fast" if axis in gains else "not possible"
+        lines.append(f"  {NAMES.get(axis, axis)}: {text}: {plain(why, 300)}")
     return lines
 
 
 def measured_line(of: PlanJson) -> str:
-    """One plan that was run, predicted beside measured."""
+    """A line for one plan that was run: predicted and measured."""
     low, high = of["step_interval_s"]
-    said = (
+    predicted = (
         f"{of['mesh']} ({of['mechanism']}), batch {of['batch']}, {of['micro']} a pass: step {duration(of['step_s'])} "
     )
-    said += "predicted"
+    predicted += "predicted"
     if of["measured_step_s"] is None:
-        return f"{said}; not measured: {of['failed']}"
+        return f"{predicted}; not measured: {of['failed']}"
     within = "in" if of["within"] else "outside"
-    told = f"{said}, {duration(of['measured_step_s'])} measured, error {of['step_error']:+.1%} ({within} its interval, "
-    told += f"{duration(low)} to {duration(high)}); memory {byte_count(round(of['memory_bytes']))} predicted"
+    text = f"{predicted}, {duration(of['measured_step_s'])} measured, error {of['step_error']:+.1%} "
+    text += f"({within} its interval, {duration(low)} to {duration(high)}); "
+    text += f"memory {byte_count(round(of['memory_bytes']))} predicted"
     if of["measured_memory_bytes"] is None:
-        return f"{told}, not measured"
+        return f"{text}, not measured"
     measured = byte_count(round(of["measured_memory_bytes"]))
-    return f"{told}, {measured} measured, error {of['memory_error']:+.1%}"
+    return f"{text}, {measured} measured, error {of['memory_error']:+.1%}"

@@ -78,8 +78,8 @@ def _draw(plot: go.Figure, panel: Panel, row: int, col: int, named: set[str]) ->
     for level in panel.levels:
         line = {"color": palette.INK, "width": 1, "dash": "dot"}
         ends = list(panel.x_range())
-        told = {"name": _escaped(level.name), "legendgroup": level.name, "showlegend": level.name not in named}
-        trace = go.Scatter(x=ends, y=[level.y] * 2, mode="lines", line=line, hoverinfo="skip", **told)
+        legend = {"name": _escaped(level.name), "legendgroup": level.name, "showlegend": level.name not in named}
+        trace = go.Scatter(x=ends, y=[level.y] * 2, mode="lines", line=line, hoverinfo="skip", **legend)
         plot.add_trace(trace, row=row, col=col)
         named.add(level.name)
     plot.update_xaxes(_axis(panel.x, panel.x_range()), row=row, col=col)

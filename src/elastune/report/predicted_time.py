@@ -22,23 +22,25 @@ BATCH = "batch_size"
 
 
 def run_prediction(made: PlanMade, run: RunOverview) -> tuple[str, ...]:
-    """One sentence of a run: its median step, predicted and measured.
+    """One sentence about a run: its median step, predicted and measured.
 
     Raises:
-        UserError: For a plan of another program.
+        UserError: If the plan is for another program.
     """
     check_program(made, run.started.program)
     end = run.finished
     if end is None or end.step_s is None:
         return ("The run has no step time yet.",)
-    return (_told(made, ExecutionSettings.from_json(run.started.execution), run.started.config, [end.step_s]),)
+    return (_step_sentence(made, ExecutionSettings.from_json(run.started.execution), run.started.config, [end.step_s]),)
 
 
 def study_prediction(made: PlanMade, program: object, entries: Sequence[Entry]) -> tuple[str, ...]:
-    """For each way in which a study's trials ran their step, and a whole training, predicted and measured; then all.
+    """Step and training time, predicted and measured, for each group of trials with equal settings; then for all.
+
+    Trials are in one group if they have the same execution settings and the same batch size.
 
     Raises:
-        UserError: For a plan of another program.
+        UserError: If the plan is for another program.
     """
     check_program(made, program)
     started: dict[int, TrialStarted] = {}
@@ -53,22 +55,22 @@ def study_prediction(made: PlanMade, program: object, entries: Sequence[Entry]) 
                 key = repr(sorted(begun.execution.items())), begun.config.get(BATCH)
                 alike[key].append(entry.record)
                 first.setdefault(key, begun)
-    told, whole = list[str](), list[tuple[float, float]]()
+    sentences, whole = list[str](), list[tuple[float, float]]()
     for key, ended in alike.items():
         execution, config = execution_settings_of(first[key].execution), first[key].config
-        steps = [one.run.step_s for one in ended if one.run is not None and one.run.step_s is not None]
+        steps = [end.run.step_s for end in ended if end.run is not None and end.run.step_s is not None]
         words, took = _trainings(made, execution, config, ended)
-        told.append(_told(made, execution, config, steps) + words)
+        sentences.append(_step_sentence(made, execution, config, steps) + words)
         whole += took
-    if len(told) > 1 and whole:
+    if len(sentences) > 1 and whole:
         predicted, measured = (sum(each) for each in zip(*whole, strict=True))
         of = f"All {count(len(whole), 'training')} that the model speaks of, one after another: {duration(measured)}"
-        told.append(f"{of} measured, {duration(predicted)} (modelled): error {predicted / measured - 1:+.1%}.")
-    return tuple(told) or ("No trial has a step time yet.",)
+        sentences.append(f"{of} measured, {duration(predicted)} (modelled): error {predicted / measured - 1:+.1%}.")
+    return tuple(sentences) or ("No trial has a step time yet.",)
 
 
 def fitted_prediction(times: TimesFitted | None) -> tuple[str, ...]:
-    """What a frontier's own step-time model said of the steps that it was not fitted to."""
+    """How well a frontier's own step-time model predicted the steps that it was not fitted to."""
     if times is None:
         return ()
     return tuple(f"{what}: predicted {number(ratio, 3)} x the measured time." for what, ratio in times.errors.items())
@@ -77,16 +79,16 @@ def fitted_prediction(times: TimesFitted | None) -> tuple[str, ...]:
 def _trainings(
     made: PlanMade, execution: ExecutionSettings, config: Mapping[str, Any], ended: Sequence[TrialFinished]
 ) -> tuple[str, list[tuple[float, float]]]:
-    """A sentence of whole trainings that ran alike, and each one's seconds, predicted and measured.
+    """A sentence about whole trainings with equal settings, and the predicted and measured seconds of each.
 
-    A plan of before it told what a training takes beside its steps says nothing of that.
+    Both are empty if the plan does not record the time that a training takes beside its steps.
     """
     step_s = predicted_step(made, execution, _batch(made, config))
     beside_s = made.found.get("search", {}).get("beside_s")
     if step_s is None or beside_s is None:
         return "", []
     took = [
-        (one.run.steps * step_s + beside_s, one.seconds) for one in ended if one.run is not None and one.seconds > 0
+        (end.run.steps * step_s + beside_s, end.seconds) for end in ended if end.run is not None and end.seconds > 0
     ]
     if not took:
         return "", []
@@ -102,11 +104,13 @@ def _batch(made: PlanMade, config: Mapping[str, Any]) -> int:
     return chosen if isinstance(chosen, int) else int(made.found["size"]["batch_size"])
 
 
-def _told(made: PlanMade, execution: ExecutionSettings, config: Mapping[str, Any], steps: Sequence[float]) -> str:
+def _step_sentence(
+    made: PlanMade, execution: ExecutionSettings, config: Mapping[str, Any], steps: Sequence[float]
+) -> str:
     batch = _batch(made, config)
     predicted, measured = predicted_step(made, execution, batch), median(steps)
-    on = f"{execution.mechanism}, {execution.first_mesh if execution.mesh else Mesh(data=execution.workers)}, {execution.mode}"
-    of = f"{on}, batch {batch}: a step was measured at {duration(measured)}"
+    mesh = execution.first_mesh if execution.mesh else Mesh(data=execution.workers)
+    of = f"{execution.mechanism}, {mesh}, {execution.mode}, batch {batch}: a step was measured at {duration(measured)}"
     of += "" if len(steps) == 1 else f" (median of {count(len(steps), 'trial')})"
     if predicted is None:
         return f"{of}; the plan's model does not speak of this mechanism."

@@ -1,6 +1,6 @@
 """The ledger of samples: what workers claim to have trained on, held against what an epoch should have used.
 
-A claim says that steps used places of the epoch's order of samples. The members of a view claim the same steps, each
+A claim states that steps used places of the epoch's order of samples. The members of a view claim the same steps, each
 for itself and in pieces of its own. Where a claim begins or ends there is a *mark*: a step boundary and a place. The
 marks of all workers must agree; between two marks the steps and the places are the same for every worker. Places of
 a learner that a round ended without lie within the claims of that round, and are recorded beside them.
@@ -22,10 +22,10 @@ Places = tuple[int, int]
 
 @dataclass(frozen=True)
 class EpochCoverage:
-    """One epoch (counted from 0) that should use ``length`` samples. ``ended``: training has gone past it.
+    """How often one epoch (counted from 0) used each of its ``length`` samples. ``ended``: training went past it.
 
-    ``missed``: places that no step used, of those up to where training has come; ``repeated``: places that several did.
-    ``left_out``: samples of learners that a round has ended without, as it was told.
+    ``once``: the number of samples used once. ``missed``: places that training passed without using them.
+    ``repeated``: places that several steps used. ``left_out``: samples of learners that a round ended without.
     """
 
     epoch: int
@@ -39,25 +39,25 @@ class EpochCoverage:
 
 @dataclass(frozen=True)
 class Ledger:
-    """The epochs that steps were taken of; ``steps`` is how many. ``disputes``: claims that contradict each other."""
+    """The epochs that training used, and the number of ``steps``. ``disputes``: contradictions between claims."""
 
     epochs: tuple[EpochCoverage, ...] = ()
     steps: int = 0
     disputes: tuple[str, ...] = ()
     accepted: tuple[str, ...] = ()
-    """Changes of the program or the data that some of the steps were taken with."""
+    """Accepted changes of the program or the data during training."""
 
     @property
     def exact(self) -> bool:
-        """Whether every sample was used exactly once, or told to be left out, up to where training has come."""
+        """Whether training so far used every sample exactly once, or recorded it as left out."""
         return not self.disputes and not any(seen.missed or seen.repeated for seen in self.epochs)
 
 
 def ledger(entries: Iterable[Entry]) -> Ledger:
-    """What the journal of a run says of its samples.
+    """Build the ledger from the journal of a run.
 
-    A run that was resumed from step k, and a version that begins with step k + 1, take back what was claimed of the
-    steps after it: that training is lost, and was done again.
+    A run that resumes from step k, and a view that begins with step k + 1, take back all claims of steps after k.
+    That training was lost and done again.
     """
     entries = list(entries)
     records = [entry.record for entry in entries]
@@ -70,12 +70,12 @@ def ledger(entries: Iterable[Entry]) -> Ledger:
     last = max(by_epoch, default=0)
     seen, disputes = [], []
     taken: list[tuple[int, int]] = []
-    for epoch, own in sorted(by_epoch.items()):
-        pieces, contradictions = _pieces(own)
+    for epoch, of_epoch in sorted(by_epoch.items()):
+        pieces, contradictions = _pieces(of_epoch)
         disputes += [f"epoch {epoch + 1}: {words}" for words in contradictions]
         taken += pieces
-        length = max(own, key=lambda claim: (claim.last_step, claim.version)).length
-        length = length or max(claim.stop for claim in own)  # of a stream nobody knows it: all that was used counts
+        length = max(of_epoch, key=lambda claim: (claim.last_step, claim.version)).length
+        length = length or max(claim.stop for claim in of_epoch)  # a stream has no length: count what was used
         counted = _count(epoch, length, list(pieces.values()), complete or epoch < last)
         without, contradictions = _without(counted, [each for each in left if each.epoch == epoch])
         seen.append(without)
@@ -88,20 +88,23 @@ def ledger(entries: Iterable[Entry]) -> Ledger:
 
 
 def left_out(entries: Iterable[Entry]) -> tuple[LearnerLeftOut, ...]:
-    """What rounds have ended without, in order, less what was done again."""
-    _, told = _valid(entry.record for entry in entries)
-    return tuple(sorted(told, key=lambda each: (each.first_step, each.learner)))
+    """The learners that rounds ended without, in order; steps that were done again do not count."""
+    _, kept = _valid(entry.record for entry in entries)
+    return tuple(sorted(kept, key=lambda each: (each.first_step, each.learner)))
 
 
-def lines(found: Ledger, *, all_epochs: bool = True) -> tuple[str, ...]:
-    """``epoch 1: 50,000/50,000 seen once``, a line an epoch (or an epoch that is not as it should be), and a total."""
-    told = [_line(seen) for seen in found.epochs if all_epochs or seen.missed or seen.repeated or seen.left_out]
-    samples = sum(seen.once for seen in found.epochs)
-    verdict = "each seen once" if found.exact else "NOT each seen once"
-    if left := sum(seen.left_out for seen in found.epochs):
+def lines(result: Ledger, *, all_epochs: bool = True) -> tuple[str, ...]:
+    """``epoch 1: 50,000/50,000 seen once``: a line for each epoch and a total.
+
+    Without ``all_epochs``, epochs in which every sample was used once have no line.
+    """
+    text = [_line(seen) for seen in result.epochs if all_epochs or seen.missed or seen.repeated or seen.left_out]
+    samples = sum(seen.once for seen in result.epochs)
+    verdict = "each seen once" if result.exact else "NOT each seen once"
+    if left := sum(seen.left_out for seen in result.epochs):
         verdict += f", {left:,} left out with learners that were lost or late"
-    accepted = (f"after an accepted change {line}" for line in found.accepted)
-    return (*told, *accepted, *found.disputes, f"ledger: {samples:,} samples in {found.steps:,} steps, {verdict}")
+    accepted = (f"after an accepted change {line}" for line in result.accepted)
+    return (*text, *accepted, *result.disputes, f"ledger: {samples:,} samples in {result.steps:,} steps, {verdict}")
 
 
 def _line(seen: EpochCoverage) -> str:
@@ -116,7 +119,7 @@ def _line(seen: EpochCoverage) -> str:
 
 
 def _valid(records: Iterable[object]) -> tuple[list[StepsCompleted], list[LearnerLeftOut]]:
-    """The claims that stand, in order, and what was left out in their steps."""
+    """The claims that nothing took back, in order, and the learners left out of their steps."""
     done: list[StepsCompleted] = []
     attempt: list[StepsCompleted] = []
     left: dict[tuple[int, int], LearnerLeftOut] = {}
@@ -133,19 +136,19 @@ def _valid(records: Iterable[object]) -> tuple[list[StepsCompleted], list[Learne
         elif isinstance(record, LearnerLeftOut):
             of_attempt.append(record)
     standing = _settled(attempt)
-    # A resumed run may have nothing new to say; what it has says where its checkpoint was in the order of samples.
-    # (Nor does a checkpoint say whose learners were left out: what was told before it is kept.)
+    # A resumed run may have taken no steps yet; its claims show where its checkpoint was in the order of samples.
+    # A checkpoint does not record which learners were left out, so earlier records of them are kept.
     return [*done, *standing], list({**_standing(of_attempt, standing), **left}.values())
 
 
 def _standing(
-    told: Iterable[LearnerLeftOut], claims: Sequence[StepsCompleted]
+    records: Iterable[LearnerLeftOut], claims: Sequence[StepsCompleted]
 ) -> dict[tuple[int, int], LearnerLeftOut]:
-    """Of what was ``told`` to be left out what no later version has taken back, by first step and learner."""
+    """The ``records`` whose steps lie within claims of the same view, by first step and learner."""
     spans = [(claim.version, claim.first_step, claim.last_step) for claim in claims]
     return {
         (each.first_step, each.learner): each
-        for each in told
+        for each in records
         if any(
             version == each.version and first <= each.first_step and each.last_step <= last
             for version, first, last in spans
@@ -154,15 +157,15 @@ def _standing(
 
 
 def _settled(attempt: Sequence[StepsCompleted]) -> list[StepsCompleted]:
-    """Of one controller's claims those that no later version has taken back."""
+    """The claims of one controller that no later view took back."""
     standing: list[StepsCompleted] = []
     begun: int | None = None
     for version in sorted({claim.version for claim in attempt}, reverse=True):
-        own = [claim for claim in attempt if claim.version == version]
+        of_version = [claim for claim in attempt if claim.version == version]
         if begun is not None:
-            own = _taken_back(own, begun - 1, attempt)
-        standing += own
-        first = min(claim.first_step for claim in own) if own else begun
+            of_version = _taken_back(of_version, begun - 1, attempt)
+        standing += of_version
+        first = min(claim.first_step for claim in of_version) if of_version else begun
         begun = first if begun is None or first is None else min(begun, first)
     return standing
 
@@ -170,9 +173,9 @@ def _settled(attempt: Sequence[StepsCompleted]) -> list[StepsCompleted]:
 def _taken_back(
     claims: Sequence[StepsCompleted], step: int, marks_of: Sequence[StepsCompleted] = ()
 ) -> list[StepsCompleted]:
-    """``claims`` without what they say of the steps after ``step``; one that goes beyond is cut at the mark there."""
-    known = {(claim.epoch, claim.first_step - 1): claim.start for claim in (*marks_of, *claims)}
-    known |= {(claim.epoch, claim.last_step): claim.stop for claim in (*marks_of, *claims)}
+    """``claims`` without the steps after ``step``; a claim that goes beyond ``step`` is cut at the mark there."""
+    marks = {(claim.epoch, claim.first_step - 1): claim.start for claim in (*marks_of, *claims)}
+    marks |= {(claim.epoch, claim.last_step): claim.stop for claim in (*marks_of, *claims)}
     kept = []
     for claim in claims:
         if claim.last_step <= step:
@@ -180,13 +183,13 @@ def _taken_back(
         elif claim.first_step <= step:
             size, count = claim.stop - claim.start, claim.last_step - claim.first_step + 1
             evenly = claim.start + size // count * (step - claim.first_step + 1)
-            stop = known.get((claim.epoch, step), evenly)
+            stop = marks.get((claim.epoch, step), evenly)
             kept.append(replace(claim, stop=stop, last_step=step))
     return kept
 
 
 def _pieces(claims: Sequence[StepsCompleted]) -> tuple[dict[tuple[int, int], Places], list[str]]:
-    """Claims cut at all marks: (boundary before, boundary after) -> places; and what contradicts itself, in words."""
+    """Claims cut at all marks: (boundary before, boundary after) -> places; and contradictions in words."""
     marks: dict[int, int] = {}
     disputes: dict[str, None] = {}
     for claim in claims:
@@ -208,12 +211,12 @@ def _pieces(claims: Sequence[StepsCompleted]) -> tuple[dict[tuple[int, int], Pla
     return pieces, list(disputes)
 
 
-def _without(seen: EpochCoverage, told: Sequence[LearnerLeftOut]) -> tuple[EpochCoverage, list[str]]:
-    """``seen``, less what was ``told`` to be left out; and where that cannot be, in words."""
-    pieces = sorted((start, stop, each.learner) for each in told for start, stop in each.places)
+def _without(seen: EpochCoverage, records: Sequence[LearnerLeftOut]) -> tuple[EpochCoverage, list[str]]:
+    """``seen`` without the samples that ``records`` leave out; and contradictions in words."""
+    pieces = sorted((start, stop, each.learner) for each in records for start, stop in each.places)
     disputes = [
-        f"place {start} was left out twice, with the learners {one} and {other}"
-        for (_, before, one), (start, _, other) in pairwise(pieces)
+        f"place {start} was left out twice, with the learners {earlier} and {later}"
+        for (_, before, earlier), (start, _, later) in pairwise(pieces)
         if start < before
     ]
     gaps = [*seen.missed, *seen.repeated]
@@ -227,7 +230,7 @@ def _without(seen: EpochCoverage, told: Sequence[LearnerLeftOut]) -> tuple[Epoch
 
 
 def _count(epoch: int, length: int, pieces: Sequence[Places], ended: bool) -> EpochCoverage:
-    """How often each place up to ``length`` (of an unfinished epoch: up to the last one used) is in ``pieces``."""
+    """Count how often ``pieces`` hold each place up to ``length`` (in an unfinished epoch: up to the last one used)."""
     changes: dict[int, int] = defaultdict(int)
     for start, stop in pieces:
         changes[start] += 1
@@ -239,7 +242,7 @@ def _count(epoch: int, length: int, pieces: Sequence[Places], ended: bool) -> Ep
     for start, stop in pairwise(sorted({0, reach, length, *changes})):
         depth += changes[start]
         if depth and start >= length:
-            _extend(repeated, start, stop)  # there are no such places: they stand for samples of somewhere else
+            _extend(repeated, start, stop)  # places beyond the epoch stand for samples that were used before
         elif depth == 1:
             once += stop - start
         elif depth == 0 and stop <= reach:

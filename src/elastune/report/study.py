@@ -30,11 +30,34 @@ from elastune.tune.search.objective import Floats, oriented, valued
 from elastune.tune.study.results import INFERENCE, TRAINING, AssetPoint, Assets, Picked, Study
 from elastune.tune.study.trials import Trial, task_of
 
-# [study tables] Tables of a study: its trials, its front, what decided it.
+PHASES: dict[str, tuple[str, str, Marker]] = {
+    "naive": ("naive rule", palette.BEFORE, "square"),
+    "policy": ("naive rule under a policy", palette.BEFORE, "diamond"),
+    "search": ("search", palette.AFTER, "circle"),
+    "confirm": ("confirmation, other seeds", palette.BEST, "diamond"),
+    "member": ("given settings", palette.BEST, "square"),
+}
+"""Phases whose values are results: name, colour, marker. Short runs that take times have no results."""
+FATES = {
+    "complete": ("completed", palette.AFTER),
+    "paused": ("paused, not gone on with", palette.PICK),
+    "infeasible": ("without a result", palette.BEFORE),
+    "unfinished": ("not ended", palette.QUIET),
+}
+"""The states of trials: their name and colour."""
+MAX_CURVES = 6
+MOST_SPANS = 3000
+MOST_BARS = 12  # parameters, or pairs of them, of an objective
+MOST_OBJECTIVES = 3
+NAME_WIDTH = 26
+MICRO_S = 1e-6  # shorter than any span that matters
+
+
+# --- tables ---
 
 
 def trials_table(study: StudyOverview) -> Table:
-    """Every trial in the order they started; of paused ones what their last report told."""
+    """Every trial in the order they started; paused trials show the values of their last report."""
     names = list(study.objectives)
     header = ("trial", "phase", "state", *(plain(name, 30) for name in names), "wall time", "workers", "mechanism")
     header = (*header, "seed", "settings", "why")
@@ -43,7 +66,7 @@ def trials_table(study: StudyOverview) -> Table:
 
 
 def front_table(study: StudyOverview, best: Sequence[int], choices: Sequence[Picked] = ()) -> Table:
-    """The non-dominated trials ``best`` and the ``choices``, best first objective first. It names the pick."""
+    """The non-dominated trials ``best`` and the ``choices``, sorted by the first objective. It names the pick."""
     names = list(study.objectives)
     taken = {choice.trial.number: choice for choice in choices}
     chosen = [trial for trial in study.trials if trial.trial in {*best, *taken}]
@@ -68,7 +91,7 @@ def front_table(study: StudyOverview, best: Sequence[int], choices: Sequence[Pic
 
 
 def _role(trial: int, choices: Sequence[Picked]) -> str:
-    """What a trial is chosen for: the first of ``choices`` is the pick."""
+    """``pick`` for the first of ``choices``, ``or`` for the others, "" for any other trial."""
     for place, choice in enumerate(choices):
         if choice.trial.number == trial:
             return "or" if place else "pick"
@@ -93,7 +116,7 @@ def choices_table(study: Study, choices: Sequence[Picked]) -> Table:
 
 
 def tasks_table(study: Study) -> Table:
-    """What the trials have reached that have different tasks, in the order they ended."""
+    """The results of trials that have different tasks, in the order they ended."""
     names = [objective.name for objective in study.objectives]
     rows = tuple(
         (
@@ -108,7 +131,7 @@ def tasks_table(study: Study) -> Table:
     return Table("The parts of the tree of classes", header, rows, frozenset({1, *range(3, 3 + len(names))}))
 
 
-def failures_table(study: StudyOverview) -> Table:
+def failed_trials_table(study: StudyOverview) -> Table:
     """Trials that were rejected, crashed, diverged or broke a constraint, each with its reason."""
     rows = tuple(
         (
@@ -127,7 +150,7 @@ def failures_table(study: StudyOverview) -> Table:
 
 
 def subset_table(study: Study, chosen: Sequence[tuple[Trial, str]]) -> Table:
-    """Trials that stand for the front, the most important first, and why each."""
+    """Trials that represent the front, the most important first, each with a reason."""
     names = [objective.name for objective in study.objectives]
     header = ("trial", *(plain(name, 30) for name in names), "workers", "mechanism", "settings", "why")
     rows = tuple(
@@ -144,9 +167,9 @@ def subset_table(study: Study, chosen: Sequence[tuple[Trial, str]]) -> Table:
     return Table("A subset that stands for the front", header, rows, frozenset(range(2 + len(names))))
 
 
-def assets_table(found: Assets, picked: AssetPoint | None = None) -> Table:
-    """What can be used of a study; the points of the front stand out, and so does the one that was ``picked``."""
-    score, best = found.objectives[0], found.front()
+def assets_table(assets: Assets, picked: AssetPoint | None = None) -> Table:
+    """What can be used of a study: trials, soups, ensembles, joined models. It marks the front and ``picked``."""
+    score, best = assets.objectives[0], assets.front()
     header = (
         "what",
         "trials",
@@ -166,29 +189,29 @@ def assets_table(found: Assets, picked: AssetPoint | None = None) -> Table:
             "pick" if point is picked else "front" if any(point is other for other in best) else point.trouble,
             "–" if point.test is None else number(point.test),
         )
-        for point in sorted(found.points, key=lambda point: tuple(oriented(point.values, found.objectives)))
+        for point in sorted(assets.points, key=lambda point: tuple(oriented(point.values, assets.objectives)))
     )
     note = (
-        f"By the predictions {plain(found.data, 40)}, by which soups and ensembles were chosen, too. Training: "
+        f"By the predictions {plain(assets.data, 40)}, by which soups and ensembles were chosen, too. Training: "
         "worker-time of these trials and of what they began with, the rest of the search left out. Parameters: that "
         "one inference goes through. Nothing is picked by the test."
     )
-    if any(point.trouble for point in found.points):
+    if any(point.trouble for point in assets.points):
         note += " Gone or changed: the file is not what was written, so it cannot be used."
-    if untold := dict.fromkeys(source for point in found.points for source in point.untold):
-        note += f" Nobody tells how long {', '.join(plain(source, 80) for source in untold)} trained: not counted."
+    if untold := dict.fromkeys(source for point in assets.points for source in point.untold):
+        note += f" No record shows how long {', '.join(plain(source, 80) for source in untold)} trained: not counted."
     return Table("Single trials, soups, ensembles, joined models", header, rows, frozenset({2, 3, 4, 6}), note)
 
 
-def importance_table(found: Importance) -> Table:
-    """The share of each parameter in what decides an objective."""
-    rows = tuple((plain(p.name, 60), f"{100 * p.share:.1f}", str(p.trials)) for p in found.parameters)
+def importance_table(importance: Importance) -> Table:
+    """How large a share each parameter has in deciding an objective."""
+    rows = tuple((plain(p.name, 60), f"{100 * p.share:.1f}", str(p.trials)) for p in importance.parameters)
     note = (
-        f"By {found.trials} trials: how far a parameter's values among the best quarter differ from those among all "
-        "that have it (PED-ANOVA)."
+        f"By {importance.trials} trials: how far a parameter's values among the best quarter differ from those among "
+        "all that have it (PED-ANOVA)."
     )
     header = ("parameter", "share (%)", "trials that have it")
-    return Table(f"What decides {plain(found.objective, 40)}", header, rows, frozenset({1, 2}), note=note)
+    return Table(f"What decides {plain(importance.objective, 40)}", header, rows, frozenset({1, 2}), note=note)
 
 
 def _trial_cells(trial: TrialOverview, names: Sequence[str], price: float) -> tuple[str, ...]:
@@ -214,27 +237,17 @@ def _settings_of(trial: TrialOverview) -> str:
 
 
 def _reason(trial: TrialOverview) -> str:
-    """The reason told, else the constraints that were broken."""
+    """The reason in the journal, or else the constraints that were broken."""
     if trial.finished is None:
         return plain(trial.paused.reason, 300) if trial.paused else ""
     broken = [f"{plain(name)} by {number(by)}" for name, by in trial.finished.violations.items() if by > 0]
     return plain(trial.finished.reason, 300) or "; ".join(f"breaks {what}" for what in broken)
 
 
-# [study] The figures of a study (its history, its front) and of a run (its learning curves).
-
-PHASES: dict[str, tuple[str, str, Marker]] = {
-    "naive": ("naive rule", palette.BEFORE, "square"),
-    "policy": ("naive rule under a policy", palette.BEFORE, "diamond"),
-    "search": ("search", palette.AFTER, "circle"),
-    "confirm": ("confirmation, other seeds", palette.BEST, "diamond"),
-    "member": ("given settings", palette.BEST, "square"),
-}
-"""Phases whose values are results. Calibration trials are cut short to take times: their quality means nothing."""
-MAX_CURVES = 6
+# --- figures over trials, and the learning curves of a run ---
 
 
-def history(study: StudyOverview) -> Figure | None:
+def history_figure(study: StudyOverview) -> Figure | None:
     """The first objective of every trial in the order they ended, and the best of the search so far."""
     if not study.objectives:
         return None
@@ -271,10 +284,10 @@ def history(study: StudyOverview) -> Figure | None:
     return Figure("history", f"History: {plain(name, 40)} over the trials", tuple(panels), caption)
 
 
-def study_front(study: StudyOverview, best: Sequence[int], pick: int | None = None) -> Figure | None:
+def front_figure(study: StudyOverview, best: Sequence[int], pick: int | None = None) -> Figure | None:
     """First objective against time (or the second objective).
 
-    ``best``: trial numbers of the non-dominated ones; ``pick``: which one to take.
+    ``best``: numbers of the non-dominated trials; ``pick``: the number of the trial to take.
     """
     names = list(study.objectives)
     if len(names) < 2:
@@ -311,9 +324,9 @@ def study_front(study: StudyOverview, best: Sequence[int], pick: int | None = No
     if len(mechanisms) > 1:  # each its colour, on the one line of the front
         series = (series[0], *([replace(front, marker=None, labels=(), inside=())] if front.line else []))
         for i, mechanism in enumerate(mechanisms):
-            own = [trial for trial in chosen if trial.mechanism == mechanism]
+            of_mechanism = [trial for trial in chosen if trial.mechanism == mechanism]
             color = palette.SEQUENCE[i % len(palette.SEQUENCE)]
-            series = (*series, replace(points(f"front: {mechanism}", own, color, True), line=None))
+            series = (*series, replace(points(f"front: {mechanism}", of_mechanism, color, True), line=None))
     if taken := [trial for trial in drawn if trial.trial == pick]:
         ring = replace(points("pick", taken, palette.PICK, True), line=None, marker="ring", inside=())
         series = (*series, ring)
@@ -325,7 +338,7 @@ def study_front(study: StudyOverview, best: Sequence[int], pick: int | None = No
     return Figure("front", f"The front: {plain(vertical, 40)} against {plain(across, 40)}", (panel,), words)
 
 
-def curves(run: RunOverview) -> Figure | None:
+def curves_figure(run: RunOverview) -> Figure | None:
     """Every reported metric over the steps, up to ``MAX_CURVES`` of them."""
     names = list(dict.fromkeys(name for report in run.reports for name in report.metrics))
     if not names:
@@ -339,8 +352,8 @@ def curves(run: RunOverview) -> Figure | None:
     return Figure("curves", "Learning curves", panels, caption)
 
 
-def workers(run: RunOverview, changes: Changes) -> Figure | None:
-    """How many workers there were over the steps, if that changed."""
+def workers_figure(run: RunOverview, changes: Changes) -> Figure | None:
+    """The number of workers over the steps; None if it did not change."""
     begun = run.started.execution.get("workers")
     if not changes.regroupings or not isinstance(begun, int):
         return None
@@ -351,7 +364,7 @@ def workers(run: RunOverview, changes: Changes) -> Figure | None:
 
 
 def describe_trial(trial: TrialOverview, study: StudyOverview) -> str:
-    """One trial in one line, for hovering."""
+    """One trial in one line, shown on hover."""
     parts = [f"trial {trial.trial}"]
     parts += [
         f"{plain(name, 30)} {valued(name, trial.value(name), study.price)}"
@@ -400,7 +413,7 @@ def _best_so_far(trials: Sequence[TrialOverview], name: str, direction: str, pla
 
 
 def _hypervolume_panel(ended: Sequence[TrialOverview], study: StudyOverview, places: dict[int, float]) -> Panel | None:
-    """What the front so far covers, as a share of what the last one does; the reference lies just outside the last."""
+    """The hypervolume of the front so far, as a share of the final one."""
     trials, points = oriented_values((trial for trial in ended if trial.phase == "search"), study.objectives)
     if not trials:
         return None
@@ -416,7 +429,10 @@ def _hypervolume_panel(ended: Sequence[TrialOverview], study: StudyOverview, pla
 
 
 def front_growth(points: Floats) -> list[float]:
-    """After each of ``points``, shape (n, k), smaller is better: the share of the last front's hypervolume so far."""
+    """The hypervolume after each of ``points``, as a share of the final one, whose front sets the reference.
+
+    ``points``: shape (n, k), smaller is better.
+    """
     reference = default_reference(points)
     whole, front = hypervolume(points, reference), points[:0]
     shares: list[float] = []
@@ -438,19 +454,7 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-# [search] Figures of a search as a whole: who had the workers when, what decided it, and how its front grew with time.
-
-FATES = {
-    "complete": ("completed", palette.AFTER),
-    "paused": ("paused, not gone on with", palette.PICK),
-    "infeasible": ("without a result", palette.BEFORE),
-    "unfinished": ("not ended", palette.QUIET),
-}
-MOST_SPANS = 3000
-MOST_BARS = 12  # parameters, or pairs of them, of an objective
-MOST_OBJECTIVES = 3
-NAME_WIDTH = 26
-MICRO_S = 1e-6  # shorter than any span that matters
+# --- figures of the search as a whole: workers over time, importance, growth of the front ---
 
 
 def workers_by_trial(study: Study) -> Figure | None:
@@ -463,22 +467,22 @@ def workers_by_trial(study: Study) -> Figure | None:
     fates = {trial.number: trial.state for trial in study.trials}
     bars = []
     for fate, (words, color) in FATES.items():
-        own = [
+        of_fate = [
             (span, low, high)
             for span, runs in zip(shown[-MOST_SPANS:], lanes[-MOST_SPANS:], strict=True)
             if fates.get(span.trial, "unfinished") == fate
             for low, high in runs
         ]
-        if own:
+        if of_fate:
             bars.append(
                 Bars(
                     words,
                     color,
-                    y=tuple((low + high) / 2 for _, low, high in own),
-                    begin=tuple(span.begin_s for span, _, _ in own),
-                    end=tuple(span.end_s for span, _, _ in own),
-                    thickness=tuple(float(high - low) for _, low, high in own),
-                    labels=tuple(_told(span) for span, _, _ in own),
+                    y=tuple((low + high) / 2 for _, low, high in of_fate),
+                    begin=tuple(span.begin_s for span, _, _ in of_fate),
+                    end=tuple(span.end_s for span, _, _ in of_fate),
+                    thickness=tuple(float(high - low) for _, low, high in of_fate),
+                    labels=tuple(_span_label(span) for span, _, _ in of_fate),
                 )
             )
     if not bars:
@@ -487,19 +491,19 @@ def workers_by_trial(study: Study) -> Figure | None:
     resumes = sum(span.begun == "resumed" for span in study.spans)
     moves = sum(span.ended == "regrouped" for span in study.spans)
     caption = (
-        "A bar is a stretch of a trial with unchanged workers, as thick as they are many; its colour says what became "
+        "A bar is a span of a trial with unchanged workers, as thick as they are many; its colour shows what became "
         f"of the trial. {count(pauses, 'pause')}, {count(resumes, 'resumption')}, "
         f"{count(moves, 'change')} of workers while a trial ran."
     )
     if left_out > 0:
-        caption += f" The first {left_out} stretches are not drawn."
+        caption += f" The first {left_out} spans are not drawn."
     panel = Panel("", Axis("time of the study (s)"), Axis("workers"), (), bars=tuple(bars))
     return Figure("timeline", "Who had the workers when", (panel,), caption)
 
 
-def importance(found: Sequence[Importance]) -> Figure | None:
-    """What decides each objective: its parameters, by their shares."""
-    panels = tuple(_importance(each) for each in found if each.parameters)[:MOST_OBJECTIVES]
+def importance_figure(importances: Sequence[Importance]) -> Figure | None:
+    """The parameters that decide each objective, with their shares."""
+    panels = tuple(_importance_panel(each) for each in importances if each.parameters)[:MOST_OBJECTIVES]
     if not panels:
         return None
     caption = "How far a parameter's values among the best quarter of the trials differ from those among all."
@@ -507,7 +511,7 @@ def importance(found: Sequence[Importance]) -> Figure | None:
 
 
 def front_over_time(study: Study) -> Figure | None:
-    """What the front covers as the study's time goes by; with one objective, its best value."""
+    """The hypervolume of the front over the study's time; with one objective, the best value so far."""
     done = sorted((t for t in study.complete if t.phase == "search"), key=lambda trial: trial.ended_s)
     if not done:
         return None
@@ -530,21 +534,21 @@ def front_over_time(study: Study) -> Figure | None:
     return Figure("front_over_time", "What was found by when", (panel,), "Failed and paused trials take time as well.")
 
 
-def _importance(found: Importance) -> Panel:
-    shown = found.parameters[:MOST_BARS]
+def _importance_panel(importance: Importance) -> Panel:
+    shown = importance.parameters[:MOST_BARS]
     places = tuple(float(len(shown) - i) for i in range(len(shown)))  # the most important on top
     names = tuple(plain(each.name, NAME_WIDTH) for each in shown)
     labels = tuple(f"{name}; {each.share:.1%}" for name, each in zip(names, shown, strict=True))
     ends = tuple(each.share for each in shown)
     bars = Bars("share", palette.AFTER, places, (0.0,) * len(shown), ends, (0.6,) * len(shown), labels)
     axis = Axis("", ticks=places, names=names)
-    return Panel(plain(found.objective, 40), Axis("share of what decides it"), axis, (), bars=(bars,))
+    return Panel(plain(importance.objective, 40), Axis("share of what decides it"), axis, (), bars=(bars,))
 
 
 def _lanes(spans: Sequence[AllocationSpan]) -> list[list[tuple[int, int]]]:
-    """Of each span, the runs [low, high) of worker lanes that it is drawn on: free ones, the lowest first.
+    """For each span, the runs [low, high) of worker lanes that it is drawn on: the lowest free lanes.
 
-    A trial whose workers change keeps what it had, as far as it may.
+    A trial whose workers change keeps its lanes as far as possible.
     """
     events = sorted(
         [(span.begin_s, True, span.trial, i) for i, span in enumerate(spans)]
@@ -552,7 +556,7 @@ def _lanes(spans: Sequence[AllocationSpan]) -> list[list[tuple[int, int]]]:
     )
     taken: dict[int, list[int]] = {}  # by span
     used: set[int] = set()
-    last: dict[int, list[int]] = {}  # by trial, where it was
+    last: dict[int, list[int]] = {}  # by trial: its newest lanes
     runs: list[list[tuple[int, int]]] = [[] for _ in spans]
     for _, begins, _, i in events:
         span = spans[i]
@@ -560,13 +564,13 @@ def _lanes(spans: Sequence[AllocationSpan]) -> list[list[tuple[int, int]]]:
             last[span.trial] = taken.pop(i)
             used.difference_update(last[span.trial])
             continue
-        own = set([lane for lane in last.get(span.trial, []) if lane not in used][: span.workers])
+        chosen = set([lane for lane in last.get(span.trial, []) if lane not in used][: span.workers])
         lane = 0
-        while len(own) < span.workers:
-            own |= {lane} - used
+        while len(chosen) < span.workers:
+            chosen |= {lane} - used
             lane += 1
-        taken[i] = sorted(own)
-        used.update(own)
+        taken[i] = sorted(chosen)
+        used.update(chosen)
         runs[i] = [(run[0], run[-1] + 1) for run in _consecutive(taken[i])]
     return runs
 
@@ -575,7 +579,7 @@ def _consecutive(numbers: Sequence[int]) -> list[list[int]]:
     return [[n for _, n in group] for _, group in groupby(enumerate(numbers), key=lambda each: each[1] - each[0])]
 
 
-def _told(span: AllocationSpan) -> str:
+def _span_label(span: AllocationSpan) -> str:
     ended = f"{span.ended}: {plain(span.reason, 100)}" if span.reason else span.ended
     return (
         f"trial {span.trial}; {count(span.workers, 'worker')}; {span.begun} after {duration(span.begin_s)}; "

@@ -30,10 +30,10 @@ from elastune.core.plan.memory import ideal_share, serial_share_text
 from elastune.report.overviews import RunOverview, mechanism_text
 from elastune.tune.search.objective import valued
 
-# [tables] Tables as plain data, units in their headers, and the two ways they are shown: on a terminal and in a page.
-
 GAP = 2  # between columns on a terminal
-LONG = 14  # characters of text, and of a word in a header, that a column has at least; longer ones wrap
+LONG = 14  # the least characters of text, and of a word in a header, that a column has; longer ones wrap
+KINDS = ("parameters", "gradients", "optimizer", "copies", "activations", "peak")
+"""What fills the memory of a worker."""
 ENDINGS = {
     "complete": "complete",
     "max_steps": "at its step limit",
@@ -45,7 +45,10 @@ ENDINGS = {
 
 @dataclass(frozen=True)
 class Table:
-    """``rows`` of strings, each as long as ``header``; ``numeric`` columns are set to the right."""
+    """A table of strings with units in its header. Each of ``rows`` is as long as ``header``.
+
+    ``numeric`` columns are aligned to the right; ``note`` stands below the table.
+    """
 
     title: str
     header: tuple[str, ...]
@@ -87,7 +90,7 @@ def times_table(times: TimesFitted) -> Table:
 
 
 def run_table(run: RunOverview) -> Table:
-    """What a run was, and what came of it."""
+    """The program, settings and result of a run."""
     execution = run.started.execution
     rows = [
         ("program", plain(run.started.program)),
@@ -120,7 +123,7 @@ def run_table(run: RunOverview) -> Table:
 
 
 def worker_steps_table(run: RunOverview) -> Table:
-    """Who is slow: the steps of each worker at the run's end."""
+    """The step times of each worker at the run's end, which show a slow worker."""
     steps = run.finished.worker_steps if run.finished else []
     rows = tuple((str(w.rank), duration(w.step_s), duration(w.busy_s), f"{100 * w.share:.0f} %") for w in steps)
     header = ("rank", "mean step", "without waiting", "of the slowest")
@@ -128,7 +131,7 @@ def worker_steps_table(run: RunOverview) -> Table:
 
 
 def reports_table(run: RunOverview) -> Table:
-    """Everything that the run reported."""
+    """Every report of the run."""
     names = list(dict.fromkeys(name for report in run.reports for name in report.metrics))
     header = ("epoch", "step", "samples", "training time", *(plain(name, 30) for name in names))
     rows = tuple(
@@ -152,7 +155,7 @@ def context_table(context: Mapping[str, Any]) -> Table:
 def to_rich(table: Table, width: int | None = None) -> RichTable:
     """``table`` for a terminal of ``width`` columns. Cells are text, never markup.
 
-    Where it is too wide its spare columns are left out, and the caption names them.
+    If the table is too wide, its spare columns are left out and the caption names them.
     """
     needed = [_width(table, i) for i in range(len(table.header))]
     left_out: list[int] = []
@@ -194,32 +197,27 @@ def to_html(table: Table) -> str:
 
 
 def _width(table: Table, column: int) -> int:
-    """What a column needs on a terminal, the gap beside it included. Headers and long text wrap, numbers do not."""
+    """The width of a column on a terminal, with the gap beside it. Headers and long texts wrap, numbers do not."""
     words = max(map(len, table.header[column].split()), default=0)
     cells = max((len(row[column]) for row in table.rows), default=0)
     return GAP + max(min(words, LONG), cells if column in table.numeric else min(cells, LONG))
 
 
-# [memory] What the memory of a run's workers held.
-
-KINDS = ("parameters", "gradients", "optimizer", "copies", "activations", "peak")
-
-
 def memory_table(run: RunOverview) -> Table:
-    """Bytes of each worker, measured in one step."""
-    told = run.finished.memory if run.finished else []
-    rows = tuple((str(each.rank), *(byte_count(getattr(each, kind)) for kind in KINDS)) for each in told)
+    """The memory of each worker, measured in one step."""
+    memory = run.finished.memory if run.finished else []
+    rows = tuple((str(each.rank), *(byte_count(getattr(each, kind)) for kind in KINDS)) for each in memory)
     header = ("rank", "parameters", "gradients", "optimizer state", "of it copies", "step's activations", "whole peak")
     note = "Activations: the most that a step needed beside the others. Peak: of the whole process, or of torch's "
     divided = run.started.execution.get("mechanism", "replicated") != "replicated"
-    note += f"allocator on a GPU. All measured. {_balance(told) if divided else ''}"
+    note += f"allocator on a GPU. All measured. {_balance(memory) if divided else ''}"
     return Table("Memory by worker", header, rows, frozenset(range(7)), note=note.strip() if rows else "")
 
 
 def divided_lines(divided: LayersDivided | None, mesh: Mesh | None = None) -> tuple[str, ...]:
-    """How much of a model the tensor axis divides, what its workers do with the rest, and what that bounds.
+    """How much of a model the tensor axis divides, how its workers run the rest, and how that bounds the speed-up.
 
-    ``mesh``: the one that it is told of; None: several. Empty where no layers were divided.
+    ``mesh``: the mesh to state the bound for; None: several meshes. Empty if no layers were divided.
     """
     if divided is None:
         return ()
@@ -232,29 +230,28 @@ def divided_lines(divided: LayersDivided | None, mesh: Mesh | None = None) -> tu
     )
 
 
-def memory_line(told: Sequence[WorkerMemory]) -> str:
-    """The most that one worker had of each, in one line; "" where nobody knows."""
-    if not told:
+def memory_line(memory: Sequence[WorkerMemory]) -> str:
+    """The most memory of each kind on one worker, in one line; "" if nothing was measured."""
+    if not memory:
         return ""
 
     def most(kind: str) -> str:
-        return byte_count(max((value for each in told if (value := getattr(each, kind)) is not None), default=None))
+        return byte_count(max((value for each in memory if (value := getattr(each, kind)) is not None), default=None))
 
-    copies = f" ({most('copies')} of it copies)" if any(each.copies for each in told) else ""
+    copies = f" ({most('copies')} of it copies)" if any(each.copies for each in memory) else ""
     return (
         f"parameters {most('parameters')}, gradients {most('gradients')}, optimizer {most('optimizer')}{copies}, "
         f"activations {most('activations')}, peak {most('peak')} on a worker at most"
     )
 
 
-def _balance(told: Sequence[WorkerMemory]) -> str:
-    """How far the fullest worker is from an equal share of the optimizer's state, which is divided."""
-    held, once = sum(each.optimizer for each in told), sum(each.optimizer - each.copies for each in told)
-    if len(told) < 2 or not once:
+def _balance(memory: Sequence[WorkerMemory]) -> str:
+    """The fullest worker's part of the divided optimizer state, over an equal share."""
+    held, once = sum(each.optimizer for each in memory), sum(each.optimizer - each.copies for each in memory)
+    if len(memory) < 2 or not once:
         return ""
     copies = round(held / once)
-    share, most = ideal_share(once, copies, len(told)), max(each.optimizer for each in told)
-    modelled = (
-        f"{byte_count(round(share))} of optimizer state ({count(copies, 'holder')} / {len(told)} workers of the whole)"
-    )
+    share, most = ideal_share(once, copies, len(memory)), max(each.optimizer for each in memory)
+    part = f"{count(copies, 'holder')} / {len(memory)} workers of the whole"
+    modelled = f"{byte_count(round(share))} of optimizer state ({part})"
     return f"Modelled: {modelled}; the fullest worker has {most / share:.3g} x that."

@@ -37,9 +37,9 @@ FOLDER = "tensorboard"
 
 
 class EventFiles:
-    """Event files in ``out/tensorboard``, of the records that ``hear`` gets.
+    """Writes the records that ``hear`` gets as event files into ``out/tensorboard``. A context manager.
 
-    A run that goes on from an earlier step hides what TensorBoard had been told of later ones.
+    When a run goes on from an earlier step, TensorBoard hides the events of later steps.
     """
 
     def __init__(self, out: Path) -> None:
@@ -47,7 +47,7 @@ class EventFiles:
         self._writer: SummaryWriter | None = None
 
     def hear(self, record: Record, at: float | None = None) -> None:
-        """Write what ``record`` tells, as of ``at`` seconds since the epoch (None: now)."""
+        """Write the events of ``record``, dated ``at`` seconds since the epoch (None: now)."""
         at = time.time() if at is None else at
         match record:
             case RunStarted(resumed_step=step) | Restarted(step=step) if step is not None:
@@ -71,7 +71,7 @@ class EventFiles:
                 self._text(f"failures/{record.policy}", failed_line(record), record.step, at)
 
     def close(self) -> None:
-        """Write what is left. Idempotent."""
+        """Write all pending events. Idempotent."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -96,10 +96,16 @@ class EventFiles:
 
 
 def write_events(entries: Sequence[Entry], out: Path) -> Path:
-    """The event files of the run in ``entries``, instead of any in ``out/tensorboard``; that folder.
+    """Write the event files of the run in ``entries``, instead of any in ``out/tensorboard``.
 
-    What a resumed run took back is left out. Raises ``UserError`` where there is no run, where one that has not ended
-    may still write files of its own there, or where the folder cannot be written.
+    Steps that a resumed run took back are left out.
+
+    Returns:
+        The folder of the event files.
+
+    Raises:
+        UserError: If the journal has no run, or the folder cannot be written. Also if the run has not ended, because
+            it may still write event files of its own.
     """
     run = gather_run(entries)
     if run is None:
@@ -119,7 +125,7 @@ def write_events(entries: Sequence[Entry], out: Path) -> Path:
                     if id(entry.record) in kept:
                         events.hear(entry.record, entry.at)
             made = Path(temporary) / FOLDER
-            made.mkdir(exist_ok=True)  # nothing was told
+            made.mkdir(exist_ok=True)  # no events
             if folder.exists():
                 shutil.rmtree(folder)
             made.rename(folder)

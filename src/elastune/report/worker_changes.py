@@ -1,4 +1,4 @@
-"""How a run's workers changed, what was done to the run, and what that cost: gathered from its journal."""
+"""How a run's workers changed, which faults were injected, and what the changes cost: gathered from its journal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,16 @@ from elastune.report.tables import Table
 
 @dataclass(frozen=True)
 class Changes:
-    """The regroupings of a run (the last attempt's last), the workers that went, the faults that were injected."""
+    """How the workers of a run changed.
+
+    Attributes:
+        regroupings: Every change of the group of workers, over all attempts.
+        gone: The workers that left or were lost.
+        faults: Injected faults and their number.
+        stragglers: A line for each slow worker that was detected.
+        lost: State whose holders were all lost at once.
+        left_out: Learners that a round ended without.
+    """
 
     regroupings: tuple[Regrouped, ...] = ()
     gone: tuple[WorkerGone, ...] = ()
@@ -38,32 +47,32 @@ class Changes:
 
     @property
     def short_rounds(self) -> int:
-        """Rounds that ended without some learner."""
+        """The number of rounds that ended without some learner."""
         return len({each.first_step for each in self.left_out})
 
     @property
     def samples_left_out(self) -> int:
-        """Samples of learners that a round has ended without."""
+        """The number of samples of learners that a round ended without."""
         return sum(each.samples for each in self.left_out)
 
     @property
     def median_pause_s(self) -> float | None:
-        """Half of the regroupings cost at most this."""
+        """The median pause of training for a regrouping; None without any."""
         return median(r.pause_s for r in self.regroupings) if self.regroupings else None
 
     @property
     def longest_pause_s(self) -> float | None:
-        """The longest that training stood still for a regrouping."""
+        """The longest pause of training for a regrouping; None without any."""
         return max((r.pause_s for r in self.regroupings), default=None)
 
     @property
     def discarded(self) -> int:
-        """Steps that had been begun and were done again."""
+        """The number of steps that were done again."""
         return sum(r.discarded for r in self.regroupings)
 
 
 def gather_changes(entries: Iterable[Entry]) -> Changes:
-    """What the journal of a run tells of its workers."""
+    """Gather how the workers of a run changed from its journal."""
     entries = list(entries)
     records: list[Record] = [entry.record for entry in entries]
     faults = Counter(record.fault for record in records if isinstance(record, FaultInjected))
@@ -81,19 +90,19 @@ def gather_changes(entries: Iterable[Entry]) -> Changes:
 def changes_line(changes: Changes) -> str:
     """``4 changes of workers, pauses 12 ms median, 71 ms at most, 1 step done again``; empty without any.
 
-    Where rounds ended without some learner, that too: ``; 1 round without a learner that was lost or late (32 samples
-    left out)``; and where state was lost: ``; state lost after step 8 (body.weight, ...), ...``.
+    If rounds ended without some learner, the line goes on with ``; 1 round without a learner that was lost or late (32
+    samples left out)``; if state was lost, with ``; state lost after step 8 (body.weight, ...), ...``.
     """
     if not changes.regroupings:
         return lost_state_line(changes)
     pauses = f"pauses {duration(changes.median_pause_s)} median, {duration(changes.longest_pause_s)} at most"
     changed = count(len(changes.regroupings), "change")
-    told = f"{changed} of workers, {pauses}, {count(changes.discarded, 'step')} done again"
-    return "; ".join(filter(None, [told, short_line(changes), lost_state_line(changes)]))
+    regrouped = f"{changed} of workers, {pauses}, {count(changes.discarded, 'step')} done again"
+    return "; ".join(filter(None, [regrouped, short_line(changes), lost_state_line(changes)]))
 
 
 def short_line(changes: Changes) -> str:
-    """How many rounds ended without some learner; empty where none did."""
+    """How many rounds ended without some learner; empty if none did."""
     if not changes.left_out:
         return ""
     samples = count(changes.samples_left_out, "sample")
@@ -101,18 +110,18 @@ def short_line(changes: Changes) -> str:
 
 
 def lost_state_line(changes: Changes) -> str:
-    """When all holders of some state had gone, and of which tensors; empty where that never was."""
+    """The steps at which all holders of some state were lost, with its tensors; empty if that never happened."""
     if not changes.lost:
         return ""
-    told = [
+    losses = [
         f"step {whole(lost.step)} ({', '.join(plain(name, 40) for name in lost.names[:2])}, ...)"
         for lost in changes.lost
     ]
-    return f"state lost after {', '.join(told)}, all its holders at once: on from the newest checkpoint"
+    return f"state lost after {', '.join(losses)}, all its holders at once: on from the newest checkpoint"
 
 
 def changes_table(changes: Changes) -> Table:
-    """One line a regrouping."""
+    """One row for each regrouping."""
     rows = tuple(
         (
             str(r.version),
@@ -130,13 +139,13 @@ def changes_table(changes: Changes) -> Table:
 
 
 def lost_workers_table(changes: Changes) -> Table:
-    """One line a worker that went while the run went on."""
+    """One row for each worker that left or was lost while the run went on."""
     rows = tuple((str(gone.worker), gone.how, plain(gone.why, 200)) for gone in changes.gone)
     return Table(f"Workers that went ({len(rows)})", ("worker", "how", "why"), rows, frozenset({0}))
 
 
 def left_out_table(changes: Changes) -> Table:
-    """One line a learner that a round has ended without."""
+    """One row for each learner that a round ended without."""
     why = {gone.worker: plain(gone.why, 200) for gone in changes.gone}
     rows = tuple(
         (
@@ -153,7 +162,7 @@ def left_out_table(changes: Changes) -> Table:
 
 
 def worker_steps(workers: int, changes: Changes, steps: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """How many workers there were from which step on, ``steps`` last: x and y of a figure of steps."""
+    """The number of workers over steps, as x and y of a stair. ``steps``: the last step."""
     points = [(0.0, float(workers)), *((float(r.step), float(len(r.members))) for r in changes.regroupings)]
     points.append((float(max(steps, points[-1][0])), points[-1][1]))
     return tuple(x for x, _ in points), tuple(y for _, y in points)

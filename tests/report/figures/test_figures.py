@@ -10,9 +10,9 @@ from elastune.core.journal.records import Entry, FrontierAnswer
 from elastune.report import matplotlib_png as static
 from elastune.report import plotly_html as interactive
 from elastune.report.figures import Axis, Level, Panel, Series, log_ticks, without_outliers
-from elastune.report.frontier import front, shown_row, tradeoff
+from elastune.report.frontier import pareto_figure, shown_row, tradeoff_figure
 from elastune.report.overviews import front_trials, gather_run, gather_study
-from elastune.report.study import MAX_CURVES, curves, history, study_front
+from elastune.report.study import MAX_CURVES, curves_figure, front_figure, history_figure
 
 
 def series_of(figure, start, panel=0):
@@ -22,7 +22,7 @@ def series_of(figure, start, panel=0):
 def test_tradeoff_holds_the_numbers_of_the_rows(found):
     alike = {"lr": 0.05, "batch_size": 64}
     found = replace(found, rows=[replace(r, config=alike if r.role == "tuned" else r.config) for r in found.rows])
-    figure = tradeoff(found)
+    figure = tradeoff_figure(found)
     for role, start in (("naive", "before"), ("tuned", "after")):
         rows = [row for row in found.rows if row.role == role]
         quality, seconds, throughput = (series_of(figure, start, panel) for panel in (0, 1, 2))
@@ -50,7 +50,7 @@ def test_tradeoff_holds_the_numbers_of_the_rows(found):
 
 
 def test_tradeoff_marks_what_diverged(with_rows):
-    figure = tradeoff(with_rows({3: {"quality": math.nan, "ci": None, "diverged": 3}}))
+    figure = tradeoff_figure(with_rows({3: {"quality": math.nan, "ci": None, "diverged": 3}}))
     naive = series_of(figure, "before")
     assert naive.y[3] is None
     assert "3 diverged" in naive.labels[3]
@@ -61,7 +61,7 @@ def test_tradeoff_marks_what_diverged(with_rows):
 
 
 def test_front_holds_the_numbers_of_the_rows(found):
-    figure = front(found)
+    figure = pareto_figure(found)
     tuned = [row for row in found.rows if row.role == "tuned"]
     drawn = series_of(figure, "after")
     assert list(zip(drawn.x, drawn.y, drawn.inside, strict=True)) == [
@@ -71,31 +71,35 @@ def test_front_holds_the_numbers_of_the_rows(found):
     assert joined.x == tuple(sorted(row.seconds for row in found.rows if row.on_front))
     slower = list(found.rows)
     slower[4] = replace(slower[4], quality=0.9772)
-    assert series_of(front(replace(found, rows=slower)), "Pareto").x == joined.x[:-1], "beaten in all that is drawn"
+    assert series_of(pareto_figure(replace(found, rows=slower)), "Pareto").x == joined.x[:-1], (
+        "beaten in all that is drawn"
+    )
     pick = series_of(figure, "pick")
     assert (pick.x, pick.y) == ((found.rows[7].seconds,), (found.rows[7].quality,))
 
 
 def test_lines_join_points_of_one_setting(found):
     """A curve called "tuned" once went .87, 1.73, .49 s: its middle point was the naive rule."""
-    apart = [s for s in tradeoff(found).panels[1].series if s.name.startswith("after")]
+    apart = [s for s in tradeoff_figure(found).panels[1].series if s.name.startswith("after")]
     assert [s.x for s in apart] == [(1,), (2,), (4,), (8,)], "each has a rate of its own"
-    assert "Lines join points of one setting" in tradeoff(found).caption
+    assert "Lines join points of one setting" in tradeoff_figure(found).caption
     rows = list(found.rows)
     rows[6] = replace(rows[6], config=rows[4].config)
-    apart = [s for s in tradeoff(replace(found, rows=rows)).panels[1].series if s.name.startswith("after")]
+    apart = [s for s in tradeoff_figure(replace(found, rows=rows)).panels[1].series if s.name.startswith("after")]
     assert [s.x for s in apart] == [(1, 4), (2,), (8,)]
-    elsewhere = series_of(tradeoff(found), "the pick's settings", 1)
+    elsewhere = series_of(tradeoff_figure(found), "the pick's settings", 1)
     assert (elsewhere.x, elsewhere.y, elsewhere.hollow) == ((1, 8), (36.2, 7.4), (False, True))
-    work = series_of(tradeoff(found), "the pick's settings", 2)
+    work = series_of(tradeoff_figure(found), "the pick's settings", 2)
     assert work.y == pytest.approx((64_000 / 36.2, 64_000 / 7.4))
-    assert not any(s.name.startswith("the pick's settings") for s in tradeoff(found).panels[0].series), "times alone"
+    assert not any(s.name.startswith("the pick's settings") for s in tradeoff_figure(found).panels[0].series), (
+        "times alone"
+    )
 
 
 def test_outliers_stand_at_the_edge_and_the_pick_on_top(with_rows):
     """One diverged run pressed all others into a line."""
     changed = with_rows({3: {"quality": 0.11, "ci": (0.1, 0.12)}})
-    for figure in (front(changed), tradeoff(changed)):
+    for figure in (pareto_figure(changed), tradeoff_figure(changed)):
         panel = figure.panels[0]
         low, high = panel.y_range()
         assert low > 0.8
@@ -109,14 +113,16 @@ def test_outliers_stand_at_the_edge_and_the_pick_on_top(with_rows):
             replace(figure, panels=tuple(replace(p, within=None) for p in figure.panels))
         )
     kept = with_rows({7: {"quality": 0.11, "ci": (0.1, 0.12)}})
-    assert front(kept).panels[0].y_range()[0] < 0.11, "the pick is always shown"
+    assert pareto_figure(kept).panels[0].y_range()[0] < 0.11, "the pick is always shown"
     assert without_outliers([0.9, 0.91]) is None
     assert without_outliers([0.9, 0.91, 0.92, 0.93]) is None
     assert without_outliers([0.9, 0.91, 0.92, 0.93, 0.1]) == (0.9, 0.93)
 
 
 def test_front_without_a_pick_has_no_ring(found):
-    assert not any(s.name == "pick" for s in front(replace(found, answer=FrontierAnswer("None."))).panels[0].series)
+    assert not any(
+        s.name == "pick" for s in pareto_figure(replace(found, answer=FrontierAnswer("None."))).panels[0].series
+    )
 
 
 def test_of_several_tuned_rows_one_stands_for_a_worker_count(found, with_rows):
@@ -135,7 +141,7 @@ def test_of_several_tuned_rows_one_stands_for_a_worker_count(found, with_rows):
 
 def test_history_holds_every_trial_and_the_best_so_far(frontier_entries):
     study = gather_study(frontier_entries)
-    figure = history(study)
+    figure = history_figure(study)
     search = series_of(figure, "search")
     expected = [t.value("accuracy") for t in study.ended if t.phase == "search"]
     assert list(search.y) == expected
@@ -147,7 +153,7 @@ def test_history_holds_every_trial_and_the_best_so_far(frontier_entries):
 
 
 def test_history_of_two_objectives_adds_a_growing_hypervolume(study_entries):
-    figure = history(gather_study(study_entries))
+    figure = history_figure(gather_study(study_entries))
     shares = figure.panels[1].series[0].y
     assert shares[-1] == pytest.approx(1.0)
     assert all(a <= b + 1e-12 for a, b in pairwise(shares))
@@ -158,7 +164,7 @@ def test_history_of_a_minimised_objective_goes_down(study_entries):
     first = study_entries[0]
     settings = {**first.record.settings, "objectives": {"seconds": "min"}}
     study = gather_study([Entry(first.at, replace(first.record, settings=settings)), *study_entries[1:]])
-    best = series_of(history(study), "best").y
+    best = series_of(history_figure(study), "best").y
     assert best[-1] == min(best)
     assert best[0] > best[-1]
 
@@ -166,7 +172,7 @@ def test_history_of_a_minimised_objective_goes_down(study_entries):
 def test_study_front_parts_the_front_from_the_rest(study_entries):
     study = gather_study(study_entries)
     best = front_trials(study)
-    figure = study_front(study, best)
+    figure = front_figure(study, best)
     on, off = series_of(figure, "front"), series_of(figure, "other")
     assert len(on.x) == len(best)
     assert len(on.x) + len(off.x) == sum(t.complete for t in study.trials)
@@ -176,14 +182,14 @@ def test_study_front_parts_the_front_from_the_rest(study_entries):
 
 def test_nothing_to_draw_is_no_figure(study_entries, run_entries):
     started = gather_study(study_entries[:1])
-    assert history(started) is None
-    assert study_front(started, ()) is None
-    assert curves(gather_run(run_entries[:1])) is None
+    assert history_figure(started) is None
+    assert front_figure(started, ()) is None
+    assert curves_figure(gather_run(run_entries[:1])) is None
 
 
 def test_curves_hold_the_reports(run_entries):
     run = gather_run(run_entries)
-    figure = curves(run)
+    figure = curves_figure(run)
     assert [panel.y.label for panel in figure.panels] == ["accuracy", "loss"]
     accuracy = figure.panels[0].series[0]
     assert accuracy.x == tuple(r.step for r in run.reports)
@@ -193,7 +199,7 @@ def test_curves_hold_the_reports(run_entries):
 def test_curves_of_many_metrics_are_bounded_and_say_so(run_entries):
     reports = [replace(e.record, metrics={f"m{i}": 1.0 * i for i in range(9)}) for e in run_entries[1:5]]
     run = gather_run([run_entries[0], *(Entry(0.0, r) for r in reports)])
-    figure = curves(run)
+    figure = curves_figure(run)
     assert len(figure.panels) == MAX_CURVES
     assert "3 further metrics" in figure.caption
 

@@ -14,10 +14,10 @@ from elastune.report.figures import Axis, Bars, Figure, Panel
 from elastune.report.overviews import gather_study
 from elastune.report.page import write_report
 from elastune.report.study import (
-    failures_table,
+    failed_trials_table,
     front_over_time,
     front_table,
-    importance,
+    importance_figure,
     importance_table,
     subset_table,
     trials_table,
@@ -76,11 +76,11 @@ def test_the_front_grows_with_time() -> None:
     assert figure.panels[0].series[0].y == (0.5, 0.5)
     assert front_over_time(study(Telling())) is None
     assert workers_by_trial(study(Telling())) is None
-    assert importance([Importance("accuracy", 3, why_not="too few")]) is None
+    assert importance_figure([Importance("accuracy", 3, why_not="too few")]) is None
 
 
 def test_importance_is_drawn_and_written_the_same() -> None:
-    figure = importance([FOUND])
+    figure = importance_figure([FOUND])
     assert figure is not None
     (panel,) = figure.panels
     assert panel.y.names == ("lr", "$mo$")
@@ -122,7 +122,7 @@ def test_tables_tell_of_paused_trials_and_keep_them_off_the_front() -> None:
     )
     assert done[2] == "complete"
     assert [row[0] for row in front_table(story, (1,)).rows] == ["1"]
-    assert failures_table(story).rows == ()
+    assert failed_trials_table(story).rows == ()
     found = study(told)
     assert subset_table(found, [(found.front()[0], "covers all")]).rows[0][-1] == "covers all"
 

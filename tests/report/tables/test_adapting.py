@@ -25,13 +25,13 @@ from elastune.report.adaptation import (
     MOST_LABELS,
     MOST_MARKS,
     Adaptation,
+    adaptation_figure,
     adaptation_json,
     adaptation_line,
     batch_line,
     decisions_table,
     failures_table,
     gather_adaptation,
-    over_time,
 )
 from elastune.report.document import Note, render
 from elastune.report.explain import explain_run
@@ -176,7 +176,7 @@ def test_tables_have_a_line_for_each(adapting_entries):
 
 def test_one_figure_has_all_on_one_time_axis(adapting_entries):
     run, found = gather_run(adapting_entries), gather_adaptation(adapting_entries)
-    figure = over_time(run, found)
+    figure = adaptation_figure(run, found)
     assert figure is not None
     assert figure.stacked
     assert figure.columns == 1
@@ -203,29 +203,31 @@ def test_one_figure_has_all_on_one_time_axis(adapting_entries):
 def test_many_decisions_are_drawn_without_words_and_the_last_only(adapting_entries):
     run, found = gather_run(adapting_entries), gather_adaptation(adapting_entries)
     many = replace(found, decided=found.decided[:1] * (MOST_LABELS + 1))
-    assert {mark.label for mark in over_time(run, many).marks} == {""}
+    assert {mark.label for mark in adaptation_figure(run, many).marks} == {""}
     many = replace(found, decided=found.decided[:1] * (MOST_MARKS + 1))
-    assert len(over_time(run, many).marks) == MOST_MARKS
-    assert f"last {MOST_MARKS} of {MOST_MARKS + 1}" in over_time(run, many).caption
+    assert len(adaptation_figure(run, many).marks) == MOST_MARKS
+    assert f"last {MOST_MARKS} of {MOST_MARKS + 1}" in adaptation_figure(run, many).caption
 
 
 def test_what_was_not_measured_has_no_row(adapting_entries, run_entries):
     run = gather_run(adapting_entries)
-    bare = over_time(run, Adaptation(measured=(replace(SEEN, signals={"noise_scale": (float("inf"), None)}),)))
+    bare = adaptation_figure(run, Adaptation(measured=(replace(SEEN, signals={"noise_scale": (float("inf"), None)}),)))
     assert [[s.name for s in panel.series] for panel in bare.panels] == [["batch size"], ["learning rate"], ["workers"]]
     assert bare.panels[-1].x.label == "training time (s)"
     assert len(static.png(bare)) > 5000
-    told_by_program = over_time(gather_run(run_entries), Adaptation(measured=(SEEN, replace(SEEN, signals={}))))
+    told_by_program = adaptation_figure(gather_run(run_entries), Adaptation(measured=(SEEN, replace(SEEN, signals={}))))
     assert told_by_program.panels[0].series[0].name == "loss"
-    told_by_program = over_time(gather_run(run_entries), Adaptation(measured=(replace(SEEN, signals={}),)))
+    told_by_program = adaptation_figure(gather_run(run_entries), Adaptation(measured=(replace(SEEN, signals={}),)))
     assert told_by_program.panels[0].series[0].name == "reported loss"
-    assert over_time(run, Adaptation()) is None
+    assert adaptation_figure(run, Adaptation()) is None
 
 
 @pytest.mark.filterwarnings("error")
 def test_a_decision_after_the_last_measurement_lies_within_the_figure(run_entries):
     late = decided({"batch_size": 128}, cause=replace(SEEN, seconds=30.0))
-    figure = over_time(gather_run(run_entries), Adaptation(measured=(replace(SEEN, signals={}),), decided=(late,)))
+    figure = adaptation_figure(
+        gather_run(run_entries), Adaptation(measured=(replace(SEEN, signals={}),), decided=(late,))
+    )
     low, high = figure.x_range()
     assert low < SEEN.seconds < 30.0 < high
     assert len(static.png(figure)) > 5000
@@ -243,7 +245,7 @@ def test_both_renderers_draw_band_and_marks(adapting_entries):
     import matplotlib.image
 
     run, found = gather_run(adapting_entries), gather_adaptation(adapting_entries)
-    figure = over_time(run, found)
+    figure = adaptation_figure(run, found)
     drawn = static.png(figure)
     bare = static.png(replace(figure, marks=()))
     assert drawn != bare

@@ -21,11 +21,11 @@ from elastune.report import matplotlib_png as static
 from elastune.report import plotly_html as interactive
 from elastune.report.adaptation import (
     SyncHistory,
+    adaptation_figure,
     adaptation_json,
     adaptation_line,
     gather_adaptation,
     gather_sync,
-    over_time,
     sync_line,
     sync_table,
 )
@@ -77,7 +77,7 @@ def figure_of(records: list[Record]) -> Figure | None:
     entries = stamped(records)
     run = gather_run(entries)
     assert run is not None
-    return over_time(run, gather_adaptation(entries), gather_sync(entries))
+    return adaptation_figure(run, gather_adaptation(entries), gather_sync(entries))
 
 
 def test_what_was_in_use_from_when_on() -> None:
@@ -207,7 +207,7 @@ def test_page_words_and_event_files_tell_of_it(tmp_path) -> None:  # type: ignor
     adaptation = gather_adaptation(entries)
     assert adaptation_line(adaptation) == "", "nobody asked it to adapt"
     assert adaptation_json(adaptation) == {}
-    page = render(run_page(run, adaptation=adaptation, story=gather_sync(entries)))
+    page = render(run_page(run, adaptation=adaptation, history=gather_sync(entries)))
     assert "How workers agreed" in page
     assert "&lt;b&gt;session.set_sync" in page
     (part,) = [part for part in explain_run(run, entries).parts if part.title == "How workers agreed"]

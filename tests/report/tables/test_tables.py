@@ -8,7 +8,7 @@ from elastune.core.formatting import number
 from elastune.core.journal.records import LinkFitted, TimesFitted, WorkerSteps
 from elastune.report.frontier import frontier_table, reasons_table, settings_table, volumes_table
 from elastune.report.overviews import front_trials, gather_run, gather_study
-from elastune.report.study import failures_table, front_table, trials_table
+from elastune.report.study import failed_trials_table, front_table, trials_table
 from elastune.report.tables import Table, reports_table, run_table, times_table, to_html, to_rich, worker_steps_table
 
 
@@ -128,7 +128,7 @@ def test_unfinished_trials_say_so(study_entries):
 
 
 def test_failures_table_gives_reasons(study_entries):
-    table = failures_table(gather_study(study_entries))
+    table = failed_trials_table(gather_study(study_entries))
     assert len(table.rows) == 5
     assert column(table, "why")[0] == "diverged: loss is NaN at step 12"
 

@@ -25,7 +25,7 @@ from elastune.core.journal.records import (
 )
 from elastune.core.plan.confidence_intervals import bounded_ci
 from elastune.report.explain import explain_frontier
-from elastune.report.frontier import ELSEWHERE, TUNED, answer_lines, front, frontier_table, tradeoff
+from elastune.report.frontier import ELSEWHERE, TUNED, answer_lines, frontier_table, pareto_figure, tradeoff_figure
 from elastune.report.overviews import StudyOverview
 from elastune.report.page import frontier_page
 from elastune.tune.frontier.answer import MOST_WORDS, answer_of, more_seeds, pick_row
@@ -378,7 +378,7 @@ def check_what_is_shown(found: FrontierFound) -> None:
     page = frontier_page(story)
     assert (page.answer, page.command) == (answer.sentence, answer.command)
     assert answer.sentence in [line for part in explain_frontier(story).parts for line in part.lines]
-    for figure in (tradeoff(found), front(found)):
+    for figure in (tradeoff_figure(found), pareto_figure(found)):
         for panel in figure.panels:
             rings = [series for series in panel.series if series.marker == "ring"]
             assert len(rings) == (answer.pick is not None)
@@ -389,7 +389,7 @@ def check_what_is_shown(found: FrontierFound) -> None:
                 value = rings[0].y[0]
                 assert value is not None
                 assert panel.beyond(value) == 0, "it is never beyond the axis"
-    for panel in tradeoff(found).panels:
+    for panel in tradeoff_figure(found).panels:
         for series in panel.series:
             if series.name == TUNED and panel.title == "What does it buy?":
                 joined = [r for r in rows if r.role == "tuned" and r.seconds in series.y]
@@ -397,7 +397,7 @@ def check_what_is_shown(found: FrontierFound) -> None:
             if series.name == ELSEWHERE and answer.pick is not None and panel.title == "What does it buy?":
                 assert series.y == tuple(point.seconds for point in rows[answer.pick].scaling)
     if found.target is not None:
-        joined = next(series for series in front(found).panels[0].series if series.name.startswith("Pareto"))
+        joined = next(series for series in pareto_figure(found).panels[0].series if series.name.startswith("Pareto"))
         missed = {r.seconds for r in rows if r.verdict == "falls"}
         assert not missed & set(joined.x), "who misses the target is not on its front"
     lines = dict(answer_lines(found))

@@ -74,7 +74,7 @@ def test_the_search_chooses_who_trains_and_how_they_agree(
     trials = begun(tmp_path / "out")
     searched = [trial for trial in trials if trial.phase == "search"]
     assert {trial.execution.get("sync", "allreduce").partition(":")[0] for trial in searched} == {"allreduce", "local"}
-    assert {trial.tags["crew"]["workers"] for trial in searched} == {1, 2, 3}
+    assert {trial.tags["layout"]["workers"] for trial in searched} == {1, 2, 3}
     assert {trial.execution["workers"] for trial in searched} == {1}, "one worker does it all, bit for bit"
     assert {trial.execution["num_slots"] for trial in searched if "sync" in trial.execution} == {4}, (
         "one for each learner"
@@ -188,14 +188,15 @@ def test_what_shows_in_a_result_belongs_to_a_training(tmp_path: Path, tiny: Prog
     layout = plan.layouts[-1]
     local = Variant(agreed=SyncChoice.parse("local:learners=4,every=2", ""))
     ways = [Variant(), Variant(mode="fast"), Variant(micro_batch=5), Variant(policies=("warmup",)), local]
-    names = {str(shown(variant.told(variant.trainer(layout)))) for variant in ways}
+    names = {str(shown(variant.to_record(variant.trainer(layout)))) for variant in ways}
     assert len(names) == len(ways)
     divided = replace(layout, mesh=Mesh(shard=4), mechanism="zero")
-    assert shown(Variant().told(Variant().trainer(divided))) == shown(Variant().told(Variant().trainer(layout)))
+    alone = Variant()
+    assert shown(alone.to_record(alone.trainer(divided))) == shown(alone.to_record(alone.trainer(layout)))
     fast = Variant(mode="fast")
-    assert shown(fast.told(fast.trainer(divided))) != shown(fast.told(fast.trainer(layout)))
+    assert shown(fast.to_record(fast.trainer(divided))) != shown(fast.to_record(fast.trainer(layout)))
     for variant in ways:
-        assert read_variant(variant.told(variant.on(layout))) == (variant.on(layout), variant)
+        assert read_variant(variant.to_record(variant.on(layout))) == (variant.on(layout), variant)
 
 
 def test_times_of_other_means_are_the_models_times_what_was_measured() -> None:
@@ -227,14 +228,15 @@ def test_steps_under_a_policy_count_as_measured_while_it_leaves_the_batch_alone(
 def test_means_are_told_apart_from_those_that_were_asked_for(tmp_path: Path, tiny: Program) -> None:
     worker_layouts = check(asked(tiny, tmp_path / "out")).worker_layouts
     layout = worker_layouts.widest
-    assert worker_layouts.ways(layout, Variant()) == ""
+    assert worker_layouts.differences(layout, Variant()) == ""
     variant = Variant("fast", "int8", 8, SyncChoice.parse("local:learners=4,every=2", ""), ("warmup",))
-    assert worker_layouts.ways(layout, variant) == "fast, int8, micro-batch 8, local:learners=4,every=2, policy warmup"
+    expected = "fast, int8, micro-batch 8, local:learners=4,every=2, policy warmup"
+    assert worker_layouts.differences(layout, variant) == expected
     divided = ExecutionSettings(mesh=Mesh(shard=4), mechanism="sharded")
     assert worker_layouts.kind_of(divided).apart == "sharded"
     assert worker_layouts.kind_of(replace(divided, mechanism="zero")).apart == "", "the least that the mesh needs"
     worker_layouts.speed_up(layout, replace(layout, threads=2))
-    assert (worker_layouts.ways(layout, Variant()), worker_layouts.ways(layout, Variant("fast"))) == (
+    assert (worker_layouts.differences(layout, Variant()), worker_layouts.differences(layout, Variant("fast"))) == (
         "2 threads",
         "fast",
     )

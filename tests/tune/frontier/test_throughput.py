@@ -41,8 +41,8 @@ def test_each_kind_of_means_goes_on_from_the_best_before() -> None:
         "mechanism zero, threads 2, mesh shard=4",
     ], "no routes where state is divided; the best is timed again"
     assert (climb.best.mechanism, climb.best.threads) == ("zero", 2)
-    assert climb.found.chosen == 6
-    assert "4 by mechanism zero, threads 2, mesh shard=4 (2.50 times as fast, timed again)" in in_words([climb.found])
+    assert climb.result.chosen == 6
+    assert "4 by mechanism zero, threads 2, mesh shard=4 (2.50 times as fast, timed again)" in in_words([climb.result])
 
 
 def test_bucket_sizes_are_tried_where_gradients_fill_several() -> None:
@@ -71,17 +71,17 @@ def test_without_time_the_best_so_far_is_timed_again_or_given_up() -> None:
     assert [timed.changed for timed in climb.tried] == ["as asked for", "threads 2", "as asked for", "threads 2"]
     assert climb.best.threads == 2
     climb.give_up()
-    assert (climb.best, climb.found.chosen) == (FOUR, 0)
+    assert (climb.best, climb.result.chosen) == (FOUR, 0)
 
 
 def test_other_bits_are_not_taken_however_fast() -> None:
     climb = ExecutionSearch(FOUR, 64, 8, free=False)
     climbed(climb, {"replicated 2 native None": ran(0.1, "other"), "replicated 1 ring None": None})
     assert climb.best == FOUR
-    other, failed = climb.found.tried[1], climb.found.tried[2]
+    other, failed = climb.result.tried[1], climb.result.tried[2]
     assert (other.same, failed.same, failed.step_s) == (False, None, None)
-    assert "1 of them with other bits" in in_words([climb.found])
-    assert in_words([climb.found]).endswith("those asked for")
+    assert "1 of them with other bits" in in_words([climb.result])
+    assert in_words([climb.result]).endswith("those asked for")
 
 
 def test_a_lucky_short_run_is_timed_again() -> None:
@@ -90,7 +90,7 @@ def test_a_lucky_short_run_is_timed_again() -> None:
         for each in execution:
             climb.hear(each, ran(0.5 if each.threads == 2 and not climb.repeats else 1.0))
     assert climb.tried[-1].changed == "threads 2"
-    assert (climb.best, climb.found.chosen) == (FOUR, 0)
+    assert (climb.best, climb.result.chosen) == (FOUR, 0)
 
 
 def test_a_gain_within_the_noise_is_none() -> None:

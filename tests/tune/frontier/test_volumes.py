@@ -64,7 +64,7 @@ class Made:
         trial = len(self.table.trials)
         layout = self.plan.worker_layouts.first(parts)
         variant = replace(self.plan.variant, policies=tuple(policies))
-        execution = variant.told(variant.trainer(layout))
+        execution = variant.to_record(variant.trainer(layout))
         tags = {"lr_rule": rule, FOR_WORKERS: parts}
         self._hear(TrialStarted(trial, config, execution, seed, phase, tags=tags))
         if quality is None:

@@ -79,7 +79,7 @@ def test_probabilities_of_a_deeper_tree_are_products_along_the_way() -> None:
     assert torch.allclose(found.sum(-1), torch.ones(5))
     assert torch.equal(found[:, 2], said[""][:, 0] * said["0"][:, 1])
     assert torch.equal(found[:, 3], said[""][:, 1] * said["1"][:, 0] * said["1.0"][:, 1])
-    with pytest.raises(UserError, match="the model of group 1.0 tells 2 numbers"):
+    with pytest.raises(UserError, match="the model of group 1.0 gives 2 numbers"):
         DEEP.chained({node: one for node, one in said.items() if node != "1.0"})
 
 

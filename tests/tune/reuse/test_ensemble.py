@@ -49,7 +49,7 @@ def test_the_file_says_what_the_predictions_say(kept_study: Path, tmp_path: Path
         said = model(x)
         uncertainty_of = model.uncertainty_of(x)
     assert float((said.argmax(1) == y).double().mean()) == pytest.approx(found.score)
-    assert torch.allclose(uncertainty_of.said, said)
+    assert torch.allclose(uncertainty_of.outputs, said)
     assert float(uncertainty_of.aleatoric.mean()) == pytest.approx(found.uncertainty.aleatoric, rel=1e-4)
     assert float(uncertainty_of.epistemic.mean()) == pytest.approx(found.uncertainty.epistemic, abs=1e-5)
     assert found.test is not None

@@ -22,7 +22,7 @@ def classes(members: int, rows: int = 40, seed: int = 0) -> Judged:
 
 def test_equal_members_have_nothing_to_disagree_about() -> None:
     one = classes(1)
-    same = Judged(CLASSES, np.repeat(one.said, 3, 0), one.right)
+    same = Judged(CLASSES, np.repeat(one.outputs, 3, 0), one.right)
     told = diversity(same)
     assert told.disagreement == 0
     assert told.error_correlation == pytest.approx(1)
@@ -45,14 +45,14 @@ def test_members_errors_are_the_means_and_their_spread() -> None:
     seen = Judged(VALUES, random.normal(size=(3, 30, 1)), random.normal(size=(30, 1)))
     weights = np.array([0.2, 0.3, 0.5])
     told = uncertainty(seen, weights)
-    mean_of_errors = float(weights @ ((seen.said - seen.right) ** 2).mean((1, 2)))
+    mean_of_errors = float(weights @ ((seen.outputs - seen.right) ** 2).mean((1, 2)))
     assert told.aleatoric + told.epistemic == pytest.approx(mean_of_errors)
 
 
 def test_members_that_come_together_contribute_together() -> None:
     seen, weights, score = classes(4), np.array([0.4, 0.3, 0.2, 0.1]), SCORES["log_loss"]
     pairs = contributions(seen, weights, score, players=[[0, 2], [1, 3]])
-    mixed_pairs = np.stack([mixed(seen.said[at], weights[at] / weights[at].sum()) for at in ([0, 2], [1, 3])])
+    mixed_pairs = np.stack([mixed(seen.outputs[at], weights[at] / weights[at].sum()) for at in ([0, 2], [1, 3])])
     merged = contributions(Judged(CLASSES, mixed_pairs, seen.right), np.array([0.6, 0.4]), score)
     for one, other in zip(pairs, merged, strict=True):
         assert (one.left_out, one.shapley) == (pytest.approx(other.left_out), pytest.approx(other.shapley))
@@ -66,7 +66,7 @@ def test_shapley_values_are_the_mean_over_all_orders() -> None:
         if not coalition:
             return float(score.gain(np.tile(prior, (len(seen.right), 1)), seen.right))
         part = list(coalition)
-        return float(score.gain(mixed(seen.said[part], weights[part] / weights[part].sum()), seen.right))
+        return float(score.gain(mixed(seen.outputs[part], weights[part] / weights[part].sum()), seen.right))
 
     gains = np.zeros(4)
     orders = list(permutations(range(4)))
@@ -84,7 +84,7 @@ def test_many_members_are_sampled_and_the_error_is_told() -> None:
     seen, weights = classes(11, rows=10), np.full(11, 1 / 11)
     found = contributions(seen, weights, SCORES["brier"], seed=3)
     assert all(one.shapley_error > 0 for one in found)
-    whole = float(SCORES["brier"].gain(mixed(seen.said, weights), seen.right))
+    whole = float(SCORES["brier"].gain(mixed(seen.outputs, weights), seen.right))
     prior = np.bincount(seen.right, minlength=2) / len(seen.right)
     nothing = float(SCORES["brier"].gain(np.tile(prior, (10, 1)), seen.right))
     assert sum(one.shapley for one in found) == pytest.approx(whole - nothing), "every order adds up to the whole"

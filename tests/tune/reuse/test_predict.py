@@ -173,7 +173,7 @@ def test_what_is_told_later_takes_no_time_of_the_study() -> None:
 def test_hooks_run_without_gradients(tmp_path: Path) -> None:
     seen = []
     hooks = ModelHooks(tmp_path, build, lambda model, name: seen.append(torch.is_grad_enabled()))
-    assert hooks.said(build({"seed": 0, "width": 3, "norm": False}), "x") is None
+    assert hooks.predictions(build({"seed": 0, "width": 3, "norm": False}), "x") is None
     assert seen == [False]
 
 

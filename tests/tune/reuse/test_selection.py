@@ -54,7 +54,7 @@ def reference(said: np.ndarray, right: np.ndarray, rounds: int) -> list[int]:
 def test_it_chooses_as_the_paper_does(seed: int) -> None:
     seen = library(9, seed=seed)
     found = greedy(seen, SCORES["log_loss"], ANY, [1.0] * 9, rounds=12)
-    assert found == reference(seen.said, seen.right, 12)
+    assert found == reference(seen.outputs, seen.right, 12)
 
 
 REFERENCES = json.loads(FILE.read_text())
@@ -69,7 +69,7 @@ def both(case: Case, theirs: list[float], chosen: list[int]) -> tuple[bool, floa
     """Whether the choices are the same, and by how much ours is better."""
     seen, score = seen_in(case), SCORES[case.score]
     ours = np.array(weights_of(chosen, case.candidates))
-    gains = [float(score.gain(np.tensordot(w, seen.said, 1), seen.right)) for w in (ours, np.array(theirs))]
+    gains = [float(score.gain(np.tensordot(w, seen.outputs, 1), seen.right)) for w in (ours, np.array(theirs))]
     return np.allclose(ours, theirs, atol=1e-9), gains[0] - gains[1]
 
 
@@ -110,15 +110,15 @@ def test_a_toy_whose_optimum_is_known() -> None:
     score = SCORES["accuracy"]
     assert best_single(seen, score) == 2
     weights = select(seen, score, ANY, [1.0] * 3, bags=0)
-    mixed = np.tensordot(weights, seen.said, 1)
+    mixed = np.tensordot(weights, seen.outputs, 1)
     assert score.of(mixed, right) == 1.0
     best = max(
-        float(score.of(seen.said[list(chosen)].mean(0), right))
+        float(score.of(seen.outputs[list(chosen)].mean(0), right))
         for size in range(1, 6)
         for chosen in combinations_with_replacement(range(3), size)
     )
     assert best == 1.0
-    assert score.of(seen.said[2], right) == 0.55
+    assert score.of(seen.outputs[2], right) == 0.55
 
 
 def test_a_warm_start_finds_what_steps_from_the_best_one_do_not() -> None:
@@ -133,12 +133,12 @@ def test_a_warm_start_finds_what_steps_from_the_best_one_do_not() -> None:
     score, limits, costs = SCORES["accuracy"], EnsembleLimits(4), [1.0] * 4
 
     def reached(chosen: list[int]) -> float:
-        return float(score.of(seen.said[chosen].mean(0), seen.right))
+        return float(score.of(seen.outputs[chosen].mean(0), seen.right))
 
     cold, warm = (greedy(seen, score, limits, costs, warm=each) for each in (1, None))
     assert (reached(cold), set(cold)) == (0.8, {1, 3})
     assert (reached(warm), warm[:2]) == (1.0, [1, 0])
-    assert score.of(np.tensordot(select(seen, score, limits, costs, bags=0), seen.said, 1), seen.right) == 1.0
+    assert score.of(np.tensordot(select(seen, score, limits, costs, bags=0), seen.outputs, 1), seen.right) == 1.0
     assert set(greedy(seen, score, EnsembleLimits(1), costs, warm=None)) == {1}
     assert greedy(seen, score, limits, costs, warm=3)[:3] == [1, 0, 3], "by accuracy, then by log loss"
 
@@ -148,8 +148,8 @@ def test_it_is_no_worse_than_without_a_warm_start() -> None:
         seen, costs = library(12, seed=seed), [1.0] * 12
         score = SCORES["accuracy"]
         found = select(seen, score, EnsembleLimits(4), costs, bags=0)
-        cold = seen.said[greedy(seen, score, EnsembleLimits(4), costs)].mean(0)
-        gain = float(score.of(np.tensordot(found, seen.said, 1), seen.right))
+        cold = seen.outputs[greedy(seen, score, EnsembleLimits(4), costs)].mean(0)
+        gain = float(score.of(np.tensordot(found, seen.outputs, 1), seen.right))
         assert gain >= float(score.of(cold, seen.right)) - 1e-12
 
 
@@ -161,8 +161,8 @@ def test_it_is_never_worse_than_the_best_alone_on_what_it_chose_by(name: str) ->
         weights = select(seen, score, EnsembleLimits(4), [1.0] * 12, seed=seed)
         assert weights.sum() == pytest.approx(1)
         assert np.count_nonzero(weights) <= 4
-        gain = float(score.gain(np.tensordot(weights, seen.said, 1), seen.right))
-        assert gain >= float(score.gain(seen.said, seen.right).max()) - 1e-12
+        gain = float(score.gain(np.tensordot(weights, seen.outputs, 1), seen.right))
+        assert gain >= float(score.gain(seen.outputs, seen.right).max()) - 1e-12
 
 
 def test_limits_bound_members_and_their_cost() -> None:
@@ -190,9 +190,9 @@ def test_stacked_probabilities_have_the_least_log_loss() -> None:
     assert weights.min() >= 0
     assert weights.sum() == pytest.approx(1)
     loss = SCORES["log_loss"].of
-    best = float(loss(np.tensordot(weights, seen.said, 1), seen.right))
+    best = float(loss(np.tensordot(weights, seen.outputs, 1), seen.right))
     grid = [np.bincount(c, minlength=4) / 12 for c in combinations_with_replacement(range(4), 12)]
-    assert best <= min(float(loss(np.tensordot(point, seen.said, 1), seen.right)) for point in grid) + 1e-9
+    assert best <= min(float(loss(np.tensordot(point, seen.outputs, 1), seen.right)) for point in grid) + 1e-9
 
 
 def test_stacked_values_find_the_weights_that_made_them() -> None:
@@ -218,10 +218,10 @@ def test_the_task_is_told_by_shapes_and_types() -> None:
     likely = judged({0: {"outputs": logits.softmax(-1), "targets": classes}})
     assert likely.task == CLASSES
     words = judged({0: {"outputs": torch.randn(2, 4, 3), "targets": torch.tensor([[0, 1, -100, 2], [1, 1, 0, -100]])}})
-    assert words.said.shape == (1, 6, 3)
+    assert words.outputs.shape == (1, 6, 3)
     assert words.right.tolist() == [0, 1, 2, 1, 1, 0]
     values = judged({0: {"outputs": torch.randn(6, 1), "targets": torch.randn(6)}})
-    assert (values.task.kind, values.said.shape, values.right.shape) == ("regression", (1, 6, 1), (6, 1))
+    assert (values.task.kind, values.outputs.shape, values.right.shape) == ("regression", (1, 6, 1), (6, 1))
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_what_is_too_much_is_refused_before_it_is_read(monkeypatch: pytest.Monke
             return {"outputs": torch.zeros(100, 2), "targets": torch.zeros(100, dtype=torch.int64)}
 
     monkeypatch.setattr("elastune.tune.reuse.predictions.LARGEST_BYTES", 8 * 4 * 200)
-    assert judged(Predictions.fromkeys(range(4))).said.shape == (4, 100, 2)
+    assert judged(Predictions.fromkeys(range(4))).outputs.shape == (4, 100, 2)
     assert read == [0, 1, 2, 3]
     with pytest.raises(UserError, match="5 trials"):
         judged(Predictions.fromkeys(range(5)))

@@ -19,7 +19,7 @@ from elastune.parallel.mechanisms import registry
 from elastune.parallel.mechanisms.base import Replicated
 from elastune.report.export import to_csv
 from elastune.report.overviews import gather_study
-from elastune.report.study import failures_table, front_table
+from elastune.report.study import failed_trials_table, front_table
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.validation import NO_POLICY
 from elastune.train.program.load import load
@@ -92,7 +92,7 @@ def test_what_cannot_run_is_infeasible_with_its_reason_and_never_started(program
     shown = front_table(story, [trial.number for trial in front])
     cells = [row[shown.header.index("mechanism")] for row in shown.rows]
     assert cells == [f"replicated, {t.execution['mesh']}" for t in sorted(front, key=lambda t: t.values["error"])]
-    assert all("refused" in row[-1] for row in failures_table(story).rows)
+    assert all("refused" in row[-1] for row in failed_trials_table(story).rows)
     assert "means.mesh" in to_csv(study).splitlines()[0]
     assert "--mesh" in study.pick().command
 

@@ -1,7 +1,7 @@
 """The commands of a cluster's plan. A command runs as it is printed on its cluster, or it is not printed.
 
 A command names the cluster, the device and the settings of the program that the plan changes. ``elastune tune``
-needs a search space in the program's file. If the file has none, the answer says what to add.
+needs a search space in the program's file. If the file has none, the answer lists what to add.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from elastune.tune.cluster_plan.measured_plans import BATCH, training_of
 from elastune.tune.study.run_command import run_command
 
 PLACEHOLDER = "--cluster hosts:7070 --token-file elastune.token --interface eth0"
-"""What stands in the commands of a plan for several nodes whose cluster was not named."""
+"""The cluster in the commands of a plan for several nodes, if the user did not name a cluster."""
 
 
 @dataclass(frozen=True)
 class ProgramFacts:
-    """What a program's file lets commands say.
+    """What a program's file allows in commands.
 
     Attributes:
-        batch_settable: Whether ``--set batch_size=N`` is understood.
-        lacks: What the file needs before ``elastune tune`` can search it; "" where it has all.
-        chosen: Settings that its space chooses, which no command may set to one value.
+        batch_settable: Whether commands can set ``batch_size``.
+        lacks: The code that the file needs before ``elastune tune`` can search it; "" if it has all of it.
+        chosen: Settings that its space chooses, so that commands must not set them.
     """
 
     batch_settable: bool
@@ -42,32 +42,32 @@ class ProgramFacts:
 
 
 def program_facts(program: Program, config: Config, seed: int = 0) -> ProgramFacts:
-    """Look into the file of ``program``.
+    """Load the file of ``program`` and find what commands can set.
 
     Args:
         program: The program.
         config: Settings that replace its own.
-        seed: Of the space's first sample.
+        seed: The seed of the space's first sample.
 
     Returns:
-        What commands can say to it.
+        What the file allows in commands.
 
     Raises:
-        UserError: For a file that cannot be loaded, and a setting that it does not have.
+        UserError: For a file that cannot be loaded, and for a setting that it does not have.
 
     Example:
         >>> program_facts(Program(Path("train.py")), {}).lacks
         ''
     """
     loaded = load_as_guest(program)
-    own = merge(loaded.config, config)
+    settings = merge(loaded.config, config)
     if loaded.space is None:
         also = "" if loaded.objectives else ', and objectives = {"accuracy": "max"} (or --objective accuracy:max)'
         lacks = f'def space(trial): return {{"lr": trial.suggest_float("lr", 1e-4, 1.0, log=True)}}{also}'
-        return ProgramFacts(BATCH in own, lacks)
+        return ProgramFacts(BATCH in settings, lacks)
     lacks = "" if loaded.objectives else 'objectives = {"accuracy": "max"}, or --objective accuracy:max in the command'
     sampled = {name for sample in corners(loaded.space, seed) for name in sample.values}
-    return ProgramFacts(BATCH in own, lacks, tuple(sorted(sampled)))
+    return ProgramFacts(BATCH in settings, lacks, tuple(sorted(sampled)))
 
 
 def command_of(
@@ -90,7 +90,7 @@ def command_of(
         seed: The run's seed.
         own_batch: The program's own batch, which needs no setting.
         copies: Holders of each part of divided state.
-        device: As ``--device`` of elastune run; None: as the machine has it.
+        device: The value of ``--device``; None: the machine's device.
         where: Options that name the cluster; "": this machine.
 
     Returns:
@@ -102,11 +102,11 @@ def command_of(
     """
     execution = training_of(plan, copies).execution
     settings = {**config, **({} if plan.batch == own_batch else {BATCH: plan.batch})}
-    told = {name: value for name, value in execution.to_json().items() if value is not None and name != "device"}
+    options = {name: value for name, value in execution.to_json().items() if value is not None and name != "device"}
     if device is not None:
-        told["device"] = device
-    one = run_command(str(program.path), settings, told, seed, data=program.data_text)
-    return f"{one} {where}" if where else one
+        options["device"] = device
+    command = run_command(str(program.path), settings, options, seed, data=program.data_text)
+    return f"{command} {where}" if where else command
 
 
 def search_command_of(
@@ -121,18 +121,18 @@ def search_command_of(
     chosen: tuple[str, ...] = (),
     **more: Any,
 ) -> str:
-    """Return the command that searches as ``plan`` does: so many trainings at once, and as many in all as they need.
+    """Return the command that searches as ``plan`` does, with its number of trainings at once and in all.
 
     Args:
-        plan: As of ``command_of``, as are ``program``, ``config``, ``seed``, ``own_batch`` and ``more``.
+        plan: The plan.
         program: The program.
         config: Settings that replace its own.
         seed: The search's seed.
         own_batch: The program's own batch.
         search: The model of the search.
-        sampler: What proposes.
-        chosen: Settings that the program's space chooses: the command cannot set these, and leaves them out.
-        more: As of ``command_of``.
+        sampler: The sampler of the search.
+        chosen: Settings that the program's space chooses; the command leaves them out.
+        more: Further keywords of ``command_of``.
 
     Returns:
         One line for a POSIX shell.
@@ -141,23 +141,23 @@ def search_command_of(
         >>> search_command_of(plan, program, {}, 0, 64, search)
         'elastune tune train.py ... --workers 16 --trials 212'
     """
-    batch = own_batch if BATCH not in chosen else plan.batch  # then the space says it
+    batch = own_batch if BATCH not in chosen else plan.batch  # a batch chosen by the space is not set
     where = more.pop("where", "")
     config = {name: value for name, value in config.items() if name not in chosen}
-    one = command_of(plan, program, config, seed, batch, **more).replace("elastune run ", "elastune tune ", 1)
+    command = command_of(plan, program, config, seed, batch, **more).replace("elastune run ", "elastune tune ", 1)
     stopping = "" if search.kept == 1 else " --stopping asha"
     by = "" if sampler == "auto" else f" --sampler {sampler}"
-    words = f"{one} --workers {plan.workers} --trials {trials_of(plan, search)}{by}{stopping}"
+    words = f"{command} --workers {plan.workers} --trials {trials_of(plan, search)}{by}{stopping}"
     return f"{words} {where}" if where else words
 
 
 def trials_of(plan: ClusterPlan, search: SearchModel) -> int:
-    """How many trainings the search needs with as many at once as ``plan`` has."""
+    """How many trainings the search needs with the number at once of ``plan``."""
     return math.ceil(float(search.needed(np.array([float(plan.width)]))[0]))
 
 
 def trials_note(plan: ClusterPlan, search: SearchModel) -> str:
-    """Return why the search's command has other trials than ``--runs``; "" where it has as many.
+    """Return why the search's command has another number of trials than ``--runs``; "" if it has the same.
 
     Args:
         plan: The plan of the command.
@@ -188,7 +188,7 @@ def trials_note(plan: ClusterPlan, search: SearchModel) -> str:
 
 
 def placeholder_note(nodes: int) -> str:
-    """What to do with ``PLACEHOLDER`` on a cluster of so many nodes."""
+    """How to replace ``PLACEHOLDER`` on a cluster of so many nodes."""
     return (
         f"the cluster was not named (--cluster), so the commands have a placeholder: {PLACEHOLDER}. Put in your port, "
         f"token file and network interface, and start on each of the {count(nodes, 'node')} elastune agent --join "
@@ -197,5 +197,5 @@ def placeholder_note(nodes: int) -> str:
 
 
 def lacks_note(lacks: str) -> str:
-    """What to add to a program's file, so that it can be searched."""
+    """The code to add to a program's file before it can be searched."""
     return f"no search command: elastune tune cannot search this program before its file has {lacks}"

@@ -58,37 +58,49 @@ from elastune.tune.cluster_plan.probes import MachineProbes, NodeLink, beside_by
 from elastune.tune.search.samplers import check_sampler, generation_size, generational
 from elastune.tune.study.api import Train, program_of, resolve_cluster
 
-# [cluster planning] ``elastune plan``: how to split a cluster to tune a program. Rehearse it, measure it here, judge every plan.
-
 NoiseFrom = Literal["told", "measured", "unknown"]
-LARGER = 16  # times the program's own batch: the largest that is looked at
+LARGER = 16  # the largest batch that plans consider, over the program's own
 MOST_SHOWN = 100
 MOST_COPIES = 8
 FLOAT_BYTES = 4
-CONSIDERED = 2_000  # plans, the best, of which some are measured
-BLOCKS = 8  # that tensor divides layers into at most
-STAGES = 16  # of a pipeline at most
-INDEPENDENT_SAMPLERS = (
-    "random",
-    "grid",
-)  # samplers whose proposals rest on no result: as many at once as one likes lose nothing
+BITS = 8  # of a byte
+CONSIDERED = 2_000  # the number of best plans, of which some are measured
+BLOCKS = 8  # the most blocks that tensor divides layers into
+STAGES = 16  # the most stages of a pipeline
+INDEPENDENT_SAMPLERS = ("random", "grid")
+"""Samplers whose proposals rest on no result, so trainings at once cost nothing."""
 
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What ``elastune plan`` is asked. ``noise_scale``: None: measured here, in few steps.
+    """A request of ``elastune plan``.
 
-    ``crowding``: what further trainings at once cost a search, and ``variation`` of their lengths: None: as simulated
-    studies had. ``generations``: whether the search waits for each of its rounds. ``sampler``: what proposes, as
-    ``elastune tune`` names it: nothing is lost by what runs at once under ``INDEPENDENT_SAMPLERS`` ones and within a generation of
-    a genetic search that waits for each; any other is taken for TPE. ``stopping``: what ends trainings early, which
-    saves what it saved simulated studies. ``mesh``: the only one of a training that is looked at.
-    ``measured``: so many of the best plans are run, once all are judged: here, or on ``cluster``. ``out``: a
-    folder, not there yet, that keeps the runs that were measured; ``earlier``: folders of runs, of which those of like
-    programs and hardware count. ``cluster_words``: the options that name the cluster in the commands of the plan; "":
-    none were given. ``device``: what workers have, a name of ``plan.devices``: times and memory are then by its data
-    sheet. ``probe``: short runs on ``cluster`` calibrate the model, none here. ``copies``: holders of each
-    part of divided state.
+    Attributes:
+        program: The program.
+        nodes: The number of nodes, and of workers on each.
+        bounds: Memory of a worker, deadline and price.
+        runs: Trainings that the search needs, if they run one after another.
+        link: The declared link between nodes.
+        calibrate_s: Seconds for short runs.
+        config: Settings that replace the program's own.
+        seed: The seed of everything random.
+        noise_scale: The gradient noise scale; None: measured here in a few steps.
+        crowding: The cost of further trainings at once, relative to ``runs``; None: as in simulated studies.
+        variation: The variation of the trainings' lengths; None: as in simulated studies.
+        generations: Whether the search waits for each of its rounds.
+        sampler: The sampler, as ``elastune tune`` names it. Trainings at once cost nothing under
+            ``INDEPENDENT_SAMPLERS`` and within a generation of a genetic search; any other sampler counts as TPE.
+        stopping: The rule that ends trainings early. It saves as much as in simulated studies.
+        mesh: The only mesh of a training to consider; None: all.
+        shown: The number of plans in the answer.
+        measured: How many of the best plans to run, here or on ``cluster``.
+        cluster: The cluster on which probes and measured plans run; None: this machine.
+        out: A new folder that keeps the measured runs.
+        earlier: Folders of runs; runs of the same program on equal hardware replace probes.
+        cluster_words: The options that name the cluster in commands; "": none were given.
+        device: The device of each worker, a name of ``plan.devices``; times and memory then come from its data sheet.
+        probe: Whether short runs on ``cluster`` calibrate the model, instead of short runs here.
+        copies: Holders of each part of divided state.
     """
 
     program: Program
@@ -162,20 +174,22 @@ class ClusterPlanResult:
 
     Attributes:
         plans: The plans, the best first.
-        doublings: For the best plan, what twice the workers along each axis would bring, and why.
-        noise: Where the search's noise scale is from. An unknown one counts as 0, so that a larger batch saves no step.
+        doublings: For the best plan, the gain of twice the workers along each axis, and why.
+        size: The size of the program, from its rehearsal.
+        search: The model of the search.
+        noise: The source of the search's noise scale. An unknown one counts as 0, so a larger batch saves no step.
         probed: Measured seconds of a step, by mesh and samples of a pass.
-        refused: What could not be run, and why.
+        refused: The axes that could not run, and why.
         memory: Whether one worker holds the program, in words.
-        worker_bytes: What one worker may hold of the memory that plans count: as asked, or its share of this machine,
-            without ``beside_bytes``.
-        beside_bytes: What the worker's process takes besides.
-        constants: Those of the step model, in seconds.
-        unmeasured: Why nothing was run here, so that times are those of any machine; "" where something was.
+        worker_bytes: The memory of one worker that plans count: as requested, or its share of this machine, without
+            ``beside_bytes``.
+        beside_bytes: The other memory of the worker's process.
+        constants: The constants of the step model, in seconds.
+        unmeasured: Why nothing was run here, so that times hold for any machine; "" if something was run.
         measured: The plans that were run, in the order of predictions.
-        assumed: What is taken of ``PlanRequest.device``, in words; "" where none was named.
-        too_small: Why one training cannot use all workers; "" where it can.
-        lacks: What the program's file needs before ``elastune tune`` can search it; "" where it has all.
+        assumed: The data sheet of ``PlanRequest.device``, in words; "" if none was named.
+        too_small: Why one training cannot use all workers; "" if it can.
+        lacks: The code that the program's file needs before ``elastune tune`` can search it; "" if it has all of it.
         chosen: Settings of the program that its space chooses.
     """
 
@@ -196,262 +210,6 @@ class ClusterPlanResult:
     too_small: str = ""
     lacks: str = ""
     chosen: tuple[str, ...] = ()
-
-
-def plan_cluster(request: PlanRequest) -> ClusterPlanResult:
-    """Answer ``request``. Whether anything fits is asked before a worker is started, here or anywhere.
-
-    Raises:
-        UserError: For a request that is wrong, a program that fails, memory that nothing fits, and a deadline that no
-            plan keeps.
-    """
-    if request.out is not None and request.out.exists():
-        raise UserError("the folder of a plan must not be there yet", str(request.out), "use another --out")
-    for folder in request.earlier:
-        journals_in(folder)
-    loaded = load_as_guest(request.program)
-    override(loaded.config, request.config, loaded.space)
-    size = rehearse_apart(request.program, request.config, request.seed)
-    facts = program_facts(request.program, request.config, request.seed)
-    device = None if request.device is None else device_named(request.device)
-    work, here = step_work(size), float(machine_memory_bytes())
-    elsewhere = device is not None or request.probe
-    room = math.inf if elsewhere else here
-    worker_bytes = request.bounds.memory_bytes or (device and device.memory_bytes) or here / request.nodes.workers_each
-    bounds = replace(request.bounds, memory_bytes=worker_bytes)
-    may = partial(allowed_for, size, request.runs, settable=facts.batch_settable, mesh=request.mesh)
-    copies = request.copies
-    check_fits(held_by(size, copies=copies), work, request.nodes, may(), bounds)
-    near = request.nodes.workers_each if elsewhere else cores()
-    probes = MachineProbes(request.program, request.config, size, near, request.calibrate_s, request.seed, room)
-    probes.out, probes.earlier, probes.assumed, probes.copies = request.out, request.earlier, device, copies
-    probes.wants_noise = request.noise_scale is None
-    unmeasured = ""
-    if device is not None and not request.probe:
-        unmeasured = "times are by what is published of the device"
-    elif not probes.has_room(Mesh(), size.batch_size):
-        unmeasured = fit_text(held_by(size), work, room, size.batch_size, 1, "this machine")
-        if request.measured and request.cluster is None:
-            raise UserError("plans are measured where this machine holds the program", unmeasured, "no --measure")
-    model = _learned(request, probes, elsewhere=elsewhere)
-    alone = probes.held.get((Mesh(), size.batch_size), [])
-    held, beside = held_by(size, alone, copies), max(beside_bytes(alone), beside_bytes(probes.several))
-    if beside >= worker_bytes:
-        value = f"{byte_count(round(worker_bytes))}, of which its process takes {byte_count(round(beside))} here"
-        raise UserError("a worker's memory must hold more than its process alone", value, "use a larger --memory")
-    bounds = replace(bounds, memory_bytes=worker_bytes - beside)
-    noise = probes.noise_scale if request.noise_scale is None else request.noise_scale
-    search = search_of(request, size, noise or 0.0, probes.beside_s)
-    forecast = ProgramForecast(model, work, held, search)
-    allowed = may(probes.refused)
-    plans = best_plans(forecast, request.nodes, allowed, bounds, request.shown)
-    more = doublings(forecast, plans[0], request.nodes, allowed)
-    probed = {
-        f"{mesh}, {micro} samples a pass{' (earlier run)' if (mesh, micro) in probes.carried else ''}": step_s
-        for (mesh, micro), step_s in probes.measured.items()
-    }
-    told: NoiseFrom = "told" if request.noise_scale is not None else "unknown" if noise is None else "measured"
-    assert bounds.memory_bytes is not None
-    words = fit_text(held, work, bounds.memory_bytes, min(allowed.micros), request.nodes.workers)
-    found = ClusterPlanResult(
-        plans=plans,
-        doublings=more,
-        size=size,
-        search=search,
-        noise=told,
-        probed=probed,
-        refused=probes.refused,
-        memory=words,
-        worker_bytes=bounds.memory_bytes,
-        beside_bytes=beside,
-        constants=model.constants(),
-        unmeasured=unmeasured,
-        assumed="" if device is None else device.line,
-        too_small=unused_workers_text(forecast, request.nodes, size.batch_size, size.parameter_bytes / FLOAT_BYTES),
-        lacks=facts.lacks,
-        chosen=facts.chosen,
-    )
-    if not request.measured:
-        return found
-    likely = best_plans(forecast, request.nodes, allowed, bounds, CONSIDERED, of_a_kind=False)
-    if request.cluster is None:
-        return replace(found, measured=measure_plans(plans_here(likely, probes, request.measured), forecast, probes))
-    return replace(found, measured=_measured_on(request.cluster, likely, request, forecast, probes))
-
-
-def _learned(request: PlanRequest, probes: MachineProbes, *, elsewhere: bool) -> StepModel:
-    """From probes on one node of the cluster, from probes here, or from nothing but what is published."""
-    if not elsewhere:
-        return probes.learn(request.link)
-    if not request.probe:
-        return probes.prior(request.link)
-    assert request.cluster is not None
-    assert request.out is not None
-    room = CapacityRequest(request.out, probes.cores, probes.cores, grows=False)
-    with opened(request.cluster, room) as cluster:
-        return probes.learn(request.link, cluster)
-
-
-def _measured_on(
-    where: Cluster | ClusterRequest,
-    likely: tuple[ClusterPlan, ...],
-    request: PlanRequest,
-    forecast: ProgramForecast,
-    probes: MachineProbes,
-) -> tuple[MeasuredPlan, ...]:
-    """The best plans, measured on the cluster itself, once it has room for the largest of them."""
-    assert request.out is not None
-    chosen = plans_on(likely, probes, request.measured)
-    most = max((each.mesh.workers for each in chosen), default=1)
-    with opened(where, CapacityRequest(request.out, most, request.nodes.workers, grows=False)) as cluster:
-        return measure_plans(chosen, forecast, probes, cluster, None if cluster is None else request.nodes.workers_each)
-
-
-def search_of(request: PlanRequest, size: ProgramSize, noise_scale: float, beside_s: float = 0.0) -> SearchModel:
-    """The search that was asked for; what was not told of it is as simulated studies had it."""
-    crowding, within = CROWDING[request.generations]
-    generation = generation_size(request.sampler) if generational(request.sampler) else 0
-    untaught = bool(generation) or request.sampler in INDEPENDENT_SAMPLERS
-    declared = 0.0 if untaught and request.crowding is None else request.crowding
-    return SearchModel(
-        runs=request.runs,
-        steps=size.steps,
-        base_batch=size.batch_size,
-        noise_scale=noise_scale,
-        crowding=crowding if declared is None else declared,
-        variation=VARIATION if request.variation is None else request.variation,
-        generations=request.generations,
-        kept=KEPT[request.stopping],
-        crowding_within=within if declared is None else None,
-        blind=RANDOM_SEARCH_FACTOR if declared is None else math.inf,
-        generation=generation,
-        beside_s=beside_s,
-    )
-
-
-def allowed_for(
-    size: ProgramSize,
-    runs: int,
-    refused: Collection[str] = (),
-    *,
-    settable: bool = True,
-    mesh: Mesh | None = None,
-) -> Allowed:
-    """What the program can be given: its own batch and larger ones, passes from a whole batch down to an eighth.
-
-    Its own chain of layers is cut by pipelines. ``refused``: axes that were tried here, and failed. ``settable``:
-    whether a command can give it another batch. ``mesh``: as of ``PlanRequest``.
-    """
-    batches = tuple(size.batch_size * 2**power for power in range(LARGER.bit_length() if settable else 1))
-    micros = tuple(sorted({max(1, size.batch_size // part) for part in (1, 2, 4, 8)}))
-    tensor = BLOCKS if "tensor" not in refused and size.divided > 0 else 1
-    pipeline = min(STAGES, size.layers) if "pipeline" not in refused else 1
-    fitting = tuple(b for b in batches if b <= max(size.batch_size, size.samples))
-    return Allowed(fitting, micros, runs, tensor, pipeline, mesh=mesh)
-
-
-# [plan record] A cluster's plan as plain JSON: what ``elastune plan --json`` prints, its journal keeps, and a report reads.
-
-
-def record_of(request: PlanRequest, found: ClusterPlanResult) -> PlanMade:
-    """What the journal of a plan keeps."""
-    return PlanMade(str(request.program.path), request_json(request), plan_json(request, found), dict(found.constants))
-
-
-def keep_plan(request: PlanRequest, found: ClusterPlanResult) -> PlanMade:
-    """What the journal keeps, written where the request has a folder for it."""
-    record = record_of(request, found)
-    if request.out is not None:
-        with JournalWriter(request.out / JOURNAL) as journal:
-            journal.write(record, durable=True)
-    return record
-
-
-def request_json(request: PlanRequest) -> dict[str, Any]:
-    """The request, without the program's path and the folders."""
-    return {
-        "nodes": request.nodes.count,
-        "workers_each": request.nodes.workers_each,
-        "mesh": None if request.mesh is None else str(request.mesh),
-        "memory_bytes": request.bounds.memory_bytes,
-        "deadline_s": request.bounds.deadline_s,
-        "price_per_worker_hour": request.bounds.price_per_worker_hour,
-        "link_seconds_per_byte": request.link.seconds_per_byte,
-        "calibrate_s": request.calibrate_s,
-        "config": dict(request.config),
-        "seed": request.seed,
-        "cluster": request.cluster_words,
-        "device": request.device,
-        "copies": request.copies,
-        "probe": request.probe,
-    }
-
-
-def plan_json(request: PlanRequest, found: ClusterPlanResult) -> dict[str, Any]:
-    """The answer; numbers that are not finite are None."""
-    plain = asdict(found)
-    plain["plans"] = [_plan(each, request, found) for each in found.plans]
-    plain["measured"] = [_measured(each) for each in found.measured]
-    plain["command_notes"] = command_notes(request, found)
-    del plain["doublings"]
-    plain["gains"] = {axis: each.factor for axis, each in found.doublings.items() if each.factor is not None}
-    plain["reasons"] = {axis: each.why for axis, each in found.doublings.items()}
-    told: dict[str, Any] = _finite(plain)
-    return told
-
-
-def _plan(each: ClusterPlan, request: PlanRequest, found: ClusterPlanResult) -> dict[str, Any]:
-    deadline_s, own = request.bounds.deadline_s, found.size.batch_size
-    told = each, request.program, request.config, request.seed, own
-    device = None if request.device is None else device_named(request.device).kind
-    more: dict[str, Any] = {"copies": request.copies, "device": device, "where": _where(request)}
-    search = search_command_of(*told, found.search, request.sampler, chosen=found.chosen, **more)
-    return {
-        **asdict(each),
-        "mesh": str(each.mesh),
-        "workers": each.workers,
-        "cost_interval": each.cost_interval,
-        "odds": None if deadline_s is None else each.odds(deadline_s),
-        "command": command_of(*told, **more),
-        "search_command": None if found.lacks else search,
-    }
-
-
-def _where(request: PlanRequest) -> str:
-    """The options that name the cluster in commands: as given, or a placeholder for several nodes."""
-    return request.cluster_words or (PLACEHOLDER if request.nodes.count > 1 else "")
-
-
-def command_notes(request: PlanRequest, found: ClusterPlanResult) -> list[str]:
-    """What is to be known of the commands of the first plan, in words."""
-    best = found.plans[0]
-    notes = [lacks_note(found.lacks)] if found.lacks else [trials_note(best, found.search)]
-    other = {BATCH} if best.batch != found.size.batch_size else set[str]()
-    if not found.lacks and (left := sorted({*request.config, *other} & set(found.chosen))):
-        notes.append(f"the search's command leaves {', '.join(left)} to space(trial), which chooses it")
-    if not request.cluster_words and request.nodes.count > 1:
-        notes.append(placeholder_note(request.nodes.count))
-    return [note for note in notes if note]
-
-
-def _measured(each: MeasuredPlan) -> dict[str, Any]:
-    errors = {"step_error": each.step_error, "memory_error": each.memory_error, "within": each.within}
-    return {**asdict(each), "mesh": str(each.mesh), **errors}
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {str(key): _finite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return value
-
-
-# [plan api] The function ``elastune.find_plan``: how to split a cluster, for Python programs.
-
-BITS = 8  # of a byte
 
 
 def find_plan(
@@ -559,6 +317,268 @@ def find_plan(
         out=None if out is None else Path(out),
         earlier=tuple(Path(each) for each in earlier),
     )
-    found = plan_cluster(request)
-    keep_plan(request, found)
-    return found
+    result = plan_cluster(request)
+    keep_plan(request, result)
+    return result
+
+
+def plan_cluster(request: PlanRequest) -> ClusterPlanResult:
+    """Find the best plans for ``request``. No worker starts before it is known that something fits into memory.
+
+    Raises:
+        UserError: For a wrong request, a program that fails, memory that nothing fits, and a deadline that no plan
+            keeps.
+    """
+    if request.out is not None and request.out.exists():
+        raise UserError("the folder of a plan must not be there yet", str(request.out), "use another --out")
+    for folder in request.earlier:
+        journals_in(folder)
+    loaded = load_as_guest(request.program)
+    override(loaded.config, request.config, loaded.space)
+    size = rehearse_apart(request.program, request.config, request.seed)
+    facts = program_facts(request.program, request.config, request.seed)
+    device = None if request.device is None else device_named(request.device)
+    work, machine_bytes = step_work(size), float(machine_memory_bytes())
+    elsewhere = device is not None or request.probe
+    room = math.inf if elsewhere else machine_bytes
+    worker_bytes = (
+        request.bounds.memory_bytes or (device and device.memory_bytes) or machine_bytes / request.nodes.workers_each
+    )
+    bounds = replace(request.bounds, memory_bytes=worker_bytes)
+    may = partial(allowed_for, size, request.runs, settable=facts.batch_settable, mesh=request.mesh)
+    copies = request.copies
+    check_fits(held_by(size, copies=copies), work, request.nodes, may(), bounds)
+    near = request.nodes.workers_each if elsewhere else cores()
+    probes = MachineProbes(request.program, request.config, size, near, request.calibrate_s, request.seed, room)
+    probes.out, probes.earlier, probes.assumed, probes.copies = request.out, request.earlier, device, copies
+    probes.wants_noise = request.noise_scale is None
+    unmeasured = ""
+    if device is not None and not request.probe:
+        unmeasured = "times are by what is published of the device"
+    elif not probes.has_room(Mesh(), size.batch_size):
+        unmeasured = fit_text(held_by(size), work, room, size.batch_size, 1, "this machine")
+        if request.measured and request.cluster is None:
+            raise UserError("plans are measured where this machine holds the program", unmeasured, "no --measure")
+    model = _learned(request, probes, elsewhere=elsewhere)
+    alone = probes.held.get((Mesh(), size.batch_size), [])
+    held, beside = held_by(size, alone, copies), max(beside_bytes(alone), beside_bytes(probes.several))
+    if beside >= worker_bytes:
+        value = f"{byte_count(round(worker_bytes))}, of which its process takes {byte_count(round(beside))} here"
+        raise UserError("a worker's memory must hold more than its process alone", value, "use a larger --memory")
+    bounds = replace(bounds, memory_bytes=worker_bytes - beside)
+    noise = probes.noise_scale if request.noise_scale is None else request.noise_scale
+    search = search_of(request, size, noise or 0.0, probes.beside_s)
+    forecast = ProgramForecast(model, work, held, search)
+    allowed = may(probes.refused)
+    plans = best_plans(forecast, request.nodes, allowed, bounds, request.shown)
+    more = doublings(forecast, plans[0], request.nodes, allowed)
+    probed = {
+        f"{mesh}, {micro} samples a pass{' (earlier run)' if (mesh, micro) in probes.carried else ''}": step_s
+        for (mesh, micro), step_s in probes.measured.items()
+    }
+    noise_from: NoiseFrom = "told" if request.noise_scale is not None else "unknown" if noise is None else "measured"
+    assert bounds.memory_bytes is not None
+    words = fit_text(held, work, bounds.memory_bytes, min(allowed.micros), request.nodes.workers)
+    result = ClusterPlanResult(
+        plans=plans,
+        doublings=more,
+        size=size,
+        search=search,
+        noise=noise_from,
+        probed=probed,
+        refused=probes.refused,
+        memory=words,
+        worker_bytes=bounds.memory_bytes,
+        beside_bytes=beside,
+        constants=model.constants(),
+        unmeasured=unmeasured,
+        assumed="" if device is None else device.line,
+        too_small=unused_workers_text(forecast, request.nodes, size.batch_size, size.parameter_bytes / FLOAT_BYTES),
+        lacks=facts.lacks,
+        chosen=facts.chosen,
+    )
+    if not request.measured:
+        return result
+    likely = best_plans(forecast, request.nodes, allowed, bounds, CONSIDERED, of_a_kind=False)
+    if request.cluster is None:
+        return replace(result, measured=measure_plans(plans_here(likely, probes, request.measured), forecast, probes))
+    return replace(result, measured=_measured_on(request.cluster, likely, request, forecast, probes))
+
+
+def _learned(request: PlanRequest, probes: MachineProbes, *, elsewhere: bool) -> StepModel:
+    """The step model from probes on one node of the cluster, from probes here, or from published data alone."""
+    if not elsewhere:
+        return probes.learn(request.link)
+    if not request.probe:
+        return probes.prior(request.link)
+    assert request.cluster is not None
+    assert request.out is not None
+    room = CapacityRequest(request.out, probes.cores, probes.cores, grows=False)
+    with opened(request.cluster, room) as cluster:
+        return probes.learn(request.link, cluster)
+
+
+def _measured_on(
+    where: Cluster | ClusterRequest,
+    likely: tuple[ClusterPlan, ...],
+    request: PlanRequest,
+    forecast: ProgramForecast,
+    probes: MachineProbes,
+) -> tuple[MeasuredPlan, ...]:
+    """Measure the best plans on the cluster, once it has room for the largest of them."""
+    assert request.out is not None
+    chosen = plans_on(likely, probes, request.measured)
+    most = max((each.mesh.workers for each in chosen), default=1)
+    with opened(where, CapacityRequest(request.out, most, request.nodes.workers, grows=False)) as cluster:
+        return measure_plans(chosen, forecast, probes, cluster, None if cluster is None else request.nodes.workers_each)
+
+
+def search_of(request: PlanRequest, size: ProgramSize, noise_scale: float, beside_s: float = 0.0) -> SearchModel:
+    """The model of the requested search. Values that the request leaves open come from simulated studies."""
+    crowding, within = CROWDING[request.generations]
+    generation = generation_size(request.sampler) if generational(request.sampler) else 0
+    untaught = bool(generation) or request.sampler in INDEPENDENT_SAMPLERS
+    declared = 0.0 if untaught and request.crowding is None else request.crowding
+    return SearchModel(
+        runs=request.runs,
+        steps=size.steps,
+        base_batch=size.batch_size,
+        noise_scale=noise_scale,
+        crowding=crowding if declared is None else declared,
+        variation=VARIATION if request.variation is None else request.variation,
+        generations=request.generations,
+        kept=KEPT[request.stopping],
+        crowding_within=within if declared is None else None,
+        blind=RANDOM_SEARCH_FACTOR if declared is None else math.inf,
+        generation=generation,
+        beside_s=beside_s,
+    )
+
+
+def allowed_for(
+    size: ProgramSize,
+    runs: int,
+    refused: Collection[str] = (),
+    *,
+    settable: bool = True,
+    mesh: Mesh | None = None,
+) -> Allowed:
+    """The batches, passes and axes that plans of the program may use.
+
+    Batches are its own and larger ones; passes hold from a whole batch down to an eighth. Pipelines cut the program's
+    own chain of layers.
+
+    Args:
+        size: The size of the program.
+        runs: The number of trainings.
+        refused: Axes that were tried here and failed.
+        settable: Whether a command can set the batch.
+        mesh: The only mesh to consider; None: all.
+    """
+    batches = tuple(size.batch_size * 2**power for power in range(LARGER.bit_length() if settable else 1))
+    micros = tuple(sorted({max(1, size.batch_size // part) for part in (1, 2, 4, 8)}))
+    tensor = BLOCKS if "tensor" not in refused and size.divided > 0 else 1
+    pipeline = min(STAGES, size.layers) if "pipeline" not in refused else 1
+    fitting = tuple(b for b in batches if b <= max(size.batch_size, size.samples))
+    return Allowed(fitting, micros, runs, tensor, pipeline, mesh=mesh)
+
+
+# --- the answer as plain JSON: ``--json`` prints it, the journal keeps it, a report reads it ---
+
+
+def record_of(request: PlanRequest, result: ClusterPlanResult) -> PlanMade:
+    """The record of a plan in its journal."""
+    return PlanMade(
+        str(request.program.path), request_json(request), plan_json(request, result), dict(result.constants)
+    )
+
+
+def keep_plan(request: PlanRequest, result: ClusterPlanResult) -> PlanMade:
+    """The record of a plan, written to the request's folder if it has one."""
+    record = record_of(request, result)
+    if request.out is not None:
+        with JournalWriter(request.out / JOURNAL) as journal:
+            journal.write(record, durable=True)
+    return record
+
+
+def request_json(request: PlanRequest) -> dict[str, Any]:
+    """The request, without the program's path and the folders."""
+    return {
+        "nodes": request.nodes.count,
+        "workers_each": request.nodes.workers_each,
+        "mesh": None if request.mesh is None else str(request.mesh),
+        "memory_bytes": request.bounds.memory_bytes,
+        "deadline_s": request.bounds.deadline_s,
+        "price_per_worker_hour": request.bounds.price_per_worker_hour,
+        "link_seconds_per_byte": request.link.seconds_per_byte,
+        "calibrate_s": request.calibrate_s,
+        "config": dict(request.config),
+        "seed": request.seed,
+        "cluster": request.cluster_words,
+        "device": request.device,
+        "copies": request.copies,
+        "probe": request.probe,
+    }
+
+
+def plan_json(request: PlanRequest, result: ClusterPlanResult) -> dict[str, Any]:
+    """The answer as plain JSON; numbers that are not finite become None."""
+    plain = asdict(result)
+    plain["plans"] = [_plan(each, request, result) for each in result.plans]
+    plain["measured"] = [_measured(each) for each in result.measured]
+    plain["command_notes"] = command_notes(request, result)
+    del plain["doublings"]
+    plain["gains"] = {axis: each.factor for axis, each in result.doublings.items() if each.factor is not None}
+    plain["reasons"] = {axis: each.why for axis, each in result.doublings.items()}
+    answer: dict[str, Any] = _finite(plain)
+    return answer
+
+
+def _plan(each: ClusterPlan, request: PlanRequest, result: ClusterPlanResult) -> dict[str, Any]:
+    deadline_s, own_batch = request.bounds.deadline_s, result.size.batch_size
+    positional = each, request.program, request.config, request.seed, own_batch
+    device = None if request.device is None else device_named(request.device).kind
+    more: dict[str, Any] = {"copies": request.copies, "device": device, "where": _where(request)}
+    search = search_command_of(*positional, result.search, request.sampler, chosen=result.chosen, **more)
+    return {
+        **asdict(each),
+        "mesh": str(each.mesh),
+        "workers": each.workers,
+        "cost_interval": each.cost_interval,
+        "odds": None if deadline_s is None else each.odds(deadline_s),
+        "command": command_of(*positional, **more),
+        "search_command": None if result.lacks else search,
+    }
+
+
+def _where(request: PlanRequest) -> str:
+    """The options that name the cluster in commands: as given, or a placeholder for several nodes."""
+    return request.cluster_words or (PLACEHOLDER if request.nodes.count > 1 else "")
+
+
+def command_notes(request: PlanRequest, result: ClusterPlanResult) -> list[str]:
+    """Notes about the commands of the first plan."""
+    best = result.plans[0]
+    notes = [lacks_note(result.lacks)] if result.lacks else [trials_note(best, result.search)]
+    other = {BATCH} if best.batch != result.size.batch_size else set[str]()
+    if not result.lacks and (left := sorted({*request.config, *other} & set(result.chosen))):
+        notes.append(f"the search's command leaves {', '.join(left)} to space(trial), which chooses it")
+    if not request.cluster_words and request.nodes.count > 1:
+        notes.append(placeholder_note(request.nodes.count))
+    return [note for note in notes if note]
+
+
+def _measured(each: MeasuredPlan) -> dict[str, Any]:
+    errors = {"step_error": each.step_error, "memory_error": each.memory_error, "within": each.within}
+    return {**asdict(each), "mesh": str(each.mesh), **errors}
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return value

@@ -1,7 +1,7 @@
-"""The best plans, run here for some steps: what was predicted of each beside what was measured.
+"""The best plans, run for some steps: predicted beside measured figures of each.
 
-One training of a plan runs alone, on this machine or on a cluster. What several trainings at once take from one
-another is not in it.
+One training of a plan runs alone, on this machine or on a cluster. So the figures do not show how trainings at once
+slow each other down.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from elastune.runtime.clusters.local import LocalCluster
 from elastune.train.program.load import load_as_guest, merge
 from elastune.tune.cluster_plan.probes import MachineProbes, beside_bytes
 
-BATCH = "batch_size"  # by this name a program has its batch in its config, where it can be set
+BATCH = "batch_size"
+"""The setting of a program's config for its batch. A program without it has a fixed batch."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class MeasuredPlan:
 
     Attributes:
         step_interval_s: The 80 % interval of the predicted seconds.
-        measured_memory_bytes: None where the system does not tell.
+        measured_memory_bytes: None if the system does not report it.
         failed: Why nothing was measured.
     """
 
@@ -69,8 +70,11 @@ class MeasuredPlan:
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """How one training is split. ``mechanism``: None: what ``ClusterPlan`` means by the mesh and ``sharded``.
-    ``copies``: holders of each part of what is divided."""
+    """How one training is split over workers.
+
+    ``micro``: samples of a pass. ``mechanism``: None: the one that mesh and ``sharded`` imply. ``copies``: holders of
+    each part of divided state.
+    """
 
     mesh: Mesh
     batch: int
@@ -81,13 +85,13 @@ class TrainingPlan:
 
     @property
     def execution(self) -> ExecutionSettings:
-        """How it runs: ``fast``, with as many holders of each part as its memory is counted with."""
+        """Its execution settings: ``fast`` mode, with the number of holders that its memory is counted with."""
         mesh = self.mesh
         whole = mesh.shard * mesh.tensor * mesh.pipeline == 1
         words = [axis for axis in ("tensor", "pipeline") if mesh.size(axis) > 1]
         words += ["sharded"] if self.sharded else ["zero"] if mesh.shard > 1 else []
         name = self.mechanism or "+".join(words) or "replicated"
-        slots = max(DEFAULT_SLOTS, mesh.workers)  # whoever is lost, there is one for each that is left
+        slots = max(DEFAULT_SLOTS, mesh.workers)  # enough for every worker that is left after a loss
         copies = None if whole or MechanismName.parse(name).foreign else min(self.copies, mesh.workers)
         return ExecutionSettings(
             mode="fast", mesh=mesh, mechanism=name, micro_batch=self.micro, copies=copies, num_slots=slots
@@ -100,12 +104,15 @@ def training_of(plan: ClusterPlan, copies: int = 1) -> TrainingPlan:
 
 
 def plans_here(plans: Iterable[ClusterPlan], probes: MachineProbes, most: int) -> tuple[TrainingPlan, ...]:
-    """The first trainings of ``plans`` that differ, that this machine has cores for, and the program a setting."""
+    """The first different trainings of ``plans`` that this machine has cores and memory for.
+
+    Plans with another batch are left out if the program has no setting for it.
+    """
     settable = BATCH in merge(load_as_guest(probes.program).config, probes.config)
-    told = (training_of(plan, probes.copies) for plan in plans)
+    trainings = (training_of(plan, probes.copies) for plan in plans)
     fitting = (
         plan
-        for plan in told
+        for plan in trainings
         if plan.mesh.workers <= probes.cores
         and (settable or plan.batch == probes.size.batch_size)
         and probes.has_room(plan.mesh, plan.micro, plan.batch, plan.sharded)
@@ -114,10 +121,10 @@ def plans_here(plans: Iterable[ClusterPlan], probes: MachineProbes, most: int) -
 
 
 def plans_on(plans: Iterable[ClusterPlan], probes: MachineProbes, most: int) -> tuple[TrainingPlan, ...]:
-    """The same where a cluster has room for all of them."""
+    """The first different trainings of ``plans`` for a cluster that has room for all of them."""
     settable = BATCH in merge(load_as_guest(probes.program).config, probes.config)
-    told = (training_of(plan, probes.copies) for plan in plans)
-    return tuple(dict.fromkeys(each for each in told if settable or each.batch == probes.size.batch_size))[:most]
+    trainings = (training_of(plan, probes.copies) for plan in plans)
+    return tuple(dict.fromkeys(each for each in trainings if settable or each.batch == probes.size.batch_size))[:most]
 
 
 def measure_plans(
@@ -127,42 +134,42 @@ def measure_plans(
     cluster: Cluster | None = None,
     per_node: int | None = None,
 ) -> tuple[MeasuredPlan, ...]:
-    """Run each of ``plans`` for some steps; one that fails tells why.
+    """Run each of ``plans`` for some steps; the row of a failed plan has the reason.
 
     Args:
         plans: Each with no more workers a training than there are cores, or room in ``cluster``.
-        forecast: What was predicted from.
-        probes: The program, and how it is run. Of what processes have held the part goes that plans do not count, as
-            it was measured on one worker, or on two.
-        cluster: Where they run; None: here.
-        per_node: How many workers of it have a fast link in common; None: all that this machine has cores for.
+        forecast: The forecast that gave the predictions.
+        probes: The program, and how to run it. Measured memory is reported without the part that plans do not count,
+            as probes measured it on one worker or two.
+        cluster: Where they run; None: this machine.
+        per_node: How many workers share a fast link; None: all that this machine has cores for.
     """
     near = per_node or probes.cores
     if cluster is not None:
         return tuple(_measured(plan, forecast, probes, cluster, near) for plan in plans)
-    with LocalCluster(capacity=probes.cores) as here:
-        return tuple(_measured(plan, forecast, probes, here, near) for plan in plans)
+    with LocalCluster(capacity=probes.cores) as local:
+        return tuple(_measured(plan, forecast, probes, local, near) for plan in plans)
 
 
 def predicted_plan(plan: TrainingPlan, forecast: ProgramForecast, near: int) -> MeasuredPlan:
-    """What is said of ``plan`` before it is run; ``near``: how many workers have the fast link in common."""
+    """The predictions for ``plan``. ``near``: how many workers share a fast link."""
     mesh = plan.mesh
     columns = (plan.batch, plan.micro, mesh.data, mesh.shard, mesh.tensor, mesh.pipeline, near)
     splits = StepSplits(*(np.array([each], float) for each in columns))
-    told = step_estimates(forecast, splits, np.array([plan.sharded]))
+    estimates = step_estimates(forecast, splits, np.array([plan.sharded]))
     return MeasuredPlan(
         mesh=mesh,
         mechanism=plan.execution.mechanism,
         batch=plan.batch,
         micro=plan.micro,
-        step_s=float(told.step_s[0]),
-        step_interval_s=(float(told.low_s[0]), float(told.high_s[0])),
+        step_s=float(estimates.step_s[0]),
+        step_interval_s=(float(estimates.low_s[0]), float(estimates.high_s[0])),
         memory_bytes=float(peak_bytes(forecast.held, forecast.work, splits, plan.sharded)[0]),
     )
 
 
 def with_measured(row: MeasuredPlan, ran: RunFinished, beside: float) -> MeasuredPlan:
-    """``row`` with what ``ran`` has measured; ``beside``: bytes of a process that plans do not count."""
+    """``row`` with the measurements of ``ran``. ``beside``: bytes of a process that plans do not count."""
     peak = max((each.peak for each in ran.memory), default=0)
     failed = "" if ran.step_s is not None else f"{ran.steps} steps: too few to be timed"
     return replace(
@@ -179,5 +186,5 @@ def _measured(
         ran = probes.run(cluster, plan.execution, **config)
     except UserError as error:
         return replace(row, failed=str(error))
-    alone = probes.held.get((Mesh(), probes.size.batch_size), [])  # none where times are assumed
+    alone = probes.held.get((Mesh(), probes.size.batch_size), [])  # empty if times are assumed
     return with_measured(row, ran, beside_bytes((probes.several or alone) if plan.mesh.workers > 1 else alone))

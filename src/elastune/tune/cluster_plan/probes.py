@@ -2,8 +2,8 @@
 
 Only layouts that this machine has cores for are measured; links between nodes are taken as declared. Computation per
 worker and memory come from the rehearsal (``train.rehearsal``), so one run needs only a few steps. Steps that
-earlier runs have measured are used again, if program, settings and hardware are alike in all that a step's time
-depends on.
+earlier runs have measured are used again, if program, settings and hardware are equal in everything that a step's
+time depends on.
 """
 
 from __future__ import annotations
@@ -34,19 +34,50 @@ from elastune.runtime.job.output import JOURNAL
 from elastune.runtime.job.run import JobFailed, run_job
 from elastune.train.rehearsal import ProgramSize
 
-# [held memory] What one worker of a program holds: state and passes from its rehearsal, corrected by what a probe measured here.
+STEPS = 12
+FEWEST_STEPS = 8  # the least steps of an earlier run whose median counts
+MOST_PROBES = 8
+NOISE_HERE = 0.05  # the relative noise of a median over a dozen steps, on a machine that also does other work
+NOTHING: Mapping[str, ConfigValue] = MappingProxyType({})
+NOISE, NOISE_STEPS = "noise_scale", 40
+HERE = (
+    Constant("flop_s", 1 / 3e10, 8.0),
+    Constant("edge_flop_s", 1 / 3e10, 8.0),
+    Constant("split_byte_s", 1 / 5e9, 8.0),
+    Constant("whole_byte_s", 1 / 5e9, 8.0),
+    Constant("launch_s", 1e-4, 4.0),
+    Constant("tensor_begin_s", 3e-4, 4.0),
+    Constant("tensor_sum_s", 1.5e-4, 4.0),
+    Constant("tensor_byte_s", 1 / 1e9, 4.0),
+    Constant("send_s", 3e-4, 4.0),
+    Constant("send_byte_s", 1 / 1e9, 4.0),
+    Constant("gradient_hop_s", 5e-4, 4.0),
+    Constant("gradient_byte_s", 1 / 1e9, 4.0),
+)
+"""Constants of one CPU core and its links before any measurement. Probes measure all of them, so these are a start."""
+REST = (
+    Constant("update_byte_s", 1 / 1e9, 4.0),
+    Constant("pass_s", 1e-3, 4.0),
+    Constant("fixed_s", 1e-3, 4.0),
+)
+"""The other constants of a worker before any measurement."""
+
+
+# --- memory of a worker ---
 
 
 def held_by(size: ProgramSize, alone: Sequence[WorkerMemory] = (), copies: int = 1) -> HeldAlone:
-    """What a worker holds that trains alone. What a pass keeps is divided with the layers as their parameters are.
+    """The memory of a worker that trains alone: state and passes from the rehearsal, corrected by a probe.
+
+    Activations are divided with the layers, as their parameters are.
 
     Args:
-        size: From the rehearsal. It counts tensors, not what operations take for themselves while they run.
-        alone: Measured here, of the program's own batch in one pass on one worker: where that is more, it counts.
+        size: From the rehearsal. It counts tensors, but no temporary memory of operations.
+        alone: Measured here with the program's own batch in one pass on one worker; larger measured values count.
         copies: Holders of each part of divided state.
     """
-    told = max((each.activations for each in alone if each.activations is not None), default=0)
-    kept = max(size.pass_bytes, (told - size.pass_fixed_bytes) / size.batch_size)
+    activations = max((each.activations for each in alone if each.activations is not None), default=0)
+    kept = max(size.pass_bytes, (activations - size.pass_fixed_bytes) / size.batch_size)
     return HeldAlone(
         parameters=float(size.parameter_bytes),
         gradients=float(size.gradient_bytes),
@@ -60,28 +91,25 @@ def held_by(size: ProgramSize, alone: Sequence[WorkerMemory] = (), copies: int =
 
 
 def trained_bytes(of: WorkerMemory) -> int:
-    """The measured bytes of the kinds that a step needs, its activations among them."""
+    """The measured bytes that a step needs, activations included."""
     return of.parameters + of.gradients + of.optimizer + (of.activations or 0)
 
 
-def beside_bytes(told: Sequence[WorkerMemory]) -> float:
-    """What a worker's process takes beside what plans count: Python, torch, its data. From measured workers that hold
-    everything."""
-    beside = (each.peak - trained_bytes(each) - BUFFERS * each.gradients for each in told)
+def beside_bytes(memory: Sequence[WorkerMemory]) -> float:
+    """The memory of a worker's process that plans do not count: Python, torch, its data.
+
+    ``memory``: of measured workers that hold the whole model.
+    """
+    beside = (each.peak - trained_bytes(each) - BUFFERS * each.gradients for each in memory)
     return float(max(0, max(beside, default=0)))
 
 
-# [earlier probes] Steps that earlier runs have measured, from their journals: of the same program and settings on like hardware.
-#
-# A journal counts only where all is alike that a step's time depends on, but for the mesh and the samples of a pass,
-# which are what it tells of. Others are left out.
-
-FEWEST_STEPS = 8  # of a median that counts
+# --- steps that earlier runs measured ---
 
 
 @dataclass(frozen=True)
 class EarlierProbe:
-    """``step_s`` of ``mesh`` in passes of ``micro`` samples, and what its workers held."""
+    """A measurement of an earlier run: seconds of a step on ``mesh`` in passes of ``micro`` samples, and memory."""
 
     mesh: Mesh
     micro: int
@@ -92,31 +120,33 @@ class EarlierProbe:
 def earlier_probes(
     folders: Iterable[Path], program: Program, config: Config, like: RunContext | None
 ) -> tuple[EarlierProbe, ...]:
-    """From the runs in ``folders``, each that of a run, or one that has such folders; the last of like ones counts.
+    """Read the measurements of earlier runs of the same program and settings on equal hardware.
+
+    Of several runs with the same mesh and pass, the last one counts.
 
     Args:
-        folders: Where to look.
-        program: Of which the runs must be.
-        config: That they must have been given.
-        like: Data, model, hardware and software that they must have had; None: nothing is known, and nothing counts.
+        folders: Folders of runs, or folders that hold folders of runs.
+        program: The program of the runs.
+        config: The settings that the runs must have.
+        like: The data, model, hardware and software that the runs must have; None: not known, and no run counts.
 
     Raises:
         UserError: For a folder without a journal, and for a journal that cannot be read.
     """
-    found: dict[tuple[Mesh, int], EarlierProbe] = {}
+    probes: dict[tuple[Mesh, int], EarlierProbe] = {}
     for journal in (each for folder in folders for each in journals_in(folder)):
         probe = _probe_of(journal, program, config, like)
         if probe is not None:
-            found[probe.mesh, probe.micro] = probe
-    return tuple(found.values())
+            probes[probe.mesh, probe.micro] = probe
+    return tuple(probes.values())
 
 
 def journals_in(folder: Path) -> list[Path]:
-    """Of a run's folder, or of the folders in it. Raises ``UserError`` where there are none."""
-    found = sorted([*folder.glob(JOURNAL), *folder.glob(f"*/{JOURNAL}")])
-    if not found:
+    """The journals of a run's folder, or of the folders in it. Raises ``UserError`` if there are none."""
+    journals = sorted([*folder.glob(JOURNAL), *folder.glob(f"*/{JOURNAL}")])
+    if not journals:
         raise UserError("earlier runs must have journals", str(folder), "name a run's folder, or one that has such")
-    return found
+    return journals
 
 
 def _probe_of(journal: Path, program: Program, config: Config, like: RunContext | None) -> EarlierProbe | None:
@@ -148,41 +178,12 @@ def _probe_of(journal: Path, program: Program, config: Config, like: RunContext 
     return EarlierProbe(execution.first_mesh, execution.micro_batch, end.step_s, tuple(end.memory))
 
 
-# [machine probes] What a program's steps take here, learned from a few short runs that the step model itself asks for.
-#
-# Only what this machine has cores for is measured; links between nodes are as declared. What a worker computes is taken
-# from its rehearsal (``train.rehearsal``), so that one run is as long as a few steps.
-
-STEPS = 12
-MOST_PROBES = 8
-NOISE_HERE = 0.05  # of a median over a dozen steps at least, on a machine that does other things, too
-NOTHING: Mapping[str, ConfigValue] = MappingProxyType({})
-NOISE, NOISE_STEPS = "noise_scale", 40
-# A core of a CPU, before anything is measured: all of it is measured here, so that these only begin the fit.
-HERE = (
-    Constant("flop_s", 1 / 3e10, 8.0),
-    Constant("edge_flop_s", 1 / 3e10, 8.0),
-    Constant("split_byte_s", 1 / 5e9, 8.0),
-    Constant("whole_byte_s", 1 / 5e9, 8.0),
-    Constant("launch_s", 1e-4, 4.0),
-    Constant("tensor_begin_s", 3e-4, 4.0),
-    Constant("tensor_sum_s", 1.5e-4, 4.0),
-    Constant("tensor_byte_s", 1 / 1e9, 4.0),
-    Constant("send_s", 3e-4, 4.0),
-    Constant("send_byte_s", 1 / 1e9, 4.0),
-    Constant("gradient_hop_s", 5e-4, 4.0),
-    Constant("gradient_byte_s", 1 / 1e9, 4.0),
-)
-REST = (
-    Constant("update_byte_s", 1 / 1e9, 4.0),
-    Constant("pass_s", 1e-3, 4.0),
-    Constant("fixed_s", 1e-3, 4.0),
-)
+# --- probes of this machine ---
 
 
 @dataclass(frozen=True)
 class NodeLink:
-    """What connects nodes, as declared: seconds of a byte, and of a message."""
+    """The declared link between nodes: seconds of a byte, and of a message."""
 
     seconds_per_byte: float
     latency_s: float = 5e-5
@@ -190,12 +191,27 @@ class NodeLink:
 
 @dataclass
 class MachineProbes:
-    """Short runs of ``program`` on this machine, each measured once, the first twice. ``refused``: what could not
-    be run, and why. ``noise``: of a measured step, relative. ``out``: where its runs are kept; ``earlier``:
-    folders of runs that have been kept, of which ``carried`` counted as measured. ``room_bytes``: what this machine
-    has for all workers of a run: no run is begun that is modelled to need more. ``beside_s``: what a training takes
-    beside its steps, of the second run, when what runs are started from was warm. ``assumed``: the device that workers
-    have, if it is not this machine's; ``copies``: holders of each part of divided state."""
+    """Short runs of a program that calibrate the step model. Each is measured once, the first one twice.
+
+    Attributes:
+        program, config, seed: The program, the settings that replace its own, and the seed.
+        size: The size of the program, from its rehearsal.
+        cores: The workers that this machine has cores for.
+        budget_s: Seconds after which no further probe begins.
+        room_bytes: The memory for all workers of a run; no run begins that is modelled to need more.
+        measured: Seconds of a step, by mesh and samples of a pass.
+        held: The memory of the workers, likewise.
+        refused: The axes that could not run, and why.
+        wants_noise: Whether to measure the noise scale.
+        out: The folder that keeps the runs; None: none is kept.
+        earlier: Folders of earlier runs.
+        carried: The measurements that came from earlier runs.
+        noise_scale: The measured gradient noise scale.
+        noise: The relative noise of a measured step.
+        beside_s: Seconds of a training beside its steps, from the second run, whose start was warm.
+        assumed: The device of the workers, if it is not this machine's.
+        copies: Holders of each part of divided state.
+    """
 
     program: Program
     config: Config
@@ -221,28 +237,29 @@ class MachineProbes:
     _steps: int = 0
 
     def prior(self, link: NodeLink) -> StepModel:
-        """What is taken for the machine, or for the device that is ``assumed``, before anything is measured."""
+        """The step model before any measurement, for this machine or for the ``assumed`` device."""
         none = StepSplits(*(np.ones(0) for _ in range(7)))
         return prior_model(self._constants(link), step_work(self.size), none, self.noise)
 
     def learn(self, link: NodeLink, cluster: Cluster | None = None) -> StepModel:
-        """Measure as long as the budget lasts, and the program's own batch on one worker in any case.
+        """Fit the step model to probes, which run while the budget lasts.
 
-        Where this machine has no room for that, nothing is run: the model is then what is taken for any machine.
+        The program's own batch on one worker is always measured, unless this machine has no memory for it. Then nothing
+        runs, and the model is the one before any measurement.
 
         Args:
-            link: Between nodes, as declared.
-            cluster: Where probes run; None: here.
+            link: The declared link between nodes.
+            cluster: Where probes run; None: this machine.
 
         Raises:
-            UserError: Where the program fails on one worker.
+            UserError: If the program fails on one worker.
         """
         if not self.has_room(*self._first[0]):
             return self.prior(link)
         if cluster is not None:
             return self._learn_on(cluster, link)
-        with LocalCluster(capacity=self.cores) as here:
-            return self._learn_on(here, link)
+        with LocalCluster(capacity=self.cores) as local:
+            return self._learn_on(local, link)
 
     def _learn_on(self, cluster: Cluster, link: NodeLink) -> StepModel:
         begun = time.monotonic()
@@ -287,7 +304,7 @@ class MachineProbes:
         )[0]
 
     def has_room(self, mesh: Mesh, micro: int, batch: int | None = None, sharded: bool = False) -> bool:
-        """Whether this machine's memory has room for all workers of a training, as far as is modelled."""
+        """Whether this machine has memory for all workers of a training, by the model."""
         columns = (batch or self.size.batch_size, micro, mesh.data, mesh.shard, mesh.tensor, mesh.pipeline, self.cores)
         splits = StepSplits(*(np.array([each], float) for each in columns))
         each = peak_bytes(held_by(self.size, copies=self.copies), step_work(self.size), splits, sharded)[0]
@@ -295,17 +312,17 @@ class MachineProbes:
 
     @property
     def several(self) -> list[WorkerMemory]:
-        """What two workers were measured to hold; none where there was no room for two."""
+        """The measured memory of two workers; empty if the machine has no room for two."""
         return self.held.get((Mesh(data=2), max(1, self.size.batch_size // 2)), [])
 
     @property
     def _first(self) -> tuple[tuple[Mesh, int], ...]:
-        """The program as it is, and what two workers make of it."""
+        """The first probes: the program's own batch on one worker, and divided between two."""
         batch = self.size.batch_size
         return (Mesh(), batch), (Mesh(data=2), max(1, batch // 2))
 
     def _candidates(self) -> tuple[list[tuple[Mesh, int]], StepSplits]:
-        """Meshes that this machine has cores for, and samples of a pass."""
+        """All possible probes: meshes that this machine has cores and memory for, with samples of a pass."""
         batch = self.size.batch_size
         meshes = [Mesh()]
         for workers in (2**power for power in range(1, self.cores.bit_length())):
@@ -321,7 +338,7 @@ class MachineProbes:
         return plans, StepSplits(*np.array(rows, float).T)
 
     def _measure_twice(self, cluster: Cluster) -> None:
-        """The program as it is: how far one time is from the other says how much this machine's times scatter."""
+        """Measure the program's own batch twice; the difference shows how much times scatter on this machine."""
         alone = Mesh(), self.size.batch_size
         first = self._measure(cluster, *alone)
         del self.measured[alone]
@@ -332,9 +349,9 @@ class MachineProbes:
         self.noise = max(NOISE_HERE, abs(math.log(again / first)))
 
     def _measure(self, cluster: Cluster, mesh: Mesh, micro: int) -> float:
-        known = self.measured.get((mesh, micro))
-        if known is not None:
-            return known
+        measured_s = self.measured.get((mesh, micro))
+        if measured_s is not None:
+            return measured_s
         copies = self.copies if mesh.replica > 1 else None
         execution = ExecutionSettings(
             mode="fast", mesh=None if mesh == Mesh() else mesh, micro_batch=micro, copies=copies
@@ -349,14 +366,14 @@ class MachineProbes:
         return finished.step_s
 
     def run(self, cluster: Cluster, execution: ExecutionSettings, **config: ConfigValue) -> RunFinished:
-        """A short run, with ``config`` over the program's. Raises ``UserError`` with why it failed."""
+        """Make a short run with ``config`` over the program's settings. Raises ``UserError`` if it fails."""
         try:
             return self._run(cluster, execution, STEPS, config=config)
         except _Refused as refused:
             raise UserError("a plan must run here to be measured", refused.why, "leave --measure out") from None
 
     def _measure_noise(self, cluster: Cluster) -> None:
-        """On one worker in slots, whose gradients are told apart."""
+        """Measure the noise scale on one worker with several slots, whose gradients can be compared."""
         finished = self._run(cluster, ExecutionSettings(), NOISE_STEPS, (NOISE,))
         if NOISE in finished.signals:
             self.noise_scale = max(0.0, finished.signals[NOISE][0])
@@ -407,28 +424,28 @@ class _Refused(Exception):
 
 
 def _refusal(execution: ExecutionSettings, why: str) -> Exception:
-    """What a run that failed says of the axes that it had."""
+    """The error for a failed run: the axis that does not run, or else a ``UserError``."""
     for axis in ("tensor", "pipeline"):
         if execution.first_mesh.size(axis) > 1:
             return _Refused(axis, why)
     return UserError("the program must train with its own settings", why, "mend it, or its --set")
 
 
-def _constants(link: NodeLink, own: Sequence[Constant] = (*HERE, *REST)) -> tuple[Constant, ...]:
-    """What is taken for a machine before anything is measured, its link between nodes as declared.
+def _constants(link: NodeLink, constants: Sequence[Constant] = (*HERE, *REST)) -> tuple[Constant, ...]:
+    """The constants before any measurement.
 
-    ``own``: what is taken for its workers and the link within a node.
+    ``link``: the declared link between nodes. ``constants``: those of workers and of the link within a node.
     """
     across = (
         Constant("across_hop_s", link.latency_s, 1.5),
         Constant("across_byte_s", link.seconds_per_byte, 1.5),
     )
-    told = {constant.name: constant for constant in (*own, *across)}
-    return tuple(told[name] for name in CONSTANTS)
+    by_name = {constant.name: constant for constant in (*constants, *across)}
+    return tuple(by_name[name] for name in CONSTANTS)
 
 
 def step_work(size: ProgramSize) -> StepWork:
-    """The program as a chain of like layers: each has its part of the arithmetic, of what is kept and of gradients."""
+    """The program as a chain of equal layers, which share its arithmetic, activations and gradients."""
     return chain_of(
         size.layers,
         size.flops,

@@ -26,23 +26,38 @@ from elastune.core.journal.records import (
     OwnMachine,
     ScalingPoint,
 )
-from elastune.core.plan.batch_size import EFFICIENT_SHARE as EFFICIENT
-from elastune.core.plan.batch_size import batch_against_noise, samples_text, smallest_share, supported_workers
+from elastune.core.plan.batch_size import (
+    EFFICIENT_SHARE,
+    batch_against_noise,
+    samples_text,
+    smallest_share,
+    supported_workers,
+)
 from elastune.core.plan.confidence_intervals import bounded_ci
 from elastune.core.plan.data_parallel import DataParallelStep
 from elastune.tune.frontier.criteria import FrontierCriteria
 from elastune.tune.search.objective import Objective
 
-# [advice] How far the naive rule goes, and what the answer of a frontier rests on, in words. Pure.
-
 NAIVE = "the naive rule (batch and lr x workers)"
+OWN, RULE, TUNED = "the program's own settings", "the naive rule", "tuned settings"
+MOST_WORDS = 20  # of the headline
+MOST_SEEDS = 10
+"""If a row of the program's own settings needs more further seeds than this, the answer does not suggest it."""
+
+
+# --- the reasons, in words ---
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What ``rows`` say of the numbers of parts of a batch, one a worker but where these divide layers.
+    """How far the naive rule goes, and what the answer of a frontier rests on, in words.
 
-    ``pick``: the row to use; ``faster``: what only the model prefers.
+    Attributes:
+        by: How the rows were judged.
+        parts: Into how many parts the layouts cut a batch, ascending: one for each worker, unless layers are divided.
+        rows: The table.
+        pick: The row to use.
+        faster: A row that only the step-time model prefers.
     """
 
     by: FrontierCriteria
@@ -52,21 +67,19 @@ class Advice:
     faster: int | None = None
 
     def naive_rule(self) -> str:
-        """How far the naive rule scales before quality pays; "" where it diverges at once."""
+        """How far the naive rule scales before quality pays; "" if it diverges on the fewest workers."""
         return "" if self._base is None else self._naive_rule(self._base)
 
     def reasons(self) -> list[FrontierReason]:
-        """What decides, most of all first, then hints that the trainings outweigh."""
+        """The deciding reasons, the most important first, then hints. The trainings outweigh the hints."""
         chosen = None if self.pick is None else self.rows[self.pick]
         if chosen is None:
             return []
-        found = [FrontierReason("decides", self._test(chosen)), FrontierReason("decides", self._times(chosen))]
+        reasons = [FrontierReason("decides", self._test(chosen)), FrontierReason("decides", self._times(chosen))]
         if self.faster is not None:
-            found.append(FrontierReason("decides", self._tie(chosen, self.rows[self.faster])))
+            reasons.append(FrontierReason("decides", self._tie(chosen, self.rows[self.faster])))
         hint = noise_scale_hint(chosen, self.by.times.model)
-        return [*found, FrontierReason("hint", hint)] if hint else found
-
-    # -- the conclusion -----------------------------------------------------------------------------------------------
+        return [*reasons, FrontierReason("hint", hint)] if hint else reasons
 
     @property
     def _base(self) -> FrontierRow | None:
@@ -82,15 +95,15 @@ class Advice:
             return f"{_capital(NAIVE)} {holds} up to {self._label(last)}: {_value(naive[last])}."
         before = [parts for parts in self.parts if parts < first]
         lost = next((p for p in self.parts if p > first and words[p] in ("falls", "diverges")), None)
-        told = [f"on {self._label(p)} it {self._lost(naive.get(p))}" for p in (first, lost) if p is not None]
+        losses = [f"on {self._label(p)} it {self._lost(naive.get(p))}" for p in (first, lost) if p is not None]
         if not before:
-            return f"{_capital(NAIVE)} does not help: {', '.join(told)}."
+            return f"{_capital(NAIVE)} does not help: {', '.join(losses)}."
         return f"{_capital(NAIVE)} {holds} up to {self._label(before[-1])} ({_value(base)} on {base.workers}); " + (
-            f"{', '.join(told)}."
+            f"{', '.join(losses)}."
         )
 
     def _label(self, parts: int) -> str:
-        """The first workers that cut a batch into so many parts."""
+        """The first worker layout that cuts a batch into so many parts, in words."""
         return next((named(r) for r in self.rows if r.num_slots == parts), _workers(parts))
 
     def _lost(self, r: FrontierRow | None) -> str:
@@ -100,8 +113,6 @@ class Advice:
             return f"is not shown to: {_value(r)}"
         return f"{'falls' if self.by.quality.direction == 'max' else 'rises'} to {_value(r)}"
 
-    # -- the reasons --------------------------------------------------------------------------------------------------
-
     def _test(self, chosen: FrontierRow) -> str:
         name, seeds = self.by.quality.name, count(chosen.seeds, "seed")
         if self.by.target is None:
@@ -109,17 +120,17 @@ class Advice:
         error = (
             f"and the error of {count(chosen.test_samples, 'test sample')}"
             if chosen.test_samples is not None
-            else "alone, since the program does not tell on how many samples (evaluated_on of session.report)"
+            else "alone, since the program does not report on how many samples (evaluated_on of session.report)"
         )
         side = "above" if self.by.quality.direction == "max" else "below"
-        says = {
+        verdicts = {
             "holds": f"lies at or {side} {self.by.target:g}",
             "not shown": f"holds {self.by.target:g}, so more seeds are needed",
             "falls": f"lies on the wrong side of {self.by.target:g}",
         }
         ends = interval(chosen.ci)
         lost = f"; {count(chosen.diverged, 'seed')} diverged" if chosen.diverged else ""
-        return f"{name}: the 95 % interval, {ends}, of {seeds} {error}, {says[chosen.verdict]}{lost}"
+        return f"{name}: the 95 % interval, {ends}, of {seeds} {error}, {verdicts[chosen.verdict]}{lost}"
 
     def _comparison(self, chosen: FrontierRow) -> str:
         against = f"{self._label(self.parts[0])} with the program's own settings"
@@ -127,11 +138,12 @@ class Advice:
             few = f"{count(chosen.pairs, 'seed')} in common, where at least 2 are needed"
             return f"{self.by.quality.name} against {against}: not shown, {few}"
         direction = "worse" if chosen.loss >= 0 else "better"
-        says = {"holds": "below", "not shown": "not below", "falls": "above"}[chosen.verdict]
+        verdict = {"holds": "below", "not shown": "not below", "falls": "above"}[chosen.verdict]
         return (
             f"{self.by.quality.name} against {against}, paired by {count(chosen.pairs, 'seed')}, on the same test "
-            f"samples: {number(abs(chosen.loss), 2)} {direction} on average, worse by at most {number(chosen.loss_bound, 2)} "
-            f"(one-sided t-test at 95 %), {says} the margin of {number(chosen.margin, 2)}"
+            f"samples: {number(abs(chosen.loss), 2)} {direction} on average, "
+            f"worse by at most {number(chosen.loss_bound, 2)} (one-sided t-test at 95 %), "
+            f"{verdict} the margin of {number(chosen.margin, 2)}"
         )
 
     def _times(self, chosen: FrontierRow) -> str:
@@ -156,7 +168,7 @@ class Advice:
 
 
 def noise_scale_hint(chosen: FrontierRow, model: DataParallelStep) -> str:
-    """What the gradient noise scale of ``chosen`` says of its batch and workers; "" without one."""
+    """A sentence that compares batch and workers of ``chosen`` with its gradient noise scale; "" without one."""
     return batch_against_noise(
         chosen.batch_size,
         chosen.noise_scale,
@@ -168,12 +180,12 @@ def noise_scale_hint(chosen: FrontierRow, model: DataParallelStep) -> str:
 
 
 def _supports(scale: float | None, model: DataParallelStep) -> str:
-    """For how many workers a batch of ``scale`` samples is work."""
+    """How many workers a batch of ``scale`` samples can keep busy, in words."""
     share = smallest_share(model.base_s, model.per_sample_s)
     if scale is None or not 0 < scale < math.inf or share == math.inf:
         return ""
     workers = max(1, supported_workers(scale, share))  # where no share is large enough, one worker still trains
-    efficient = f"{100 * EFFICIENT:g} % efficient by the step-time model"
+    efficient = f"{100 * EFFICIENT_SHARE:g} % efficient by the step-time model"
     return f", which at {samples_text(share)} samples a worker ({efficient}) is work for {_workers(workers)}"
 
 
@@ -182,7 +194,7 @@ def _value(r: FrontierRow) -> str:
 
 
 def named(r: FrontierRow) -> str:
-    """Its workers, and what of their means stands apart."""
+    """The workers of a row, with the execution settings that differ from those asked for."""
     return f"{_workers(r.workers)} ({r.apart})" if r.apart else _workers(r.workers)
 
 
@@ -194,24 +206,19 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-# [answer] From the rows to the one record of the answer: the pick, and what settings and workers each buy. Pure.
-#
-# A row *qualifies* where it is shown to hold; without a target only where it is also within the margin of the most
-# accurate row that holds. Of the rows that qualify the pick is the one whose time x cost is least. So more workers are
-# taken where they are more times as fast than they are times as dear, and fewer where they are not: the knee of Eager,
-# Zahorjan and Lazowska ("Speedup versus efficiency in parallel systems", IEEE Transactions on Computers 1989).
-
-MOST_WORDS = 20  # of the headline
-MOST_SEEDS = 10  # more of them are not asked for: the program's own settings are then not nearly shown to do as well
-OWN, RULE, TUNED = "the program's own settings", "the naive rule", "tuned settings"
+# --- from the rows to the answer ---
 
 
 @dataclass(frozen=True)
 class PickedRow:
-    """``row``: the one to use. ``faster``: a row that is faster by the step-time model alone, within its error.
+    """The row to use, and the rows that it was preferred to.
 
-    ``shown``: the row that is shown to qualify, where ``row`` is the program's own settings, which do as well and are
-    no slower and no dearer; ``more_seeds`` would show that.
+    Attributes:
+        row: The row to use; None if all rows fall.
+        faster: A row that is faster only by the step-time model, within the model's error.
+        shown: The best row that is shown to qualify, if ``row`` is one of the program's own settings. These do as well
+            and are no slower and no dearer, but that is not shown yet.
+        more_seeds: How many further seeds would show it.
     """
 
     row: int | None
@@ -227,14 +234,17 @@ def answer_of(
     machine: OwnMachine | None = None,
     not_done: Sequence[str] = (),
 ) -> FrontierAnswer:
-    """The answer that ``rows`` give, still without commands.
+    """Build the answer from ``rows``, without commands.
 
     Args:
         rows: The table.
         by: How its rows were judged.
         parts: Into how many parts the workers asked about cut a batch, ascending.
-        machine: What this machine has; None: the trainings ran on other hosts.
-        not_done: What was asked for and not done.
+        machine: The cores and GPUs of this machine; None: the trainings ran on other hosts.
+        not_done: What was asked for and not done, in words.
+
+    Returns:
+        The answer with its headline.
     """
     picked = pick_row(rows, by)
     base = _baseline(rows, parts)
@@ -267,14 +277,18 @@ def answer_of(
     return replace(answer, sentence=sentence(answer, rows, by))
 
 
-# -- the pick ---------------------------------------------------------------------------------------------------------
+# --- the pick ---
+
+
 def pick_row(rows: Sequence[FrontierRow], by: FrontierCriteria) -> PickedRow:
     """The row to use.
 
-    Of those that qualify, the one whose time x cost is least. Of these, fewer workers where only the model says that
-    more are faster, within its own error. Then the program's own settings where they do as well, not yet shown, and
-    are no slower and no dearer. Where none qualifies: of the rows that may hold, the one whose interval comes nearest
-    to the target, or whose loss is bound lowest. None where all of them fall.
+    Of the rows that qualify, the pick has the least time x cost. Two exceptions follow. If more workers are faster
+    only by the model, within its error, the row with fewer workers is taken. If the program's own settings do as well
+    and are no slower and no dearer, they are taken, although this is not shown yet.
+
+    If no row qualifies, the pick is a row that may hold: its interval comes nearest to the target, or its loss has the
+    lowest bound.
     """
     holding = qualifying(rows, by)
     if not holding:
@@ -283,13 +297,13 @@ def pick_row(rows: Sequence[FrontierRow], by: FrontierCriteria) -> PickedRow:
     first = min(holding, key=lambda i: (rows[i].seconds * rows[i].cost, rows[i].workers))
     tied = [i for i in holding if rows[i].workers < rows[first].workers and _tie(rows[i], rows[first])]
     best = min([first, *tied], key=lambda i: (rows[i].workers, rows[i].seconds))
-    if (own := _own_instead(rows, rows[best], by)) is not None:
-        return PickedRow(own[0], shown=best, more_seeds=own[1])
+    if (own_settings := _own_instead(rows, rows[best], by)) is not None:
+        return PickedRow(own_settings[0], shown=best, more_seeds=own_settings[1])
     return PickedRow(best, None if best == first else first)
 
 
 def qualifying(rows: Sequence[FrontierRow], by: FrontierCriteria) -> list[int]:
-    """Which rows may be picked: see above. By the validation data: the pick must not be chosen on the test set."""
+    """The rows that qualify (see the module). Validation data decide: the pick must not be chosen on the test set."""
     holding = [i for i, r in enumerate(rows) if r.verdict == "holds"]
     if by.target is not None or not holding:
         return holding
@@ -298,9 +312,9 @@ def qualifying(rows: Sequence[FrontierRow], by: FrontierCriteria) -> list[int]:
 
 
 def more_seeds(r: FrontierRow, by: FrontierCriteria) -> int | None:
-    """How many more seeds would show that ``r`` holds, were its mean and its spread to stay.
+    """How many further seeds would show that ``r`` holds, if its mean and its spread stay.
 
-    None where that takes more than ``MOST_SEEDS``, or where a seed diverged.
+    None if that takes more than ``MOST_SEEDS``, or if a seed diverged.
     """
     if r.diverged:
         return None
@@ -330,24 +344,26 @@ def _alike(values: Sequence[float], n: int, quality: Objective) -> list[float]:
 
 
 def _own_instead(rows: Sequence[FrontierRow], chosen: FrontierRow, by: FrontierCriteria) -> tuple[int, int] | None:
-    """A row of the program's own settings that does as well as ``chosen``, for no more time, cost or workers, and is
-    not yet shown to hold; and how many more seeds would show it."""
-    found = []
+    """A row of the naive rule that does as well as ``chosen`` but is not yet shown to hold, and the seeds it needs.
+
+    The row takes no more time, cost or workers than ``chosen``. Returns (row, further seeds that would show it).
+    """
+    candidates = []
     for i, r in enumerate(rows):
         no_dearer = r.workers <= chosen.workers and r.seconds <= chosen.seconds and r.cost <= chosen.cost
         if r.role == "naive" and r.verdict == "not shown" and no_dearer and _does_as_well(r, chosen, by):
             more = more_seeds(r, by)
-            found += [] if more is None else [(i, more)]
-    return min(found, key=lambda each: rows[each[0]].seconds * rows[each[0]].cost, default=None)
+            candidates += [] if more is None else [(i, more)]
+    return min(candidates, key=lambda each: rows[each[0]].seconds * rows[each[0]].cost, default=None)
 
 
 def _does_as_well(r: FrontierRow, chosen: FrontierRow, by: FrontierCriteria) -> bool:
-    """Whether nothing shows that ``chosen`` is better: its mean is not, or lies within the interval of ``r``."""
+    """Whether nothing shows that ``chosen`` is better: its mean is no better, or lies in the interval of ``r``."""
     return by.loss(r.quality, chosen.quality) <= 0 or (r.ci is not None and r.ci[0] <= chosen.quality <= r.ci[1])
 
 
 def _tie(fewer: FrontierRow, more: FrontierRow) -> bool:
-    """Whether more workers are not shown to be faster: nothing but the model says so, within its own error."""
+    """Whether more workers are not shown to be faster: they are slower, or faster only within the model's error."""
     if fewer.seconds <= more.seconds:
         return True
     factors = [r.seconds_factor for r in (fewer, more) if r.seconds_label == "modelled"]
@@ -355,26 +371,28 @@ def _tie(fewer: FrontierRow, more: FrontierRow) -> bool:
 
 
 def _doubt(r: FrontierRow, by: FrontierCriteria) -> float:
-    """How far what is shown of a row is from what it should be."""
+    """How far the interval of a row is from the target, or how large its loss may be."""
     if by.target is not None:
         return max((by.loss(end, by.target) for end in r.ci), default=math.inf) if r.ci else math.inf
     return math.inf if r.loss_bound is None else r.loss_bound
 
 
 def _within(rows: Sequence[FrontierRow], by: FrontierCriteria, machine: OwnMachine) -> int | None:
-    """The best row that the machine has room for; None where none qualifies."""
+    """The best row that the machine has room for; None if no such row qualifies."""
     room = min(machine.cores, machine.gpus) if machine.gpus else machine.cores
     fitting = [i for i, r in enumerate(rows) if r.workers <= room]
-    found = pick_row([rows[i] for i in fitting], by)
-    if found.row is None or (rows[fitting[found.row]].verdict != "holds" and found.shown is None):
+    picked = pick_row([rows[i] for i in fitting], by)
+    if picked.row is None or (rows[fitting[picked.row]].verdict != "holds" and picked.shown is None):
         return None
-    return fitting[found.row]
+    return fitting[picked.row]
 
 
-# -- what earned it ---------------------------------------------------------------------------------------------------
+# --- what settings and workers buy ---
+
+
 @dataclass(frozen=True)
 class _Timed:
-    """One side of a comparison. ``ends``: of its time over seeds, where these differ. ``row``: its number."""
+    """One side of a comparison. ``ends``: the interval of its time over seeds, if these differ. ``row``: its number."""
 
     workers: int
     seconds: float
@@ -396,31 +414,32 @@ def _of_point(point: ScalingPoint, row: int | None = None) -> _Timed:
 
 
 def _gain(of: _Timed, beside: _Timed) -> Gain | None:
-    """What ``of`` buys; None where a time or a cost is nothing, so that no ratio tells."""
+    """How many times as fast and as dear ``of`` is as ``beside``; None if a time or a cost is 0."""
     if min(of.seconds, beside.seconds, of.cost, beside.cost) <= 0:
         return None
     factor = beside.seconds / of.seconds
     misses = [each.factor for each in (of, beside) if each.label == "modelled"]
-    known = [miss for miss in misses if miss is not None]
+    bounded = [miss for miss in misses if miss is not None]
     label: Literal["measured", "modelled"] = "modelled" if misses else "measured"
     low = high = None
-    if len(known) == len(misses) and (misses or of.ends or beside.ends):
-        mine, other = of.ends or (of.seconds, of.seconds), beside.ends or (beside.seconds, beside.seconds)
-        miss = max(known, default=1.0)
-        low, high = other[0] / mine[1] / miss if mine[1] else 0.0, other[1] / mine[0] * miss if mine[0] else math.inf
+    if len(bounded) == len(misses) and (misses or of.ends or beside.ends):
+        this, other = of.ends or (of.seconds, of.seconds), beside.ends or (beside.seconds, beside.seconds)
+        miss = max(bounded, default=1.0)
+        low, high = other[0] / this[1] / miss if this[1] else 0.0, other[1] / this[0] * miss if this[0] else math.inf
     return Gain(of.workers, beside.workers, factor, low, high, label, of.cost / beside.cost, beside.row)
 
 
 def _points(r: FrontierRow) -> list[ScalingPoint]:
-    """Its settings on numbers of workers, fewest first; its own as the row has it."""
-    own = ScalingPoint(r.workers, r.seconds, r.seconds_label, r.seconds_factor, r.cost)
-    return sorted([*(p for p in r.scaling if p.workers != r.workers), own], key=lambda point: point.workers)
+    """The times of the settings of ``r`` on several worker counts, fewest first, the row's own time included."""
+    this_row = ScalingPoint(r.workers, r.seconds, r.seconds_label, r.seconds_factor, r.cost)
+    return sorted([*(p for p in r.scaling if p.workers != r.workers), this_row], key=lambda point: point.workers)
 
 
 def _of_settings(chosen: FrontierRow, base: FrontierRow | None, rows: Sequence[FrontierRow]) -> Gain | None:
-    """The first leg from the program's own settings on the fewest workers to ``chosen``: its settings.
+    """What the settings of ``chosen`` buy: the settings change, on the fewest workers.
 
-    ``_of_workers`` is the second. So their product is the whole, and neither is credited with what the other brought.
+    ``_of_workers`` is the second step: the workers change, with the settings of ``chosen``. The product of both is the
+    whole gain, and no part of it is counted twice.
     """
     fewest = _points(chosen)[0]
     if base is None or fewest.workers != base.workers or chosen.settings == base.settings:
@@ -431,7 +450,7 @@ def _of_settings(chosen: FrontierRow, base: FrontierRow | None, rows: Sequence[F
 
 
 def _of_workers(rows: Sequence[FrontierRow], chosen: FrontierRow) -> Gain | None:
-    """What the workers of ``chosen`` buy beside the fewest, with its settings."""
+    """What the workers of ``chosen`` buy over the fewest workers, with its settings."""
     fewest = _points(chosen)[0]
     if fewest.workers == chosen.workers:
         return None
@@ -440,7 +459,7 @@ def _of_workers(rows: Sequence[FrontierRow], chosen: FrontierRow) -> Gain | None
 
 
 def _of_more_workers(chosen: FrontierRow) -> Gain | None:
-    """What more workers than those of ``chosen`` would buy, with its settings: as many as are fastest."""
+    """What more workers than those of ``chosen`` would buy, with its settings: the fastest such count."""
     more = [point for point in _points(chosen) if point.workers > chosen.workers]
     fastest = min(more, key=lambda point: point.seconds, default=None)
     return None if fastest is None else _gain(_of_point(fastest), _of_row(replace(chosen, seed_seconds=[])))
@@ -454,20 +473,20 @@ def _beside_naive(rows: Sequence[FrontierRow], chosen: FrontierRow) -> Gain | No
 
 
 def _beside_cheapest(rows: Sequence[FrontierRow], chosen: FrontierRow, by: FrontierCriteria) -> Gain | None:
-    """``chosen`` beside the cheapest row that qualifies; None where there is no cheaper one."""
-    there = qualifying(rows, by)
-    row = min(there, key=lambda i: (rows[i].cost, rows[i].seconds), default=None)
+    """``chosen`` beside the cheapest row that qualifies; None if no cheaper row does."""
+    qualified = qualifying(rows, by)
+    row = min(qualified, key=lambda i: (rows[i].cost, rows[i].seconds), default=None)
     return None if row is None or rows[row].cost >= chosen.cost else _gain(_of_row(chosen), _of_row(rows[row], row))
 
 
 def _fastest(rows: Sequence[FrontierRow], chosen: FrontierRow, by: FrontierCriteria) -> int | None:
-    """The fastest row that qualifies; None where there is no faster one."""
+    """The fastest row that qualifies; None if no faster row does."""
     row = min(qualifying(rows, by), key=lambda i: (rows[i].seconds, rows[i].cost), default=None)
     return None if row is None or rows[row].seconds >= chosen.seconds else row
 
 
 def settings_name(r: FrontierRow, base: FrontierRow | None) -> str:
-    """What the settings of ``r`` are called; ``base``: the program's own, on the fewest workers."""
+    """The name of the settings of ``r``; ``base``: the row of the program's own settings on the fewest workers."""
     if base is not None and r.settings == base.settings:
         return OWN
     return RULE if r.role == "naive" else TUNED
@@ -485,8 +504,8 @@ def _conclusion(answer: FrontierAnswer, rows: Sequence[FrontierRow]) -> Conclusi
     if chosen.verdict != "holds":
         return "not shown"
     if answer.workers is None:
-        own = _of_row(replace(chosen, seed_seconds=[]))
-        gains = [_gain(_of_point(point), own) for point in _points(chosen)[1:]]
+        chosen_side = _of_row(replace(chosen, seed_seconds=[]))
+        gains = [_gain(_of_point(point), chosen_side) for point in _points(chosen)[1:]]
         return "fewest are enough" if gains and not any(g is not None and g.pays for g in gains) else "use"
     if answer.workers.pays:
         return "use"
@@ -495,7 +514,9 @@ def _conclusion(answer: FrontierAnswer, rows: Sequence[FrontierRow]) -> Conclusi
     return "use" if fails else "fewest may be enough"
 
 
-# -- the headline -----------------------------------------------------------------------------------------------------
+# --- the headline ---
+
+
 def sentence(answer: FrontierAnswer, rows: Sequence[FrontierRow], by: FrontierCriteria) -> str:
     """The headline: the first of several wordings, from full to short, that has at most ``MOST_WORDS`` words."""
     wordings = _wordings(answer, rows, by)
@@ -509,16 +530,16 @@ def _wordings(answer: FrontierAnswer, rows: Sequence[FrontierRow], by: FrontierC
     if answer.pick is None:
         return [f"No settings were found that may {goal}; search longer."]
     r, name = rows[answer.pick], answer.settings_name
-    there, short = named(r), count(r.workers, "worker")
+    full, short = named(r), count(r.workers, "worker")
     value = f"{by.quality.name} {estimate(r.quality, r.ci)}"
     match answer.conclusion:
         case "own settings do":
             do = "does" if name == RULE else "do"
             more = count(answer.more_seeds or 1, "more seed")
-            return [f"{_capital(name)} {do} as well on {on}, not yet shown: {more} would." for on in (there, short)]
+            return [f"{_capital(name)} {do} as well on {on}, not yet shown: {more} would." for on in (full, short)]
         case "not shown":
             nearest = f"No settings are shown to {goal}: nearest {'is' if name == RULE else 'are'} {name}"
-            return [f"{nearest} on {there}, {value}.", f"{nearest} on {short}, {value}.", f"{nearest} on {short}."]
+            return [f"{nearest} on {full}, {value}.", f"{nearest} on {short}, {value}.", f"{nearest} on {short}."]
         case "fewest are enough":
             return _enough(answer, r)
         case "fewest may be enough" if answer.workers is not None:
@@ -526,14 +547,14 @@ def _wordings(answer: FrontierAnswer, rows: Sequence[FrontierRow], by: FrontierC
             only = f"only {_times(answer.workers)} as fast{_label(answer.workers)}"
             price = f"for {_cost(answer.workers)} the cost"
             return [
-                f"{fewest} may be enough: {there} {_are(r.workers)} {only} {price}.",
+                f"{fewest} may be enough: {full} {_are(r.workers)} {only} {price}.",
                 f"{fewest} may be enough: {short} {_are(r.workers)} {only} {price}.",
                 f"{fewest} may be enough: {short} {_are(r.workers)} {only}.",
             ]
     reaches = f"reaches {by.target:g}" if by.target is not None else "holds"
     why = [word for word in (_earned(answer, r), f"{value} {reaches}") if word]
     return [
-        *(f"Use {on} with {name}: {word}." for word in why for on in (there, short)),
+        *(f"Use {on} with {name}: {word}." for word in why for on in (full, short)),
         f"Use {short} with {name}.",
     ]
 
@@ -560,7 +581,7 @@ def _enough(answer: FrontierAnswer, r: FrontierRow) -> list[str]:
 
 
 def _earned(answer: FrontierAnswer, r: FrontierRow) -> str:
-    """What the pick owes its settings, and what its workers."""
+    """How many times as fast the pick is by its settings, and by its workers."""
     settings, workers = answer.settings, answer.workers
     parts = []
     if settings is not None:

@@ -1,7 +1,7 @@
 """How a frontier's budget is split among its phases, from the first steps that were measured. Pure.
 
 All phases share one budget, and the search gets at least ``SEARCH_SHARE`` of it. If the other phases do not fit into
-the rest, they are shortened in this order: throughput, seeds, settings to confirm. The answer says in words what was
+the rest, they are shortened in this order: throughput, seeds, settings to confirm. The answer lists what was
 shortened or left out.
 """
 
@@ -17,16 +17,16 @@ from elastune.core.formatting import count, duration
 SEARCH_SHARE = 0.4
 """The least part of a budget that is for the search."""
 LEAST_SEEDS = 2
-"""Of a row: a confidence interval needs them."""
+"""The least seeds of a row: a confidence interval needs two."""
 LANE = 0.5
-"""What each core after the first adds where trainings share a machine: they slow each other down."""
+"""The throughput that each core after the first adds: trainings that share a machine slow each other down."""
 TIMED_STEPS = 25
 LEAST_STEPS = 8
-"""Of a short run: the first few steps warm up and do not count."""
+"""The most and the least steps of a short run. Its first steps warm up and do not count."""
 TIMING_SHARE = 0.01
-"""The most of a budget that the steps of one short run may take."""
+"""The largest part of a budget that the steps of one short run may take."""
 SPARE = 1.3
-"""Of what confirming is predicted to take: the search's front is confirmed, too, so that it has an interval."""
+"""The factor on the predicted time of confirming: the search's front is confirmed, too, so that it has an interval."""
 SHORTEST_S, LONGEST_S = 10.0, 600.0
 """Bounds of a budget that is chosen from the first steps."""
 
@@ -38,10 +38,10 @@ class TrainingCost:
     Args:
         step_s: Seconds of a step.
         steps: Steps of a whole training.
-        report_s: Seconds of what comes between the steps, for each report.
+        report_s: Seconds between the steps, for each report.
         reports: Reports of a whole training.
         start_s: Seconds until the first step, and from the last one to the end.
-        whole_s: Of a whole training, once some were made; None: as its parts say.
+        whole_s: Measured seconds of a whole training, once some have ended; None: the sum of the parts.
     """
 
     step_s: float
@@ -53,7 +53,7 @@ class TrainingCost:
 
     @property
     def training_s(self) -> float:
-        """Seconds of a whole training that has the machine for itself."""
+        """Seconds of a whole training that runs alone on the machine."""
         if self.whole_s is not None:
             return self.whole_s
         return self.start_s + self.steps * self.step_s + self.reports * self.report_s
@@ -66,19 +66,19 @@ class TrainingCost:
 
 @dataclass(frozen=True)
 class PhaseWork:
-    """What a frontier is to do, after its first steps were measured.
+    """The work of a frontier, as known after its first steps were measured.
 
     Args:
         trainers: For each worker count, how many workers train for it.
         policies: The same for each count under each policy that was given.
         seeds: Trainings of each.
         cores: Workers that may train at a time.
-        timings: Short runs that calibrate, each by its batch over the program's own.
-        throughput: Short runs that look for faster execution.
-        rows: Short runs that time what is found, each by its batch over the program's own.
-        spent_s: Seconds of the budget that are gone.
-        done: Trainings of the naive rule that were made in them.
-        searched_s: What the search had of them.
+        timings: Short runs that calibrate: the batch of each, over the program's own.
+        throughput: The number of short runs that look for faster execution settings.
+        rows: Short runs that time the rows: the batch of each, over the program's own.
+        spent_s: Seconds of the budget that are spent.
+        done: Trainings of the naive rule that ended in that time.
+        searched_s: Seconds of that time that the search had.
     """
 
     trainers: tuple[int, ...]
@@ -95,11 +95,15 @@ class PhaseWork:
 
 @dataclass(frozen=True)
 class PhaseBudget:
-    """Seconds of each phase, in their order. ``calibrate`` includes what was spent before.
+    """The seconds of each phase, in their order. ``calibrate`` includes the time that was spent before the split.
 
-    ``searches``: whether there is a search, with its share of the budget. ``seeds``: trainings of each cell of the
-    table. ``confirmed``: for how many worker counts there is time to confirm settings. ``left_out``: what is shortened,
-    and why, in words. ``needs_s``: the least budget with a search in it.
+    Attributes:
+        budget_s: Seconds of all phases together.
+        seeds: Trainings of each cell of the table.
+        confirmed: For how many worker counts there is time to confirm settings.
+        needs_s: The least budget that includes a search.
+        searches: Whether the search runs, with its share of the budget.
+        left_out: What is shortened or left out, and why, in words.
     """
 
     budget_s: float
@@ -118,22 +122,22 @@ class PhaseBudget:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """By phase."""
+        """Seconds by phase."""
         names = ("calibrate", "throughput", "naive", "policy", "search", "confirm", "timing")
         return {name: getattr(self, name) for name in names}
 
 
 def timed_steps(step_s: float, budget_s: float) -> int:
-    """How many steps a short run takes: fewer where they are long."""
+    """How many steps a short run takes: fewer if they are long."""
     if not 0 < step_s < math.inf or budget_s == math.inf:
         return TIMED_STEPS
     return int(min(TIMED_STEPS, max(LEAST_STEPS, TIMING_SHARE * budget_s / step_s)))
 
 
 def trainings_s(trainers: Sequence[int], training_s: float, cores: int) -> float:
-    """Seconds of trainings on so many workers each, where ``cores`` may train at a time.
+    """Seconds of trainings with the given worker counts, if ``cores`` workers may train at a time.
 
-    One that is as wide as the machine runs by itself, and is not taken to be faster for its workers.
+    A training as wide as the machine runs alone. It is not assumed to be faster for its workers.
     """
     lanes = 1 + LANE * (cores - 1)
     single = sum(workers == 1 for workers in trainers)
@@ -142,16 +146,16 @@ def trainings_s(trainers: Sequence[int], training_s: float, cores: int) -> float
 
 
 def plan_phases(cost: TrainingCost, work: PhaseWork, budget_s: float | None, *, short: bool = False) -> PhaseBudget:
-    """Split ``budget_s`` (None: one that all of ``work`` fits into) among the phases.
+    """Split ``budget_s`` among the phases.
 
-    With ``short``, a budget without time for the search is for the rest. Without it, and in a budget that is too small,
-    the result has no ``search`` either: whoever asks must refuse it, see ``refuse_small``.
+    A budget without time for the search gives a result whose ``searches`` is false. Unless the user allows that, the
+    caller must refuse it (see ``refuse_small``).
 
     Args:
-        cost: Of a training, as measured.
-        work: What is to be done.
-        budget_s: Seconds for everything, from the beginning of the frontier to its answer.
-        short: Whether the search may be left out.
+        cost: The cost of a training, as measured.
+        work: The work of all phases.
+        budget_s: Seconds from the beginning of the frontier to its answer; None: a budget that all of ``work`` fits in.
+        short: Whether the user allows to leave the search out.
 
     Returns:
         The seconds of each phase, and what was shortened.
@@ -176,26 +180,26 @@ def plan_phases(cost: TrainingCost, work: PhaseWork, budget_s: float | None, *, 
                 throughput = min(throughput, rest_s - (sum(others) - throughput))
                 free_s = budget_s - calibrate - throughput - naive - policy - timing
                 confirm = min(SPARE * confirm, free_s - share_s)
-                found = PhaseBudget(
+                phases = PhaseBudget(
                     *(budget_s, calibrate, throughput, naive, policy, free_s - confirm, confirm, timing),
                     *(seeds, confirmed, needs_s),
                 )
-                return replace(found, left_out=_left_out(work, found, tried, whole[1]))
+                return replace(phases, left_out=_left_out(work, phases, tried, whole[1]))
     return _without_search(cost, work, budget_s, needs_s)
 
 
-def refuse_small(found: PhaseBudget, cost: TrainingCost) -> None:
-    """Raise ``UserError`` where a budget leaves the search less than its share."""
-    if found.searches:
+def refuse_small(phases: PhaseBudget, cost: TrainingCost) -> None:
+    """Raise ``UserError`` if a budget leaves the search less than its share."""
+    if phases.searches:
         return
     rule = f"{SEARCH_SHARE:.0%} of a budget are for the search, and the other phases must fit into the rest"
-    took = f"{duration(found.budget_s)}, where one training takes about {duration(cost.training_s)} here now"
-    needs_s = _rounded(1.15 * found.needs_s)
+    took = f"{duration(phases.budget_s)}, where one training takes about {duration(cost.training_s)} here now"
+    needs_s = _rounded(1.15 * phases.needs_s)
     raise UserError(rule, took, f"use --budget {needs_s:.0f}s, or --short to leave the search out")
 
 
 def _shorter(work: PhaseWork) -> list[tuple[int, int]]:
-    """(seeds, counts whose settings are confirmed), from all that was asked for to the least."""
+    """(seeds, worker counts whose settings are confirmed), from the full request to the least possible."""
     counts, least = len(work.trainers), min(work.seeds, LEAST_SEEDS)
     fewer = [(seeds, counts) for seeds in range(work.seeds, least - 1, -1)]
     return [*fewer, *((least, confirmed) for confirmed in range(counts - 1, 0, -1))]
@@ -218,29 +222,29 @@ def _without_search(cost: TrainingCost, work: PhaseWork, budget_s: float, needs_
     """As many seeds as the budget has time for, at least one; nothing is confirmed."""
     calibrate = work.spent_s + sum(cost.timing_s(factor, budget_s) for factor in work.timings)
     left_s = budget_s - calibrate
-    one_s = trainings_s((*work.trainers, *work.policies), cost.training_s, work.cores)
-    seeds = int(min(work.seeds, max(1.0, left_s / one_s))) if one_s > 0 else work.seeds
+    each_s = trainings_s((*work.trainers, *work.policies), cost.training_s, work.cores)
+    seeds = int(min(work.seeds, max(1.0, left_s / each_s))) if each_s > 0 else work.seeds
     naive = min(max(0.0, left_s), trainings_s(work.trainers * seeds, cost.training_s, work.cores))
     policy = min(max(0.0, left_s - naive), trainings_s(work.policies * seeds, cost.training_s, work.cores))
-    found = PhaseBudget(budget_s, calibrate, 0.0, naive, policy, 0.0, 0.0, 0.0, seeds, 0, needs_s, searches=False)
+    phases = PhaseBudget(budget_s, calibrate, 0.0, naive, policy, 0.0, 0.0, 0.0, seeds, 0, needs_s, searches=False)
     why = f"the search: a budget of {duration(budget_s)} has no time for it, {duration(needs_s)} would have"
-    return replace(found, left_out=(why, *_left_out(work, found, False, 0.0)))
+    return replace(phases, left_out=(why, *_left_out(work, phases, False, 0.0)))
 
 
-def _left_out(work: PhaseWork, found: PhaseBudget, tried: bool, throughput_s: float) -> tuple[str, ...]:
+def _left_out(work: PhaseWork, phases: PhaseBudget, tried: bool, throughput_s: float) -> tuple[str, ...]:
     words = []
     if work.throughput and not tried:
         words.append("the throughput phase: there is no time for it")
-    elif found.throughput < throughput_s * 0.99:
-        words.append(f"of the throughput phase, what takes more than {duration(found.throughput)}")
-    if found.seeds < work.seeds:
-        words.append(f"{count(work.seeds - found.seeds, 'seed')} of {work.seeds} for each cell of the table")
-    if found.searches and found.confirmed < len(work.trainers):
-        few, all_of = found.confirmed, len(work.trainers)
+    elif phases.throughput < throughput_s * 0.99:
+        words.append(f"of the throughput phase, what takes more than {duration(phases.throughput)}")
+    if phases.seeds < work.seeds:
+        words.append(f"{count(work.seeds - phases.seeds, 'seed')} of {work.seeds} for each cell of the table")
+    if phases.searches and phases.confirmed < len(work.trainers):
+        few, all_of = phases.confirmed, len(work.trainers)
         words.append(f"confirming tuned settings for all worker counts: there is time for {few} of {all_of}")
     return tuple(words)
 
 
 def _rounded(seconds: float) -> float:
-    """Up to the next ten seconds."""
+    """``seconds`` rounded up to the next ten."""
     return 10.0 * math.ceil(seconds / 10)

@@ -32,15 +32,19 @@ from elastune.tune.study.resume import SpaceSummary, summarize_space
 from elastune.tune.study.trial_results import EXECUTION_PARAMETERS, SYSTEM_PARAMETERS
 from elastune.tune.study.validate import check_feasible
 
-PROBED = 64  # configurations that are looked at before any is trained
+PROBED = 64  # configurations that are checked before any is trained
 ONE_STRATEGY = "a frontier's step times are those of one strategy"
 
 
 @dataclass(frozen=True)
 class Proposed:
-    """What the search proposes: what is trained, by which ``rule`` its learning rate follows its batch, and for whom.
+    """A training that the search proposes.
 
-    ``chosen``: whether the space chose the ``layout``; else it is who the batch is large enough for.
+    Attributes:
+        recipe: The configuration, and the variant of its execution.
+        rule: The rule by which its learning rate follows its batch.
+        layout: The worker layout that it is for.
+        chosen: Whether the space chose the layout. Otherwise it is the widest layout that the batch fills.
     """
 
     recipe: Recipe
@@ -50,12 +54,22 @@ class Proposed:
 
 
 @dataclass(frozen=True)
-class FrontierPlan:
-    """What a frontier trains and searches. ``axes`` are the front's objectives, ``searched`` the sampler's.
+class CheckedFrontier:
+    """A frontier's request after all checks, with everything that follows from it: what it trains and searches.
 
-    ``worker_layouts``: for whom it speaks; the search adds to it. ``named``: for whom, and in which ways, the space may train,
-    as far as it was looked at. ``timeable``: the most workers whose steps can be timed; None: any. ``samples``: of the
-    training set, once a run has told; None: not known, and no batch is cut.
+    Attributes:
+        request: The request.
+        config: The program's own settings, with those that the request replaces.
+        quality: The objective that must hold.
+        user_space: The program's search space.
+        constraints: The constraints of program and request.
+        worker_layouts: The worker layouts that the frontier answers for; the search adds to them.
+        program: The loaded program.
+        named: The layouts and variants that the space chose in the configurations that were checked.
+        timeable: The most workers whose steps can be timed; None: any number.
+        source: A digest of the program's source, for resuming.
+        seen: A summary of the space, for resuming.
+        samples: The size of the training set, once a run has reported it; None: not known, and no batch is cut.
     """
 
     request: FrontierRequest
@@ -73,29 +87,29 @@ class FrontierPlan:
 
     @property
     def layouts(self) -> tuple[ExecutionSettings, ...]:
-        """Those asked about."""
-        return self.worker_layouts.asked
+        """The worker layouts asked about."""
+        return self.worker_layouts.requested
 
     @property
     def variant(self) -> Variant:
-        """The way that was asked for."""
+        """The variant that was asked for."""
         return self.worker_layouts.variant
 
     @property
     def together(self) -> bool:
-        """Whether anything is trained by as many workers as it speaks for."""
+        """Whether some training needs as many workers as it is for, because they show in its result."""
         return bool(self.request.policies) or not all(
             variant.alone for variant in (self.variant, *(variant for _, variant in self.named))
         )
 
     @property
     def axes(self) -> tuple[Objective, ...]:
-        """Quality, time and cost."""
+        """The objectives of the front: quality, time and cost."""
         return (self.quality, *parse_objectives({"seconds": "min", "cost": "min"}))
 
     @property
     def searched(self) -> tuple[Objective, ...]:
-        """Quality, and time at the largest worker count."""
+        """The objectives of the sampler: quality, and time at the largest worker count."""
         return (self.quality, *parse_objectives({"seconds": "min"}))
 
     @property
@@ -105,26 +119,26 @@ class FrontierPlan:
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """Into how many parts the crews asked about cut a batch, ascending: quality depends on no more of a crew."""
+        """Into how many parts the layouts cut a batch, ascending. Quality depends on nothing else of a layout."""
         return tuple(sorted({layout.num_slots for layout in self.layouts}))
 
     def real_batch(self, batch: int) -> int:
-        """What a step has of ``batch`` samples: never more than the training set."""
+        """``batch``, cut at the size of the training set."""
         return batch if self.samples is None else min(batch, self.samples)
 
     def naive_batch(self, parts: int) -> int:
-        """The global batch of the naive rule: x ``parts``, as far as there are samples."""
+        """The global batch of the naive rule: the program's own x ``parts``, cut at the size of the training set."""
         return self.real_batch(self.base_batch * parts)
 
     def naive(self, parts: int) -> Config:
-        """The naive rule: global batch and learning rate x ``parts``; a batch is cut at the training set's size."""
+        """The naive rule: global batch and learning rate x ``parts``, cut at the size of the training set."""
         batch, base = self.naive_batch(parts), self.real_batch(self.base_batch)
         lr = number(self.config, "lr") * (batch / base)
         return {**self.config, "batch_size": batch if batch != base else self.base_batch, "lr": lr}
 
     @property
     def cut(self) -> tuple[str, ...]:
-        """Which batches of the naive rule exceed the training set, in words with both numbers."""
+        """A line for each batch of the naive rule that exceeds the training set."""
         return tuple(
             f"batch {self.base_batch * parts:,} of {parts} workers is cut to the {self.samples:,} samples of the "
             f"training set, and its learning rate to {self.naive(parts)['lr']:.4g}"
@@ -133,83 +147,89 @@ class FrontierPlan:
         )
 
     def naive_recipe(self, parts: int, policies: tuple[str, ...] = ()) -> Recipe:
-        """The naive rule in the way that was asked for, perhaps under policies."""
+        """The naive rule in the variant that was asked for, perhaps under policies."""
         return Recipe(self.naive(parts), replace(self.variant, policies=policies))
 
     def execution(self, parts: int, variant: Variant | None = None) -> ExecutionSettings:
-        """How a training is run that speaks for the crews of ``parts``: each is one slot, unless learners need more."""
+        """The execution settings of a training for layouts of ``parts``: one slot each, unless learners need more."""
         return (variant or self.variant).trainer(self.worker_layouts.first(parts))
 
     def kind(self, parts: int, variant: Variant | None = None) -> StepKind:
-        """Of the steps of the first crew with so many parts: settings are ranked by their time there."""
+        """The kind of steps of the first layout with so many parts. Settings are ranked by their time on it."""
         return self.worker_layouts.kind(self.worker_layouts.first(parts), variant or self.variant)
 
     def kind_of(self, training: Training) -> StepKind:
-        """Of the steps of those for whom it was trained."""
+        """The kind of steps of the layout that ``training`` was for."""
         if training.layout is None and training.parts in self.worker_layouts.parts:
             return self.kind(training.parts, training.variant)
-        return self.kind_for_search(training)  # one that was begun for others than are asked about now: the widest
+        return self.kind_for_search(training)  # its layout is no longer asked about: the widest
 
     def kind_for_search(self, training: Training) -> StepKind:
-        """Of the steps by which the search judges it: on the crew that its space chose, or else on the widest."""
+        """The kind of steps by which the search judges it: of the layout that its space chose, or else the widest."""
         layout = self.worker_layouts.widest if training.layout is None else training.layout
         return self.worker_layouts.kind(layout, training.variant)
 
     def searched_for(self, batch: int) -> int:
         """For how many parts the search trains a ``batch``: the most that it fills.
 
-        Each of them then has as many samples as the program's own batch. So passes stay as large as those that the
-        program was written for, and the search does not pay for many small ones.
+        Each part then has as many samples as the program's own batch. So passes stay as large as the program was
+        written for, and the search does not pay for many small ones.
         """
         least = (self.request.trial_workers or (1, 1))[1]
         enough = [parts for parts in self.parts if parts >= least]
         return max((parts for parts in enough if parts * self.base_batch <= batch), default=enough[0])
 
     def space(self, trial: Any) -> dict[str, Any]:
-        """The user's space; what it has not of a batch size and, where some are given, policies; and a rule by which
-        the learning rate follows the batch."""
-        found = dict(self.user_space(trial))
-        if self.request.policies and "policy" not in found:
-            found["policy"] = trial.suggest_categorical("policy", [NO_POLICY, *self.request.policies])
-        if "batch_size" not in found:
+        """The space that is searched: the user's space, and the rule by which the learning rate follows the batch.
+
+        If the user's space has no batch size, or none of the given policies, these are added.
+        """
+        values = dict(self.user_space(trial))
+        if self.request.policies and "policy" not in values:
+            values["policy"] = trial.suggest_categorical("policy", [NO_POLICY, *self.request.policies])
+        if "batch_size" not in values:
             sizes = sorted({self.base_batch * parts for parts in (1, *self.parts)})
-            found["batch_size"] = trial.suggest_categorical("batch_size", sizes)
-        _check_scalable({**self.config, **found})
-        found["lr_rule"] = trial.suggest_categorical("lr_rule", list(LR_RULES))
-        return in_full({**self.config, **found}, self.config)
+            values["batch_size"] = trial.suggest_categorical("batch_size", sizes)
+        _check_scalable({**self.config, **values})
+        values["lr_rule"] = trial.suggest_categorical("lr_rule", list(LR_RULES))
+        return in_full({**self.config, **values}, self.config)
 
     def propose(self, values: Mapping[str, Any]) -> Proposed:
-        """What ``values`` of the space stand for. Raises ``UserError`` where its means cannot be had together."""
+        """The training that ``values`` of the space stand for.
+
+        Raises:
+            UserError: If its execution settings cannot be combined.
+        """
         config, rule = self.resolve(values)
         agreed = SyncChoice.of(values, self.config)
-        told = {
+        layout_settings = {
             name: values[name]
             for name in (*EXECUTION_PARAMETERS, "policy")
             if name in values and name not in self.config
         }
-        policies = policies_of(told.pop("policy", NO_POLICY))
-        own = {name: told.pop(name) for name in VARIANT_SETTINGS if name in told}
-        variant = Variant.of(replace(self.request.execution, **own), agreed, policies)
+        policies = policies_of(layout_settings.pop("policy", NO_POLICY))
+        variant_settings = {name: layout_settings.pop(name) for name in VARIANT_SETTINGS if name in layout_settings}
+        variant = Variant.of(replace(self.request.execution, **variant_settings), agreed, policies)
         like = first_of(self.layouts, self.searched_for(int(number(config, "batch_size"))))
-        layout = chosen_layout(self.layouts, self.request.execution, like, told) if told else like
+        layout = chosen_layout(self.layouts, self.request.execution, like, layout_settings) if layout_settings else like
         self.check_variant(layout, variant)
-        return Proposed(Recipe(config, variant), rule, layout, bool(told))
+        return Proposed(Recipe(config, variant), rule, layout, bool(layout_settings))
 
-    def without_means(self, values: Mapping[str, Any]) -> Proposed:
-        """The settings of ``values`` alone, in the way that was asked for: of what is refused."""
+    def settings_only(self, values: Mapping[str, Any]) -> Proposed:
+        """The training of a refused proposal: the settings of ``values`` in the variant that was asked for."""
         config, rule = self.resolve(values)
         layout = first_of(self.layouts, self.searched_for(int(number(config, "batch_size"))))
         return Proposed(Recipe(config, self.variant), rule, layout, False)
 
     def check_variant(self, layout: ExecutionSettings, variant: Variant) -> None:
-        """Raise ``UserError`` where ``layout`` cannot go ``variant``, or nothing could be told of it there."""
+        """Raise ``UserError`` if ``layout`` cannot run ``variant``, or if a frontier could not judge it."""
         request, execution = self.request, variant.on(layout)
         _check_timeable(layout, self.timeable)
         if not variant.alone and (request.trial_workers is not None or _stands_in(self.worker_layouts, layout)):
             rule = "in fast mode, and under a policy, workers show in the result"
             fix = "leave out --trial-workers, and all but one mesh of as many parts; or use exact mode without policies"
             raise UserError(
-                rule, f"{layout.first_mesh}, {self.worker_layouts.ways(layout, variant) or layout.mode}", fix
+                rule, f"{layout.first_mesh}, {self.worker_layouts.differences(layout, variant) or layout.mode}", fix
             )
         if variant.agreed.schedule.changes:
             raise UserError(ONE_STRATEGY, str(variant.agreed.schedule), "compare schedules with elastune tune")
@@ -224,7 +244,7 @@ class FrontierPlan:
                 raise UserError(ONE_STRATEGY, f"the policy {text}", "compare such policies with elastune tune")
 
     def is_possible(self, layout: ExecutionSettings, variant: Variant) -> bool:
-        """Whether ``layout`` can go ``variant``."""
+        """Whether ``layout`` can run ``variant``."""
         try:
             self.check_variant(layout, variant)
         except UserError:
@@ -232,7 +252,7 @@ class FrontierPlan:
         return True
 
     def resolve(self, values: Mapping[str, Any]) -> tuple[Config, str]:
-        """The configuration that ``values`` of the space stand for, its learning rate scaled, and the rule."""
+        """The configuration that ``values`` of the space stand for, with its learning rate scaled, and the rule."""
         system = {*SYSTEM_PARAMETERS, *strategy_settings(values, self.config)} - set(self.config) | {"lr_rule"}
         plain = {k: v for k, v in values.items() if k not in system}
         config = _with_epochs(merge(self.config, plain), self.request.epochs)
@@ -244,7 +264,7 @@ class FrontierPlan:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The request as the journal keeps it."""
+        """The request in the form that the journal keeps."""
         prices = self.request.prices
         plain = asdict(replace(self.request, prices=None))
         del plain["command"]  # the journal has it beside the settings
@@ -258,14 +278,22 @@ class FrontierPlan:
         plain["policies"] = list(self.request.policies)
         plain["objectives"] = {o.name: o.direction for o in self.axes}
         plain["source"], plain["space"] = self.source, self.seen
-        del plain["accept_changes"]  # once is not for ever
+        del plain["accept_changes"]  # it holds for one call only
         return {"kind": "frontier", **plain}
 
 
-def check(request: FrontierRequest, timeable: int | None = None) -> FrontierPlan:
-    """Raise ``UserError`` for all that can be known to be wrong before anything runs.
+def check(request: FrontierRequest, timeable: int | None = None) -> CheckedFrontier:
+    """Check a request before anything runs.
 
-    ``timeable``: the most workers whose steps can be timed; None: as many as are asked about.
+    Args:
+        request: The request.
+        timeable: The most workers whose steps can be timed; None: as many as are asked about.
+
+    Returns:
+        The checked request, with everything that follows from it.
+
+    Raises:
+        UserError: For a wrong request, and for a program that a frontier cannot train.
     """
     counts = request.workers
     if not (counts or request.meshes) or any(w < 1 for w in counts) or list(counts) != sorted(set(counts)):
@@ -287,13 +315,13 @@ def check(request: FrontierRequest, timeable: int | None = None) -> FrontierPlan
         raise UserError("a frontier needs a quality objective", "none", "objectives = {'accuracy': 'max'} in the file")
     name = request.quality or objectives[0][0]
     if name not in dict(objectives):
-        known = ", ".join(n for n, _ in objectives)
-        raise UserError("the quality must be one of the program's objectives", name, f"use one of {known}")
+        names = ", ".join(n for n, _ in objectives)
+        raise UserError("the quality must be one of the program's objectives", name, f"use one of {names}")
     (quality,) = parse_objectives({name: dict(objectives)[name]})
     request = replace(request, constraints=all_texts(program.constraints, request.constraints))
     check_target(request.target, quality)
     worker_layouts, constraints = WorkerLayouts(layouts, request.execution), parse_constraints(request.constraints)
-    plan = FrontierPlan(
+    plan = CheckedFrontier(
         request, config, quality, program.space, constraints, worker_layouts, program, timeable=timeable
     )
     check_sampler(request.sampler, plan.searched)
@@ -314,7 +342,7 @@ def check(request: FrontierRequest, timeable: int | None = None) -> FrontierPlan
         raise UserError(rule, "--trial-workers with --mode fast", "use --mode exact")
     _check_policies(plan)
     samples = [*corners(plan.space, request.seed), *probe(plan.space, PROBED, request.seed)]
-    named = _named(plan, samples)  # a space that raises does so before anything is trained
+    named = _named(plan, samples)  # a space with an error raises now, before anything is trained
     check_feasible(plan.space, plan.constraints, {}, request.seed)
     seen = summarize_space(program.space, request.seed)
     return replace(plan, named=named, source=source_of(request.program), seen=seen)
@@ -323,8 +351,8 @@ def check(request: FrontierRequest, timeable: int | None = None) -> FrontierPlan
 def check_target(target: float | None, quality: Objective, seen: float | None = None) -> None:
     """Raise ``UserError`` for a target that ``quality`` cannot have, by its bounds or by the first value ``seen``.
 
-    A metric of unknown bounds that begins as a part of 1, and is to reach more than 1 and at most 100, is taken for a
-    part of 1 whose target was given in percent.
+    A metric of unknown bounds may begin between 0 and 1 while its target is above 1 and at most 100. Then the target is
+    taken for a percentage.
     """
     if target is None or (seen is not None and not math.isfinite(seen)):
         return
@@ -346,7 +374,7 @@ def check_target(target: float | None, quality: Objective, seen: float | None = 
 
 
 def _with_epochs(config: Config, epochs: int | None) -> Config:
-    """``config`` with the epochs that are trained, where it names them and they were replaced."""
+    """``config`` with the number of epochs replaced, if it has such a setting."""
     return {**config, "epochs": epochs} if epochs is not None and "epochs" in config else config
 
 
@@ -358,37 +386,39 @@ def _check_scalable(config: Mapping[str, Any]) -> None:
             raise UserError(rule, f"{name} = {value!r}"[:100], "name the program's settings lr and batch_size")
 
 
-def _check_policies(plan: FrontierPlan) -> None:
-    """Refuse policies that were given and cannot be compared with static settings."""
-    given = plan.request.policies
-    if len({policies_of(text) for text in (NO_POLICY, *given)}) <= len(given):
+def _check_policies(plan: CheckedFrontier) -> None:
+    """Refuse given policies that cannot be compared with static settings."""
+    policies = plan.request.policies
+    if len({policies_of(text) for text in (NO_POLICY, *policies)}) <= len(policies):
         fix = "leave out none, and what is named twice"
-        raise UserError("each policy is compared with none, once", ", ".join(given), fix)
-    for text in given:
+        raise UserError("each policy is compared with none, once", ", ".join(policies), fix)
+    for text in policies:
         for layout in plan.layouts:
             plan.check_variant(layout, replace(plan.variant, policies=policies_of(text)))
 
 
-def _named(plan: FrontierPlan, samples: Sequence[Sample]) -> tuple[tuple[ExecutionSettings, Variant], ...]:
-    """For whom, and in which ways, the space trains. Raises ``UserError`` where it can train in none."""
-    found, impossible = dict[str, tuple[ExecutionSettings, Variant]](), None
+def _named(plan: CheckedFrontier, samples: Sequence[Sample]) -> tuple[tuple[ExecutionSettings, Variant], ...]:
+    """The layouts and variants that the space chooses. Raises ``UserError`` if no sample of it can be trained."""
+    variants, impossible = dict[str, tuple[ExecutionSettings, Variant]](), None
     for sample in samples:
         if any(violation > 0 for violation in violations(plan.constraints, sample.values).values()):
             continue
         try:
             proposed = plan.propose(sample.values)
         except UserError as error:
-            impossible = impossible or error  # one that is possible with other parameters only is told as infeasible
+            impossible = (
+                impossible or error
+            )  # some of the space is possible: the search records this part as infeasible
             continue
         each = proposed.layout, proposed.recipe.variant
-        found.setdefault(repr(each), each)
-    if impossible is not None and not found:
+        variants.setdefault(repr(each), each)
+    if impossible is not None and not variants:
         raise impossible
-    return tuple(found.values())
+    return tuple(variants.values())
 
 
 def _stands_in(worker_layouts: WorkerLayouts, layout: ExecutionSettings) -> bool:
-    """Whether another crew is trained where a batch is cut into as many parts."""
+    """Whether another layout of as many parts is trained in place of ``layout``."""
     return layout.num_slots in worker_layouts.parts and layout_key(
         worker_layouts.first(layout.num_slots)
     ) != layout_key(layout)
@@ -402,7 +432,7 @@ def _check_timeable(layout: ExecutionSettings, timeable: int | None) -> None:
 
 
 def _checked_layouts(request: FrontierRequest, timeable: int | None) -> tuple[ExecutionSettings, ...]:
-    """Raise ``UserError`` for workers that cannot run, that cannot be timed, or that no training could speak for."""
+    """The layouts asked about. Raises ``UserError`` if one cannot run or be timed, or no training could be for it."""
     layouts = layouts_of(request.execution, request.workers, request.meshes)
     for layout in layouts:
         elastic = Elastic(collective_timeout_s=request.collective_timeout_s)

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from statistics import fmean, median
 
-from elastune.tune.frontier.checked_request import FrontierPlan
+from elastune.tune.frontier.checked_request import CheckedFrontier
 from elastune.tune.frontier.criteria import FrontierCriteria, judge
 from elastune.tune.frontier.trainings import Recipe, Training, Trainings, key
 from elastune.tune.search.schedule import FixedTrial, FixedTrials, Next
 
 FRESH_SEEDS = 1000  # confirmations use seeds that no search has seen
 Cell = tuple[Recipe, int]
-"""A recipe, and into how many parts its batches are cut: one for each worker, but where they divide layers."""
+"""A recipe, and into how many parts its batches are cut: one for each worker, unless the workers divide layers."""
 
 
 class Choice:
-    """What the trainings so far say about the recipes of ``plan``, by quality and time."""
+    """Ranks the recipes of ``plan`` by quality and time, from the trainings so far."""
 
-    def __init__(self, plan: FrontierPlan, trainings: Trainings) -> None:
+    def __init__(self, plan: CheckedFrontier, trainings: Trainings) -> None:
         self._plan = plan
         self._request = plan.request
         self._trainings = trainings
@@ -27,44 +27,44 @@ class Choice:
         return range(self._request.seed + first, self._request.seed + first + self._request.seeds)
 
     def missing(self, phase: str, cells: list[Cell], first: int = 0) -> list[tuple[Recipe, int, int]]:
-        """The (recipe, parts, seed) of ``cells`` that were not trained yet and are not open in ``phase``."""
-        known = {*self._trainings.done, *self._trainings.open(phase)}
+        """The (recipe, parts, seed) of ``cells`` that are neither trained yet nor running or waiting in ``phase``."""
+        existing = {*self._trainings.done, *self._trainings.open(phase)}
         wanted = {self._key(r, seed, parts): (r, parts, seed) for r, parts in cells for seed in self.seeds(first)}
-        return [each for name, each in wanted.items() if name not in known]
+        return [each for name, each in wanted.items() if name not in existing]
 
     def tried(self, recipe: Recipe, parts: int) -> list[Training]:
-        """The trainings that tell most of ``recipe`` on ``parts``.
+        """The most informative trainings of ``recipe`` for ``parts``.
 
-        Those for so many parts: with fresh seeds if complete, else the naive ones, else any. Where there are none,
-        those for other numbers of parts.
+        Trainings for so many parts come first: all fresh seeds if complete, else all first seeds, else any. Without
+        any, trainings for other numbers of parts count.
         """
         for first in (FRESH_SEEDS, 0):
-            if found := self._complete(recipe, parts, first):
-                return found
+            if complete := self._complete(recipe, parts, first):
+                return complete
         of_recipe = [t for t in self._trainings.done.values() if t.recipe == recipe]
         return [t for t in of_recipe if t.parts == parts] or of_recipe
 
     def of_seed(self, recipe: Recipe, parts: int, seed: int) -> Training | None:
-        """The training of ``recipe`` for ``parts`` with ``seed``, if it was made."""
+        """The training of ``recipe`` for ``parts`` with ``seed``, if it has ended."""
         return self._trainings.done.get(self._key(recipe, seed, parts))
 
     def with_own_seeds(self, parts: int, policies: tuple[str, ...] = ()) -> list[Training]:
         """The trainings of the naive rule for ``parts``, perhaps under policies."""
         naive = self._plan.naive_recipe(parts, policies)
-        found = [self.of_seed(naive, parts, seed) for seed in self.seeds()]
-        return [training for training in found if training is not None]
+        trainings = [self.of_seed(naive, parts, seed) for seed in self.seeds()]
+        return [training for training in trainings if training is not None]
 
     def baseline(self) -> list[Training]:
-        """All trainings of the program's own settings on the smallest worker count, with whatever seeds."""
+        """All trainings of the program's own settings on the smallest worker count, with any seeds."""
         recipe, parts = self._base
         return [t for t in self._trainings.done.values() if t.recipe == recipe and t.parts == parts]
 
     def unconfirmed(self, by: FrontierCriteria) -> list[Cell]:
-        """What looks best for a worker count, where one lucky seed, or another count's training, may have made it so.
+        """The cells that look best for their worker count but lack a full set of seeds.
 
-        The largest count comes first: what tuning buys back is most there. Then the smallest, without which nobody
-        knows whether the others are worth their price. Before both the baseline, where the others are to be compared
-        with it seed by seed.
+        One lucky seed, or a training for another count, may make a recipe look best. The largest count comes first,
+        because tuning gains most there. The smallest comes second, because the worth of all others depends on it. If
+        rows are compared with the baseline seed by seed, the baseline comes before both.
         """
         smallest, *larger = self._plan.worker_layouts.parts
         order = dict.fromkeys([*larger[-1:], smallest, *reversed(larger)])
@@ -74,12 +74,12 @@ class Choice:
         return [self._base, *new] if paired else new
 
     def bests(self, parts: int, by: FrontierCriteria, *, confirmed_only: bool = False) -> list[Recipe]:
-        """The best of static settings, and that under each policy which was given or found."""
-        found = [
+        """The best recipe of static settings, and the best under each policy that was given or found."""
+        recipes = [
             self.best(parts, by, policies=policies, confirmed_only=confirmed_only)
             for policies in dict.fromkeys(((), *(t.variant.policies for t in self._trainings.done.values())))
         ]
-        return [recipe for recipe in found if recipe is not None]
+        return [recipe for recipe in recipes if recipe is not None]
 
     def best(
         self,
@@ -89,9 +89,9 @@ class Choice:
         policies: tuple[str, ...] = (),
         confirmed_only: bool = False,
     ) -> Recipe | None:
-        """The fastest recipe under ``policies`` that looks good enough; where none does, the one of the best quality.
+        """The fastest recipe under ``policies`` that looks good enough, or else the recipe of the best quality.
 
-        None where every training diverged; with ``confirmed_only``, every one that was made for ``parts``.
+        None if every training diverged. With ``confirmed_only``, only recipes with a full set of seeds count.
         """
         done, layout = self._trainings.done.values(), self._plan.worker_layouts.first(parts)
         of_policies = [t for t in done if t.result.state == "complete" and t.variant.policies == policies]
@@ -121,30 +121,30 @@ class Choice:
         return self._plan.naive_recipe(first), first
 
     def _looks_good(self, recipe: Recipe, parts: int, quality: float, by: FrontierCriteria) -> bool:
-        """Whether validation shows that quality holds; before it is confirmed, whether its mean says so."""
+        """Whether validation shows that quality holds; before all seeds are trained, whether the mean does."""
         baseline = self.baseline()
         if self._confirmed(recipe, parts):
-            found = judge(self.tried(recipe, parts), baseline, by, self._plan.quality.name)
-            if found is not None and (by.target is not None or found.against is not None):
-                return found.word == "holds"
+            verdict = judge(self.tried(recipe, parts), baseline, by, self._plan.quality.name)
+            if verdict is not None and (by.target is not None or verdict.against is not None):
+                return verdict.word == "holds"
         if by.target is not None:
             return by.reaches(quality)
         base = [t.result.metrics[self._plan.quality.name] for t in baseline if t.run is not None]
         return not base or by.loss(quality, fmean(base)) < by.margin_at(fmean(base))
 
     def _key(self, recipe: Recipe, seed: int, parts: int) -> str:
-        return key(recipe.config, seed, recipe.variant.told(self._plan.execution(parts, recipe.variant)))
+        return key(recipe.config, seed, recipe.variant.to_record(self._plan.execution(parts, recipe.variant)))
 
     def _confirmed(self, recipe: Recipe, parts: int) -> bool:
         return any(self._complete(recipe, parts, first) for first in (FRESH_SEEDS, 0))
 
     def _complete(self, recipe: Recipe, parts: int, first: int) -> list[Training]:
-        """The trainings with all seeds from ``first`` on; none where one is missing."""
-        found = [self._trainings.done.get(self._key(recipe, seed, parts)) for seed in self.seeds(first)]
-        return [t for t in found if t is not None] if all(found) else []
+        """The trainings with all seeds from ``first`` on; [] if one is missing."""
+        trainings = [self._trainings.done.get(self._key(recipe, seed, parts)) for seed in self.seeds(first)]
+        return [t for t in trainings if t is not None] if all(trainings) else []
 
     def _mean_quality(self, recipe: Recipe, parts: int) -> float | None:
-        """Mean validation quality over the trainings of ``recipe``; None where one diverged."""
+        """Mean validation quality over the trainings of ``recipe``; None if one diverged."""
         tried = self.tried(recipe, parts)
         if not tried or any(t.run is None for t in tried):
             return None
@@ -152,7 +152,10 @@ class Choice:
 
 
 class Confirm(FixedTrials):
-    """Trains what looks best with fresh seeds, until what looks best has been: a single lucky seed proves nothing."""
+    """The schedule that trains the best recipes with fresh seeds, because a single lucky seed proves nothing.
+
+    It ends when the recipes that look best have a full set of seeds.
+    """
 
     def __init__(self, wanted: Callable[[], list[FixedTrial]], busy: Callable[[], bool]) -> None:
         super().__init__("confirm")

@@ -31,7 +31,7 @@ from elastune.core.plan.confidence_intervals import bounded_ci
 from elastune.core.run import ExecutionSettings
 from elastune.runtime.job.validation import policies_of
 from elastune.tune.frontier.answer import Advice, answer_of, pick_row
-from elastune.tune.frontier.checked_request import FrontierPlan
+from elastune.tune.frontier.checked_request import CheckedFrontier
 from elastune.tune.frontier.choice import FRESH_SEEDS, Cell, Choice
 from elastune.tune.frontier.criteria import FrontierCriteria, batch_of, mark_front, row
 from elastune.tune.frontier.short_runs import in_words
@@ -39,22 +39,30 @@ from elastune.tune.frontier.trainings import FOR_WORKERS, Recipe, Spent, StepKin
 from elastune.tune.search.front import hypervolume, nondominated
 from elastune.tune.study.run_command import run_command
 
-# [volumes] What the search is worth against the naive rule: hypervolumes of what each has found at equal budget. Pure.
-
 NAIVE, TUNED, SEARCH = "naive rule", "naive rule, tuned", "search"
-ENOUGH = 0.95  # of the budget: trainings differ in time from one to the next
+ENOUGH = 0.95
+"""A side that used this part of the budget counts as having had an equal budget: trainings differ in time."""
 TimedTraining = tuple[Training, StepKind]
-"""A training, and by whose steps it is timed."""
+"""A training, and the kind of steps that gives its time."""
 TimedTrainings = Mapping[int, Sequence[TimedTraining]]
-"""By seed: every settings' training with it."""
+"""For each seed, the training of every setting with that seed."""
+
+
+# --- the worth of the search ---
 
 
 @dataclass(frozen=True)
 class Side:
-    """What one manner of finding settings has found with a budget. ``spots``: by the seeds that they were found with.
+    """The settings that one method of search found with a budget, as one side of a comparison.
 
-    ``inside``: the trials that count of ``of``: they took ``spent_s``, in worker-seconds, of ``had_s`` that all took.
-    ``cells``: settings that are worth what they reach with fresh seeds: they were chosen by how they did with one.
+    Attributes:
+        name: The name of the side.
+        spots: The trainings of its settings, by seed.
+        inside: The trials that fit into the budget.
+        of: The number of all its trials.
+        spent_s: Worker-seconds of the trials inside.
+        had_s: Worker-seconds of all its trials.
+        cells: Settings that were chosen by one seed, so that only fresh seeds give their worth.
     """
 
     name: str
@@ -66,26 +74,25 @@ class Side:
     cells: Sequence[Cell] = ()
 
 
-def sides(plan: FrontierPlan, choice: Choice, searched: Sequence[Spent], by: FrontierCriteria) -> list[Side]:
-    """The naive rule, the same under each policy that was given, the same with settings tuned, and the whole search.
+def sides(plan: CheckedFrontier, choice: Choice, searched: Sequence[Spent], by: FrontierCriteria) -> list[Side]:
+    """The sides that are compared: the naive rule, the rule under each given policy, the rule tuned, and the search.
 
-    The budget is what the naive rule's trainings took, in worker-seconds as they were spent here. Of others the first
-    trainings count, as they ended or paused, until they have used it. Of a search that is its front by validation, each
-    settings judged by the steps of those that it was trained for; nothing of the naive rule's is among them. Those of
-    the rule, tuned, are of the search's that follow its batch and its learning rate (``follows_rule``).
+    The budget is the worker-seconds that the naive rule's trainings took here. Of any other side the first trainings
+    count, in the order in which they ended or paused, until they have used the budget. The settings of a search are
+    its front by validation. The tuned rule is the part of the search that follows the rule (``follows_rule``).
     """
     naive = _of_rule(NAIVE, plan, choice, (), None)
-    found = [naive]
+    compared = [naive]
     for text in plan.request.policies:
-        found.append(_of_rule(f"{NAIVE}, policy {text}", plan, choice, policies_of(text), naive.had_s))
+        compared.append(_of_rule(f"{NAIVE}, policy {text}", plan, choice, policies_of(text), naive.had_s))
     ruled = [each for each in searched if follows_rule(plan, each.started)]
-    return [*found, *(_found(*each, plan, by, naive.had_s) for each in ((TUNED, ruled), (SEARCH, searched)))]
+    return [*compared, *(_of_search(*each, plan, by, naive.had_s) for each in ((TUNED, ruled), (SEARCH, searched)))]
 
 
-def follows_rule(plan: FrontierPlan, started: TrialStarted) -> bool:
-    """Whether a trial of the search scales batch and learning rate by the workers that it is for, as the rule does.
+def follows_rule(plan: CheckedFrontier, started: TrialStarted) -> bool:
+    """Whether a trial of the search scales batch and learning rate by its workers, as the naive rule does.
 
-    What they are scaled from is tuned, and so are the other settings; the way is that which was asked for.
+    The unscaled values and all other settings may be tuned. The variant must be the one asked for.
     """
     execution, variant = read_variant(started.execution)
     batch = batch_of(started.config)
@@ -97,16 +104,19 @@ def follows_rule(plan: FrontierPlan, started: TrialStarted) -> bool:
     )
 
 
-def volumes(found: Sequence[Side], choice: Choice, by: FrontierCriteria) -> FrontierVolumes:
-    """What each side's settings cover, by held-out data, in the mean over seeds: fresh ones where all have them."""
-    known = [_scored(side, choice) for side in found]
-    tables = [{seed: _points(spots, by) for seed, spots in each.items()} for each in known]
+def volumes(compared: Sequence[Side], choice: Choice, by: FrontierCriteria) -> FrontierVolumes:
+    """The hypervolume of each side's settings, as the mean over seeds, by held-out data if the program has any.
+
+    The seeds are fresh ones if all settings of a side were trained with them.
+    """
+    scored = [_scored(side, choice) for side in compared]
+    tables = [{seed: _points(spots, by) for seed, spots in each.items()} for each in scored]
     every = np.concatenate([np.zeros((0, 3)), *(table for each in tables for table in each.values())])
-    budget_s = found[0].had_s
+    budget_s = compared[0].had_s
     low, high = (every.min(axis=0), every.max(axis=0)) if len(every) else (np.zeros(3), np.ones(3))
     span = np.where(high > low, high - low, 1.0)
-    told = []
-    for side, spots, by_seed in zip(found, known, tables, strict=True):
+    records = []
+    for side, spots, by_seed in zip(compared, scored, tables, strict=True):
         parts = [_part((table - low) / span) for table in by_seed.values()]
         more = {t.trial: t.worker_seconds for each in spots.values() for t, _ in each if t.trial not in side.inside}
         volume = SideVolume(
@@ -121,15 +131,18 @@ def volumes(found: Sequence[Side], choice: Choice, by: FrontierCriteria) -> Fron
             equal=side.had_s >= ENOUGH * budget_s,
             scoring_s=sum(more.values()),
         )
-        told.append(volume)
+        records.append(volume)
     worst = low + 1.1 * span
     corner = ReferencePoint(_sign(by) * float(worst[0]), *(float(np.exp(value)) for value in worst[1:]))
-    told = [each if i == 0 else replace(each, against=against(each, told[0])) for i, each in enumerate(told)]
-    return FrontierVolumes(budget_s, corner if len(every) else None, told)
+    records = [each if i == 0 else replace(each, against=against(each, records[0])) for i, each in enumerate(records)]
+    return FrontierVolumes(budget_s, corner if len(every) else None, records)
 
 
 def against(side: SideVolume, naive: SideVolume) -> str:
-    """What the intervals say of ``side`` and the naive rule; no claim without as much to spend and as many seeds."""
+    """The result of comparing ``side`` with the naive rule by their intervals, in words.
+
+    Without an equal budget and equally many seeds there is no claim.
+    """
     if not side.equal:
         return f"no claim: it had {duration(side.spent_s)} of {duration(naive.spent_s)}"
     if side.ci is None or naive.ci is None or side.seeds != naive.seeds:
@@ -139,8 +152,10 @@ def against(side: SideVolume, naive: SideVolume) -> str:
     return "shown to be worse" if side.ci[1] < naive.ci[0] else "not shown to be better"
 
 
-def _of_rule(name: str, plan: FrontierPlan, choice: Choice, policies: tuple[str, ...], budget_s: float | None) -> Side:
-    """The rule's settings for all crews that were asked about. ``budget_s``: None: whatever they took."""
+def _of_rule(
+    name: str, plan: CheckedFrontier, choice: Choice, policies: tuple[str, ...], budget_s: float | None
+) -> Side:
+    """The naive rule for all layouts that were asked about. ``budget_s``: None: all its trainings count."""
     variant = plan.naive_recipe(1, policies).variant
     made = [t for parts in plan.parts for t in choice.with_own_seeds(parts, policies)]
     seconds = [t.worker_seconds for t in made]
@@ -156,8 +171,10 @@ def _of_rule(name: str, plan: FrontierPlan, choice: Choice, policies: tuple[str,
     return Side(name, spots, trials, len(made), sum(seconds[: len(inside)]), sum(seconds))
 
 
-def _found(name: str, searched: Sequence[Spent], plan: FrontierPlan, by: FrontierCriteria, budget_s: float) -> Side:
-    """The search's own choice: by validation, which is all that it sees."""
+def _of_search(
+    name: str, searched: Sequence[Spent], plan: CheckedFrontier, by: FrontierCriteria, budget_s: float
+) -> Side:
+    """The front of a search by validation, which is all that the search sees."""
     seconds = [each.worker_seconds for each in searched]
     inside = searched[: _affordable(seconds, budget_s)]
     ended = [each.training for each in inside if each.training is not None]
@@ -165,22 +182,22 @@ def _found(name: str, searched: Sequence[Spent], plan: FrontierPlan, by: Frontie
     if spots:
         table = np.array([_point(spot, by, spot[0].result.metrics[by.quality.name]) for spot in spots])
         spots = [spot for spot, keeps in zip(spots, nondominated(table), strict=True) if keeps]
-    known = all(
+    all_asked_about = all(
         t.parts in plan.worker_layouts.parts for t, _ in spots
-    )  # else some are for workers that nobody speaks of
-    cells = [(t.recipe, t.parts) for t, _ in spots] if known else []
+    )  # otherwise some are for layouts that are no longer asked about
+    cells = [(t.recipe, t.parts) for t, _ in spots] if all_asked_about else []
     trials = frozenset(each.started.trial for each in inside)
-    own = {plan.request.seed: spots} if spots else {}
-    return Side(name, own, trials, len(searched), sum(seconds[: len(inside)]), sum(seconds), cells)
+    by_seed = {plan.request.seed: spots} if spots else {}
+    return Side(name, by_seed, trials, len(searched), sum(seconds[: len(inside)]), sum(seconds), cells)
 
 
 def _affordable(seconds: Sequence[float], budget_s: float) -> int:
-    """How many of the first ones have taken no more, all together."""
+    """How many of the first trainings fit into the budget together."""
     return int(np.searchsorted(np.cumsum(seconds), budget_s, side="right"))
 
 
 def _scored(side: Side, choice: Choice) -> TimedTrainings:
-    """By fresh seeds, of which those count that all settings have; else by those that they were found with."""
+    """The trainings of a side's settings by fresh seeds that all settings have, or else by their first seed."""
     if not side.cells:
         return side.spots
     (spots,) = side.spots.values()
@@ -194,7 +211,7 @@ def _scored(side: Side, choice: Choice) -> TimedTrainings:
 
 
 def _points(spots: Sequence[TimedTraining], by: FrontierCriteria) -> NDArray[np.float64]:
-    """Quality on held-out data where there are any, and logarithms of time and cost; those that diverged have none."""
+    """Quality (on held-out data if there are any) and the logarithms of time and cost, without diverged trainings."""
     rows = []
     for training, kind in spots:
         if training.run is not None:
@@ -211,7 +228,7 @@ def _point(spot: TimedTraining, by: FrontierCriteria, quality: float) -> list[fl
 
 
 def _part(scaled: NDArray[np.float64]) -> float:
-    """Of the box up to a tenth beyond all, what these points cover."""
+    """The part of the box, up to a tenth beyond all points, that ``scaled`` points cover."""
     reference = np.full(3, 1.1)
     return min(1.0, hypervolume(scaled, reference) / float(np.prod(reference)))
 
@@ -220,29 +237,42 @@ def _sign(by: FrontierCriteria) -> float:
     return -1.0 if by.quality.direction == "max" else 1.0
 
 
-# [conclusion] From what was trained and timed to the answer: the rows, the front, the pick and its command. Pure.
+# --- the answer ---
 
 
 def conclude(
-    plan: FrontierPlan,
+    plan: CheckedFrontier,
     choice: Choice,
     tuned: Mapping[int, Sequence[Recipe]],
     rules: Mapping[str, str],
     by: FrontierCriteria,
-    found: Sequence[Side],
+    compared: Sequence[Side],
     throughput: Sequence[ThroughputTuned] = (),
     untimed: Sequence[str] = (),
     left_out: Sequence[str] = (),
 ) -> FrontierFound:
-    """The answer. ``tuned``: parts of a batch -> recipes; ``rules``: by ``name_of(config)``, its learning rate's.
-    ``found``: what is compared at equal budget; ``throughput``: what the phase of that name found; ``untimed``: whose
-    steps could not be timed here, and why; ``left_out``: what else was asked for and not done, and why.
+    """Build the result of a frontier from its trainings and step times.
 
-    Raises ``UserError`` where no training succeeded.
+    Args:
+        plan: The checked request.
+        choice: The trainings, ranked.
+        tuned: The recipes shown as tuned, by parts of a batch.
+        rules: The rule of each configuration's learning rate, by ``name_of(config)``.
+        by: How rows are judged.
+        compared: The sides that are compared at equal budget.
+        throughput: The results of the throughput phase.
+        untimed: The layouts whose steps could not be timed here, and why.
+        left_out: Whatever else was asked for and not done, and why.
+
+    Returns:
+        The rows with the front, the answer and its reasons.
+
+    Raises:
+        UserError: If no training succeeded.
     """
     made = _rows(plan, choice, tuned, rules, by)
     rows = mark_front([each for each, _ in made], by)
-    absent = [*left_out, *_not_done(plan, rows, found, untimed)]
+    absent = [*left_out, *_not_done(plan, rows, compared, untimed)]
     answer = answer_of(rows, by, plan.parts, _this_machine(plan), absent)
     picked = pick_row(rows, by)
     advice = Advice(by, plan.parts, tuple(rows), answer.pick, picked.faster)
@@ -255,7 +285,7 @@ def conclude(
         price_per_worker_hour=by.price_per_worker_hour,
         prices_change=by.prices is not None,
         rows=rows,
-        volumes=volumes(found, choice, by),
+        volumes=volumes(compared, choice, by),
         answer=_with_commands(plan, answer, rows, [trainings for _, trainings in made]),
         reasons=[*advice.reasons(), *([FrontierReason("decides", timed)] if timed else []), *failed],
         model_errors=dict(by.times.errors),
@@ -264,9 +294,9 @@ def conclude(
 
 
 def _with_commands(
-    plan: FrontierPlan, answer: FrontierAnswer, rows: Sequence[FrontierRow], trainings: Sequence[Sequence[Training]]
+    plan: CheckedFrontier, answer: FrontierAnswer, rows: Sequence[FrontierRow], trainings: Sequence[Sequence[Training]]
 ) -> FrontierAnswer:
-    """``answer`` with the commands that train the rows that it names."""
+    """``answer`` with the commands that train its rows."""
 
     def repeated(row: int) -> Training:
         return next(t for t in trainings[row] if t.run is not None)
@@ -275,8 +305,8 @@ def _with_commands(
         return "" if row is None else _command(plan, rows[row], repeated(row))
 
     answer = replace(answer, fastest_command=command(answer.fastest_row))
-    if (here := answer.this_machine) is not None:
-        answer = replace(answer, this_machine=replace(here, command=command(here.row)))
+    if (machine := answer.this_machine) is not None:
+        answer = replace(answer, this_machine=replace(machine, command=command(machine.row)))
     if answer.pick is None:
         return answer
     shown = repeated(answer.pick)
@@ -289,8 +319,8 @@ def _with_commands(
     )
 
 
-def _this_machine(plan: FrontierPlan) -> OwnMachine | None:
-    """What it has room for; None where the trainings run on other hosts."""
+def _this_machine(plan: CheckedFrontier) -> OwnMachine | None:
+    """The cores and GPUs of this machine; None if the trainings run on other hosts."""
     if plan.timeable is None:
         return None
     gpus = 0
@@ -302,10 +332,10 @@ def _this_machine(plan: FrontierPlan) -> OwnMachine | None:
 
 
 def _not_done(
-    plan: FrontierPlan, rows: Sequence[FrontierRow], found: Sequence[Side], untimed: Sequence[str]
+    plan: CheckedFrontier, rows: Sequence[FrontierRow], compared: Sequence[Side], untimed: Sequence[str]
 ) -> list[str]:
-    """What was asked for and has no training, or no time, behind it."""
-    missing = [f"{SEARCH}: none of its trainings ended" for side in found if side.name == SEARCH and not side.of]
+    """The parts of the request that no training, or no measured time, covers."""
+    missing = [f"{SEARCH}: none of its trainings ended" for side in compared if side.name == SEARCH and not side.of]
     searched = not missing
     untuned = [n for n in plan.parts if not any(r.role == "tuned" and r.num_slots == n for r in rows)]
     if untuned and searched:
@@ -319,28 +349,30 @@ def _not_done(
 
 
 def _rows(
-    plan: FrontierPlan,
+    plan: CheckedFrontier,
     choice: Choice,
     tuned: Mapping[int, Sequence[Recipe]],
     rules: Mapping[str, str],
     by: FrontierCriteria,
 ) -> list[tuple[FrontierRow, list[Training]]]:
-    """Each with its trainings: the naive rule's, then for each crew the best static settings and those of policies."""
-    baseline, found = choice.baseline(), list[tuple[FrontierRow, list[Training]]]()
+    """Each row with its trainings: first the naive rule's, then the tuned rows of each layout, policies included."""
+    baseline, rows = choice.baseline(), list[tuple[FrontierRow, list[Training]]]()
 
     def add(
         role: Literal["naive", "tuned"], layout: ExecutionSettings, recipe: Recipe, trainings: list[Training]
     ) -> None:
         worker_layouts, variant = plan.worker_layouts, recipe.variant
         rule = "linear" if role == "naive" else rules.get(name_of(recipe.config), "linear")
-        kind, ways, others = (
+        kind, differences, others = (
             worker_layouts.kind(layout, variant),
-            worker_layouts.ways(layout, variant),
+            worker_layouts.differences(layout, variant),
             _kinds(plan, recipe),
         )
-        made = row(role, worker_layouts.by(layout, variant), recipe, rule, trainings, by, baseline, kind, ways, others)
+        made = row(
+            role, worker_layouts.by(layout, variant), recipe, rule, trainings, by, baseline, kind, differences, others
+        )
         if made is not None:
-            found.append((made, trainings))
+            rows.append((made, trainings))
 
     for layout in plan.layouts:
         add("naive", layout, plan.naive_recipe(layout.num_slots), choice.with_own_seeds(layout.num_slots))
@@ -350,40 +382,42 @@ def _rows(
                 layout in plan.layouts and recipe == plan.naive_recipe(layout.num_slots)
             ):
                 add("tuned", layout, recipe, choice.tried(recipe, layout.num_slots))
-    if not found:
+    if not rows:
         raise UserError("some training must succeed", "all diverged or failed", "lower the program's lr")
-    return found
+    return rows
 
 
-def _kinds(plan: FrontierPlan, recipe: Recipe) -> dict[int, StepKind]:
-    """Of steps with ``recipe`` on each number of workers that was asked about, where that can train it.
+def _kinds(plan: CheckedFrontier, recipe: Recipe) -> dict[int, StepKind]:
+    """The kind of steps of ``recipe`` on each worker count asked about that can train it.
 
-    What divides layers is left out: its time is measured where it is a row's own, and not modelled.
+    Meshes that divide layers are left out: their times are measured for their own rows, and never modelled.
     """
     worker_layouts, batch = plan.worker_layouts, batch_of(recipe.config)
     able = [
         layout
-        for layout in worker_layouts.asked
+        for layout in worker_layouts.requested
         if layout.num_slots <= batch and plan.is_possible(layout, recipe.variant)
     ]
     kinds = {layout.workers: worker_layouts.kind(layout, recipe.variant) for layout in reversed(able)}
     return {workers: kind for workers, kind in kinds.items() if kind.mesh.tensor == 1}
 
 
-def _note(plan: FrontierPlan, chosen: FrontierRow, repeated: Training) -> str:
-    """What the command gives, digit by digit."""
+def _note(plan: CheckedFrontier, chosen: FrontierRow, repeated: Training) -> str:
+    """The exact result of the command, in words."""
     name = f"test_{plan.quality.name}" if chosen.held_out else plan.quality.name
     value, others = repeated.result.metrics[name], chosen.seeds - 1
     mean = f"; with {others} other seed{'s' if others > 1 else ''} the mean is the row's" if others else ""
     return f"seed {repeated.seed}: it gives {name} {value!r} again{mean}"
 
 
-def _command(plan: FrontierPlan, chosen: FrontierRow, repeated: Training) -> str:
-    """Trains as ``repeated`` was, slot by slot, on the row's workers."""
+def _command(plan: CheckedFrontier, chosen: FrontierRow, repeated: Training) -> str:
+    """The command that repeats ``repeated``, slot by slot, on the row's workers."""
     request = plan.request
     execution = {**chosen.execution, "num_slots": repeated.slots}
     if "policy" in execution and "mesh" not in execution:
-        execution["workers"] = f"{chosen.workers}:{chosen.workers}"  # a row is that of its workers
-    asked = repeated.seed, request.epochs
+        execution["workers"] = f"{chosen.workers}:{chosen.workers}"  # the row holds for exactly these workers
+    seed_and_epochs = repeated.seed, request.epochs
     data = request.program.data
-    return run_command(request.program.path, chosen.config, execution, *asked, divergence=request.divergence, data=data)
+    return run_command(
+        request.program.path, chosen.config, execution, *seed_and_epochs, divergence=request.divergence, data=data
+    )

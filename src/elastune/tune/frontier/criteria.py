@@ -1,6 +1,6 @@
 """The rows of a frontier and how they are judged: by time, and by quality against a target or a margin. Pure.
 
-``FrontierCriteria`` gives time, cost and margin of a training. ``judge`` says whether quality holds, from seeds that
+``FrontierCriteria`` gives time, cost and margin of a training. ``judge`` decides whether quality holds, from seeds that
 were actually trained. ``row`` puts both into one row, and ``mark_front`` marks the rows that no other row beats.
 """
 
@@ -23,15 +23,17 @@ from elastune.tune.frontier.trainings import NOISE_SCALE, Recipe, StepKind, Trai
 from elastune.tune.search.front import nondominated
 from elastune.tune.search.objective import Objective
 
-# [criteria] How the rows of a frontier are judged: by quality within its bounds, by a target or a margin, by time and cost.
-
 MARGIN = 0.01  # of the range of a metric with two bounds
-RELATIVE_MARGIN = 0.02  # of the baseline's value, of any other metric
+RELATIVE_MARGIN = 0.02  # of the baseline's value, for any other metric
+VerdictWord = Literal["holds", "not shown", "falls"]
+
+
+# --- time, cost and margin ---
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds of a step, and whether they were ``measured`` or are a model's."""
+    """Seconds of a step, and whether they were ``measured`` or modelled."""
 
     step_s: float
     measured: bool
@@ -39,11 +41,17 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Times:
-    """Step times: measured where (batch, kind) was, else from the model, which knows workers that share a batch.
+    """Step times: measured for a (batch, kind) that was measured, otherwise from the model.
 
-    ``errors``: predicted over measured, of the steps on several workers that were measured. ``factors``: measured over
-    predicted of what the model knows nothing of: a mesh that divides layers, and means that are not those it was fitted
-    to (``apart``: the same on meshes where it was not measured).
+    The model covers workers that share a batch. Factors correct it for meshes that divide layers, and for execution
+    settings that it was not fitted to.
+
+    Attributes:
+        model: The fitted step-time model.
+        measured: Seconds of a step, by global batch and kind.
+        errors: Predicted over measured, of the steps on several workers that were measured.
+        factors: Measured over predicted, by kind of steps that the model does not cover.
+        apart: The same by differing execution settings, for meshes where these were not measured.
     """
 
     model: DataParallelStep
@@ -54,19 +62,19 @@ class Times:
 
     @property
     def miss(self) -> float | None:
-        """The factor by which the model was wrong at most, either way, where it could be checked; None: nowhere."""
+        """The largest factor by which the model was wrong, either way; None if it could not be checked."""
         return max((max(ratio, 1 / ratio) for ratio in self.errors.values()), default=None)
 
     @property
     def links(self) -> dict[str, LinkFitted]:
-        """Of the model, by name; empty on one host."""
+        """The fitted links by name; empty on one host."""
         if self.model.hosts is None:
             return {}
         within = {} if self.model.hosts.workers_each == 1 else {"within a host": self.model.link.to_record()}
         return {**within, "across hosts": self.model.hosts.link.to_record()}
 
     def factor_of(self, kind: StepKind) -> float | None:
-        """By what a modelled time of ``kind`` may be off, either way; None where that was checked nowhere."""
+        """By which factor a modelled time of ``kind`` may be off, either way; None if that was not checked."""
         return self.miss if not kind.apart and kind.every == 1 and kind not in self.factors else None
 
     def estimate(
@@ -75,8 +83,8 @@ class Times:
         """Seconds of a step of ``run``'s program, which was trained with ``slots`` slots.
 
         A run whose model differs in size from the calibrated one is timed by its own steps and its own gradients.
-        ``batch_varies``: something else than ``batch`` was trained, so that the mean of the run's counts; the model is
-        then corrected by what was measured of the kind.
+        ``batch_varies``: the batch changed during the run, so the run's mean batch counts, and the model is corrected
+        by the measured steps of the kind.
         """
         same, mean = run.grad_bytes == self.model.grad_bytes, -(-run.samples // run.steps)
         if same and not batch_varies and (batch, kind) in self.measured:
@@ -87,7 +95,7 @@ class Times:
             return Estimate(self._modelled_s(self.model, batch, kind) * correction, measured=False)
         passes = -(-slots // run.workers)
         scale = run.step_s / self.model.step_s(batch, run.workers, passes=passes)
-        own = replace(
+        scaled = replace(
             self.model,
             base_s=self.model.base_s * scale,
             per_sample_s=self.model.per_sample_s * scale,
@@ -95,30 +103,37 @@ class Times:
         )
         plain = not kind.apart and not batch_varies
         measured = plain and kind.workers == run.workers == slots == 1
-        return Estimate(self._modelled_s(own, batch, kind), measured=measured)
+        return Estimate(self._modelled_s(scaled, batch, kind), measured=measured)
 
     def expected_s(self, batch: int, kind: StepKind) -> float:
         """Seconds of a step of a training that has not ended."""
-        told = self.measured.get((batch, kind))
-        return self._modelled_s(self.model, batch, kind) if told is None else told
+        measured_s = self.measured.get((batch, kind))
+        return self._modelled_s(self.model, batch, kind) if measured_s is None else measured_s
 
     def _correction(self, kind: StepKind) -> float:
-        """Measured over modelled, of the steps of ``kind`` that were measured; 1 where none was."""
+        """Measured over modelled, of the steps of ``kind`` that were measured; 1 if none was."""
         ratios = [s / self._modelled_s(self.model, n, k) for (n, k), s in self.measured.items() if k == kind]
         return median(ratios) if ratios else 1.0
 
     def _modelled_s(self, model: DataParallelStep, batch: int, kind: StepKind) -> float:
         factor = self.factors.get(kind, self.apart.get(kind.apart, 1.0))
-        hosts = model.hosts_for(kind.workers)  # of all of them: one worker of each replica sums
+        hosts = model.hosts_for(kind.workers)  # the hosts of all workers: one worker of each replica sums
         return model.step_s(batch, kind.mesh.batch, hosts, passes=kind.passes, every=kind.every) * factor
 
 
 @dataclass(frozen=True)
 class FrontierCriteria:
-    """How rows are judged. ``margin``: by how much quality may be worse than the baseline's; None: see ``margin_at``.
-    ``prices``: with times since the frontier's beginning, when all that is told of is taken to begin.
+    """How the rows of a frontier are judged: quality by a target or a margin, and time and cost.
 
     The baseline is the program with its own settings on the smallest worker count.
+
+    Attributes:
+        quality: The objective that must hold.
+        target: The quality that must be reached; None: quality must hold within the margin of the baseline's.
+        price_per_worker_hour: The price, if ``prices`` is None.
+        times: The step times.
+        margin: By how much quality may be worse than the baseline's; None: see ``margin_at``.
+        prices: Prices over time since the beginning of the frontier. All trainings are priced as if they began then.
     """
 
     quality: Objective
@@ -129,7 +144,7 @@ class FrontierCriteria:
     prices: Prices | None = None
 
     def cost(self, workers: int, seconds: float) -> float:
-        """What a training costs that takes so long on ``workers``, by ``prices`` where they are known."""
+        """The cost of a training that takes ``seconds`` on ``workers``, by ``prices`` if they are known."""
         if self.prices is None:
             return Cost(workers * seconds, self.price_per_worker_hour).total
         return self.prices.cost(Paid(UNKNOWN, workers, 0.0, seconds))
@@ -143,13 +158,13 @@ class FrontierCriteria:
         return base - value if self.quality.direction == "max" else value - base
 
     def reaches(self, value: float) -> bool:
-        """Whether ``value`` is at the target (always, where there is none)."""
+        """Whether ``value`` reaches the target; always true without a target."""
         return self.target is None or not self.better(self.target, value)
 
     def margin_at(self, base: float) -> float:
-        """The margin where the baseline's quality is ``base``: as asked for, or a hundredth of the metric's range.
+        """The margin if the baseline's quality is ``base``: as asked for, or a hundredth of the metric's range.
 
-        A metric without two bounds has no range: there it is a fiftieth of the baseline's quality.
+        A metric without two bounds has no range; its margin is a fiftieth of the baseline's quality.
         """
         if self.margin is not None:
             return self.margin
@@ -157,27 +172,27 @@ class FrontierCriteria:
         return MARGIN * width if width < float("inf") else RELATIVE_MARGIN * abs(base) or RELATIVE_MARGIN
 
     def interval(self, values: Sequence[float], samples: int | None) -> tuple[float, float] | None:
-        """Of the mean of ``values`` at 95 %. Values out of bounds show that these were not the metric's."""
+        """The 95 % interval of the mean of ``values``. If a value is out of the metric's bounds, bounds are ignored."""
         low, high = self.quality.low, self.quality.high
         if min(values) < low or max(values) > high:
             return bounded_ci(values)
         return bounded_ci(values, low, high, samples)
 
     def seconds(self, training: Training, kind: StepKind) -> tuple[float, bool]:
-        """Time of the whole training by steps of ``kind``, and whether their time was measured."""
+        """Seconds of the whole training by steps of ``kind``, and whether their time was measured."""
         assert training.run is not None
-        found = self.step(training, kind)
-        return training.run.steps * found.step_s, found.measured
+        step = self.step(training, kind)
+        return training.run.steps * step.step_s, step.measured
 
     def step(self, training: Training, kind: StepKind) -> Estimate:
-        """The same of one step. What adapts a training may change its batch."""
+        """Seconds of one step of ``kind``. Policies may have changed the batch during the training."""
         assert training.run is not None
         batch, varies = batch_of(training.config), bool(training.variant.policies) and not steady(training)
         return self.times.estimate(batch, kind, training.run, training.slots, batch_varies=varies)
 
 
 def steady(training: Training) -> bool:
-    """Whether it took as many steps as its batch gives for its samples: whatever adapted it left the batch alone."""
+    """Whether it took as many steps as its batch gives for its samples, so that no policy changed the batch."""
     run = training.run
     if run is None or run.epoch < 1 or run.samples % run.epoch:
         return False
@@ -189,17 +204,20 @@ def batch_of(config: Config) -> int:
     return int(number(config, "batch_size"))
 
 
-# [verdict] Whether quality holds: at the target, or against the one-worker baseline; said only of what the seeds show. Pure.
-
-VerdictWord = Literal["holds", "not shown", "falls"]
+# --- does quality hold? ---
 
 
 @dataclass(frozen=True)
 class QualityVerdict:
-    """``values``: of the seeds that did not diverge; ``interval`` of their mean; ``samples`` of the test set.
+    """Whether quality holds, as far as the trained seeds show it.
 
-    ``against``: the baseline on the same seeds; None where no seed was trained for both. ``word``: with a target, where
-    the interval lies; without one, what the comparison says. Where a seed diverged nothing is shown to hold.
+    Attributes:
+        word: With a target, where the interval lies. Without one, the result of the comparison with the baseline. If a
+            seed diverged, quality is not shown to hold.
+        values: The quality of each seed that did not diverge.
+        interval: The interval of their mean.
+        samples: The size of the test set; None: not known.
+        against: The comparison with the baseline on the same seeds; None if no seed was trained for both.
     """
 
     word: VerdictWord
@@ -212,7 +230,10 @@ class QualityVerdict:
 def judge(
     trainings: Sequence[Training], baseline: Sequence[Training], by: FrontierCriteria, metric: str
 ) -> QualityVerdict | None:
-    """By ``metric``, the quality on one of its data; None where all ``trainings`` diverged."""
+    """Whether quality holds by ``metric``, which names the quality on validation or test data.
+
+    None if all ``trainings`` diverged.
+    """
     good = [t for t in trainings if t.run is not None]
     if not good:
         return None
@@ -228,7 +249,7 @@ def judge(
 
 
 def _at_target(interval: tuple[float, float] | None, by: FrontierCriteria) -> VerdictWord:
-    """Holds where all of the interval is at the target, falls where nothing of it is."""
+    """Quality holds if the whole interval reaches the target, and falls if no part of it does."""
     if interval is None:
         return "not shown"
     reaching = [by.reaches(end) for end in interval]
@@ -244,13 +265,13 @@ def _against(
 
 
 def _samples(good: Sequence[Training], metric: str) -> int | None:
-    """That the metric was measured on; None where a training does not tell."""
-    told = [t.run.evaluated_on.get(metric) for t in good if t.run is not None]
-    known = [n for n in told if n is not None]
-    return min(known) if len(known) == len(good) else None
+    """The number of samples that the metric was measured on; None if a training does not report it."""
+    counts = [t.run.evaluated_on.get(metric) for t in good if t.run is not None]
+    reported = [n for n in counts if n is not None]
+    return min(reported) if len(reported) == len(good) else None
 
 
-# [rows] From trainings and step times to the rows of a frontier, and those of them that no other beats. Pure.
+# --- rows ---
 
 
 def row(
@@ -262,27 +283,38 @@ def row(
     by: FrontierCriteria,
     baseline: Sequence[Training] = (),
     kind: StepKind | None = None,
-    ways: str = "",
+    differences: str = "",
     others: Mapping[int, StepKind] | None = None,
 ) -> FrontierRow | None:
-    """The table's row for ``recipe`` and ``layout``, over the seeds in ``trainings``; None where all seeds diverged.
+    """The table's row for ``recipe`` and ``layout``, over the seeds in ``trainings``.
 
-    ``layout``: as it would train it, its way and all. ``baseline``: trainings of the program's own settings on the
-    smallest worker count, with whatever seeds. ``kind``: of its steps; ``ways``: what of its means is not as it was
-    asked for. ``others``: the kinds of steps of other numbers of workers, for ``scaling``.
+    Args:
+        role: "naive" for a row of the naive rule, "tuned" for any other.
+        layout: The execution settings of the row, its variant included.
+        recipe: The configuration and the variant.
+        lr_rule: The rule by which the learning rate follows the batch.
+        trainings: The trainings of the row, one for each seed.
+        by: How rows are judged.
+        baseline: Trainings of the program's own settings on the smallest worker count, with any seeds.
+        kind: The kind of its steps; None: plain steps on its mesh.
+        differences: How its execution settings differ from those asked for, in words.
+        others: The kinds of steps on other worker counts, for ``scaling``.
+
+    Returns:
+        The row; None if all seeds diverged.
     """
     good = [t for t in trainings if t.run is not None]
     name = by.quality.name
     held_out = all(f"test_{name}" in t.result.metrics for t in good)
-    found = judge(trainings, baseline, by, f"test_{name}" if held_out else name)
-    if found is None:
+    verdict = judge(trainings, baseline, by, f"test_{name}" if held_out else name)
+    if verdict is None:
         return None
     noise_scale, noise_scale_error = noise_scale_of([t.run for t in good if t.run is not None])
     workers, mesh, config = layout.workers, layout.first_mesh, recipe.config
     kind = kind or StepKind(mesh)
     points = _scaling(good, {**(others or {}), workers: kind}, by)
-    own = next(point for point in points if point.workers == workers)
-    efficiency, label = _efficiency(points[0], own)
+    at_workers = next(point for point in points if point.workers == workers)
+    efficiency, label = _efficiency(points[0], at_workers)
     reached = _times_to_target(good, kind, by)
     return FrontierRow(
         role=role,
@@ -294,24 +326,26 @@ def row(
         mesh=str(mesh),
         mode=layout.mode,
         config=dict(recipe.config),
-        quality=fmean(found.values),
-        ci=found.interval,
+        quality=fmean(verdict.values),
+        ci=verdict.interval,
         seeds=len(good),
         held_out=held_out,
-        test_samples=found.samples,
-        verdict=found.word,
-        loss=None if found.against is None else found.against.loss,
-        loss_bound=None if found.against is None else found.against.high,
-        margin=None if found.against is None else found.against.margin,
-        pairs=0 if found.against is None else found.against.pairs,
+        test_samples=verdict.samples,
+        verdict=verdict.word,
+        loss=None if verdict.against is None else verdict.against.loss,
+        loss_bound=None if verdict.against is None else verdict.against.high,
+        margin=None if verdict.against is None else verdict.against.margin,
+        pairs=0 if verdict.against is None else verdict.against.pairs,
         validation=fmean(t.result.metrics[name] for t in good),
-        seconds=own.seconds,
-        seconds_label=own.seconds_label,
-        seconds_factor=own.seconds_factor,
-        throughput=fmean(t.run.samples for t in good if t.run is not None) / own.seconds if own.seconds > 0 else None,
+        seconds=at_workers.seconds,
+        seconds_label=at_workers.seconds_label,
+        seconds_factor=at_workers.seconds_factor,
+        throughput=fmean(t.run.samples for t in good if t.run is not None) / at_workers.seconds
+        if at_workers.seconds > 0
+        else None,
         scaling_efficiency=efficiency,
         scaling_label=label,
-        cost=own.cost,
+        cost=at_workers.cost,
         time_to_target_s=fmean(reached) if len(reached) == len(good) else None,
         time_to_target_ci=bounded_ci(reached, 0.0) if len(reached) == len(good) else None,
         reached=len(reached),
@@ -321,16 +355,16 @@ def row(
         noise_scale_error=noise_scale_error,
         quality_label="measured" if all(t.run.workers == workers for t in good if t.run is not None) else "emulated",
         num_slots=layout.num_slots,
-        execution=recipe.variant.told(layout),
-        ways=ways,
+        execution=recipe.variant.to_record(layout),
+        ways=differences,
         scaling=points,
-        seed_values=list(found.values),
+        seed_values=list(verdict.values),
         seed_seconds=[by.seconds(t, kind)[0] for t in good],
     )
 
 
 def _scaling(trainings: Sequence[Training], kinds: Mapping[int, StepKind], by: FrontierCriteria) -> list[ScalingPoint]:
-    """What ``trainings`` would take by each of ``kinds``, which are those of so many workers; fewest first."""
+    """The time and cost of ``trainings`` on each worker count, by its kind of steps; fewest workers first."""
     points = []
     for workers, kind in sorted(kinds.items(), key=lambda each: each[0]):
         timed = [by.seconds(t, kind) for t in trainings]
@@ -341,31 +375,34 @@ def _scaling(trainings: Sequence[Training], kinds: Mapping[int, StepKind], by: F
     return points
 
 
-def _efficiency(fewest: ScalingPoint, own: ScalingPoint) -> tuple[float | None, Literal["measured", "modelled"] | None]:
-    """How many times as fast over how many times as many workers; (None, None) where they are the fewest."""
-    if fewest.workers == own.workers or own.seconds <= 0:
+def _efficiency(
+    fewest: ScalingPoint, point: ScalingPoint
+) -> tuple[float | None, Literal["measured", "modelled"] | None]:
+    """The speed-up over the factor of workers, and its label; (None, None) for the fewest workers."""
+    if fewest.workers == point.workers or point.seconds <= 0:
         return None, None
-    measured = fewest.seconds_label == own.seconds_label == "measured"
-    return fewest.seconds / own.seconds * fewest.workers / own.workers, "measured" if measured else "modelled"
+    measured = fewest.seconds_label == point.seconds_label == "measured"
+    return fewest.seconds / point.seconds * fewest.workers / point.workers, "measured" if measured else "modelled"
 
 
 def noise_scale_of(runs: Sequence[RunFinished]) -> tuple[float | None, float | None]:
-    """The mean of the runs' last noise scales, and its standard error; (None, None) where none was measured.
+    """The mean of the runs' last noise scales, and its standard error; (None, None) if none was measured.
 
-    The error is what the runs tell of themselves, or their spread where that says more; None where neither is known.
+    The error is the larger one of two: from the runs' own errors, and from the spread between runs. None if neither
+    is known.
     """
-    told = [run.signals[NOISE_SCALE] for run in runs if NOISE_SCALE in run.signals]
-    if not told:
+    scales = [run.signals[NOISE_SCALE] for run in runs if NOISE_SCALE in run.signals]
+    if not scales:
         return None, None
-    values, errors = [value for value, _ in told], [error for _, error in told]
-    known = [error for error in errors if error is not None]
-    own = [math.hypot(*known) / len(told)] if len(known) == len(told) else []
-    spread = [stdev(values) / math.sqrt(len(told))] if len(told) > 1 else []
-    return fmean(values), max(own + spread, default=None)
+    values, errors = [value for value, _ in scales], [error for _, error in scales]
+    bounded = [error for error in errors if error is not None]
+    propagated = [math.hypot(*bounded) / len(scales)] if len(bounded) == len(scales) else []
+    spread = [stdev(values) / math.sqrt(len(scales))] if len(scales) > 1 else []
+    return fmean(values), max(propagated + spread, default=None)
 
 
 def _times_to_target(trainings: Sequence[Training], kind: StepKind, by: FrontierCriteria) -> list[float]:
-    """Seconds until the validation quality first reaches the target, of each seed that does."""
+    """For each seed that reaches the target, the seconds until its validation quality first does."""
     times: list[float] = []
     for training in trainings if by.target is not None else ():
         run = training.run
@@ -378,14 +415,14 @@ def _times_to_target(trainings: Sequence[Training], kind: StepKind, by: Frontier
 
 
 def points(rows: Sequence[FrontierRow], by: FrontierCriteria) -> np.ndarray:
-    """(quality, seconds, cost) of each row, smaller is better. Shape (n, 3). Quality is the validation's."""
+    """(validation quality, seconds, cost) of each row, smaller is better. Shape (n, 3)."""
     sign = -1.0 if by.quality.direction == "max" else 1.0
     return np.array([[sign * r.validation, r.seconds, r.cost] for r in rows]).reshape(len(rows), 3)
 
 
 def mark_front(rows: Sequence[FrontierRow], by: FrontierCriteria) -> list[FrontierRow]:
-    """The rows with ``on_front`` set. Where there is a target, no row that misses it by its whole interval is on it."""
-    there = [i for i, r in enumerate(rows) if by.target is None or r.verdict != "falls"]
-    keep = nondominated(points([rows[i] for i in there], by))
-    front = {i for i, kept in zip(there, keep, strict=True) if kept}
+    """The rows with ``on_front`` set. A row whose whole interval misses the target is never on the front."""
+    eligible = [i for i, r in enumerate(rows) if by.target is None or r.verdict != "falls"]
+    keep = nondominated(points([rows[i] for i in eligible], by))
+    front = {i for i, kept in zip(eligible, keep, strict=True) if kept}
     return [replace(r, on_front=i in front) for i, r in enumerate(rows)]

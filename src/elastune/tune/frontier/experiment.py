@@ -14,7 +14,7 @@ from elastune.elastic.wire.contact import left_behind
 from elastune.parallel.mechanisms.registry import mechanism_for
 from elastune.runtime.clusters.base import RunFiles
 from elastune.runtime.job.pool import JobEvent
-from elastune.tune.frontier.checked_request import FrontierPlan
+from elastune.tune.frontier.checked_request import CheckedFrontier
 from elastune.tune.frontier.criteria import FrontierCriteria, batch_of
 from elastune.tune.frontier.short_runs import STEPS
 from elastune.tune.frontier.trainings import (
@@ -38,15 +38,18 @@ from elastune.tune.study.trial_results import Pricing, intermediate_result, judg
 
 
 class FrontierExperiment:
-    """Trainings of ``plan``. The search sees quality, and the time at the largest worker count, or on the crew
-    that its space chose.
+    """The trainings of a frontier, as the study loop runs them.
 
-    Any other worker count's time follows from the same steps. ``by``: how rows are judged, once step times are known.
-    ``rules``: by which rule a configuration's learning rate follows its batch, by ``name_of(config)``. ``reused``: what
-    was proposed for crews that its space chose, and had been trained for others already.
+    The search sees the quality of a training, and its time on the largest worker count or on the layout that its space
+    chose. Times on other worker counts follow from the same steps.
+
+    Attributes:
+        by: How rows are judged; None until step times are known.
+        rules: The rule by which a learning rate follows its batch, by ``name_of(config)``.
+        reused: Proposals for a layout chosen by the space that had been trained for another layout already.
     """
 
-    def __init__(self, plan: FrontierPlan, files: RunFiles) -> None:
+    def __init__(self, plan: CheckedFrontier, files: RunFiles) -> None:
         self._files = files
         self.by: FrontierCriteria | None = None
         self.rules: dict[str, str] = {}
@@ -60,12 +63,12 @@ class FrontierExperiment:
     def objectives(self) -> Sequence[Objective]:
         return self._plan.searched
 
-    def use(self, plan: FrontierPlan) -> None:
+    def use(self, plan: CheckedFrontier) -> None:
         """Go on with what was learned of ``plan``."""
         self._plan = plan
 
     def set_trainings(self, trainings: Trainings) -> None:
-        """What was trained already is not trained again."""
+        """Give the trainings that have ended, so that none of them is repeated."""
         self._trainings = trainings
 
     def new(
@@ -73,27 +76,31 @@ class FrontierExperiment:
     ) -> PreparedTrial | TrialFinished:
         seed = self._request.seed
         try:
-            found, refused = self._plan.propose(suggestion.values), ""
+            proposed, refused = self._plan.propose(suggestion.values), ""
         except UserError as error:
-            found, refused = self._plan.without_means(suggestion.values), str(error)
-        config, variant, parts = found.recipe.config, found.recipe.variant, found.layout.num_slots
-        self.rules[name_of(config)] = found.rule
-        execution = self._searching(found.layout, variant)
-        told, layout = variant.told(execution), found.layout if found.chosen else None
-        twin = None if self._trainings is None or refused else self._trainings.done.get(key(config, seed, told))
-        if twin is not None:  # another parametrisation of what was trained already
-            again = replace(twin, result=replace(twin.result, trial=suggestion.number), layout=layout)
+            proposed, refused = self._plan.settings_only(suggestion.values), str(error)
+        config, variant, parts = proposed.recipe.config, proposed.recipe.variant, proposed.layout.num_slots
+        self.rules[name_of(config)] = proposed.rule
+        execution = self._searching(proposed.layout, variant)
+        recorded, layout = variant.to_record(execution), proposed.layout if proposed.chosen else None
+        earlier = None if self._trainings is None or refused else self._trainings.done.get(key(config, seed, recorded))
+        if earlier is not None:  # the proposal has other parameters but the same result
+            again = replace(earlier, result=replace(earlier.result, trial=suggestion.number), layout=layout)
             self.reused += [again] if layout is not None else []
             return self._seen_by_search(again)
         started = TrialStarted(
             suggestion.number,
             config,
-            told,
+            recorded,
             seed,
             "search",
             suggestion.params,
             suggestion.distributions,
-            {"lr_rule": found.rule, FOR_WORKERS: parts, **({} if layout is None else {LAYOUT_TAG: layout.to_json()})},
+            {
+                "lr_rule": proposed.rule,
+                FOR_WORKERS: parts,
+                **({} if layout is None else {LAYOUT_TAG: layout.to_json()}),
+            },
             until_epoch=until_epoch,
             dismissed=list(suggestion.dismissed),
         )
@@ -103,8 +110,8 @@ class FrontierExperiment:
     def fixed(self, number: int, trial: FixedTrial) -> PreparedTrial:
         parts = trial.execution.num_slots if trial.parts is None else trial.parts
         tags = {FOR_WORKERS: parts} if trial.execution.workers < parts or parts != trial.execution.num_slots else {}
-        told = {**trial.execution.to_json(), **trial.told}
-        started = TrialStarted(number, trial.config, told, trial.seed, trial.phase, tags=tags)
+        recorded = {**trial.execution.to_json(), **trial.told}
+        started = TrialStarted(number, trial.config, recorded, trial.seed, trial.phase, tags=tags)
         spec = self._spec(started, trial.execution)
         if trial.max_steps is not None:
             spec = replace(
@@ -117,7 +124,7 @@ class FrontierExperiment:
     ) -> PreparedTrial:
         execution, _ = read_variant(life.started.execution)
         spec = replace(self._spec(life.started, execution), resume=True, until_epoch=until_epoch)
-        if life.started.phase in TIMED:  # it counts for nothing any more: see Calibration
+        if life.started.phase in TIMED:  # Calibration ignores short runs of earlier controllers
             spec = replace(spec, max_steps=STEPS)
         self._files.set_aside(spec.out, self._files.damaged(spec.out))
         return PreparedTrial(
@@ -172,7 +179,7 @@ class FrontierExperiment:
             elastic = replace(elastic, grace_s=self._request.grace_s)
         if bounds is not None and started.phase == "search":
             elastic = replace(elastic, low=bounds[0], high=bounds[1])
-        if variant.policies:  # a row is that of its workers
+        if variant.policies:  # the row holds for exactly these workers
             elastic = replace(elastic, low=execution.workers)
         monitors = (NOISE_SCALE,) if not calibrates and _compares(execution, variant) else ()
         return RunSpec(
@@ -193,9 +200,10 @@ class FrontierExperiment:
 
 
 def _compares(execution: ExecutionSettings, variant: Variant) -> bool:
-    """Whether the noise scale can be told: a batch that is one part has nothing to compare, nor have divided layers.
+    """Whether the noise scale can be measured, which takes several gradients of one step to compare.
 
-    Nor have learners, whose gradients are not summed up, and gradients of which most is sent in later steps.
+    A batch of one part, divided layers, learners that do not sum gradients, and compression that keeps a residual for
+    later steps do not give them.
     """
     whole = not execution.parts.tensor and mechanism_for(execution).capabilities.measures
     later = execution.compression is not None and execution.compression.keeps_residual

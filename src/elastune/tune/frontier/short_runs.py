@@ -36,7 +36,7 @@ from elastune.core.plan.data_parallel import Fit, Observation, fit_parts
 from elastune.core.run import ExecutionSettings
 from elastune.runtime.job.interrupts import Interrupted
 from elastune.tune.frontier.budget import TIMED_STEPS, PhaseBudget, TrainingCost, timed_steps
-from elastune.tune.frontier.checked_request import FrontierPlan, check_target
+from elastune.tune.frontier.checked_request import CheckedFrontier, check_target
 from elastune.tune.frontier.choice import Choice
 from elastune.tune.frontier.criteria import FrontierCriteria, Times, batch_of
 from elastune.tune.frontier.trainings import TIMED, Recipe, StepKind
@@ -45,27 +45,35 @@ from elastune.tune.search.schedule import FixedTrial, FixedTrials, Next, Schedul
 from elastune.tune.study.budget import Bounds
 from elastune.tune.study.study_loop import StudyLoop
 
-# [throughput] The throughput phase: which means of a crew give the same bits sooner. Short runs, no quality, no training. Pure.
-#
-# One kind of means after the other (threads, mechanism, routes, bucket size, micro-batch), each from the best of those
-# before. What ends with other bits than the crew's own means did, after as many steps from the same seed, is not taken,
-# however fast it is: what was told of the crew's quality then holds of them, too. The fastest of many short runs is often
-# a lucky one, so that it and the crew's own means are timed again, and it is taken if it is faster then, too.
-
-GAIN = 1.05  # what is not faster by so much is not worth other means: a step's time varies by as much from run to run
+GAIN = 1.05  # other settings must be faster by this factor: a step's time varies by as much from run to run
 BUCKETS = (256 << 10, 1 << 20, 4 << 20, 64 << 20)
-"""Bytes of gradients that are summed in one message, where there are more of them."""
-ROUTES = ("ring", "tree", "star")  # that are tried where more than two workers sum
+"""Bucket sizes that are tried, if the gradients fill more than one bucket."""
+ROUTES = ("ring", "tree", "star")
+"""Topologies that are tried, if more than two workers sum."""
+STEPS = TIMED_STEPS
+FIRST_STEPS = 12  # of the first short run, when the time of a step is not known yet
+MOST_NAMED = 8  # kinds of steps named by the space that are timed before it is searched
+CALIBRATE_SLACK = 1.5
+"""If calibrating takes longer than planned by this factor, further short runs are left out."""
+
+
+# --- faster execution settings with the same bits ---
 
 
 @dataclass
 class ExecutionSearch:
-    """The tuning of one crew: it asks for ``pending`` to be timed, and is told what came of it.
+    """The search for faster execution settings of one worker layout.
 
-    ``batch``: the global batch of all its short runs; ``cores``: how many its workers share; ``free``: whether nobody
-    has said how its workers stand, so that another mechanism may do. ``grad_bytes``: of all gradients, as its first
-    short run tells. ``hurried``: no time is left for more kinds of
-    means; the best so far is timed again.
+    ``rounds`` yields the settings to time next, and ``hear`` takes the result of each short run.
+
+    Attributes:
+        layout: The layout with its own settings.
+        batch: The global batch of all its short runs.
+        cores: The cores that its workers share.
+        free: Whether the user left mechanism and mesh open, so that another mechanism may be tried.
+        tried: The settings that were timed, in order.
+        hurried: Whether no time is left for further settings, so that only the best so far is timed again.
+        grad_bytes: The size of all gradients, from the first short run.
     """
 
     layout: ExecutionSettings
@@ -75,45 +83,53 @@ class ExecutionSearch:
     tried: list[ExecutionTimed] = field(default_factory=list)
     hurried: bool = False
     grad_bytes: int = 0
-    _means: list[ExecutionSettings] = field(default_factory=list)
+    _settings: list[ExecutionSettings] = field(default_factory=list)
     _best: int = 0
     _sha256: str = ""
     _again: list[int] = field(default_factory=list)
 
     @classmethod
     def most(cls, layout: ExecutionSettings, cores: int, free: bool = True) -> list[ExecutionSettings]:
-        """All that could be tried of a crew, and the best again, if no kind changes what the next one can try."""
+        """The most settings that a search may time, the repetition of the best included.
+
+        It assumes that no setting changes which further settings can be tried.
+        """
         climb = cls(layout, layout.first_mesh.batch * 2, cores, free, grad_bytes=1 << 62)
         kinds = (climb._threads, climb._mechanisms, climb._routes, climb._buckets, climb._passes)
         return [layout, *(execution for kind in kinds for execution in kind(layout)), layout, layout]
 
     @property
     def repeats(self) -> bool:
-        """Whether what was asked for last was timed before."""
+        """Whether the newest round repeats settings that were timed before."""
         return bool(self._again)
 
     def rounds(self) -> Iterator[list[ExecutionSettings]]:
-        """What to time next, until nothing is left; ``hear`` must have been told of all of it by then."""
+        """Yield the settings to time next. ``hear`` must get the results of a round before the next one."""
         yield [self.layout]
         if self.tried[0].step_s is None:
             return  # it fails by itself, or has too few steps to time
         for kind in (self._threads, self._mechanisms, self._routes, self._buckets, self._passes):
             if self.hurried:
                 break
-            yield kind(self._means[self._best])
+            yield kind(self._settings[self._best])
         if self._best:
             self._again = [0, self._best]
-            yield [self.layout, self._means[self._best]]
-            own, other = self.tried[-2:]
-            lucky = own.step_s is None or other.step_s is None or other.step_s * GAIN >= own.step_s or not other.same
+            yield [self.layout, self._settings[self._best]]
+            original, winner = self.tried[-2:]
+            lucky = (
+                original.step_s is None
+                or winner.step_s is None
+                or winner.step_s * GAIN >= original.step_s
+                or not winner.same
+            )
             self._best = 0 if lucky else len(self.tried) - 1
 
     def give_up(self) -> None:
-        """No time is left to time the best again: the crew keeps its own means."""
+        """Keep the layout's own settings, because no time is left to time the best again."""
         self._best = 0
 
     def hear(self, execution: ExecutionSettings, run: RunFinished | None) -> None:
-        """A short run by ``execution`` has ended; None: it failed."""
+        """Take the result of a short run with ``execution``; None if it failed."""
         first = not self.tried
         if first and run is not None:
             self._sha256 = run.sha256
@@ -122,7 +138,7 @@ class ExecutionSearch:
         same = None if run is None else run.sha256 == self._sha256
         words = changed(self.layout, execution) or "as asked for"
         self.tried.append(ExecutionTimed(execution.to_json(), words, step_s, same))
-        self._means.append(execution)
+        self._settings.append(execution)
         if self._again:
             return
         best_s = self.tried[self._best].step_s
@@ -131,13 +147,13 @@ class ExecutionSearch:
 
     @property
     def best(self) -> ExecutionSettings:
-        """The fastest of those with the same bits."""
-        return self._means[self._best] if self._means else self.layout
+        """The fastest settings with the same bits."""
+        return self._settings[self._best] if self._settings else self.layout
 
     @property
-    def found(self) -> ThroughputTuned:
-        """What to tell of it."""
-        return ThroughputTuned(self.batch, list(self.tried), self._best)  # which has one at least: the crew's own
+    def result(self) -> ThroughputTuned:
+        """The record of this search. It has at least one entry: the layout's own settings."""
+        return ThroughputTuned(self.batch, list(self.tried), self._best)
 
     def _threads(self, execution: ExecutionSettings) -> list[ExecutionSettings]:
         most = self.cores // execution.workers
@@ -156,7 +172,7 @@ class ExecutionSearch:
         return [replace(execution, topology=Topology.parse(name)) for name in ROUTES if name != str(execution.topology)]
 
     def _buckets(self, execution: ExecutionSettings) -> list[ExecutionSettings]:
-        """Sizes by which there are other buckets than by the usual ones."""
+        """The sizes that divide the gradients into other buckets than the usual size does."""
         whole = execution.parts == MechanismName() and execution.compress is None
         if execution.workers == 1 or not whole:
             return []
@@ -171,44 +187,43 @@ class ExecutionSearch:
 
 
 def changed(layout: ExecutionSettings, execution: ExecutionSettings) -> str:
-    """In what ``execution`` differ from those of ``layout``, in words."""
+    """How ``execution`` differs from ``layout``, in words."""
     before, after = plain(layout), plain(execution)
     return ", ".join(f"{name} {value}" for name, value in after.items() if before.get(name) != value)
 
 
 def plain(execution: ExecutionSettings) -> Mapping[str, object]:
-    """Means by name, the mesh as it comes out."""
+    """Execution settings by name, with the mesh that results from them."""
     return {**execution.to_json(), "mesh": str(execution.first_mesh)}
 
 
-def in_words(found: Sequence[ThroughputTuned]) -> str:
-    """What came of all crews, in one sentence; "" where none was tuned."""
+def in_words(tuned: Sequence[ThroughputTuned]) -> str:
+    """The results of all searches for faster settings in one sentence; "" without any."""
     taken = [
-        f"{own.execution['workers']} by {chosen.changed} ({own.step_s / chosen.step_s:.2f} times as fast, timed again)"
-        for own, chosen in (each.tried[-2:] for each in found if each.chosen)
-        if chosen.step_s and own.step_s
+        f"{original.execution['workers']} by {chosen.changed} "
+        f"({original.step_s / chosen.step_s:.2f} times as fast, timed again)"
+        for original, chosen in (each.tried[-2:] for each in tuned if each.chosen)
+        if chosen.step_s and original.step_s
     ]
-    if not found:
+    if not tuned:
         return ""
-    runs = sum(len(each.tried) for each in found)
-    other = sum(timed.same is False for each in found for timed in each.tried)
-    words = f"throughput: of {runs} short runs, {other} of them with other bits and so not taken, the fastest means: "
+    runs = sum(len(each.tried) for each in tuned)
+    other = sum(timed.same is False for each in tuned for timed in each.tried)
+    words = (
+        f"throughput: of {runs} short runs, {other} of them with other bits and so not taken, the fastest settings: "
+    )
     return words + ("; ".join(taken) if taken else "those asked for")
 
 
-# [calibration] Measure step times here: one worker on several batch sizes, and the crews that this machine has cores for.
-#
-# On several hosts, crews that fit one of them are timed twice: on as few hosts as it takes, as they are trained, and
-# on as many as there are, which tells the links within and across apart.
-
-STEPS = TIMED_STEPS
-FIRST_STEPS = 12  # of the first short run: nobody knows yet how long they are
+# --- step times ---
 
 
 @dataclass(frozen=True)
 class Timing:
-    """A global batch, and the crew whose step of it is timed; ``spread``: on as many hosts as there are. ``nth``:
-    how often it was before."""
+    """A short run that times the steps of one global batch on one layout.
+
+    ``spread``: over all hosts, not over as few as possible. ``nth``: how often the same was timed before.
+    """
 
     batch: int
     layout: ExecutionSettings
@@ -219,12 +234,17 @@ class Timing:
 class Calibration:
     """The steps of one program as this controller measured them, and the model fitted to them.
 
-    ``cost``: of a training, once the first steps were timed; ``budget_s``: of the frontier. Short runs of long steps
-    take fewer of them. ``workers_per_host``: None where all are on one host. Trials of earlier controllers, whose
-    machine may have been another one, do not count.
+    Trials of earlier controllers do not count, because their machine may have been another one.
+
+    Attributes:
+        workers_per_host: None if all workers are on one host.
+        links: The links that short runs measured.
+        plan: The checked request.
+        cost: The cost of a training, once the first steps were timed.
+        budget_s: Seconds of the whole frontier. Short runs take fewer steps if the steps are long.
     """
 
-    def __init__(self, plan: FrontierPlan, table: TrialTable, workers_per_host: int | None = None) -> None:
+    def __init__(self, plan: CheckedFrontier, table: TrialTable, workers_per_host: int | None = None) -> None:
         self.workers_per_host = workers_per_host
         self.links: list[LinkMeasured] = []
         self.plan = plan
@@ -232,59 +252,60 @@ class Calibration:
         self.budget_s = math.inf
         self._table = table
         self._before = set(table.trials)
-        self._asked: set[Timing] = set()
+        self._begun: set[Timing] = set()
         self._grad_bytes = 0
 
     def schedule(self, wanted: Iterable[Timing], phase: Phase = "calibrate", *, may_fail: bool = False) -> FixedTrials:
-        """Time a few steps of each that is wanted, alone on the machine, once only.
+        """The schedule that times a few steps of each ``wanted`` timing, once only, alone on the machine.
 
-        Where training diverges at a batch size, or the program takes too few steps to time, nothing is learned. Where
-        it fails otherwise, the frontier does, unless it ``may_fail``: by means that nobody asked for, say.
+        A training that diverges, or that takes too few steps to time, gives no time. Any other failure ends the
+        frontier, unless the short run ``may_fail``, for example because of settings that the user did not ask for.
         """
-        new = [timing for timing in dict.fromkeys(wanted) if timing not in self._asked]
-        self._asked |= set(new)
+        new = [timing for timing in dict.fromkeys(wanted) if timing not in self._begun]
+        self._begun |= set(new)
         check = _accept if may_fail else self._refuse_failures
         return _OneByOne(phase, [self._trial(timing, phase) for timing in new], check)
 
     def fit(self) -> tuple[Times, TimesFitted]:
-        """The model from what was measured so far; steps of several workers that share batches check it."""
+        """Fit the model to the measurements so far. Steps on several workers check it."""
         timed = self._timed()
         usual = {key: step for key, step in timed.items() if not key[1].apart}
         gradients = [(step.batch, step.step_s) for (_, kind, _), step in usual.items() if kind.workers == 1]
         several = {key: step for key, step in usual.items() if key[1].workers > 1}
         plain = [step for (_, kind, _), step in several.items() if kind.mesh.replica == 1]
-        found: Fit = fit_parts(gradients, self._grad_bytes, self.links, plain, self.workers_per_host)
-        errors, factors = dict(found.errors), defaultdict[StepKind, list[float]](list)
+        fit: Fit = fit_parts(gradients, self._grad_bytes, self.links, plain, self.workers_per_host)
+        errors, factors = dict(fit.errors), defaultdict[StepKind, list[float]](list)
         for (_, kind, hosts), step in timed.items():
-            ratio = found.model.step_s(step.batch, kind.mesh.batch, hosts) / step.step_s
+            ratio = fit.model.step_s(step.batch, kind.mesh.batch, hosts) / step.step_s
             if kind.mesh.tensor > 1 or kind.apart:
                 factors[kind].append(1 / ratio)
             elif kind.mesh.replica > 1:
                 errors[f"batch {step.batch} on {kind.mesh}"] = ratio
-        found = replace(found, errors=errors)
-        packed = sorted(timed.items(), key=lambda each: -each[0][2])  # the fewest hosts last: what a crew trains on
+        fit = replace(fit, errors=errors)
+        packed = sorted(timed.items(), key=lambda each: -each[0][2])  # the fewest hosts last: trainings run on these
         measured = {(batch, kind): step.step_s for (batch, kind, _), step in packed}
         slower = {kind: median(each) for kind, each in factors.items()}
         elsewhere = defaultdict[str, list[float]](list)
         for kind, factor in slower.items():
             elsewhere[kind.apart].append(factor)
         apart = {words: median(each) for words, each in elsewhere.items() if words}
-        return Times(found.model, measured, errors, slower, apart), found.to_record()
+        return Times(fit.model, measured, errors, slower, apart), fit.to_record()
 
-    def asked(self, timing: Timing) -> bool:
-        """Whether a short run for it was begun."""
-        return timing in self._asked
+    def was_begun(self, timing: Timing) -> bool:
+        """Whether a short run for ``timing`` was begun."""
+        return timing in self._begun
 
     def run_of(self, timing: Timing) -> RunFinished | None:
-        """How the last short run for it ended; None where it was not made, or failed."""
+        """How the last short run for ``timing`` ended; None if there was none, or if it failed."""
         end = self._end_of(timing)
         return None if end is None else end.run
 
     def untimed(self, wanted: Iterable[Timing]) -> list[str]:
-        """Whose steps were to be timed and could not be, and why."""
+        """The layouts whose steps could not be timed, and why, in words."""
         ends = {timing: end for timing in dict.fromkeys(wanted) if (end := self._end_of(timing)) is not None}
         return [
-            f"{timing.layout.first_mesh}, {timing.layout.mechanism}, batch {timing.batch}: {end.reason or 'too few steps'}"
+            f"{timing.layout.first_mesh}, {timing.layout.mechanism}, batch {timing.batch}: "
+            f"{end.reason or 'too few steps'}"
             for timing, end in ends.items()
             if end.run is None or end.run.step_s is None
         ]
@@ -301,25 +322,25 @@ class Calibration:
         return None
 
     def _timed(self) -> dict[tuple[int, StepKind, int], Observation]:
-        """(batch, kind, hosts) -> the step that was measured."""
-        found: dict[tuple[int, StepKind, int], Observation] = {}
+        """(batch, kind, hosts) -> the measured step."""
+        observations: dict[tuple[int, StepKind, int], Observation] = {}
         for life in self._ended():
             run = life.finished.run if life.finished is not None else None
             if run is not None and run.step_s is not None:
                 batch = batch_of(life.started.config)
                 mean = min(batch, -(-run.samples // run.steps))  # a batch may exceed the data
                 kind = self.plan.worker_layouts.kind_of(ExecutionSettings.from_json(life.started.execution))
-                found[batch, kind, run.hosts] = Observation(kind.workers, mean, run.step_s, hosts=run.hosts)
+                observations[batch, kind, run.hosts] = Observation(kind.workers, mean, run.step_s, hosts=run.hosts)
                 if kind.workers == 1 and not kind.apart:
                     self._grad_bytes = run.grad_bytes
-        return found
+        return observations
 
     def _ended(self) -> list[TrialSummary]:
         ended = (self._table.trials[number] for number in self._table.ended if number not in self._before)
         return [life for life in ended if life.started.phase in TIMED]
 
     def _refuse_failures(self) -> None:
-        """Raise ``UserError`` where a program fails by itself: no scaling would help it."""
+        """Raise ``UserError`` if the program fails with its own settings."""
         for life in self._ended():
             assert life.finished is not None
             if life.finished.run is None and not life.finished.reason.startswith("diverged"):
@@ -331,7 +352,7 @@ class Calibration:
         return FixedTrial(config, self.plan.request.seed, timing.layout, phase, self.steps(timing.batch), timing.spread)
 
     def steps(self, batch: int) -> int:
-        """How many steps a short run with a global ``batch`` takes: always as many, so that their bits compare."""
+        """How many steps a short run with a global ``batch`` takes. It is always the same, so that bits compare."""
         if self.cost is None:
             return FIRST_STEPS
         return timed_steps(self.cost.step_s * max(1.0, self.factor(batch)), self.budget_s)
@@ -341,12 +362,12 @@ class Calibration:
         return batch / self.plan.base_batch
 
     def learn_cost(self, timing: Timing) -> TrainingCost | None:
-        """What a training takes, from the short run for ``timing``; None where it was paused before its end."""
+        """The cost of a training, from the short run for ``timing``; None if that was paused before its end."""
         life = self._life_of(timing)
         if life is None or life.finished is None:
             return None
         finished, run = life.finished, life.finished.run
-        if run is None:  # it diverged: of its steps no time is known but that of all
+        if run is None:  # it diverged: only the time of the whole run is known
             return TrainingCost(finished.seconds / FIRST_STEPS, FIRST_STEPS)
         step_s = run.step_s if run.step_s is not None else run.seconds / max(1, run.steps)
         planned = max((report.epochs for report, _ in life.reports), default=0)
@@ -361,11 +382,11 @@ class Calibration:
 
 
 def _accept() -> None:
-    """Whatever has failed."""
+    """Accept all failures."""
 
 
 class _OneByOne(FixedTrials):
-    """Each when the one before has ended, ``check``ed by then."""
+    """Runs its trials one by one, and calls ``check`` before each."""
 
     def __init__(self, phase: Phase, trials: Sequence[FixedTrial], check: Callable[[], None]) -> None:
         super().__init__(phase, trials, at_once=1)
@@ -377,9 +398,10 @@ class _OneByOne(FixedTrials):
 
 
 def batches_to_measure(base: int, counts: Sequence[int], samples: int | None = None) -> list[int]:
-    """Shares of one worker, what tells most first: its own, the largest and the smallest of any count, one between.
+    """The batches to time on one worker, the most informative first.
 
-    None holds more than the ``samples`` of the training set.
+    They are the program's own, the largest and the smallest share of any worker count, and one in between. None is
+    larger than the ``samples`` of the training set.
     """
     largest = base * max(counts) if samples is None else max(base, min(samples, base * max(counts)))
     smallest = max(1, base // max(counts))
@@ -387,31 +409,33 @@ def batches_to_measure(base: int, counts: Sequence[int], samples: int | None = N
 
 
 def layout_timings(batch: int, layout: ExecutionSettings, workers_per_host: int | None) -> list[Timing]:
-    """How a crew's step is timed: as it is trained and, where it fits one of several hosts, over as many as there are.
+    """How a layout's steps are timed: packed as in training and, if it fits one of several hosts, also spread.
 
-    What divides a replica is not spread: the model knows nothing of its traffic.
+    Layouts that divide a replica are not spread, because the model does not cover their traffic.
     """
     mesh, packed = layout.first_mesh, Timing(batch, layout)
     fits = workers_per_host is not None and 1 < mesh.workers <= workers_per_host and mesh.replica == 1
     return [packed, Timing(batch, layout, spread=True)] if fits else [packed]
 
 
-# [short runs] The short runs of a frontier: they time steps, look for faster execution, and end within their part of the budget.
-
-MOST_NAMED = 8  # kinds of steps that a space names, and that are timed before it is searched
-CALIBRATE_SLACK = 1.5  # of what calibrating was predicted to take: beyond, short runs are left out
+# --- the phases of short runs ---
 
 
 class ShortRuns:
-    """Of ``plan``, by ``loop``. ``timeable``: workers whose steps can be timed, one each a core.
+    """Runs the short runs of a frontier in the study loop, each within its part of the budget.
 
-    ``workers_per_host``: None where all are on one host. ``phases``: how the budget is split, once that is known.
-    ``left_out``: what there was no time for, in words; ``tuned``: what was found for each crew.
+    Attributes:
+        plan: The checked request.
+        calibration: The step times measured so far.
+        budget_s: Seconds of the whole frontier.
+        phases: How the budget is split; None until the first steps were measured.
+        left_out: Everything that there was no time for, in words.
+        tuned: The result of the throughput phase for each layout.
     """
 
     def __init__(
         self,
-        plan: FrontierPlan,
+        plan: CheckedFrontier,
         loop: StudyLoop,
         interrupts: Callable[[], int],
         workers_per_host: int | None,
@@ -428,18 +452,18 @@ class ShortRuns:
         self._workers_per_host = workers_per_host
         self._timeable = timeable
 
-    def use(self, plan: FrontierPlan) -> None:
-        """Go on with what was learned of ``plan``."""
+    def use(self, plan: CheckedFrontier) -> None:
+        """Go on with a changed ``plan``."""
         self.plan = self.calibration.plan = plan
 
     def split(self, phases: PhaseBudget) -> None:
-        """The budget is split."""
+        """Take the split of the budget."""
         self.phases = phases
         self.budget_s = self.calibration.budget_s = phases.budget_s
 
     @property
     def timed_layouts(self) -> int:
-        """How many of the crews asked about can be timed."""
+        """How many of the layouts asked about can be timed."""
         return sum(layout.workers <= self._timeable for layout in self.plan.layouts)
 
     @property
@@ -448,38 +472,45 @@ class ShortRuns:
         return self.calibration.cost
 
     def _run(self, schedule: Schedule) -> None:
-        """At most until the budget is over."""
+        """Run ``schedule``, at most until the budget ends."""
         bounds = Bounds() if self.budget_s == math.inf else Bounds(budget_s=self.budget_s, reserve_s=0.0)
         self._loop.run(bounds, self._interrupts, schedule)
 
     def first_steps(self, learn: Callable[[RunFinished], None]) -> TrainingCost:
-        """Time the first steps of the program's own batch, twice: what is begun first also loads what all need.
+        """Time the first steps of the program's own batch, twice, because the first run also loads shared files.
 
-        Raises ``UserError`` where these take the whole budget, and for a target that the quality cannot have.
+        Args:
+            learn: Gets each short run that ended well.
+
+        Returns:
+            The cost of a training.
+
+        Raises:
+            UserError: If these steps take the whole budget, or if the quality cannot have the target.
         """
-        own, found = timed_with(self.plan.layouts, 1), None
+        single, cost = timed_with(self.plan.layouts, 1), None
         for nth in range(2):
-            timing = Timing(self.plan.base_batch, own, nth=nth)
+            timing = Timing(self.plan.base_batch, single, nth=nth)
             self._run(self.calibration.schedule([timing]))
             if self._interrupts():
                 raise Interrupted
-            found = self.calibration.learn_cost(timing)
-            if found is None:
+            cost = self.calibration.learn_cost(timing)
+            if cost is None:
                 rule = "a budget must have time for the steps that are timed first"
                 raise UserError(rule, f"{self.budget_s:g} s, of which these take all", "use a larger --budget")
             if (run := self.calibration.run_of(timing)) is not None:
                 learn(run)
                 check_target(self.plan.request.target, self.plan.quality, run.metrics.get(self.plan.quality.name))
             if nth == 0:
-                self.calibration.cost, self.calibration.budget_s = found, self.budget_s
-        assert found is not None
-        self.calibration.cost = found  # the second: the first may have waited for what all runs need
-        return found
+                self.calibration.cost, self.calibration.budget_s = cost, self.budget_s
+        assert cost is not None
+        self.calibration.cost = cost  # of the second run: the first may have waited for shared files
+        return cost
 
     def measure(self) -> None:
-        """Time a few steps of each, and of two workers for each link that none of these has told of.
+        """Time all wanted steps, and two workers on each link that these did not measure.
 
-        What would take much longer than was planned is left to the model.
+        Short runs that would take much longer than planned are left out, and the model covers their steps.
         """
         layouts, cost = self.plan.layouts, self._cost
         limit_s = CALIBRATE_SLACK * self.phases.calibrate if self.phases is not None else math.inf
@@ -509,23 +540,23 @@ class ShortRuns:
         return self.plan.real_batch(self.plan.base_batch * 2)
 
     def wanted(self) -> list[Timing]:
-        """What is timed beside the program's own batch on one worker, what tells most first."""
+        """The timings beyond the program's own batch on one worker, the most informative first."""
         plan, layouts = self.plan, self.plan.layouts
-        own = timed_with(layouts, 1)
-        one = [Timing(batch, own) for batch in batches_to_measure(plan.base_batch, plan.parts, plan.samples)[1:]]
+        single = timed_with(layouts, 1)
+        alone = [Timing(batch, single) for batch in batches_to_measure(plan.base_batch, plan.parts, plan.samples)[1:]]
         timeable = [layout for layout in layouts if layout.workers <= self._timeable]
         several = [
             t
             for layout in timeable
             for t in layout_timings(plan.naive_batch(layout.num_slots), layout, self._workers_per_host)
         ]
-        first = Timing(plan.base_batch, own)
-        return [t for t in (*one[:1], *several, *one[1:]) if t != first]
+        first = Timing(plan.base_batch, single)
+        return [t for t in (*alone[:1], *several, *alone[1:]) if t != first]
 
     def throughput(self, threads: int) -> None:
-        """Time what the space names beside what was asked for; look for means that give the same bits sooner.
+        """Time the settings that the space names, and look for faster settings that give the same bits.
 
-        In the time that was planned for it: what does not fit is not tried, and what was best is timed again.
+        All of it fits into the planned time. Settings that do not fit are not tried, and the best are timed again.
         """
         cost = self._cost
         end_s = self._loop.elapsed_s + (self.phases.throughput if self.phases is not None else math.inf)
@@ -560,42 +591,42 @@ class ShortRuns:
             cut += [str(layout.workers)] if climb.hurried else []
             if climb.tried:
                 self.plan.worker_layouts.speed_up(layout, climb.best)
-                self.tuned.append(climb.found)
-                self._loop.tell(climb.found)
+                self.tuned.append(climb.result)
+                self._loop.tell(climb.result)
         if cut:
             self.left_out.append(f"in the throughput phase, part of what could be tried on {', '.join(cut)} workers")
 
     def named(self) -> list[Timing]:
-        """The kinds of steps that the space names, each on who it names or, where these are too many, on fewer."""
-        worker_layouts, found = self.plan.worker_layouts, dict[StepKind, Timing]()
+        """The kinds of steps that the space names, each on its layout, or on the widest layout that can be timed."""
+        worker_layouts, timings = self.plan.worker_layouts, dict[StepKind, Timing]()
         widest = [layout for layout in self.plan.layouts if layout.workers <= self._timeable][-1:]
         for layout, variant in self.plan.named:
             if variant.agreed.sync.in_rounds:
-                continue  # the median step of a few tells nothing of rounds
+                continue  # the median of a few steps does not show the cost of rounds
             for each in [layout] if layout.workers <= self._timeable else widest:
                 execution = worker_layouts.by(each, variant)
                 kind = worker_layouts.kind_of(execution)
                 if (kind.apart or kind.workers > 1) and self.plan.is_possible(each, replace(variant, policies=())):
                     batch = self.plan.base_batch * each.num_slots
-                    found.setdefault(kind, Timing(batch, execution))
-        return list(found.values())[:MOST_NAMED]
+                    timings.setdefault(kind, Timing(batch, execution))
+        return list(timings.values())[:MOST_NAMED]
 
-    def time(self, found: Sequence[Timing]) -> None:
-        """Time the steps of what was found, while the budget lasts; what is not measured is modelled."""
+    def time(self, timings: Sequence[Timing]) -> None:
+        """Time the steps of the rows while the budget lasts; all others are modelled."""
         cost, skipped = self._cost, 0
-        for timing in found:
+        for timing in timings:
             took_s = cost.timing_s(self.calibration.factor(timing.batch), self.budget_s)
             if self._loop.elapsed_s + took_s > self.budget_s:
-                skipped += not self.calibration.asked(timing)
+                skipped += not self.calibration.was_begun(timing)
                 continue
             self._run(self.calibration.schedule([timing], may_fail=True))
         if skipped:
             self.left_out.append(f"timing the steps of {count(skipped, 'row')}: these are modelled")
 
     def to_measure(self, parts: int, recipe: Recipe, by: FrontierCriteria, choice: Choice) -> list[Timing]:
-        """The steps to time for rows, where this machine can and the program is the one that was calibrated.
+        """The timings for the rows of ``recipe``, if this machine has the cores and the model size was calibrated.
 
-        Rounds are not seen in the median step: of these there are models alone.
+        Strategies with rounds are only modelled, because the median step does not show the cost of rounds.
         """
         run = next((t.run for t in choice.tried(recipe, parts) if t.run is not None), None)
         same = run is not None and run.grad_bytes == by.times.model.grad_bytes

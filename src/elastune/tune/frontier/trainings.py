@@ -22,19 +22,25 @@ from elastune.core.sync_plan import SYNC_NAMES, SyncChoice
 from elastune.runtime.job.validation import NO_POLICY, policies_of
 from elastune.tune.study.trial_results import execution_settings_of
 
-# [ways] How a frontier's trainings are run beside configuration and workers, as far as it shows in a result: a *way*. Pure.
-#
-# Crews (workers, mesh, mechanism, topology) of as many parts differ in time alone, since in ``exact`` mode nobody sees in
-# a result who computed what. What a space may choose beside them (mode, compression, micro-batch, strategy, policy) does
-# show, so that a training belongs to its way as it does to its configuration.
-
 VARIANT_SETTINGS = ("mode", "compress", "micro_batch")
-"""The means that belong to a way; all others belong to a crew."""
+"""The execution settings that belong to a variant; all others belong to a worker layout."""
+NOISE_SCALE = "noise_scale"
+"""The monitor of a training whose quality counts, and its signal."""
+TIMED = ("calibrate", "throughput")
+"""The phases that measure step times, and no quality."""
+LAYOUT_TAG = "layout"
+"""The tag of a search trial whose space chose a worker layout: the execution settings of that layout."""
+FOR_WORKERS = "for_workers"
+"""The tag of a trial that is for another number of parts of a batch than its slots or workers."""
+REFUSED = "refused: "
 
 
 @dataclass(frozen=True)
 class Variant:
-    """How a training is run. ``agreed``: how its workers agree; ``policies``: what adapts it while it runs."""
+    """The part of a training's execution that shows in its result, beside configuration and slots.
+
+    ``agreed``: the sync strategy of its workers and its schedule; ``policies``: the policies that adapt it.
+    """
 
     mode: Mode = "exact"
     compress: str | None = None
@@ -46,34 +52,34 @@ class Variant:
     def of(
         cls, execution: ExecutionSettings, agreed: SyncChoice | None = None, policies: tuple[str, ...] = ()
     ) -> Variant:
-        """That of ``execution``."""
+        """The variant of ``execution``, with sync strategy and policies."""
         agreed = agreed or SyncChoice()
         return cls(execution.mode, execution.compress, execution.micro_batch, agreed, policies)
 
     @property
     def alone(self) -> bool:
-        """Whether one worker can train for any number of them: it does not show who computes a slot.
+        """Whether one worker can train for any number of workers, because the result is the same.
 
-        A policy may ask how many workers there are, and how long they take.
+        Policies exclude that: they may use the worker count and the times of steps.
         """
         return self.mode == "exact" and not self.policies
 
     def on(self, layout: ExecutionSettings) -> ExecutionSettings:
-        """``layout`` going this way, with a slot at least for each learner."""
-        own = {name: getattr(self, name) for name in VARIANT_SETTINGS}
-        return replace(layout, num_slots=self.agreed.slots(layout.num_slots), **own)
+        """``layout`` with the settings of this variant, and with at least one slot for each learner."""
+        settings = {name: getattr(self, name) for name in VARIANT_SETTINGS}
+        return replace(layout, num_slots=self.agreed.slots(layout.num_slots), **settings)
 
     def trainer(self, layout: ExecutionSettings) -> ExecutionSettings:
-        """Who trains for ``layout``: one worker that does it all, and holds all of it, where that does not show."""
-        own = self.on(layout)
+        """The execution settings that train for ``layout``: one worker with the whole model if ``alone``."""
+        execution = self.on(layout)
         if not self.alone:
-            return own
-        whole = "tensor" if own.parts.tensor else "replicated"
-        own = replace(own, workers=1, mesh=None, mechanism=whole, topology=Topology())
-        return replace(own, offload=False, copies=None, zero_stage=None, bucket_bytes=None)
+            return execution
+        whole = "tensor" if execution.parts.tensor else "replicated"
+        execution = replace(execution, workers=1, mesh=None, mechanism=whole, topology=Topology())
+        return replace(execution, offload=False, copies=None, zero_stage=None, bucket_bytes=None)
 
-    def told(self, execution: ExecutionSettings) -> dict[str, Any]:
-        """``execution`` and this way as a journal holds them, without what says nothing."""
+    def to_record(self, execution: ExecutionSettings) -> dict[str, Any]:
+        """``execution`` and this variant in the form that the journal keeps, without defaults."""
         agreed = {} if self.agreed == SyncChoice() else self.agreed.to_json()
         texts = list(self.policies)
         return {
@@ -85,25 +91,28 @@ class Variant:
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that is chosen of a training but its seed and for whom it is: its configuration, and its way."""
+    """What is trained, whatever the seed and the worker layout: a configuration and a variant."""
 
     config: Config
     variant: Variant = field(default_factory=Variant)
 
     @property
     def name(self) -> str:
-        """What makes two of them the same."""
+        """The text that is equal for equal recipes."""
         return json.dumps(
-            [self.config, self.variant.told(self.variant.on(ExecutionSettings(num_slots=1)))], sort_keys=True
+            [self.config, self.variant.to_record(self.variant.on(ExecutionSettings(num_slots=1)))], sort_keys=True
         )
 
 
 @dataclass(frozen=True)
 class StepKind:
-    """How a step is carried out, as far as its time goes.
+    """How a step runs, as far as its time depends on it.
 
-    ``apart``: what of its means is not as it was calibrated, in words; "": nothing. ``every``: of how many steps one
-    brings gradients or parameters together; ``passes``: how many learners a worker carries one after the other.
+    Attributes:
+        mesh: The mesh of its workers.
+        apart: How its execution settings differ from the calibrated ones, in words; "" for no difference.
+        every: One of so many steps exchanges gradients or parameters.
+        passes: How many learners a worker computes one after the other.
     """
 
     mesh: Mesh
@@ -116,41 +125,30 @@ class StepKind:
         return self.mesh.workers
 
 
-def read_variant(told: Mapping[str, Any]) -> tuple[ExecutionSettings, Variant]:
-    """What ``Way.told`` gave. Raises ``UserError`` for a journal that somebody else wrote."""
-    execution = execution_settings_of(told)
-    return execution, Variant.of(execution, SyncChoice.of(told), policies_of(told.get("policy", NO_POLICY)))
+def read_variant(recorded: Mapping[str, Any]) -> tuple[ExecutionSettings, Variant]:
+    """Read what ``Variant.to_record`` wrote. Raises ``UserError`` for a record of another form."""
+    execution = execution_settings_of(recorded)
+    return execution, Variant.of(execution, SyncChoice.of(recorded), policies_of(recorded.get("policy", NO_POLICY)))
 
 
-def shown(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Of means as a journal holds them, what shows in a result: all, unless one worker could have done it alone."""
-    execution, variant = read_variant(told)
-    full = variant.told(execution)
+def shown(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of recorded execution settings that shows in a result: all of them, unless the variant is ``alone``."""
+    execution, variant = read_variant(recorded)
+    full = variant.to_record(execution)
     if not variant.alone:
         return full
     names = ("mode", "num_slots", "virtual_tensor", "precision", "threads", "micro_batch", *SYNC_NAMES)
     return {name: full[name] for name in names if name in full}
 
 
-# [trainings] The trainings of a frontier by settings, seed, slots and way: each is made once, whichever phase asks first.
-
-NOISE_SCALE = "noise_scale"
-"""The monitor of a training whose quality counts, and its signal."""
-TIMED = ("calibrate", "throughput")
-"""The phases that measure step times, and no quality."""
-LAYOUT_TAG = "crew"
-"""The tag of a trial of the search whose space chose for whom it is: that crew's means."""
-FOR_WORKERS = "for_workers"
-"""The tag of a trial that speaks for others than its workers or slots: for how many parts of a batch."""
-REFUSED = "refused: "
-
-
 @dataclass(frozen=True)
 class Training:
-    """One training from start to end, and what it reported on the way. ``result.state`` tells whether it counts.
+    """One training that has ended, with its reports. ``result.state`` shows whether it counts.
 
-    ``slots``: one for each of the workers that it speaks for, however many trained it, or more for learners. ``layout``:
-    that which the space chose; None: it chose none. ``recorded_parts``: for how many parts of a batch, where not ``slots``.
+    Attributes:
+        slots: One for each worker that the training is for, or more for learners.
+        layout: The worker layout that the space chose; None if it chose none.
+        recorded_parts: For how many parts of a batch the training is, if that differs from ``slots``.
     """
 
     trial: int
@@ -166,12 +164,12 @@ class Training:
 
     @property
     def parts(self) -> int:
-        """Into how many parts those cut a batch for whom it was trained."""
+        """Into how many parts the layouts that it is for cut a batch."""
         return self.slots if self.recorded_parts is None else self.recorded_parts
 
     @property
     def recipe(self) -> Recipe:
-        """What was trained, whoever it speaks for."""
+        """What was trained, whatever the layout."""
         return Recipe(self.config, self.variant)
 
     @property
@@ -181,9 +179,9 @@ class Training:
 
     @property
     def worker_seconds(self) -> float:
-        """What it took here, of all workers together."""
-        told = self.result.worker_seconds
-        return self.result.seconds if told is None else told
+        """The worker-seconds that it took here."""
+        measured_s = self.result.worker_seconds
+        return self.result.seconds if measured_s is None else measured_s
 
 
 @dataclass(frozen=True)
@@ -196,18 +194,23 @@ class Spent:
 
 
 def name_of(config: Config) -> str:
-    """What makes two configurations the same."""
+    """The text that is equal for equal configurations."""
     return json.dumps(config, sort_keys=True)
 
 
-def key(config: Config, seed: int, told: Mapping[str, Any]) -> str:
-    """What makes two trainings the same: all that decides their result. ``told``: as ``Way.told``, of who trains."""
-    return json.dumps([config, seed, shown(told)], sort_keys=True)
+def key(config: Config, seed: int, recorded: Mapping[str, Any]) -> str:
+    """The text that is equal for trainings with equal results.
+
+    ``recorded``: the settings of the workers that train, as ``Variant.to_record`` gives them.
+    """
+    return json.dumps([config, seed, shown(recorded)], sort_keys=True)
 
 
 class Trainings:
-    """A view of the trials in ``table`` whose quality counts: not of those that measure step times, nor of those that
-    began before an accepted change of the program."""
+    """A view of the trials in ``table`` whose quality counts.
+
+    It leaves out trials that only measure step times, and trials that began before an accepted change of the program.
+    """
 
     def __init__(self, table: TrialTable) -> None:
         self._table = table
@@ -216,7 +219,7 @@ class Trainings:
 
     @property
     def done(self) -> dict[str, Training]:
-        """Those that ended, by ``key``, in the order they did."""
+        """The trainings that ended, by ``key``, in the order they did."""
         if self._counted != len(self._table.ended):
             self._counted, self._done = len(self._table.ended), {}
             for life in (self._table.trials[n] for n in self._table.ended if n >= self._table.since):
@@ -226,7 +229,7 @@ class Trainings:
 
     @property
     def searched(self) -> list[Spent]:
-        """All that the search began and does not run just now, in the order in which it ended or paused."""
+        """All trials of the search that are not running, in the order in which they ended or paused."""
         lives = [life for life in self._lives if life.started.phase == "search"]
         resting = sorted((life for life in lives if life.state != "running"), key=lambda life: life.last_s)
         return [
@@ -235,7 +238,7 @@ class Trainings:
         ]
 
     def open(self, phase: str) -> set[str]:
-        """The keys of those of ``phase`` that run, or will go on."""
+        """The keys of trials of ``phase`` that run or will go on."""
         lives = [life.started for life in self._lives if life.state != "over"]
         return {_key_of(started) for started in lives if started.phase == phase}
 
@@ -245,7 +248,7 @@ class Trainings:
 
 
 def training_of(life: TrialSummary) -> Training:
-    """A trial that is over."""
+    """The training of a trial that is over."""
     started, finished = life.started, life.finished
     assert finished is not None
     reports = tuple(report for report, _ in life.reports)
@@ -270,5 +273,8 @@ def _key_of(started: TrialStarted) -> str:
 
 
 def _refused(life: TrialSummary) -> bool:
-    """Whether it never ran, since its means cannot be had together: another one may then be like it."""
+    """Whether the trial never ran, because its execution settings could not be combined.
+
+    Such a trial does not count as a training with its settings.
+    """
     return life.finished is not None and life.finished.reason.startswith(REFUSED)

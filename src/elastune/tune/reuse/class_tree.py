@@ -1,7 +1,7 @@
-"""Classes in groups: one model tells the groups apart, and a specialist for each group tells its classes apart.
+"""Classes in groups: one model distinguishes the groups, and a specialist for each group distinguishes its classes.
 
 A tree has any depth. It is given, or learnt from what a trained model confuses (as in HD-CNN, Yan et al. 2015).
-Each inner node has a model of its own, which tells its groups apart, or the classes of the last group.
+Each inner node has a model of its own, which distinguishes its groups, or the classes of the last group.
 The probability of a class is the product along its path: P(class) = P(group) P(class | group).
 """
 
@@ -31,19 +31,18 @@ ROOT = ""
 class ClassTree:
     """A tree of classes.
 
-    A node is named by the way to it: "" is the root, whose model tells the group; "1" is group 1; "1.0" is its first
-    part.
+    A node is named by its path: "" is the root, whose model gives the group; "1" is group 1; "1.0" is its first part.
 
     Attributes:
         groups: The classes of each group.
-        below: For each group, how it is divided further; None where it is not.
+        below: For each group, the tree that divides it further; None if it is not divided.
 
     Example:
         >>> tree = elastune.class_tree(session.config["tree"])      # [[0, 2], [1, 3]]
         >>> loss = F.cross_entropy(gate(x), tree.coarse(y))         # which group
         >>> rows = tree.rows(data.targets, group)                   # the samples of one group, for a Subset
         >>> loss = F.cross_entropy(part(x), tree.within(y))         # which class of its group
-        >>> loss = F.cross_entropy(model(x), tree.labels(y, "1.0"))  # what the model of a deeper node tells
+        >>> loss = F.cross_entropy(model(x), tree.labels(y, "1.0"))  # the labels of a deeper node
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -69,25 +68,25 @@ class ClassTree:
         return len(self._sides(node))
 
     def labels(self, targets: torch.Tensor, node: str | int) -> torch.Tensor:
-        """Return what the model of ``node`` must tell for each class: which of its groups or classes.
+        """Return the label that the model of ``node`` must give for each class: one of its groups or classes.
 
         Classes that are not below the node get -1.
         """
-        return self._look_up(targets, {one: at for at, side in enumerate(self._sides(node)) for one in side})
+        return self._look_up(targets, {label: at for at, side in enumerate(self._sides(node)) for label in side})
 
     def coarse(self, targets: torch.Tensor) -> torch.Tensor:
         """Return the group of each class in ``targets``."""
         return self.labels(targets, ROOT)
 
     def within(self, targets: torch.Tensor) -> torch.Tensor:
-        """Return the place of each class in its group, or the part of the group that it is in."""
+        """Return the place of each class within its group, or the part of the group that holds it."""
         names = range(len(self.groups))
-        places = [{one: at for at, side in enumerate(self._sides(name)) for one in side} for name in names]
-        return self._look_up(targets, {one: at for each in places for one, at in each.items()})
+        places = [{label: at for at, side in enumerate(self._sides(name)) for label in side} for name in names]
+        return self._look_up(targets, {label: at for each in places for label, at in each.items()})
 
     def rows(self, targets: torch.Tensor, node: str | int) -> torch.Tensor:
-        """Return which samples have a class of ``node``, such as a group's number."""
-        inside = self._look_up(targets, {one: 1 for side in self._sides(node) for one in side})
+        """Return the indices of samples whose class is below ``node``, such as a group's number."""
+        inside = self._look_up(targets, {label: 1 for side in self._sides(node) for label in side})
         return (inside == 1).nonzero().flatten()
 
     def joined(self, gate: torch.Tensor, parts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -100,26 +99,26 @@ class ClassTree:
         widths = [self.outputs(group) for group in range(len(self.groups))]
         if gate.shape[-1] != len(self.groups) or [part.shape[-1] for part in parts] != widths:
             shapes = f"{gate.shape[-1]} and {[part.shape[-1] for part in parts]}"
-            raise UserError("a gate tells groups, and each part its own classes", shapes, f"for {self.to_json()}"[:200])
+            raise UserError("a gate gives groups, and each part its own classes", shapes, f"for {self.to_json()}"[:200])
         return self.chained({ROOT: gate, **{str(at): part for at, part in enumerate(parts)}})
 
-    def chained(self, said: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def chained(self, probabilities: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return probabilities of all classes of a tree of any depth.
 
         Args:
-            said: The probabilities that the models of ``nodes`` give, by name.
+            probabilities: The probabilities that the models of ``nodes`` give, by the name of the node.
 
         Raises:
-            UserError: Where a node is missing, or has another number of probabilities.
+            UserError: If a node is missing, or has another number of probabilities.
         """
         for name in self.nodes():
-            if name not in said or said[name].shape[-1] != self.outputs(name):
-                shape = "none" if name not in said else str(said[name].shape[-1])
-                raise UserError(f"the model of {told(name)} tells {self.outputs(name)} numbers", shape, "train it")
-        whole = torch.ones_like(said[ROOT][..., :1])
-        there = list(self._leaves(said, ROOT, whole))
-        order = torch.tensor([one for one, _ in there], device=whole.device).argsort()
-        return torch.cat([probability for _, probability in there], -1)[..., order]
+            if name not in probabilities or probabilities[name].shape[-1] != self.outputs(name):
+                shape = "none" if name not in probabilities else str(probabilities[name].shape[-1])
+                raise UserError(f"the model of {node_text(name)} gives {self.outputs(name)} numbers", shape, "train it")
+        whole = torch.ones_like(probabilities[ROOT][..., :1])
+        leaves = list(self._leaves(probabilities, ROOT, whole))
+        order = torch.tensor([label for label, _ in leaves], device=whole.device).argsort()
+        return torch.cat([probability for _, probability in leaves], -1)[..., order]
 
     def to_json(self) -> list[Any]:
         """Return the tree as plain data, for a program's config."""
@@ -127,46 +126,46 @@ class ClassTree:
         return [list(group) if below is None else below.to_json() for group, below in pairs]
 
     def _named(self, name: str = ROOT) -> Iterator[tuple[str, tuple[tuple[int, ...], ...]]]:
-        """Each node, and what it tells apart."""
+        """Each node with the groups of classes between which its model decides."""
         yield name, self.groups
         for at, (group, below) in enumerate(zip(self.groups, self.below, strict=True)):
-            own = f"{name}.{at}" if name else str(at)
+            child = f"{name}.{at}" if name else str(at)
             if below is not None:
-                yield from below._named(own)
+                yield from below._named(child)
             elif len(group) > 1:
-                yield own, tuple((one,) for one in group)
+                yield child, tuple((label,) for label in group)
 
     def _sides(self, node: str | int) -> tuple[tuple[int, ...], ...]:
-        here: ClassTree | None = self
+        subtree: ClassTree | None = self
         group: tuple[int, ...] = ()
         for step in [] if node == ROOT else str(node).split("."):
-            if here is None or not step.isdecimal() or int(step) >= len(here.groups):
-                known = ", ".join(name for name in self.nodes() if name)
-                raise UserError("a node of a tree of classes is one that it has", repr(node)[:40], f"use {known}"[:200])
-            group, here = here.groups[int(step)], here.below[int(step)]
-        return tuple((one,) for one in group) if here is None else here.groups
+            if subtree is None or not step.isdecimal() or int(step) >= len(subtree.groups):
+                names = ", ".join(name for name in self.nodes() if name)
+                raise UserError("a node of a tree of classes is one that it has", repr(node)[:40], f"use {names}"[:200])
+            group, subtree = subtree.groups[int(step)], subtree.below[int(step)]
+        return tuple((label,) for label in group) if subtree is None else subtree.groups
 
     def _leaves(
-        self, said: Mapping[str, torch.Tensor], name: str, before: torch.Tensor
+        self, probabilities: Mapping[str, torch.Tensor], name: str, before: torch.Tensor
     ) -> Iterator[tuple[int, torch.Tensor]]:
-        """Each class and its probability (..., 1). ``before``: that of being here."""
+        """Each class with its probability (..., 1). ``before``: the probability of node ``name``."""
         for at, (group, below) in enumerate(zip(self.groups, self.below, strict=True)):
-            own, here = f"{name}.{at}" if name else str(at), before * said[name][..., at : at + 1]
+            child, reached = f"{name}.{at}" if name else str(at), before * probabilities[name][..., at : at + 1]
             if below is not None:
-                yield from below._leaves(said, own, here)
+                yield from below._leaves(probabilities, child, reached)
                 continue
-            for place, one in enumerate(group):
-                yield one, here * said[own][..., place : place + 1] if len(group) > 1 else here
+            for place, label in enumerate(group):
+                yield label, reached * probabilities[child][..., place : place + 1] if len(group) > 1 else reached
 
     def _look_up(self, targets: torch.Tensor, places: Mapping[int, int]) -> torch.Tensor:
         table = torch.full((self.classes,), -1)
-        for one, place in places.items():
-            table[one] = place
+        for label, place in places.items():
+            table[label] = place
         return table.to(targets.device)[targets]
 
 
-def told(node: str) -> str:
-    """Return the name of a node in words."""
+def node_text(node: str) -> str:
+    """Return the node in words, for messages."""
     return f"group {node}" if node else "the gate"
 
 
@@ -175,23 +174,23 @@ def _depth(node: str) -> int:
 
 
 def class_tree(groups: Sequence[Any]) -> ClassTree:
-    """Return the tree that plain data describe.
+    """Build the tree that plain data describe.
 
     Args:
         groups: Lists of lists of classes, such as ``[[0, 2], [1, 3]]``.
 
     Raises:
-        UserError: For anything that is no tree.
+        UserError: If ``groups`` is no tree.
     """
-    found = _tree(groups, 0)
-    flat = sorted(one for group in found.groups for one in group) if found is not None else []
-    if found is None or len(flat) > MOST_CLASSES or flat != list(range(len(flat))):
+    tree = _tree(groups, 0)
+    flat = sorted(label for group in tree.groups for label in group) if tree is not None else []
+    if tree is None or len(flat) > MOST_CLASSES or flat != list(range(len(flat))):
         raise UserError(_RULE, repr(groups)[:80], _FIX)
-    return found
+    return tree
 
 
 def _tree(groups: Any, depth: int) -> ClassTree | None:
-    """None: it is none. Whether each class is there once is not looked at."""
+    """The tree that ``groups`` describe, or None if they describe none. The classes are not checked."""
     if not isinstance(groups, list | tuple) or len(groups) < 2 or depth > DEEPEST:
         return None
     classes: list[tuple[int, ...]] = []
@@ -199,34 +198,34 @@ def _tree(groups: Any, depth: int) -> ClassTree | None:
     for group in groups:
         if not isinstance(group, list | tuple) or not group:
             return None
-        if all(isinstance(one, int) and not isinstance(one, bool) for one in group):
+        if all(isinstance(label, int) and not isinstance(label, bool) for label in group):
             classes.append(tuple(group))
             below.append(None)
-        elif (found := _tree(group, depth + 1)) is not None:
-            classes.append(tuple(one for side in found.groups for one in side))
-            below.append(found)
+        elif (subtree := _tree(group, depth + 1)) is not None:
+            classes.append(tuple(label for side in subtree.groups for label in side))
+            below.append(subtree)
         else:
             return None
     return ClassTree(tuple(classes), tuple(below))
 
 
-def confusions(said: Array, right: NDArray[Any]) -> Array:
+def confusions(probabilities: Array, right: NDArray[Any]) -> Array:
     """Return the mean probability of each class (columns) for the samples of each class (rows).
 
     A class without samples has 0.
     """
-    classes = said.shape[-1]
-    found = np.zeros((classes, classes))
-    np.add.at(found, right.astype(int), said)
+    classes = probabilities.shape[-1]
+    confused = np.zeros((classes, classes))
+    np.add.at(confused, right.astype(int), probabilities)
     counts = np.bincount(right.astype(int), minlength=classes)
-    return found / np.maximum(counts, 1)[:, None]
+    return confused / np.maximum(counts, 1)[:, None]
 
 
 def learnt_tree(confused: Array, groups: int | Sequence[int]) -> ClassTree:
     """Return a tree in which the classes that are confused most are together (average linkage).
 
     Args:
-        confused: How much each class is taken for each other.
+        confused: How often each class is taken for each other class.
         groups: How many groups to cut the linkage into. Of several ascending numbers, the next one divides the groups
             of each cut, so the tree is one level deeper.
 
@@ -250,11 +249,11 @@ def learnt_tree(confused: Array, groups: int | Sequence[int]) -> ClassTree:
 
 
 def _divided(classes: list[int], cuts: Sequence[Sequence[int]]) -> list[Any]:
-    """``classes`` in the groups of the first of ``cuts`` that divides them, each of these in those of the next one."""
+    """``classes`` divided by the first of ``cuts`` that divides them, and each group by the cuts after it."""
     for at, labels in enumerate(cuts):
         sides: dict[int, list[int]] = {}
-        for one in classes:
-            sides.setdefault(labels[one], []).append(one)
+        for label in classes:
+            sides.setdefault(labels[label], []).append(label)
         if len(sides) > 1:
             return [_divided(side, cuts[at + 1 :]) for side in sides.values()]
     return classes

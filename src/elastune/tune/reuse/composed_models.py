@@ -20,7 +20,7 @@ from elastune.core.errors import UserError
 from elastune.core.journal.records import SingleScore
 from elastune.train.predictions import HELD_OUT, check_name
 from elastune.train.program.load import load_functions, process_restored
-from elastune.tune.reuse.class_tree import ROOT, ClassTree, class_tree, told
+from elastune.tune.reuse.class_tree import ROOT, ClassTree, class_tree, node_text
 from elastune.tune.reuse.kept_models import (
     Build,
     Candidate,
@@ -38,12 +38,12 @@ from elastune.tune.search.objective import Direction, oriented
 from elastune.tune.study.results import Study
 from elastune.tune.study.trials import GROUP, NODE, TREE
 
-# [joined] A gate and its parts, trained separately, as one model for a tree of classes of any depth.
+# --- joined models ---
 
 
 @dataclass(frozen=True)
 class SourceTrial:
-    """A trial of ``study`` that is a part of a model, and its settings."""
+    """A trial of ``study`` whose model is a part of a larger model, with its settings."""
 
     study: Path
     trial: int
@@ -51,14 +51,14 @@ class SourceTrial:
 
 
 class JoinedModel(nn.Module):
-    """A model that gives probabilities of all classes: for each, the product of what the models along its way say.
+    """A model for a tree of classes, made of one model for each node.
 
-    All of its models give logits.
+    The probability of a class is the product of the probabilities along its path. All models give logits.
 
     Attributes:
-        models: By the names of the tree's nodes, with "gate" for the root and "_" for each ".".
+        models: The models by the names of the tree's nodes, with "gate" for the root and "_" for each ".".
         tree: The groups of classes.
-        source_trials: The trial of each node, in the order of the tree's nodes; empty where it is not known.
+        source_trials: The trial of each node, in the order of the tree's nodes; empty if it is not known.
     """
 
     def __init__(
@@ -70,12 +70,12 @@ class JoinedModel(nn.Module):
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
         """Return probabilities of classes, of shape (..., classes)."""
-        said = {name: self.models[key_of(name)](*inputs).softmax(-1) for name in self.tree.nodes()}
-        return self.tree.chained(said)
+        probabilities = {name: self.models[key_of(name)](*inputs).softmax(-1) for name in self.tree.nodes()}
+        return self.tree.chained(probabilities)
 
 
 def key_of(node: str) -> str:
-    """Return the name of a node as that of a module."""
+    """Return the name of the module for a node."""
     return node.replace(".", "_") or "gate"
 
 
@@ -85,10 +85,10 @@ def join(
     """Return one model of the best kept trial of the study ``gate`` and, for each group, the best one of ``parts``.
 
     Args:
-        gate: A study whose models tell the group. For ``train_tree``, its one study, given as ``parts``, too.
+        gate: A study whose models give the group. For ``train_tree``, its one study, which ``parts`` names, too.
         parts: A study whose trials have the number of their group in their settings, as ``group``, or the name of their
-            node, as ``node``; several studies for a deeper tree. Its models tell the class, or the group, within that.
-            Trials whose settings have another ``tree``, by which they tell other classes there, are left out.
+            node, as ``node``; several studies for a deeper tree. Its models give the class, or the group, within that.
+            Trials whose settings have another ``tree``, with other classes at that node, are left out.
         build: Makes the program's model from the settings of a trial.
         tree: The groups. A group of a single class needs no part.
 
@@ -96,52 +96,54 @@ def join(
         A module that gives probabilities of all classes, in evaluation mode.
 
     Raises:
-        UserError: Where a group has no kept trial, or ``build`` makes other models.
+        UserError: If a group has no kept trial, or ``build`` makes other models.
 
     Example:
         >>> model = elastune.join("gate", "parts", build, elastune.class_tree([[0, 2], [1, 3]]))
     """
     first = library(gate)
-    rest = [library(one) for one in ([parts] if isinstance(parts, Study | str | Path) else parts)]
-    gates = [one for one in first.candidates if one.config.get(NODE, ROOT) == ROOT]
-    roots = [(first, one) for one in gates if _tells_alike(one, ROOT, tree)]
-    chosen = [best_kept(roots, told(ROOT), first)]
+    rest = [library(each) for each in ([parts] if isinstance(parts, Study | str | Path) else parts)]
+    gates = [candidate for candidate in first.candidates if candidate.config.get(NODE, ROOT) == ROOT]
+    roots = [(first, candidate) for candidate in gates if _has_same_labels(candidate, ROOT, tree)]
+    chosen = [best_kept(roots, node_text(ROOT), first)]
     for node in tree.nodes()[1:]:
-        of_it = [(found, one) for found in rest for one in found.candidates if _is_of(one, node)]
-        own = [(found, one) for found, one in of_it if _tells_alike(one, node, tree)]
-        chosen.append(best_kept(own, told(node), rest[-1] if rest else first))
-    models = {node: model_of(one, build) for node, (_, one) in zip(tree.nodes(), chosen, strict=True)}
-    return JoinedModel(models, tree, [SourceTrial(found.out, one.trial, one.config) for found, one in chosen]).eval()
+        of_it = [(source, candidate) for source in rest for candidate in source.candidates if _is_of(candidate, node)]
+        alike = [(source, candidate) for source, candidate in of_it if _has_same_labels(candidate, node, tree)]
+        chosen.append(best_kept(alike, node_text(node), rest[-1] if rest else first))
+    models = {node: model_of(candidate, build) for node, (_, candidate) in zip(tree.nodes(), chosen, strict=True)}
+    return JoinedModel(
+        models, tree, [SourceTrial(source.out, candidate.trial, candidate.config) for source, candidate in chosen]
+    ).eval()
 
 
-def _is_of(one: Candidate, node: str) -> bool:
-    return one.config.get(NODE) == node or (node.isdecimal() and one.config.get(GROUP) == int(node))
+def _is_of(candidate: Candidate, node: str) -> bool:
+    return candidate.config.get(NODE) == node or (node.isdecimal() and candidate.config.get(GROUP) == int(node))
 
 
-def _tells_alike(one: Candidate, node: str, tree: ClassTree) -> bool:
-    """Whether its model tells what that of ``node`` is to, if its settings have the tree that it was trained by."""
+def _has_same_labels(candidate: Candidate, node: str, tree: ClassTree) -> bool:
+    """Whether the candidate's model has the labels of ``node``. True if its settings have no tree of classes."""
     try:
-        own = class_tree(one.config.get(TREE, ()))
+        own_tree = class_tree(candidate.config.get(TREE, ()))
     except UserError:
-        return True  # it has none, or one of another meaning
+        return True  # the setting is missing, or it is not a tree of classes
     every = torch.arange(tree.classes)
     try:
-        return own.classes == tree.classes and torch.equal(own.labels(every, node), tree.labels(every, node))
+        return own_tree.classes == tree.classes and torch.equal(own_tree.labels(every, node), tree.labels(every, node))
     except UserError:
-        return False  # no such node there
+        return False  # its tree has no such node
 
 
-def best_kept(known: Sequence[tuple[Library, Candidate]], what: str, where: Library) -> tuple[Library, Candidate]:
+def best_kept(candidates: Sequence[tuple[Library, Candidate]], what: str, where: Library) -> tuple[Library, Candidate]:
     """Return the best kept trial, by the studies' objectives in their order.
 
     Raises:
-        UserError: Where ``where`` has none for ``what``.
+        UserError: If there is no kept trial for ``what`` in the study ``where``.
     """
     ranked = []
-    for found, one in known:
-        values = {trial.number: trial.values for trial in found.study.complete}
-        if one.trial in values:
-            ranked.append((tuple(oriented(values[one.trial], found.study.objectives)), (found, one)))
+    for source, candidate in candidates:
+        values = {trial.number: trial.values for trial in source.study.complete}
+        if candidate.trial in values:
+            ranked.append((tuple(oriented(values[candidate.trial], source.study.objectives)), (source, candidate)))
     if not ranked:
         rule, fix = (
             "a joined model has a kept trial for the gate and for each group",
@@ -151,16 +153,17 @@ def best_kept(known: Sequence[tuple[Library, Candidate]], what: str, where: Libr
     return min(ranked, key=lambda pair: pair[0])[1]
 
 
-def model_of(one: Candidate, build: Build) -> nn.Module:
-    """Return the model that a trial has left. Raises ``UserError`` where ``build`` makes another."""
-    model = built(build, one.config, f"of trial {one.trial}")
-    fill(model, weights_of(one), f"of trial {one.trial}")
+def model_of(candidate: Candidate, build: Build) -> nn.Module:
+    """Return the model of a kept trial. Raises ``UserError`` if ``build`` makes another model."""
+    model = built(build, candidate.config, f"of trial {candidate.trial}")
+    fill(model, weights_of(candidate), f"of trial {candidate.trial}")
     return model
 
 
-# [stacked] Models of sub-problems under one head (stacked generalisation, Wolpert 1992), trained as any model.
+# --- stacked models ---
 
 View = Callable[[dict[str, Any], torch.Tensor], torch.Tensor]
+"""Gives the inputs of a part: ``view(config, inputs)``, with the settings of the part."""
 
 
 def whole_input(config: dict[str, Any], inputs: torch.Tensor) -> torch.Tensor:
@@ -172,7 +175,7 @@ class StackedParts(nn.Module):
     """A linear ``head`` over the outputs of its ``parts``. The parts stay as they are, in evaluation mode.
 
     Attributes:
-        source_trials: The trials of its parts and, once it is trained, of its head; empty where they are not known.
+        source_trials: The trials of its parts and, once it is trained, of its head; empty if they are not known.
     """
 
     def __init__(
@@ -203,8 +206,8 @@ class StackedParts(nn.Module):
 def outputs_of_parts(parts: Any, configs: Sequence[dict[str, Any]], view: View, inputs: torch.Tensor) -> torch.Tensor:
     """Return the outputs of the parts for ``inputs``, each for its own view, side by side: (samples, numbers)."""
     with torch.no_grad():
-        said = [part(view(config, inputs)) for part, config in zip(parts, configs, strict=True)]
-    return torch.cat([one.reshape(len(inputs), -1) for one in said], -1)
+        outputs = [part(view(config, inputs)) for part, config in zip(parts, configs, strict=True)]
+    return torch.cat([output.reshape(len(inputs), -1) for output in outputs], -1)
 
 
 def stacked_parts(
@@ -227,13 +230,13 @@ def stacked_parts(
         outputs: Numbers that the head gives, such as the number of classes.
         example: One sample or more, of the shape that the model will get; it shows how many numbers the parts give.
         trials: The trials to take; None: all that were kept.
-        view: What a part sees of the inputs, by its settings; by default all.
+        view: The part of the inputs that a part sees, by its settings; by default all.
 
     Returns:
         The model; only its head trains.
 
     Raises:
-        UserError: Where nothing was kept, ``build`` makes other models, or parts do not take the example.
+        UserError: If nothing was kept, ``build`` makes other models, or parts do not take the example.
 
     Example:
         >>> model = elastune.stacked_parts("parts", build, outputs=10, example=data.train[0][0][None])
@@ -241,26 +244,29 @@ def stacked_parts(
     """
     if isinstance(outputs, bool) or not isinstance(outputs, int) or outputs < 1:
         raise UserError("a head gives a whole number of outputs, at least 1", outputs, "such as the number of classes")
-    found = library(study)
-    asked = found.asked(trials)
-    parts, configs = [model_of(one, build).eval() for one in asked], [dict(one.config) for one in asked]
+    source = library(study)
+    selected = source.selected(trials)
+    parts, configs = (
+        [model_of(candidate, build).eval() for candidate in selected],
+        [dict(candidate.config) for candidate in selected],
+    )
     try:
         width = outputs_of_parts(parts, configs, view, example).shape[-1]
     except (RuntimeError, TypeError, IndexError) as error:
         rule, fix = "parts take the example that they are shown", "give one of the right shape, or view=..."
         raise UserError(rule, str(error).split("\n")[0][:200], fix) from None
-    source_trials = [SourceTrial(found.out, one.trial, one.config) for one in asked]
+    source_trials = [SourceTrial(source.out, candidate.trial, candidate.config) for candidate in selected]
     return StackedParts(parts, configs, view, nn.Linear(width, outputs), source_trials).train()
 
 
-# [composed] Models made of several trainings' models. They are judged together with a study's own and stand on its front.
+# --- judging them like the trials of a study ---
 
 Composed = JoinedModel | StackedParts
 
 
 @dataclass(frozen=True)
 class ComposedTest:
-    """Scores on data that nothing was chosen by.
+    """The scores of a composed model on data that no choice rests on.
 
     Attributes:
         data: The name of the data set.
@@ -285,9 +291,9 @@ class ComposedModel:
         model: The model, in evaluation mode.
         source_trials: All trials that it was made of, each once.
         data: The predictions of ``study`` that it is judged by.
-        objective, direction, score: The score by its name, which way is better, and its value.
+        objective, direction, score: The score's name, its better direction, and its value.
         singles: The scores of single kept trials of ``study`` on the same data.
-        test: The scores on test data; None where the program knows no such data.
+        test: The scores on test data; None if the program knows no such data.
     """
 
     study: Path
@@ -307,7 +313,7 @@ class ComposedModel:
 
     @property
     def method(self) -> str:
-        """How its parts come together."""
+        """How its parts are combined."""
         if isinstance(self.model, StackedParts):
             return "head"
         levels = len(self.model.tree.levels())
@@ -324,13 +330,13 @@ class ComposedModel:
             "study": str(self.study),
             "form": self.form,
             "method": self.method,
-            "source_trials": [{"study": str(one.study), "trial": one.trial} for one in self.source_trials],
+            "source_trials": [{"study": str(each.study), "trial": each.trial} for each in self.source_trials],
             "data": self.data,
             "objective": self.objective,
             "direction": self.direction,
             "score": self.score,
             "parameters": self.parameters,
-            "singles": [{"trial": one.trial, "score": one.score} for one in self.singles],
+            "singles": [{"trial": each.trial, "score": each.score} for each in self.singles],
             "test": None if self.test is None else vars(self.test),
         }
 
@@ -344,9 +350,7 @@ def judge_model(
     test: str = "test",
     program: str | Path | None = None,
 ) -> ComposedModel:
-    """Score a joined or stacked model in the way in which the kept trials of ``study`` are scored.
-
-    The model can then stand on one front with them.
+    """Score a joined or stacked model as the kept trials of ``study`` are scored, so that all stand on one front.
 
     Args:
         model: A model from ``join`` or ``stacked_parts``; one from ``stacked_parts`` with its trained head: see
@@ -359,7 +363,7 @@ def judge_model(
         program: As for ``predict``.
 
     Returns:
-        The scores. ``save_composed`` writes the model, and ``record_asset`` tells the study of it.
+        The scores. ``save_composed`` writes the model, and ``record_asset`` records it in the study.
 
     Raises:
         UserError: For a model whose parts are not known, and as ``predict`` does.
@@ -377,25 +381,27 @@ def judge_model(
     if not isinstance(model, JoinedModel | StackedParts) or not model.source_trials:
         rule = "a model on a front is made of trials: by join or stacked_parts"
         raise UserError(rule, type(model).__name__, "build it by one of these")
-    found = library(study)
-    with hooks_of(found, None if program is None else Path(program)) as hooks:
-        own = hooks.known(model.eval(), data)
-        score = score_for(objective, task_of(own["outputs"], own["targets"]).kind)
+    source = library(study)
+    with hooks_of(source, None if program is None else Path(program)) as hooks:
+        predictions = hooks.known_predictions(model.eval(), data)
+        score = score_for(objective, task_of(predictions["outputs"], predictions["targets"]).kind)
         singles = []
-        for one in found.candidates:
-            if data in one.artifact.predictions:
-                said = one.predictions(data)
-                if not torch.equal(said["targets"], own["targets"]):
+        for candidate in source.candidates:
+            if data in candidate.artifact.predictions:
+                single_predictions = candidate.predictions(data)
+                if not torch.equal(single_predictions["targets"], predictions["targets"]):
                     rule, fix = "models on one front are judged by the same samples", "see predict(model, name)"
-                    raise UserError(rule, f"trial {one.trial} has other targets on {data}", fix)
-                alone = SingleScore(one.trial, _scored(score, said), numbers_in(one.weights()))
+                    raise UserError(rule, f"trial {candidate.trial} has other targets on {data}", fix)
+                alone = SingleScore(
+                    candidate.trial, _scored(score, single_predictions), numbers_in(candidate.weights())
+                )
                 singles.append(alone)
-        tested = hooks.said(model, test)
-        told = None if tested is None else _tested(score, test, tested, singles, found.candidates)
-    source_trials = tuple({(one.study.resolve(), one.trial): one for one in model.source_trials}.values())
-    value = _scored(score, own)
+        tested = hooks.predictions(model, test)
+        test_scores = None if tested is None else _tested(score, test, tested, singles, source.candidates)
+    source_trials = tuple({(each.study.resolve(), each.trial): each for each in model.source_trials}.values())
+    value = _scored(score, predictions)
     return ComposedModel(
-        found.out, model, source_trials, data, score.name, score.direction, value, tuple(singles), told
+        source.out, model, source_trials, data, score.name, score.direction, value, tuple(singles), test_scores
     )
 
 
@@ -412,32 +418,32 @@ def composed_of(
         program: The file with ``build``; None: the last study's.
 
     Raises:
-        UserError: As ``join`` does, and where ``build`` makes something else.
+        UserError: As ``join`` does, and if ``build`` makes another kind of model.
     """
-    known = [library(one) for one in studies]
-    if not known or (tree is None and len(known) != 1):
+    sources = [library(each) for each in studies]
+    if not sources or (tree is None and len(sources) != 1):
         rule = "a model is made of a gate's study and its parts', with their tree, or of one study of heads"
-        raise UserError(rule, f"{len(known)} studies, {'no' if tree is None else 'a'} tree", "see docs/transfer.md")
-    path = Path(known[-1].study.program if program is None else program)
+        raise UserError(rule, f"{len(sources)} studies, {'no' if tree is None else 'a'} tree", "see docs/transfer.md")
+    path = Path(sources[-1].study.program if program is None else program)
     with process_restored():
         build = load_functions(path, ["build"])["build"]
         if build is None:
             raise UserError("a program whose kept models are used has build", path, "def build(config): return model")
         if tree is not None:
-            return join(known[0].study, [found.study for found in known[1:] or known], build, tree)
-        best = best_kept([(known[0], one) for one in known[0].candidates], "the head", known[0])[1]
+            return join(sources[0].study, [source.study for source in sources[1:] or sources], build, tree)
+        best = best_kept([(sources[0], candidate) for candidate in sources[0].candidates], "the head", sources[0])[1]
         model = build(dict(best.config))
     if not isinstance(model, StackedParts):
         rule = "build(config) of a study of heads gives what stacked_parts makes"
         raise UserError(rule, type(model).__name__, "or name a tree, with the studies of its gate and parts")
     fill(model, weights_of(best), f"of trial {best.trial}")
-    model.source_trials = (*model.source_trials, SourceTrial(known[0].out, best.trial, best.config))
+    model.source_trials = (*model.source_trials, SourceTrial(sources[0].out, best.trial, best.config))
     return model.eval()
 
 
-def _scored(score: Score, said: dict[str, torch.Tensor]) -> float:
-    seen = judged({0: said})
-    return float(score.of(seen.said[0], seen.right))
+def _scored(score: Score, predictions: dict[str, torch.Tensor]) -> float:
+    seen = judged({0: predictions})
+    return float(score.of(seen.outputs[0], seen.right))
 
 
 def _tested(
@@ -447,8 +453,8 @@ def _tested(
     singles: Sequence[SingleScore],
     candidates: Sequence[Candidate],
 ) -> ComposedTest:
-    best = max(singles, key=lambda one: one.score if score.direction == "max" else -one.score, default=None)
-    alone = next((one for one in candidates if best is not None and one.trial == best.trial), None)
-    there = alone is not None and name in alone.artifact.predictions
-    value = _scored(score, alone.read(name)) if alone is not None and there else None
+    best = max(singles, key=lambda each: each.score if score.direction == "max" else -each.score, default=None)
+    alone = next((each for each in candidates if best is not None and each.trial == best.trial), None)
+    has_data = alone is not None and name in alone.artifact.predictions
+    value = _scored(score, alone.read(name)) if alone is not None and has_data else None
     return ComposedTest(name, len(tested["targets"]), _scored(score, tested), value)

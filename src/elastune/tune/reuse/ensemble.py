@@ -29,10 +29,14 @@ from elastune.tune.reuse.selection import EnsembleLimits, best_single, select, s
 from elastune.tune.search.objective import Direction
 from elastune.tune.study.results import Study
 
-# [insight] The reasons why an ensemble works: how much its members differ, how sure it is, and what each of them contributes.
+METHODS = ("greedy", "stacking", "uniform")
+MEMBERS = 8
+MOST_EXACT = 10  # members whose every coalition is evaluated: 1,024 coalitions
+ORDERS = 400  # random orders of more members
+LEAST_PROBABILITY = 1e-12
 
-MOST_EXACT = 10  # members of which every coalition is looked at: 1,024 of them
-ORDERS = 400  # random ones, beyond
+
+# --- why an ensemble works: diversity, uncertainty, contributions ---
 
 
 @dataclass(frozen=True)
@@ -54,10 +58,9 @@ class Diversity:
 class Uncertainty:
     """The mean uncertainty over rows; both parts are in ``unit``.
 
-    For probabilities (nats): ``aleatoric`` is the members' own mean entropy; ``epistemic`` is what the mean's entropy
-    has beyond it, which is what members disagree about (Houlsby et al. 2011). For values (squared): ``epistemic`` is
-    the members' variance; ``aleatoric`` is the mean's squared error, which holds both noise and what all members get
-    wrong.
+    For probabilities (nats), ``aleatoric`` is the mean entropy of the members. ``epistemic`` is the entropy of their
+    mean less that, and comes from disagreement (Houlsby et al. 2011). For values (squared), ``epistemic`` is the
+    members' variance. ``aleatoric`` is the squared error of the mean, which holds noise and common errors.
     """
 
     aleatoric: float
@@ -67,11 +70,11 @@ class Uncertainty:
 
 @dataclass(frozen=True)
 class MemberWorth:
-    """By how much the score is better with a member.
+    """By how much a member improves the score of its ensemble.
 
     Attributes:
-        left_out: Compared with the ensemble without it, the others as they are.
-        shapley: In the mean over all orders in which members may come.
+        left_out: The improvement over the ensemble without the member.
+        shapley: The mean improvement over all orders in which members may be added (Shapley value).
         shapley_error: The standard error of sampled orders; 0: all orders were counted.
     """
 
@@ -85,25 +88,25 @@ def diversity(judged: Judged) -> Diversity:
     if judged.members < 2:
         return Diversity(None, None)
     if judged.task.kind == "classification":
-        named = judged.said.argmax(-1)
+        named = judged.outputs.argmax(-1)
         errors = (named != judged.right).astype(float)
         apart = [float((named[a] != named[b]).mean()) for a, b in combinations(range(judged.members), 2)]
     else:
-        errors = (judged.said - judged.right).reshape(judged.members, -1)
+        errors = (judged.outputs - judged.right).reshape(judged.members, -1)
         scale = float(np.std(judged.right)) or 1.0
-        flat = judged.said.reshape(judged.members, -1)
+        flat = judged.outputs.reshape(judged.members, -1)
         apart = [float(np.abs(flat[a] - flat[b]).mean()) / scale for a, b in combinations(range(judged.members), 2)]
-    known = [c for a, b in combinations(errors, 2) if (c := _correlation(a, b)) is not None]
-    return Diversity(float(np.mean(apart)), float(np.mean(known)) if known else None)
+    correlations = [c for a, b in combinations(errors, 2) if (c := _correlation(a, b)) is not None]
+    return Diversity(float(np.mean(apart)), float(np.mean(correlations)) if correlations else None)
 
 
 def uncertainty(judged: Judged, weights: Figures) -> Uncertainty:
     """Return the uncertainty of the mean with these ``weights``, which add up to 1."""
-    mean = mixed(judged.said, weights)
+    mean = mixed(judged.outputs, weights)
     if judged.task.kind == "classification":
-        own = float(weights @ _entropy(judged.said).mean(-1))
-        return Uncertainty(own, max(0.0, float(_entropy(mean).mean()) - own), "nats")
-    spread = float(weights @ ((judged.said - mean) ** 2).mean((1, 2)))
+        own_entropy = float(weights @ _entropy(judged.outputs).mean(-1))
+        return Uncertainty(own_entropy, max(0.0, float(_entropy(mean).mean()) - own_entropy), "nats")
+    spread = float(weights @ ((judged.outputs - mean) ** 2).mean((1, 2)))
     return Uncertainty(float(((mean - judged.right) ** 2).mean()), spread, "squared")
 
 
@@ -112,22 +115,22 @@ def contributions(
 ) -> list[MemberWorth]:
     """Return the contribution of each member, or of ``players``.
 
-    A player is given by the members that need it; a member takes part once all that it needs is there. Without some
-    members the others keep their weights, in proportion. Without any, the answer is the mean of the right values, or
-    the frequency of each class.
+    A player is a sequence of the members that need it. A member takes part if all players that it needs do. Without
+    some members, the others keep their weights, in proportion. Without any member, the answer is the mean of the right
+    values, or the frequency of each class.
     """
     sides = [[at] for at in range(judged.members)] if players is None else players
     needs = [{player for player, side in enumerate(sides) if at in side} for at in range(judged.members)]
-    count, known = len(sides), dict[frozenset[int], float]()
+    count, cache = len(sides), dict[frozenset[int], float]()
     nobody = float(score.gain(_prior(judged), judged.right))
 
     def worth(coalition: frozenset[int]) -> float:
-        if coalition not in known:
-            there = np.array([w if needs[at] <= coalition else 0.0 for at, w in enumerate(weights)])
-            whole = there.sum()
-            mean = mixed(judged.said, there / whole) if whole > 0 else None
-            known[coalition] = nobody if mean is None else float(score.gain(mean, judged.right))
-        return known[coalition]
+        if coalition not in cache:
+            present = np.array([w if needs[at] <= coalition else 0.0 for at, w in enumerate(weights)])
+            whole = present.sum()
+            mean = mixed(judged.outputs, present / whole) if whole > 0 else None
+            cache[coalition] = nobody if mean is None else float(score.gain(mean, judged.right))
+        return cache[coalition]
 
     everyone = frozenset(range(count))
     left_out = [worth(everyone) - worth(everyone - {at}) for at in range(count)]
@@ -137,13 +140,13 @@ def contributions(
     return [MemberWorth(left_out[at], values[at], errors[at]) for at in range(count)]
 
 
-def mixed(said: Array, weights: Figures) -> Array:
+def mixed(outputs: Array, weights: Figures) -> Array:
     """Return the members' weighted mean."""
-    return np.asarray(np.tensordot(weights, said, 1))
+    return np.asarray(np.tensordot(weights, outputs, 1))
 
 
 def _shapley(member: int, count: int, worth: Callable[[frozenset[int]], float]) -> float:
-    """Every coalition of the others, weighed by how many orders it begins."""
+    """The mean over every coalition of the other members, weighted by the number of orders that begin with it."""
     others = [at for at in range(count) if at != member]
     total = 0.0
     for size in range(count):
@@ -173,21 +176,18 @@ def _prior(judged: Judged) -> Array:
     return np.broadcast_to(shares, (len(judged.right), judged.task.width))
 
 
-def _entropy(said: Array) -> Array:
-    return np.asarray(-(said * np.log(np.maximum(said, LEAST))).sum(-1))
+def _entropy(probabilities: Array) -> Array:
+    return np.asarray(-(probabilities * np.log(np.maximum(probabilities, LEAST))).sum(-1))
 
 
 def _correlation(a: Array, b: Array) -> float | None:
-    """None where one of them never varies."""
+    """The correlation; None if one of them never varies."""
     if not a.std() or not b.std():
         return None
     return float(np.corrcoef(a, b)[0, 1])
 
 
-# [ensemble] An ensemble of a study's trials: chosen by one data set, explained, and judged by another that no choice has seen.
-
-METHODS = ("greedy", "stacking", "uniform")
-MEMBERS = 8
+# --- choosing an ensemble ---
 
 
 @dataclass(frozen=True)
@@ -196,11 +196,11 @@ class Member:
 
     Attributes:
         trial: The number of the trial.
-        weight: Its part of the mean.
-        alone: Its score by itself, on the data that the choice was made by.
+        weight: Its weight in the mean.
+        alone: Its score by itself, on the data of the choice.
         parameters: The number of parameters that one inference uses.
         worker_seconds: The worker-seconds of its training.
-        contribution: What it contributes.
+        contribution: By how much it improves the score.
         config: Its settings.
     """
 
@@ -215,10 +215,10 @@ class Member:
 
 @dataclass(frozen=True)
 class SettingWorth:
-    """What the members with one ``value`` of a setting contribute together.
+    """By how much the members with one ``value`` of a setting improve the score together.
 
-    Where the values of the setting are lists, such as the views that a model sees, it is about the members that need
-    this one element.
+    If the values of the setting are lists, such as the views of a model, ``value`` is one element. The
+    members are those that need that element.
     """
 
     value: Any
@@ -228,13 +228,13 @@ class SettingWorth:
 
 @dataclass(frozen=True)
 class HeldOutFigures:
-    """Scores on data that no choice has seen.
+    """The scores of an ensemble on data that no choice rests on.
 
     Attributes:
         data: The name of the data set.
         rows: How many rows it has.
         ensemble: The score of the ensemble.
-        best_single: The score of the trial that was best by itself where the choice was made.
+        best_single: The score of the trial that was best by itself on the data of the choice.
     """
 
     data: str
@@ -245,14 +245,14 @@ class HeldOutFigures:
 
 @dataclass(frozen=True)
 class Ensemble:
-    """An ensemble that was chosen, and why.
+    """An ensemble of a study's trials, with the reasons for its choice.
 
     Attributes:
         study: The folder of the study.
         task: The kind of problem.
         method: How the weights were found.
-        data: The predictions that the choice was made by; ``rows`` of them.
-        objective: The score that was to become better; ``direction`` says which way.
+        data: The name of the predictions on which the choice rests, and their ``rows``.
+        objective: The score that the choice improves, and its better ``direction``.
         candidates: The number of trials to choose from.
         members: The chosen trials, the greatest weight first.
         score: The score of the ensemble on ``data``. Like ``best_single``, it is on the data of the choice.
@@ -261,10 +261,10 @@ class Ensemble:
         inference: The members' parameters together, over those of the best single trial.
         diversity: How much the members differ.
         uncertainty: How sure the ensemble is.
-        test: Scores on other data; None where not all members have predictions on such data.
+        test: Scores on other data; None if some member has no predictions on such data.
         singles: The score of each candidate by itself on ``data``.
         by: The setting whose values ``settings`` is about; None: not asked for.
-        settings: What the members of each value of ``by`` contribute.
+        settings: What the members with each value of ``by`` contribute.
     """
 
     study: Path
@@ -309,33 +309,34 @@ def ensemble(
     Args:
         study: The study, or its folder.
         members: The most different models.
-        objective: The score that is to become better: "accuracy", "log_loss", "brier"; "mse", "rmse", "mae", "r2".
-            None: accuracy or mse.
-        inference_budget: How many times the parameters of the best single trial one answer may use; None: no bound.
-        data: The name of the predictions that the choice is made by.
-        test: The name of the predictions that judge it; they are not read before the choice is made.
+        objective: The score to improve: "accuracy", "log_loss", "brier"; "mse", "rmse", "mae", "r2". None: accuracy or
+            mse.
+        inference_budget: The most parameters that one answer may use, over those of the best single trial; None: no
+            bound.
+        data: The name of the predictions on which the choice rests.
+        test: The name of the predictions that judge the ensemble; they are not read before the choice is made.
         method: "greedy" (selection with replacement, bagged), "stacking" (weights of least log loss or squared error),
             or "uniform" (the best ones, with equal weights).
         seed: Seeds the bags, and sampled contributions.
-        by: A setting of the program, such as "inputs": also tell what the members of each of its values contribute
-            together; where values are lists of views, what each view contributes.
+        by: A setting of the program, such as "inputs": report also what the members with each of its values contribute
+            together. If values are lists of views, report it for each view.
 
     Returns:
         The ensemble; ``save_ensemble`` makes one file of it.
 
     Raises:
-        UserError: Where the study has kept no such predictions, or they are damaged, and for impossible options.
+        UserError: If the study has kept no such predictions, if they are damaged, and for impossible options.
 
     Example:
         >>> found = elastune.ensemble("out", members=8)
         >>> elastune.save_ensemble(found, "ensemble.safetensors")
     """
     check_choice(members, objective, inference_budget, data, test, method, seed)
-    found = library(study)
-    known = found.with_predictions(data)
-    seen = judged(LazyPredictions(known, lambda one: one.predictions(data)))
+    source = library(study)
+    candidates = source.with_predictions(data)
+    seen = judged(LazyPredictions(candidates, lambda candidate: candidate.predictions(data)))
     score = score_for(objective, seen.task.kind)
-    sizes = [parameters_of(one) for one in known]
+    sizes = [parameters_of(candidate) for candidate in candidates]
     single = best_single(seen, score)
     limits = EnsembleLimits(members, math.inf if inference_budget is None else inference_budget * sizes[single])
     weights = _weights(method, seen, score, limits, sizes, seed)
@@ -343,40 +344,42 @@ def ensemble(
         rule = "an inference budget admits at least one model"
         raise UserError(rule, f"{inference_budget:g}x", f"at least {min(sizes) / sizes[single]:.3g}x is needed")
     order = [at for at in np.argsort(-weights, kind="stable").tolist() if weights[at] > 0]
-    chosen, part = [known[at] for at in order], Judged(seen.task, seen.said[order], seen.right)
-    alone = score.of(part.said, part.right)
-    told = contributions(part, weights[order], score, seed=seed)
+    chosen, part = [candidates[at] for at in order], Judged(seen.task, seen.outputs[order], seen.right)
+    alone = score.of(part.outputs, part.right)
+    worths = contributions(part, weights[order], score, seed=seed)
     return Ensemble(
-        study=found.out,
+        study=source.out,
         task=seen.task,
         method=method,
         data=data,
         rows=len(seen.right),
         objective=score.name,
         direction=score.direction,
-        candidates=len(known),
+        candidates=len(candidates),
         members=tuple(
             Member(
-                one.trial,
+                candidate.trial,
                 float(weights[at]),
                 float(alone[nth]),
                 sizes[at],
-                one.worker_seconds,
-                told[nth],
-                one.config,
+                candidate.worker_seconds,
+                worths[nth],
+                candidate.config,
             )
-            for nth, (at, one) in enumerate(zip(order, chosen, strict=True))
+            for nth, (at, candidate) in enumerate(zip(order, chosen, strict=True))
         ),
-        score=float(score.of(mixed(part.said, weights[order]), part.right)),
-        single=known[single].trial,
-        best_single=float(score.of(seen.said[single], seen.right)),
+        score=float(score.of(mixed(part.outputs, weights[order]), part.right)),
+        single=candidates[single].trial,
+        best_single=float(score.of(seen.outputs[single], seen.right)),
         inference=sum(sizes[at] for at in order) / sizes[single],
         diversity=diversity(part),
         uncertainty=uncertainty(part, weights[order]),
-        test=_tested(test, chosen, weights[order], known[single], seen.task, score),
+        test=_tested(test, chosen, weights[order], candidates[single], seen.task, score),
         singles=tuple(
-            SingleScore(one.trial, value, size)
-            for one, value, size in zip(known, score.of(seen.said, seen.right).tolist(), sizes, strict=True)
+            SingleScore(candidate.trial, value, size)
+            for candidate, value, size in zip(
+                candidates, score.of(seen.outputs, seen.right).tolist(), sizes, strict=True
+            )
         ),
         by=by,
         settings=() if by is None else _by_setting(by, chosen, part, weights[order], score, seed),
@@ -386,27 +389,29 @@ def ensemble(
 def _by_setting(
     by: str, chosen: Sequence[Candidate], part: Judged, weights: Figures, score: Score, seed: int
 ) -> tuple[SettingWorth, ...]:
-    """Members in the order of their weights; so are the values. Of lists each part is a value of its own."""
-    if not any(by in one.config for one in chosen):
-        known = ", ".join(sorted({name for one in chosen for name in one.config}))
-        raise UserError("contributions are told by a setting of the program", repr(by)[:60], f"such as {known}"[:200])
-    values: list[Any] = [one.config.get(by) for one in chosen]
+    """The worth of each value of setting ``by``, in the order of the members. Each element of a list is a value."""
+    if not any(by in candidate.config for candidate in chosen):
+        names = ", ".join(sorted({name for candidate in chosen for name in candidate.config}))
+        raise UserError(
+            "contributions are reported by a setting of the program", repr(by)[:60], f"such as {names}"[:200]
+        )
+    values: list[Any] = [candidate.config.get(by) for candidate in chosen]
     parted = all(isinstance(value, list) and value for value in values)
     sides: dict[str, list[int]] = {}
     for at, value in enumerate(values):
-        for one_of_it in dict.fromkeys(json.dumps(each, sort_keys=True) for each in (value if parted else [value])):
-            sides.setdefault(one_of_it, []).append(at)
-    told = contributions(part, weights, score, players=list(sides.values()), seed=seed)
+        for text in dict.fromkeys(json.dumps(each, sort_keys=True) for each in (value if parted else [value])):
+            sides.setdefault(text, []).append(at)
+    worths = contributions(part, weights, score, players=list(sides.values()), seed=seed)
     return tuple(
         SettingWorth(json.loads(value), tuple(chosen[at].trial for at in members), worth)
-        for (value, members), worth in zip(sides.items(), told, strict=True)
+        for (value, members), worth in zip(sides.items(), worths, strict=True)
     )
 
 
 def check_choice(
     members: int, objective: str | None, budget: float | None, data: str, test: str, method: str, seed: int
 ) -> None:
-    """Raise ``UserError`` for options that no ensemble could be chosen by, whatever was kept."""
+    """Raise ``UserError`` for options that are wrong for any study."""
     if isinstance(members, bool) or not isinstance(members, int) or members < 1:
         raise UserError("an ensemble has a whole number of members, at least 1", members, "such as 8")
     if budget is not None and not 0 < budget < math.inf:
@@ -418,16 +423,16 @@ def check_choice(
     if objective is not None and objective not in SCORES:
         raise UserError("an ensemble is chosen by a known score", repr(objective)[:60], f"use {', '.join(SCORES)}")
     check_chosen_by(data)
-    if not test.startswith(HELD_OUT):  # else something may have been chosen by them
+    if not test.startswith(HELD_OUT):  # other data may have been used for a choice
         raise UserError(f"data that judge a choice have a name that begins with {HELD_OUT!r}", test, "such as test")
 
 
 def parse_times(text: str) -> float:
     """Return the number in "4x" or "1.5x". Raises ``UserError``."""
-    found = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)x?", text.strip())
-    if found is None or not float(found[1]):
+    match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)x?", text.strip())
+    if match is None or not float(match[1]):
         raise UserError("an inference budget is a positive number of times", repr(text)[:60], "such as 4x")
-    return float(found[1])
+    return float(match[1])
 
 
 def parameters_of(candidate: Candidate) -> int:
@@ -442,7 +447,7 @@ def _weights(
         return select(seen, score, limits, sizes, seed=seed)
     if method == "stacking":
         return stack(seen, limits, sizes)
-    gains = score.gain(seen.said, seen.right)
+    gains = score.gain(seen.outputs, seen.right)
     pool: set[int] = set()
     for at in np.argsort(-gains, kind="stable").tolist():
         if limits.admits({*pool, at}, sizes):
@@ -455,47 +460,45 @@ def _weights(
 def _tested(
     name: str, chosen: Sequence[Candidate], weights: Figures, single: Candidate, task: Task, score: Score
 ) -> HeldOutFigures | None:
-    """Judge what was chosen, once all of it is."""
-    everyone = list({one.trial: one for one in (*chosen, single)}.values())
-    if any(name not in one.artifact.predictions for one in everyone):
+    """Score the ensemble on test data, after the whole choice was made."""
+    everyone = list({candidate.trial: candidate for candidate in (*chosen, single)}.values())
+    if any(name not in candidate.artifact.predictions for candidate in everyone):
         return None
     sealed = SealedTest(name)
     sealed.unseal(everyone)
-    found = judged(LazyPredictions(everyone, sealed.of))
-    if (found.task.kind, found.task.width) != (task.kind, task.width):
-        fix = "let the program tell the same outputs of both"
-        raise UserError(f"predictions on {name} are of the same task as those chosen by", f"{found.task}", fix)
-    best = [one.trial for one in everyone].index(single.trial)
+    seen = judged(LazyPredictions(everyone, sealed.of))
+    if (seen.task.kind, seen.task.width) != (task.kind, task.width):
+        fix = "let the program give the same outputs of both"
+        raise UserError(f"predictions on {name} are of the same task as those chosen by", f"{seen.task}", fix)
+    best = [candidate.trial for candidate in everyone].index(single.trial)
     return HeldOutFigures(
         name,
-        len(found.right),
-        float(score.of(mixed(found.said[: len(chosen)], weights), found.right)),
-        float(score.of(found.said[best], found.right)),
+        len(seen.right),
+        float(score.of(mixed(seen.outputs[: len(chosen)], weights), seen.right)),
+        float(score.of(seen.outputs[best], seen.right)),
     )
 
 
-# [module] An ensemble as one module: the outputs of its members, mixed by their weights.
-
-LEAST_PROBABILITY = 1e-12
+# --- an ensemble as one module ---
 
 
 class OutputUncertainty(NamedTuple):
-    """For each sample, what the ensemble says and how unsure it is: see ``reuse.insight.Uncertainty``.
+    """For each sample, the output of the ensemble and its uncertainty: see ``Uncertainty``.
 
-    ``aleatoric`` is None for values: a member does not tell its own noise.
+    ``aleatoric`` is None for values, because a member does not predict its own noise.
     """
 
-    said: torch.Tensor
+    outputs: torch.Tensor
     aleatoric: torch.Tensor | None
     epistemic: torch.Tensor
 
 
 class EnsembleModel(nn.Module):
-    """The weighted mean of its members' probabilities, or of their values.
+    """The module of an ensemble: the weighted mean of its members' probabilities, or of their values.
 
     Attributes:
         members: Modules that take the same input.
-        task: What the members give; logits are made probabilities first.
+        task: The kind of the members' outputs; logits become probabilities first.
         weights: The weights of the members; they add up to 1.
     """
 
@@ -511,30 +514,30 @@ class EnsembleModel(nn.Module):
         """Return probabilities of classes, or values."""
         total: torch.Tensor | None = None
         for weight, member in zip(self.weights, self.members, strict=True):
-            part = weight * self._said(member, *inputs)
+            part = weight * self._outputs(member, *inputs)
             total = part if total is None else total + part
         assert total is not None
         return total
 
     def uncertainty_of(self, *inputs: torch.Tensor) -> OutputUncertainty:
-        """Return what the ensemble says of each sample, and how sure that is.
+        """Return the output of the ensemble for each sample, and its uncertainty.
 
         Example:
             >>> model = elastune.load_ensemble("ensemble.safetensors", build).eval()
             >>> unsure = model.uncertainty_of(x).epistemic.topk(10).indices
         """
-        said = torch.stack([self._said(member, *inputs) for member in self.members])
-        weights = self.weights.reshape(-1, *[1] * (said.ndim - 1))
-        mean = (weights * said).sum(0)
+        outputs = torch.stack([self._outputs(member, *inputs) for member in self.members])
+        weights = self.weights.reshape(-1, *[1] * (outputs.ndim - 1))
+        mean = (weights * outputs).sum(0)
         if self.task.kind == "regression":
-            return OutputUncertainty(mean, None, (weights * (said - mean) ** 2).sum(0))
-        own = (weights[..., 0] * _tensor_entropy(said)).sum(0)
-        return OutputUncertainty(mean, own, (_tensor_entropy(mean) - own).clamp_min(0))
+            return OutputUncertainty(mean, None, (weights * (outputs - mean) ** 2).sum(0))
+        aleatoric = (weights[..., 0] * _tensor_entropy(outputs)).sum(0)
+        return OutputUncertainty(mean, aleatoric, (_tensor_entropy(mean) - aleatoric).clamp_min(0))
 
-    def _said(self, member: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
-        said: torch.Tensor = member(*inputs)
-        return said.softmax(-1) if self.task.says == "logits" else said
+    def _outputs(self, member: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = member(*inputs)
+        return outputs.softmax(-1) if self.task.says == "logits" else outputs
 
 
-def _tensor_entropy(said: torch.Tensor) -> torch.Tensor:
-    return -(said * said.clamp_min(LEAST_PROBABILITY).log()).sum(-1)
+def _tensor_entropy(probabilities: torch.Tensor) -> torch.Tensor:
+    return -(probabilities * probabilities.clamp_min(LEAST_PROBABILITY).log()).sum(-1)

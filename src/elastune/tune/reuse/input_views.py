@@ -16,7 +16,7 @@ _FIX = 'such as views = {"temperature": [0, 1], "pressure": [2]}'
 class InputView(nn.Module):
     """A first layer that passes on only the columns of some views of its inputs.
 
-    With it all models take the whole input, whatever each of them sees, and may be members of one ensemble.
+    With this layer all models take the whole input, so models of different views can be members of one ensemble.
 
     Attributes:
         columns: The places along ``dim`` that pass, in the order of the views.
@@ -38,8 +38,8 @@ class InputView(nn.Module):
 
     def __init__(self, views: Mapping[str, Sequence[int]], shown: Sequence[str], dim: int = -1) -> None:
         super().__init__()
-        known = checked_views(views, "the program")
-        self.columns = tuple(at for name in checked_shown(shown, known) for at in known[name])
+        checked = checked_views(views, "the program")
+        self.columns = tuple(at for name in checked_shown(shown, checked) for at in checked[name])
         self.dim = dim
 
     @property
@@ -56,7 +56,7 @@ class InputView(nn.Module):
 
 
 def checked_views(views: object, where: object) -> dict[str, tuple[int, ...]]:
-    """Return the columns of each view; ``where`` says, for the error, where they were found.
+    """Return the columns of each view. ``where``: the source of the views, for messages.
 
     Raises:
         UserError: For values that are no views.
@@ -64,13 +64,13 @@ def checked_views(views: object, where: object) -> dict[str, tuple[int, ...]]:
     rule = "a program whose inputs are varied names its views: the columns of each"
     if not isinstance(views, Mapping) or not views:
         raise UserError(rule, f"{'none' if views is None else repr(views)[:80]} in {where}", _FIX)
-    found = {}
+    checked = {}
     for name, columns in views.items():
-        plain = isinstance(columns, list | tuple | range) and all(_is_place(one) for one in columns)
+        plain = isinstance(columns, list | tuple | range) and all(_is_place(place) for place in columns)
         if not isinstance(name, str) or not name or "," in name or "+" in name or not plain or not columns:
             raise UserError(f"{rule}, under a name without comma and +", f"{name!r}: {columns!r}"[:120], _FIX)
-        found[name] = tuple(columns)
-    return found
+        checked[name] = tuple(columns)
+    return checked
 
 
 def checked_shown(shown: object, views: Mapping[str, object]) -> list[str]:
@@ -85,5 +85,5 @@ def checked_shown(shown: object, views: Mapping[str, object]) -> list[str]:
     return names
 
 
-def _is_place(one: Any) -> bool:
-    return isinstance(one, int) and not isinstance(one, bool) and one >= 0
+def _is_place(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -1,4 +1,4 @@
-"""Train, in parallel, the models that an ensemble lacks: the best settings of a study, with something varied."""
+"""Train new members for an ensemble, in parallel: the best settings of a study, with some settings varied."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def train_members(
     cluster: Cluster | ClusterRequest | None = None,
     observe: Observe | None = None,
 ) -> Study:
-    """Train what a study lacks for an ensemble whose members differ in ``vary``, as trials of the same study.
+    """Train the missing members of an ensemble whose members differ in ``vary``, as trials of the same study.
 
     For each value (with several settings: for each combination) there are then ``each`` kept trials. They have the
-    settings of the best trials that the search has found, but for what is varied. They train in parallel, each to its
-    end. After a kill, call this again: what was begun goes on, and what is there is not trained again.
+    settings of the best trials of the search, except for the varied ones. They train in parallel, each to its end.
+    After a kill, call this again: unfinished trials go on, and finished trials are not repeated.
 
     Args:
         study: The study, or its folder; nothing else may write its journal now. The new trials are kept whatever the
@@ -64,8 +64,7 @@ def train_members(
         The study.
 
     Raises:
-        UserError: For an unknown setting, value or view, for a study without a result, and where its program has
-            changed.
+        UserError: For an unknown setting, value or view, for a study without a result, and if its program has changed.
 
     Example:
         >>> elastune.train_members("out", {"inputs": ["temperature", "pressure", "humidity"]}, workers=4)
@@ -75,7 +74,7 @@ def train_members(
     if isinstance(each, bool) or not isinstance(each, int) or each < 1:
         raise UserError("of each value there is a whole number of members, at least 1", each, "such as 1")
     entries = read(out / JOURNAL)
-    found, table = Study.of(out, entries), fold(entries)
+    results, table = Study.of(out, entries), fold(entries)
     settings = next(entry.record.settings for entry in entries if isinstance(entry.record, StudyStarted))
     request = StudyRequest.of_settings(settings, out)
     request = replace(
@@ -86,25 +85,25 @@ def train_members(
     )
     if meaning(request.program) != settings.get("meaning"):
         fix = "begin another study with what it is now"
-        raise UserError("a study's program trains as it did when it began", f"{found.program} has changed", fix)
-    varied = _checked(vary, found.defaults, load_as_guest(request.program).views, found.program)
-    bases = _best_first(found, table)
+        raise UserError("a study's program trains as it did when it began", f"{results.program} has changed", fix)
+    varied = _checked(vary, results.defaults, load_as_guest(request.program).views, results.program)
+    bases = _best_first(results, table)
     if not bases:
         raise UserError("what is varied are the settings of a trial with a result", f"none in {out}", "tune first")
-    given = [
+    trials = [
         FixedTrial(config, request.seed, request.execution, "member", like=base.started)
         for base, config in _missing(varied, bases, table, each)
     ]
     cut_off = any(life.started.phase == "member" and life.state != "over" for life in table.trials.values())
-    if not given and not cut_off:
-        return found
+    if not trials and not cut_off:
+        return results
     first = known(bases[0].started)
-    schedule = FixedTrials("member", given, shares=True)
+    schedule = FixedTrials("member", trials, shares=True)
     return tune(request, space=lambda trial: dict(first), cluster=cluster, observe=observe, given=schedule)
 
 
 def _checked(vary: Vary, defaults: Config, views: object, program: str) -> list[Config]:
-    """All combinations of the values. Raises ``UserError``."""
+    """All combinations of the values in ``vary``. Raises ``UserError`` for impossible ones."""
     if not vary:
         raise UserError("members differ in a setting", "none", "such as inputs=temperature,pressure")
     columns = []
@@ -114,12 +113,14 @@ def _checked(vary: Vary, defaults: Config, views: object, program: str) -> list[
             raise UserError("what is varied is a setting in the program's config", repr(name)[:80], fix)
         if isinstance(values, str) or not isinstance(values, Sequence):
             raise UserError("what is varied has a list of values", f"{name}={values!r}"[:80], "such as [1, 2, 3]")
-        own = list(values)
+        chosen = list(values)
         if isinstance(defaults[name], list):
-            known_views = checked_views(views, program)
-            own = [checked_shown(one.split("+") if isinstance(one, str) else one, known_views) for one in own]
-        _check_values(name, own)
-        columns.append([(name, value) for value in own])
+            view_columns = checked_views(views, program)
+            chosen = [
+                checked_shown(item.split("+") if isinstance(item, str) else item, view_columns) for item in chosen
+            ]
+        _check_values(name, chosen)
+        columns.append([(name, value) for value in chosen])
     count = 1
     for column in columns:
         count *= len(column)
@@ -141,7 +142,7 @@ def _check_values(name: str, values: Sequence[Any]) -> None:
 
 
 def _best_first(study: Study, table: TrialTable) -> list[TrialSummary]:
-    """The complete trials of the search, by its objectives in their order."""
+    """The complete trials of the search, sorted by its objectives."""
     done = [trial for trial in study.complete if trial.phase == "search"]
     ranked = sorted(done, key=lambda trial: tuple(oriented(trial.values, study.objectives)))
     return [table.trials[trial.number] for trial in ranked]
@@ -150,23 +151,25 @@ def _best_first(study: Study, table: TrialTable) -> list[TrialSummary]:
 def _missing(
     varied: Sequence[Config], bases: Sequence[TrialSummary], table: TrialTable, each: int
 ) -> list[tuple[TrialSummary, Config]]:
-    """What is to be trained, each with the trial whose settings it has otherwise.
+    """The missing trainings: (the trial that gives all other settings, the configuration).
 
-    What has failed once is not tried again. A trial that ended well and was not kept might as well not be there.
+    Configurations that failed once are not tried again. Trials that ended well but were not kept do not count.
     """
-    there = [life for life in table.trials.values() if not _ended_well(life) or life.number in table.artifacts]
-    counts = [life for life in there if _ended_well(life) or (life.state != "over" and life.started.phase == "member")]
-    tried = [life.started.config for life in there]
-    found: list[tuple[TrialSummary, Config]] = []
+    existing = [life for life in table.trials.values() if not _ended_well(life) or life.number in table.artifacts]
+    counts = [
+        life for life in existing if _ended_well(life) or (life.state != "over" and life.started.phase == "member")
+    ]
+    tried = [life.started.config for life in existing]
+    lacking: list[tuple[TrialSummary, Config]] = []
     for values in varied:
         lacks = each - sum(values == {name: life.started.config.get(name) for name in values} for life in counts)
         for base in bases:
             config = {**base.started.config, **values}
             if lacks > 0 and config not in tried:
-                found.append((base, config))
+                lacking.append((base, config))
                 tried.append(config)
                 lacks -= 1
-    return found
+    return lacking
 
 
 def _ended_well(life: TrialSummary) -> bool:

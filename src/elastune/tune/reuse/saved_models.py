@@ -34,11 +34,7 @@ from elastune.tune.reuse.kept_models import Build, built, check_file, fill, libr
 from elastune.tune.reuse.predictions import LARGEST_BYTES, Task
 from elastune.tune.reuse.soup import StudySoup
 
-# [model file] A model as one file that carries its own digest: safetensors with JSON in the header. Reading runs none of it.
-#
-# The header has the SHA-256 of the whole file, taken with zeros in the digest's place. A changed byte, a cut and an
-# addition are all found before anything is parsed. A digest finds damage, not malice: whoever may write the file may
-# write another digest. So the content is checked as well.
+# --- any model as one file ---
 
 Content = TypeVar("Content")
 KEY, DIGEST = "elastune", "sha256"
@@ -53,18 +49,18 @@ def write_model_file(path: Path, content: Mapping[str, Any], tensors: Mapping[st
     """Write a description and tensors; the file appears whole or not at all.
 
     Args:
-        path: The file; one that is there is replaced.
-        content: What the header tells: JSON values.
-        tensors: By their names; no two share memory.
+        path: The file; an existing file is replaced.
+        content: The description in the header: JSON values.
+        tensors: Tensors by name; no two share memory.
 
     Raises:
-        UserError: Where the file cannot be written, or a tensor holds what is no number.
+        UserError: If the file cannot be written, or a tensor holds a NaN.
     """
     unfit = not_numbers(tensors)
     if unfit is not None:
         raise UserError("a model that is written has numbers as weights", f"NaN in {unfit}", "leave that trial out")
     metadata = {KEY: json.dumps(content), DIGEST: _ZEROS.decode()}
-    unsealed = save({name: one.detach().cpu().contiguous() for name, one in tensors.items()}, metadata)
+    unsealed = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, metadata)
     digest = hashlib.sha256(unsealed).hexdigest().encode()
     try:
         atomic_write(path, unsealed.replace(b'"sha256":"' + _ZEROS, b'"sha256":"' + digest, 1))
@@ -81,7 +77,7 @@ def read_model_file(path: Path, schema: type[Content], what: str) -> tuple[Conte
         what: The kind of model, such as "an ensemble"; for messages.
 
     Raises:
-        UserError: For any other file, and one that has changed since it was written.
+        UserError: For any other file, and for a file that has changed since it was written.
     """
     try:
         if path.exists() and not path.is_file():
@@ -111,7 +107,7 @@ def not_a_model_file(path: Path, why: str, what: str) -> UserError:
 
 
 def not_numbers(tensors: Mapping[str, torch.Tensor]) -> str | None:
-    """Return the name of the first tensor that has a NaN. Infinities may be meant, as in a mask of attention."""
+    """Return the name of the first tensor that has a NaN. Infinities are allowed: a mask of attention has them."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and math.isnan(float(tensor.sum())) and bool(tensor.isnan().any()):
             return name
@@ -119,7 +115,7 @@ def not_numbers(tensors: Mapping[str, torch.Tensor]) -> str | None:
 
 
 def _check_digest(path: Path, what: str) -> None:
-    """Raise ``ValueError`` where the file does not have the digest that it carries."""
+    """Raise ``ValueError`` if the file does not match the digest in its header."""
     with path.open("rb") as file:
         length = file.read(8)
         size = int.from_bytes(length, "little")
@@ -127,7 +123,7 @@ def _check_digest(path: Path, what: str) -> None:
             raise ValueError(f"it is not {what}")
         header = file.read(size)
         carried = _SEALED.findall(header)
-        if len(carried) != 1:  # in the description's JSON its quotation marks are escaped
+        if len(carried) != 1:  # the description cannot match: its quotation marks are escaped
             raise ValueError(f"it is not {what}, or it was damaged since")
         digest = hashlib.sha256(length + header.replace(carried[0], _ZEROS, 1))
         while chunk := file.read(_CHUNK):
@@ -136,19 +132,19 @@ def _check_digest(path: Path, what: str) -> None:
         raise ValueError("its bytes do not have the digest that it was written with")
 
 
-# [ensemble file] An ensemble as one file: safetensors with JSON in the header. Reading it runs none of its content.
+# --- an ensemble as one file ---
 
 ENSEMBLE_FORMAT = 2
 MOST_MEMBERS = 1000
 WIDEST = LARGEST_BYTES // 8
-"""Numbers that one sample can have: more predictions than that were never judged."""
+"""The most numbers that one sample can have: larger predictions do not fit into memory."""
 _ENSEMBLE = "an ensemble"
 _RULES = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True, config=_RULES)
 class FileMember:
-    """One model in the file; the names of its tensors begin with its place."""
+    """One member in the file of an ensemble; the names of its tensors begin with its place."""
 
     trial: int
     weight: Annotated[float, Field(gt=0, le=1)]
@@ -157,7 +153,7 @@ class FileMember:
 
 @dataclass(frozen=True, config=_RULES)
 class FileContent:
-    """The content of the header."""
+    """The description in the header of an ensemble's file."""
 
     format: Literal[2]
     kind: Literal["classification", "regression"]
@@ -172,44 +168,44 @@ class FileContent:
         return Task(self.kind, self.says, self.width)
 
 
-def save_ensemble(found: Ensemble, file: str | Path) -> Path:
+def save_ensemble(ensemble: Ensemble, file: str | Path) -> Path:
     """Write the weights and the description of an ensemble as one file; it appears whole or not at all.
 
     Args:
-        found: An ensemble from ``ensemble``; the folder of its study must be unchanged.
-        file: The path; a file that is there is replaced.
+        ensemble: An ensemble from ``ensemble``; the folder of its study must be unchanged.
+        file: The path; an existing file is replaced.
 
     Returns:
         The path.
 
     Raises:
-        UserError: Where weights are gone or damaged or NaN, or the file cannot be written.
+        UserError: If weights are missing, damaged or NaN, or the file cannot be written.
 
     Example:
         >>> elastune.save_ensemble(elastune.ensemble("out", members=8), "ensemble.safetensors")
     """
     path = Path(file)
     check_file(path)
-    known = {one.trial: one for one in library(found.study).candidates}
+    candidates = {candidate.trial: candidate for candidate in library(ensemble.study).candidates}
     tensors: dict[str, torch.Tensor] = {}
-    for place, member in enumerate(found.members):
-        if member.trial not in known:
+    for place, member in enumerate(ensemble.members):
+        if member.trial not in candidates:
             rule = "the weights of all members stay where they are until the ensemble is written"
-            raise UserError(rule, f"trial {member.trial} of {found.study}", "choose anew")
-        tensors |= {f"{place}.{name}": tensor for name, tensor in weights_of(known[member.trial]).items()}
+            raise UserError(rule, f"trial {member.trial} of {ensemble.study}", "choose anew")
+        tensors |= {f"{place}.{name}": tensor for name, tensor in weights_of(candidates[member.trial]).items()}
     content = {
         "format": ENSEMBLE_FORMAT,
-        "kind": found.task.kind,
-        "says": found.task.says,
-        "width": found.task.width,
-        "members": [{"trial": m.trial, "weight": m.weight, "config": m.config} for m in found.members],
+        "kind": ensemble.task.kind,
+        "says": ensemble.task.says,
+        "width": ensemble.task.width,
+        "members": [{"trial": m.trial, "weight": m.weight, "config": m.config} for m in ensemble.members],
         "about": {
-            "study": found.study.name,
-            "method": found.method,
-            "objective": found.objective,
-            "data": found.data,
-            "score": found.score,
-            "test": None if found.test is None else found.test.ensemble,
+            "study": ensemble.study.name,
+            "method": ensemble.method,
+            "objective": ensemble.objective,
+            "data": ensemble.data,
+            "score": ensemble.score,
+            "test": None if ensemble.test is None else ensemble.test.ensemble,
         },
     }
     write_model_file(path, content, tensors)
@@ -240,14 +236,14 @@ def load_ensemble(file: str | Path, build: Build) -> EnsembleModel:
     models = []
     for place, member in enumerate(content.members):
         model = built(build, member.config, f"of trial {member.trial} in {path}")
-        own = f"{place}."
-        fill(model, {n.removeprefix(own): t for n, t in tensors.items() if n.startswith(own)}, f"in {path}")
+        prefix = f"{place}."
+        fill(model, {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}, f"in {path}")
         models.append(model)
     return EnsembleModel(models, [member.weight for member in content.members], content.task).eval()
 
 
 def _check(path: Path, content: FileContent, tensors: dict[str, torch.Tensor]) -> None:
-    """Raise ``UserError`` where parts of the file contradict each other."""
+    """Raise ``UserError`` if parts of the file contradict each other."""
     total = sum(member.weight for member in content.members)
     places = {str(place) for place in range(len(content.members))}
     stray = next((name for name in tensors if name.partition(".")[0] not in places), None)
@@ -262,7 +258,7 @@ def _check(path: Path, content: FileContent, tensors: dict[str, torch.Tensor]) -
     raise not_a_model_file(path, why, _ENSEMBLE)
 
 
-# [composed file] A joined or stacked model as one file: safetensors with JSON in the header. Reading it runs none of its content.
+# --- a joined or stacked model as one file ---
 
 COMPOSED_FORMAT = 2
 _COMPOSED = "a joined or stacked model"
@@ -271,7 +267,7 @@ MOST_PARTS = 10_000
 
 @dataclass(frozen=True, config=_RULES)
 class FilePart:
-    """One model in the file: its trial, its study, and its settings."""
+    """One part in the file of a joined or stacked model: its trial, its study, and its settings."""
 
     study: str
     trial: int
@@ -280,7 +276,7 @@ class FilePart:
 
 @dataclass(frozen=True, config=_RULES)
 class ComposedContent:
-    """The content of the header.
+    """The description in the header of a joined or stacked model's file.
 
     Attributes:
         tree: For a joined model, its tree.
@@ -298,15 +294,14 @@ def save_composed(model: Composed, file: str | Path) -> Path:
     """Write a model from ``join`` or ``stacked_parts``; the file appears whole or not at all.
 
     Args:
-        model: The model, with its present weights.
-        file: The path; a file that is there is replaced.
+        model: The model, with its current weights.
+        file: The path; an existing file is replaced.
 
     Returns:
         The path.
 
     Raises:
-        UserError: For a model that was built in another way, weights that are NaN, and where the file cannot be
-            written.
+        UserError: For a model that was built otherwise, for weights that are NaN, and if the file cannot be written.
 
     Example:
         >>> elastune.save_composed(elastune.join("gate", "parts", build, tree), "joined.safetensors")
@@ -320,7 +315,8 @@ def save_composed(model: Composed, file: str | Path) -> Path:
         "format": COMPOSED_FORMAT,
         "form": "joined" if isinstance(model, JoinedModel) else "stacked",
         "parts": [
-            {"study": one.study.name, "trial": one.trial, "config": one.config} for one in model.source_trials[:parts]
+            {"study": source.study.name, "trial": source.trial, "config": source.config}
+            for source in model.source_trials[:parts]
         ],
         "tree": model.tree.to_json() if isinstance(model, JoinedModel) else None,
         "head": None if isinstance(model, JoinedModel) else [model.head.in_features, model.head.out_features],
@@ -335,7 +331,7 @@ def load_composed(file: str | Path, build: Build, view: View = whole_input) -> C
     Args:
         file: A file from ``save_composed`` or ``elastune join --out``.
         build: Makes the program's model from the settings of a part.
-        view: For a stacked model, what each part sees of the inputs, as for ``stacked_parts``.
+        view: For a stacked model, the part of the inputs that each part sees, as for ``stacked_parts``.
 
     Returns:
         The module.
@@ -369,21 +365,21 @@ def load_composed(file: str | Path, build: Build, view: View = whole_input) -> C
     return whole.eval()
 
 
-# [record] Tell a study's journal what was made of its trials, so that reports and picks know of it.
+# --- recording models in a study's journal, so that reports and picks include them ---
 
 
-def record_asset(found: Ensemble | StudySoup | ComposedModel, file: str | Path) -> AssetMade:
-    """Tell the study that ``found`` was written to ``file``; it is then a point of ``Study.assets``.
+def record_asset(asset: Ensemble | StudySoup | ComposedModel, file: str | Path) -> AssetMade:
+    """Record in the study's journal that ``asset`` was written to ``file``; it is then a point of ``Study.assets``.
 
     Args:
-        found: A result of ``ensemble``, ``Study.soup`` or ``judge_model``.
+        asset: A result of ``ensemble``, ``Study.soup`` or ``judge_model``.
         file: The file that ``save_ensemble``, ``Soup.save`` or ``save_composed`` has written.
 
     Returns:
         The record.
 
     Raises:
-        UserError: Where there is no such file, or the study's journal is being written.
+        UserError: If there is no such file, or another process is writing the study's journal.
 
     Example:
         >>> found = study.ensemble()
@@ -394,72 +390,75 @@ def record_asset(found: Ensemble | StudySoup | ComposedModel, file: str | Path) 
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
         raise UserError("what is recorded was written before", error, "call save_ensemble, or soup.save") from None
-    if isinstance(found, ComposedModel):
-        record = _of_composed(found, path, digest)
+    if isinstance(asset, ComposedModel):
+        record = _of_composed(asset, path, digest)
     else:
-        record = _of_ensemble(found, path, digest) if isinstance(found, Ensemble) else _of_soup(found, path, digest)
-    with JournalWriter(found.study / JOURNAL) as journal:
+        record = _of_ensemble(asset, path, digest) if isinstance(asset, Ensemble) else _of_soup(asset, path, digest)
+    with JournalWriter(asset.study / JOURNAL) as journal:
         journal.write(record, durable=True)
     return record
 
 
 def check_recordable(study: Path) -> None:
-    """Raise ``UserError`` where the study could not be told now; for use before something is chosen and written."""
+    """Raise ``UserError`` if the study's journal cannot be written now. Call it before a model is chosen."""
     check_unwritten(study / JOURNAL)
 
 
-def _of_ensemble(found: Ensemble, path: Path, digest: str) -> AssetMade:
+def _of_ensemble(ensemble: Ensemble, path: Path, digest: str) -> AssetMade:
     return AssetMade(
         form="ensemble",
-        method=found.method,
-        members=[AssetMember(member.trial, member.weight) for member in found.members],
-        data=found.data,
-        objective=found.objective,
-        direction=found.direction,
-        score=found.score,
-        test=None if found.test is None else found.test.ensemble,
-        parameters=sum(member.parameters for member in found.members),
-        singles=[SingleScore(one.trial, one.score, one.parameters) for one in found.singles],
+        method=ensemble.method,
+        members=[AssetMember(member.trial, member.weight) for member in ensemble.members],
+        data=ensemble.data,
+        objective=ensemble.objective,
+        direction=ensemble.direction,
+        score=ensemble.score,
+        test=None if ensemble.test is None else ensemble.test.ensemble,
+        parameters=sum(member.parameters for member in ensemble.members),
+        singles=[SingleScore(single.trial, single.score, single.parameters) for single in ensemble.singles],
         file=str(path),
         sha256=digest,
     )
 
 
-def _of_soup(found: StudySoup, path: Path, digest: str) -> AssetMade:
-    soup = found.soup
+def _of_soup(result: StudySoup, path: Path, digest: str) -> AssetMade:
+    soup = result.soup
     return AssetMade(
         form="soup",
-        method=found.how,
+        method=result.how,
         members=[AssetMember(trial, 1 / len(soup.trials)) for trial in soup.trials],
-        data=found.data,
-        objective=found.objective,
-        direction=found.direction,
+        data=result.data,
+        objective=result.objective,
+        direction=result.direction,
         score=soup.score,
-        test=None if found.test is None else found.test.soup,
-        parameters=found.parameters,
-        singles=[SingleScore(one.trial, one.score, one.parameters) for one in found.singles],
+        test=None if result.test is None else result.test.soup,
+        parameters=result.parameters,
+        singles=[SingleScore(single.trial, single.score, single.parameters) for single in result.singles],
         file=str(path),
         sha256=digest,
     )
 
 
-def _of_composed(found: ComposedModel, path: Path, digest: str) -> AssetMade:
-    """All of its training is told as that of parts, those of this study, too: some began with others' weights."""
-    took = training_of_studies((one.study, one.trial) for one in found.source_trials)
+def _of_composed(result: ComposedModel, path: Path, digest: str) -> AssetMade:
+    """The record of a composed model. All its trials count as parts, also those of this study.
+
+    Some of them may have begun with weights of other studies.
+    """
+    took = training_of_studies((source.study, source.trial) for source in result.source_trials)
     return AssetMade(
-        form=found.form,
-        method=found.method,
+        form=result.form,
+        method=result.method,
         members=[],
-        data=found.data,
-        objective=found.objective,
-        direction=found.direction,
-        score=found.score,
-        test=None if found.test is None else found.test.model,
-        parameters=found.parameters,
-        singles=list(found.singles),
+        data=result.data,
+        objective=result.objective,
+        direction=result.direction,
+        score=result.score,
+        test=None if result.test is None else result.test.model,
+        parameters=result.parameters,
+        singles=list(result.singles),
         file=str(path),
         sha256=digest,
-        parts=[AssetPart(str(one.study), one.trial) for one in found.source_trials],
+        parts=[AssetPart(str(source.study), source.trial) for source in result.source_trials],
         parts_s=took.worker_seconds,
         untold=list(took.untold),
     )

@@ -20,23 +20,21 @@ import numpy as np
 
 from elastune.tune.reuse.predictions import LEAST, SMOOTH, Array, Figures, Judged, Score
 
-# [selection] Greedy selection with replacement, bagged and warm-started.
-#
-# Caruana, Niculescu-Mizil, Crew, Ksikes 2004, "Ensemble Selection from Libraries of Models": add the member that improves
-# the mean most, the same one again where that is best; how often a member was added is its weight. From an empty start,
-# the first steps rest on few members and fit the samples that they see. So the selection begins with the best single
-# members, as many as are best together (their "sorted ensemble initialization"). Bags (each sees a random half of the
-# candidates) decide which candidates may be members at all, so that no candidate owes its place to chance.
-
 BAGS = 20
-ROUNDS = 50  # how often a member is added at most
-WARM_SHARE = 0.5  # of the members that there may be begin at most: places stay for those that steps find
+ROUNDS = 50  # the most additions of a member
+WARM_SHARE = 0.5  # the largest part of the members at the start: later steps fill the other places
 BAG_SHARE = 0.5
+STEPS = 20_000  # of stacking
+PRECISION = 1e-12
+SMALLEST = 1e-3  # smaller weights of stacking are left out: a member costs its inference, whatever its weight
+
+
+# --- greedy selection with replacement ---
 
 
 @dataclass(frozen=True)
 class EnsembleLimits:
-    """What an ensemble may have.
+    """The limits of an ensemble.
 
     Attributes:
         members: The most different members.
@@ -65,7 +63,7 @@ def greedy(
 
     Args:
         judged: The candidates' predictions.
-        score: The score that is to become better; of equals the smooth score decides, then the order of candidates.
+        score: The score to improve; between equals the smooth score decides, then the order of candidates.
         limits: The limits of the ensemble.
         costs: The cost of inference by each candidate.
         among: The candidates that may be chosen; by default all.
@@ -74,30 +72,30 @@ def greedy(
             best together, up to half of the allowed members.
 
     Returns:
-        Places in ``judged``; empty where the limits admit no candidate.
+        Places in ``judged``; empty if the limits admit no candidate.
     """
     free = list(range(judged.members)) if among is None else list(among)
     chosen = _begin(judged, score, limits, costs, free, warm)
-    total = judged.said[chosen].sum(0) if chosen else np.zeros(judged.said.shape[1:])
+    total = judged.outputs[chosen].sum(0) if chosen else np.zeros(judged.outputs.shape[1:])
     best, best_rank = list(chosen), _rank(total / max(1, len(chosen)), judged, score) if chosen else (-np.inf, -np.inf)
     while len(chosen) < rounds:
         admitted = [at for at in free if limits.admits({*chosen, at}, costs)]
         if not admitted:
             break
-        ranks = _ranks((total + judged.said[admitted]) / (len(chosen) + 1), judged, score)
-        found = max(range(len(admitted)), key=lambda at: (*ranks[at], -at))
-        chosen.append(admitted[found])
-        total = total + judged.said[admitted[found]]
-        if ranks[found] > best_rank:
-            best, best_rank = list(chosen), ranks[found]
+        ranks = _ranks((total + judged.outputs[admitted]) / (len(chosen) + 1), judged, score)
+        place = max(range(len(admitted)), key=lambda at: (*ranks[at], -at))
+        chosen.append(admitted[place])
+        total = total + judged.outputs[admitted[place]]
+        if ranks[place] > best_rank:
+            best, best_rank = list(chosen), ranks[place]
     return best
 
 
 def _begin(
     judged: Judged, score: Score, limits: EnsembleLimits, costs: Sequence[float], free: Sequence[int], warm: int | None
 ) -> list[int]:
-    """The best by themselves, ``warm`` of them, or of all numbers the one whose mean is best; of equals the fewest."""
-    singles = _ranks(judged.said[list(free)], judged, score) if free else []
+    """The first members: the ``warm`` best single candidates; None: as many as have the best mean, at best few."""
+    singles = _ranks(judged.outputs[list(free)], judged, score) if free else []
     most = max(1, int(min(limits.members, judged.members) * WARM_SHARE)) if warm is None else warm
     begun: list[int] = []
     for at in sorted(range(len(free)), key=lambda at: singles[at], reverse=True):
@@ -105,7 +103,7 @@ def _begin(
             begun.append(free[at])
     if warm is not None:
         return begun
-    means = [judged.said[begun[: size + 1]].mean(0) for size in range(len(begun))]
+    means = [judged.outputs[begun[: size + 1]].mean(0) for size in range(len(begun))]
     ranks = [_rank(mean, judged, score) for mean in means]
     return begun[: 1 + max(range(len(begun)), key=lambda at: (*ranks[at], -at))] if begun else []
 
@@ -115,12 +113,12 @@ def select(
 ) -> Figures:
     """Return the members' weights, adding up to 1, by bagged greedy selection.
 
-    All are 0 where the limits admit no candidate. It tries a start with several candidates and one with the best alone,
-    and takes the better result.
+    All weights are 0 if the limits admit no candidate. The function tries a start with several candidates and a start
+    with the best one, and takes the better result.
     """
     pool = _of_bags(judged, score, limits, costs, seed, bags)
     tried = [greedy(judged, score, limits, costs, among=pool, warm=warm) for warm in (1, None)]
-    chosen = max(tried, key=lambda chosen: _rank(judged.said[chosen].mean(0), judged, score)) if tried[0] else []
+    chosen = max(tried, key=lambda chosen: _rank(judged.outputs[chosen].mean(0), judged, score)) if tried[0] else []
     weights = np.zeros(judged.members)
     for at, times in Counter(chosen).items():
         weights[at] = times / len(chosen)
@@ -130,7 +128,7 @@ def select(
 def _of_bags(
     judged: Judged, score: Score, limits: EnsembleLimits, costs: Sequence[float], seed: int, bags: int
 ) -> list[int] | None:
-    """Those that bags chose most, as many as may stand together, and the best by itself; None: all, without bags."""
+    """The candidates that bags chose most, within the limits, and the best single one; None, without bags: all."""
     size = round(judged.members * BAG_SHARE)
     if bags < 1 or size < 2:
         return None
@@ -149,32 +147,25 @@ def _of_bags(
 
 def best_single(judged: Judged, score: Score) -> int:
     """Return the place of the best candidate; among equals, as ``greedy``."""
-    ranks = _ranks(judged.said, judged, score)
+    ranks = _ranks(judged.outputs, judged, score)
     return max(range(judged.members), key=lambda at: (*ranks[at], -at))
 
 
-def _ranks(said: Array, judged: Judged, score: Score) -> list[tuple[float, float]]:
-    """How good each is: by the score, and by what decides between equals."""
-    gains, smooth = score.gain(said, judged.right), SMOOTH[judged.task.kind].gain(said, judged.right)
+def _ranks(outputs: Array, judged: Judged, score: Score) -> list[tuple[float, float]]:
+    """The gain of each by the score, and by the smooth score, which decides between equals."""
+    gains, smooth = score.gain(outputs, judged.right), SMOOTH[judged.task.kind].gain(outputs, judged.right)
     return list(zip(gains.tolist(), smooth.tolist(), strict=True))
 
 
-def _rank(said: Array, judged: Judged, score: Score) -> tuple[float, float]:
-    return _ranks(said[None], judged, score)[0]
+def _rank(outputs: Array, judged: Judged, score: Score) -> tuple[float, float]:
+    return _ranks(outputs[None], judged, score)[0]
 
 
-# [stacking] Weights of members, none negative and adding up to 1, that make the loss of the mean smallest.
-#
-# For probabilities that is the log loss of the mixture, for values the squared error. Both are convex, so there is one
-# best loss, whatever the start.
-
-STEPS = 20_000
-PRECISION = 1e-12
-SMALLEST = 1e-3  # a weight below it is left out: a member costs its inference, whatever its weight
+# --- stacking ---
 
 
 def stack(judged: Judged, limits: EnsembleLimits, costs: Sequence[float]) -> Figures:
-    """Return the best weights of at most as many members as ``limits`` admit; all 0 where they admit none."""
+    """Return the best weights of at most as many members as ``limits`` admit; all 0 if they admit none."""
     first = simplex_weights(judged)
     pool: set[int] = set()
     for at in np.argsort(-first, kind="stable").tolist():
@@ -183,7 +174,7 @@ def stack(judged: Judged, limits: EnsembleLimits, costs: Sequence[float]) -> Fig
     weights = np.zeros(judged.members)
     if pool:
         chosen = sorted(pool)
-        weights[chosen] = simplex_weights(Judged(judged.task, judged.said[chosen], judged.right))
+        weights[chosen] = simplex_weights(Judged(judged.task, judged.outputs[chosen], judged.right))
     return weights
 
 
@@ -192,29 +183,29 @@ def simplex_weights(judged: Judged) -> Figures:
     if judged.members == 1:
         return np.ones(1)
     if judged.task.kind == "classification":
-        return _mixture(judged.said[:, np.arange(len(judged.right)), judged.right])
-    return _least_squares(judged.said, np.asarray(judged.right, dtype=float))
+        return _mixture(judged.outputs[:, np.arange(len(judged.right)), judged.right])
+    return _least_squares(judged.outputs, np.asarray(judged.right, dtype=float))
 
 
 def _mixture(hits: Array) -> Figures:
-    """By expectation and maximisation; ``hits``: each member's probability of what is right, (members, rows)."""
+    """Weights by expectation maximisation. ``hits``: each member's probability of the right class, (members, rows)."""
     hits = np.maximum(hits, LEAST)
     weights = np.full(len(hits), 1 / len(hits))
     for _ in range(STEPS):
         growth = (hits / (weights @ hits)).mean(1)
         weights = weights * growth
         weights /= weights.sum()
-        if growth.max() - 1 < 1e-8:  # no member would make the mixture better: the condition of the optimum
+        if growth.max() - 1 < 1e-8:  # no member would improve the mixture: this is the optimum
             break
     return weights
 
 
-def _least_squares(said: Array, right: Array) -> Figures:
-    """By projected gradients with Nesterov's momentum, which begins again where it overshoots."""
-    rows = said.reshape(len(said), -1)
+def _least_squares(outputs: Array, right: Array) -> Figures:
+    """Weights by projected gradients with Nesterov's momentum, which restarts when it overshoots."""
+    rows = outputs.reshape(len(outputs), -1)
     gram, pull = rows @ rows.T / rows.shape[1], rows @ right.reshape(-1) / rows.shape[1]
     step = 1 / max(float(np.linalg.eigvalsh(gram)[-1]), LEAST)
-    weights = ahead = np.full(len(said), 1 / len(said))
+    weights = ahead = np.full(len(outputs), 1 / len(outputs))
     speed = 1.0
     for _ in range(STEPS):
         new = onto_simplex(ahead - step * (gram @ ahead - pull))

@@ -2,7 +2,7 @@
 
 Wortsman et al. 2022, "Model soups: averaging weights of multiple fine-tuned models improves accuracy without
 increasing inference time". *uniform*: the mean of all. *greedy*: starts from the best model and adds each model that
-does not make it worse. Only models that began with the same weights may be averaged; the journal tells which did.
+does not make it worse. Only models that began with the same weights may be averaged; the journal records which did.
 BatchNorm statistics are estimated again, because a mean of weights has other activations than its parts.
 ``soup_of_study`` judges a soup by the program's own ``predict`` (``elastune soup``).
 """
@@ -46,28 +46,33 @@ from elastune.tune.reuse.predictions import Score, judged, score_for, task_of
 from elastune.tune.search.objective import Direction
 from elastune.tune.study.results import Study
 
-# [lineage] Which models may be averaged: those that began with the same weights, as the study's journal tells.
+Evaluate = Callable[[nn.Module], float]
+"""Gives the score of a model."""
+HOW = ("greedy", "uniform")
+
+
+# --- which models may be averaged ---
 
 
 def ancestor(table: TrialTable, entries: Sequence[Entry], trials: Sequence[int]) -> str:
-    """Return what all of ``trials`` began with, in words.
+    """Return the model whose weights all of ``trials`` began with, in words.
 
-    Models that were trained from initial values of their own are in valleys of their own. Between them is a ridge, and
-    the mean of their weights is worth nothing (Frankle et al. 2020; Wortsman et al. 2022).
+    Models that were trained from different initial values lie in different valleys of the loss. Between valleys is a
+    ridge, so the mean of such weights is useless (Frankle et al. 2020; Wortsman et al. 2022).
 
     Raises:
-        UserError: Where they have no common ancestor in the journal, or each had parts that began fresh.
+        UserError: If the trials have no common ancestor in the journal, or parts of each began fresh.
     """
     firsts = sorted({_root(table, trial) for trial in trials})
     if len(firsts) == 1:
         return f"trial {firsts[0]}"
     begun = next((e.record.settings.get("start_from") for e in entries if isinstance(e.record, StudyStarted)), None)
-    found = {trial: _beginning(table, trial, begun if isinstance(begun, dict) else {}) for trial in firsts}
-    first = found[firsts[0]]
-    if first.weights and all(one.weights == first.weights for one in found.values()):
+    beginnings = {trial: _beginning(table, trial, begun if isinstance(begun, dict) else {}) for trial in firsts}
+    first = beginnings[firsts[0]]
+    if first.weights and all(beginning.weights == first.weights for beginning in beginnings.values()):
         return first.source
     rule, which = "weights are averaged where training began with the same ones", ", ".join(map(str, firsts[:6]))
-    if first.source and all(one.source == first.source for one in found.values()):
+    if first.source and all(beginning.source == first.source for beginning in beginnings.values()):
         fresh = next(iter(first.fresh), "what is fresh")
         value = f"trials {which} took what fits of {first.source}, and began with {fresh} of their own"
         fix = "train that first, and tune with --start-from what comes of it; or take elastune ensemble"
@@ -78,8 +83,11 @@ def ancestor(table: TrialTable, entries: Sequence[Entry], trials: Sequence[int])
 
 @dataclass(frozen=True)
 class _Beginning:
-    """``weights``: a digest of all that a trial began with; "" where the journal cannot tell. ``source``: what of it
-    had been trained, in words; ``fresh``: what had not."""
+    """The weights that a trial began with.
+
+    ``weights``: a digest of all of them; "" if the journal does not record it. ``source``: the trained part of them,
+    in words; ``fresh``: the tensors that were not trained before.
+    """
 
     weights: str = ""
     source: str = ""
@@ -87,21 +95,21 @@ class _Beginning:
 
 
 def _beginning(table: TrialTable, trial: int, settings: Mapping[str, Any]) -> _Beginning:
-    told = table.trials[trial].begun if trial in table.trials else ()
-    if told:
-        source = ", ".join(f"{one.source} ({one.sha256[:12]})" for one in told)
-        known = all(one.begins for one in told)
-        fresh = tuple(name for one in told for name in one.fresh)
-        return _Beginning(" ".join(one.begins for one in told) if known else "", source, fresh)
+    starts = table.trials[trial].begun if trial in table.trials else ()
+    if starts:
+        source = ", ".join(f"{start.source} ({start.sha256[:12]})" for start in starts)
+        recorded = all(start.begins for start in starts)
+        fresh = tuple(name for start in starts for name in start.fresh)
+        return _Beginning(" ".join(start.begins for start in starts) if recorded else "", source, fresh)
     digest = str(settings.get("sha256") or "")
     if not digest:
         return _Beginning()
-    fresh = tuple(map(str, settings.get("fresh") or ()))  # of a study from before trials told it
+    fresh = tuple(map(str, settings.get("fresh") or ()))  # older studies record it in their settings
     return _Beginning("" if fresh else digest, f"{settings.get('source')} ({digest[:12]})", fresh)
 
 
 def _root(table: TrialTable, trial: int) -> int:
-    """The first of its line: who has no parent, or one of which the journal does not tell."""
+    """The oldest ancestor of a trial that the journal records."""
     seen = {trial}
     while trial in table.trials and (parent := table.trials[trial].started.parent) is not None and parent not in seen:
         seen.add(parent)
@@ -109,7 +117,7 @@ def _root(table: TrialTable, trial: int) -> int:
     return trial
 
 
-# [batch norm] Estimate the running statistics of BatchNorm layers again: a mean of weights has other activations than its parts.
+# --- BatchNorm statistics ---
 
 
 def has_batch_norm(model: nn.Module) -> bool:
@@ -123,7 +131,7 @@ def estimate_batch_norm(model: nn.Module, batches: Iterable[Any]) -> None:
     Every other layer is in evaluation mode meanwhile.
 
     Raises:
-        UserError: Where there is no batch.
+        UserError: If there is no batch.
     """
     with fresh_statistics(model):
         for batch in batches:
@@ -137,7 +145,7 @@ def fresh_statistics(model: nn.Module) -> Iterator[None]:
     Batches from before do not count, and no other layer trains.
 
     Raises:
-        UserError: Where no batch has gone through.
+        UserError: If no batch went through.
     """
     layers, counted = _layers(model), 0
     model.eval()
@@ -145,7 +153,7 @@ def fresh_statistics(model: nn.Module) -> Iterator[None]:
     def trains(layer: nn.Module, inputs: object) -> None:
         nonlocal counted
         counted += 1
-        layer.training = True  # whatever mode the caller has set
+        layer.training = True  # the caller may have set another mode
 
     with ExitStack() as stack, torch.no_grad():
         for layer in layers:
@@ -163,13 +171,7 @@ def _layers(model: nn.Module) -> list[_BatchNorm]:
     return [layer for layer in model.modules() if isinstance(layer, _BatchNorm) and layer.track_running_stats]
 
 
-# [soup] One model whose weights are the mean of several: it costs one model's inference.
-#
-# Wortsman et al. 2022, "Model soups: averaging weights of multiple fine-tuned models improves accuracy without increasing
-# inference time". *uniform*: the mean of all. *greedy*: from the best on, each model that does not make it worse.
-
-Evaluate = Callable[[nn.Module], float]
-HOW = ("greedy", "uniform")
+# --- mixing models ---
 
 
 @dataclass(frozen=True)
@@ -179,9 +181,9 @@ class Soup:
     Attributes:
         model: The model with the mean weights, in evaluation mode.
         trials: The trials whose weights are in it, in the order in which they were added.
-        ancestor: What all of them began with.
+        ancestor: The model that all of them began with, in words.
         score: The score of the model by ``evaluate``; the soup was chosen by it.
-        singles: The score of each trial that was looked at, by itself; NaN where it was no finite number.
+        singles: The score of each candidate by itself; NaN if it was no finite number.
     """
 
     model: nn.Module
@@ -225,8 +227,8 @@ def soup(
         build: Makes the program's model from the settings of a trial.
         evaluate: Gives the score of a model on a validation set. The soup is chosen by it, so use no test set.
         how: "greedy" or "uniform".
-        direction: "max" or "min": the better way of the score.
-        trials: The trials to look at; None: all that were kept.
+        direction: "max" or "min": the better direction of the score.
+        trials: The candidates; None: all trials that were kept.
         batches: Gives the inputs of training batches. Models with BatchNorm are refused without it: their running
             statistics are estimated again, because a mean of statistics is not that of the mean's activations.
 
@@ -234,7 +236,7 @@ def soup(
         The soup. With "greedy" its score is no worse than that of the best trial by itself.
 
     Raises:
-        UserError: Where the trials have no common ancestor, their models have different shapes, nothing was kept, or
+        UserError: If the trials have no common ancestor, their models have different shapes, nothing was kept, or
             the soup's score is no finite number.
 
     Example:
@@ -256,7 +258,7 @@ class SoupFunctions:
     Attributes:
         build: ``build(config)`` makes a model.
         evaluate: ``evaluate(model)`` gives its score.
-        direction: "max" or "min": the better way of the score.
+        direction: "max" or "min": the better direction of the score.
         estimate: Estimates the BatchNorm statistics of a mixed model; None: models with such layers are refused.
     """
 
@@ -266,12 +268,12 @@ class SoupFunctions:
     estimate: Callable[[nn.Module], None] | None
 
 
-def make_soup(found: Library, functions: SoupFunctions, how: str, trials: Sequence[int] | None = None) -> Soup:
-    """Do what ``soup`` does, for a study that was read already."""
-    known = found.asked(trials)
-    common = ancestor(found.table, read(found.out / JOURNAL), [one.trial for one in known])
-    pot = _SoupMixer(known, functions)
-    gains = {at: pot.gain([at]) for at in range(len(known))}
+def make_soup(source: Library, functions: SoupFunctions, how: str, trials: Sequence[int] | None = None) -> Soup:
+    """Make a soup as ``soup`` does, from a study that was read already."""
+    candidates = source.selected(trials)
+    common = ancestor(source.table, read(source.out / JOURNAL), [candidate.trial for candidate in candidates])
+    pot = _SoupMixer(candidates, functions)
+    gains = {at: pot.gain([at]) for at in range(len(candidates))}
     order = sorted(gains, key=lambda at: (-gains[at], at))
     chosen, best = (order, pot.gain(order)) if how == "uniform" else (order[:1], gains[order[0]])
     for at in order[1:] if how == "greedy" else ():
@@ -281,13 +283,13 @@ def make_soup(found: Library, functions: SoupFunctions, how: str, trials: Sequen
         what = "every trial's" if max(gains.values()) == -math.inf else "that of the mean of all"
         raise UserError("a soup's score is a finite number", f"{what} is not", "see evaluate, or choose other trials")
     sign = pot.sign
-    singles = {known[at].trial: sign * gain if gain > -math.inf else math.nan for at, gain in gains.items()}
-    return Soup(pot.mixed(chosen), tuple(known[at].trial for at in chosen), common, sign * best, singles)
+    singles = {candidates[at].trial: sign * gain if gain > -math.inf else math.nan for at, gain in gains.items()}
+    return Soup(pot.mixed(chosen), tuple(candidates[at].trial for at in chosen), common, sign * best, singles)
 
 
 @dataclass(frozen=True)
 class _SoupMixer:
-    """Mixes candidates and judges the mixtures. One set of weights is read at a time, and a mean of them held."""
+    """Mixes candidates and judges the mixtures. It holds one set of weights and their sum at a time."""
 
     candidates: Sequence[Candidate]
     functions: SoupFunctions
@@ -297,27 +299,29 @@ class _SoupMixer:
         return 1.0 if self.functions.direction == "max" else -1.0
 
     def gain(self, chosen: Sequence[int]) -> float:
-        """How good the mean of ``chosen`` is; higher is better, and what is no finite number is worst."""
+        """The score of the mean of ``chosen``; higher is better, and a value that is not finite counts as -inf."""
         with torch.no_grad():
             value = float(self.functions.evaluate(self.mixed(chosen)))
         return self.sign * value if math.isfinite(value) else -math.inf
 
     def mixed(self, chosen: Sequence[int]) -> nn.Module:
-        """A model with the mean weights, in evaluation mode. Raises ``UserError`` where the models differ in shape."""
+        """A model with the mean weights, in evaluation mode. Raises ``UserError`` if the models differ in shape."""
         first = self.candidates[chosen[0]]
         model = built(self.functions.build, first.config, f"of trial {first.trial}")
-        own = tensors_of(model)
+        expected = tensors_of(model)
         total: dict[str, torch.Tensor] = {}
-        for one in (self.candidates[at] for at in chosen):
-            weights = weights_of(one)
-            check_alike(own, weights, f"of trial {one.trial}")
+        for candidate in (self.candidates[at] for at in chosen):
+            weights = weights_of(candidate)
+            check_alike(expected, weights, f"of trial {candidate.trial}")
             for name, tensor in weights.items():
                 if name not in total:
                     total[name] = tensor.double() if tensor.is_floating_point() else tensor
                 elif tensor.is_floating_point():
                     total[name] += tensor
-        execution = {n: (t / len(chosen) if t.is_floating_point() else t).to(own[n].dtype) for n, t in total.items()}
-        fill(model, execution, "mixed")
+        averages = {
+            n: (t / len(chosen) if t.is_floating_point() else t).to(expected[n].dtype) for n, t in total.items()
+        }
+        fill(model, averages, "mixed")
         if len(chosen) > 1 and has_batch_norm(model):
             if self.functions.estimate is None:
                 rule = "statistics of BatchNorm are estimated anew for a mean of weights"
@@ -326,18 +330,18 @@ class _SoupMixer:
         return model.eval()
 
 
-# [soup study] A soup that is judged by the program itself: ``elastune soup``.
+# --- a soup judged by the program's own ``predict`` ---
 
 
 @dataclass(frozen=True)
 class SoupTest:
-    """Scores on data that no choice has seen.
+    """The scores of a soup on data that no choice rests on.
 
     Attributes:
         data: The name of the data set.
         rows: How many rows it has.
         soup: The score of the soup.
-        best_single: The score of the trial that was best by itself where the choice was made.
+        best_single: The score of the trial that was best by itself on the data of the choice.
     """
 
     data: str
@@ -348,11 +352,11 @@ class SoupTest:
 
 @dataclass(frozen=True)
 class StudySoup:
-    """A soup, the predictions that it was chosen by, and its score on others.
+    """A soup of a study's trials, with the predictions of its choice and its test scores.
 
     Attributes:
         single: The trial that is best by itself on ``data``.
-        test: Scores on test data; None where the program knows no such data.
+        test: Scores on test data; None if the program knows no such data.
     """
 
     study: Path
@@ -372,8 +376,8 @@ class StudySoup:
     @property
     def singles(self) -> list[SingleScore]:
         """The scores of single trials, without those whose score is no number."""
-        found = {trial: score for trial, score in self.soup.singles.items() if not isnan(score)}
-        return [SingleScore(trial, score, self.parameters) for trial, score in found.items()]
+        finite = {trial: score for trial, score in self.soup.singles.items() if not isnan(score)}
+        return [SingleScore(trial, score, self.parameters) for trial, score in finite.items()]
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values; the weights are left out."""
@@ -387,7 +391,7 @@ class StudySoup:
             "trials": list(soup.trials),
             "ancestor": soup.ancestor,
             "score": soup.score,
-            "singles": [{"trial": one.trial, "score": one.score} for one in self.singles],
+            "singles": [{"trial": single.trial, "score": single.score} for single in self.singles],
             "parameters": self.parameters,
             "single": self.single,
             "test": None if self.test is None else vars(self.test),
@@ -409,12 +413,12 @@ def soup_of_study(
 
     Args:
         study: The study, or its folder.
-        how: "greedy" (from the best on, each that does no harm) or "uniform" (all).
+        how: "greedy" (the best, then each that does no harm) or "uniform" (all).
         objective: "accuracy", "log_loss", "brier"; "mse", "rmse", "mae", "r2". None: accuracy or mse.
-        data: The data set that the choice is made by.
-        test: The data set that judges it; the program is asked about it after the choice.
-        statistics: The data set by which BatchNorm statistics are estimated again, where there are any.
-        trials: The trials to look at; None: all that were kept.
+        data: The data set on which the choice rests.
+        test: The data set that judges the soup; it is read after the choice.
+        statistics: The data set from which BatchNorm statistics are estimated again, if the model has any.
+        trials: The candidates; None: all trials that were kept.
         program: As for ``predict``.
 
     Returns:
@@ -435,33 +439,35 @@ def soup_of_study(
             raise UserError(f"nothing is chosen by data whose name begins with {HELD_OUT!r}", name, "name others")
     if not test.startswith(HELD_OUT):
         raise UserError(f"data that judge a choice have a name that begins with {HELD_OUT!r}", test, "such as test")
-    found = library(study)
-    asked = found.asked(trials)
-    with hooks_of(found, None if program is None else Path(program)) as hooks:
-        first = hooks.known(hooks.model_of(asked[0]), data)
+    source = library(study)
+    selected = source.selected(trials)
+    with hooks_of(source, None if program is None else Path(program)) as hooks:
+        first = hooks.known_predictions(hooks.model_of(selected[0]), data)
         score = score_for(objective, task_of(first["outputs"], first["targets"]).kind)
 
         def evaluate(model: nn.Module) -> float:
             try:
-                return _scored(score, hooks.known(model, data))
+                return _scored(score, hooks.known_predictions(model, data))
             except Diverged:
                 return float("nan")
 
         def estimate(model: nn.Module) -> None:
             with fresh_statistics(model):
-                hooks.known(model, statistics)
+                hooks.known_predictions(model, statistics)
 
-        made = make_soup(found, SoupFunctions(hooks.made, evaluate, score.direction, estimate), how, trials)
+        made = make_soup(source, SoupFunctions(hooks.made, evaluate, score.direction, estimate), how, trials)
         best = max if score.direction == "max" else min
         single = best((t for t, alone in made.singles.items() if not isnan(alone)), key=lambda t: made.singles[t])
-        tested = hooks.said(made.model, test)
-        told = None
+        tested = hooks.predictions(made.model, test)
+        test_scores = None
         if tested is not None:
-            alone = hooks.known(hooks.model_of(next(one for one in asked if one.trial == single)), test)
-            told = SoupTest(test, len(tested["targets"]), _scored(score, tested), _scored(score, alone))
-    return StudySoup(found.out, how, data, score.name, score.direction, made, single, told)
+            alone = hooks.known_predictions(
+                hooks.model_of(next(candidate for candidate in selected if candidate.trial == single)), test
+            )
+            test_scores = SoupTest(test, len(tested["targets"]), _scored(score, tested), _scored(score, alone))
+    return StudySoup(source.out, how, data, score.name, score.direction, made, single, test_scores)
 
 
-def _scored(score: Score, found: dict[str, torch.Tensor]) -> float:
-    seen = judged({0: found})
-    return float(score.of(seen.said[0], seen.right))
+def _scored(score: Score, predictions: dict[str, torch.Tensor]) -> float:
+    seen = judged({0: predictions})
+    return float(score.of(seen.outputs[0], seen.right))

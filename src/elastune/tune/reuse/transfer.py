@@ -29,26 +29,26 @@ from elastune.tune.reuse.predictions import IGNORED, Array
 from elastune.tune.search.objective import Objective
 from elastune.tune.study.results import Study
 
-# [logme] How useful a model's features would be for another task, without training: the evidence of linear models on them.
-#
-# LogME: You, Liu, Wang, Long 2021, "LogME: Practical Assessment of Pre-trained Models for Transfer Learning" (ICML). For
-# features F (n samples, d numbers each) and one target y, w ~ N(0, I / alpha) and y ~ N(F w, I / beta); the logarithm of
-# p(y | F, alpha, beta), largest over alpha and beta, over n is the score; of several targets (each class against the
-# rest, each value) the mean. With m = beta A^-1 F'y and A = alpha I + beta F'F it is
-#
-#     n/2 log beta + d/2 log alpha - n/2 log 2 pi - beta/2 |F m - y|^2 - alpha/2 |m|^2 - 1/2 log |A|
-#
-# and alpha and beta are found by MacKay's fixed point: alpha = g / |m|^2, beta = (n - g) / |F m - y|^2 with
-# g = sum of beta s_i / (alpha + beta s_i) over the eigenvalues s_i of F'F. One singular value decomposition serves all.
-
-EPSILON = 1e-5  # as the authors' program has it: neither alpha nor beta becomes infinite
+EPSILON = 1e-5  # as in the authors' program: it keeps alpha and beta finite
 LEAST = 1e-12
 ROUNDS = 1000
 PRECISION = 1e-9  # of alpha / beta, from one round to the next
+ROWS = 20_000  # the most rows that are read: an even sample of more
+WIDEST = 8192  # the most numbers of a sample: the time of the decomposition grows with their square
+
+
+# --- the score ---
 
 
 def logme(features: Array, targets: Array) -> float:
-    """Return the score; higher is better.
+    """Return the LogME score; higher is better.
+
+    With m = beta A^-1 F'y and A = alpha I + beta F'F, the logarithm of p(y | F, alpha, beta) is
+
+        n/2 log beta + d/2 log alpha - n/2 log 2 pi - beta/2 |F m - y|^2 - alpha/2 |m|^2 - 1/2 log |A|
+
+    MacKay's fixed point gives alpha and beta: alpha = g / |m|^2 and beta = (n - g) / |F m - y|^2. Here g is the sum of
+    beta s_i / (alpha + beta s_i) over the eigenvalues s_i of F'F. One singular value decomposition serves all targets.
 
     Args:
         features: Of shape (n, d), with n at least 2.
@@ -56,7 +56,7 @@ def logme(features: Array, targets: Array) -> float:
     """
     left, singular, _ = np.linalg.svd(features, full_matrices=False)
     eigen = singular**2
-    along = left.T @ targets  # of each target the part that features can say
+    along = left.T @ targets  # the part of each target that the features span
     beyond = np.maximum((targets**2).sum(0) - (along**2).sum(0), 0.0)
     rows, width = features.shape
     scores = [_evidence(eigen, along[:, at], float(beyond[at]), rows, width) for at in range(targets.shape[1])]
@@ -72,13 +72,13 @@ def targets_of(right: NDArray[np.generic]) -> Array:
 
 
 def _evidence(eigen: Array, along: Array, beyond: float, rows: int, width: int) -> float:
-    """Of one target, at the best alpha and beta."""
+    """The score of one target, at the best alpha and beta."""
     alpha = beta = 1.0
     for _ in range(ROUNDS):
-        weights2, error2, known = _fit(eigen, along, beyond, alpha, beta)
+        weights2, error2, effective = _fit(eigen, along, beyond, alpha, beta)
         before = alpha / beta
-        alpha = max(known / (weights2 + EPSILON), LEAST)  # features that are all 0 say nothing of it
-        beta = max((rows - known) / (error2 + EPSILON), LEAST)
+        alpha = max(effective / (weights2 + EPSILON), LEAST)  # features that are all 0 leave it undetermined
+        beta = max((rows - effective) / (error2 + EPSILON), LEAST)
         if abs(alpha / beta - before) <= PRECISION * before:
             break
     weights2, error2, _ = _fit(eigen, along, beyond, alpha, beta)
@@ -88,17 +88,14 @@ def _evidence(eigen: Array, along: Array, beyond: float, rows: int, width: int) 
 
 
 def _fit(eigen: Array, along: Array, beyond: float, alpha: float, beta: float) -> tuple[float, float, float]:
-    """|m|^2, |F m - y|^2 and g."""
+    """Return |m|^2, |F m - y|^2 and g (see ``logme``)."""
     share = beta * eigen / (alpha + beta * eigen)
     weights2 = float((beta**2 * eigen * along**2 / (alpha + beta * eigen) ** 2).sum())
     error2 = beyond + float((((1 - share) * along) ** 2).sum())
     return weights2, error2, float(share.sum())
 
 
-# [transfer] Which kept model to start a new task from: sources are ranked by how useful their features would be there.
-
-ROWS = 20_000  # that are looked at: an even sample of more
-WIDEST = 8192  # numbers a sample: decomposing takes time that grows with their square
+# --- ranking sources ---
 
 
 @dataclass(frozen=True)
@@ -110,8 +107,8 @@ class RankedSource:
         trial: Its number.
         score: The LogME score of its features; higher is better.
         width: How many features it has.
-        start_from: What to give as ``--start-from`` of the new training.
-        measured: The best value that trainings which began with it have reached; None: there was none.
+        start_from: The value of ``--start-from`` for the new training.
+        measured: The best value of the trainings that began with it; None: there was none.
     """
 
     study: Path
@@ -130,8 +127,8 @@ class SourceRanking:
         data: The name of the predictions that were read.
         rows: How many of their rows.
         sources: The sources.
-        tau: Kendall's tau-b of scores and measured values, from -1 to 1; None where fewer than two sources were tried,
-            or all are equal.
+        tau: Kendall's tau-b of scores and measured values, from -1 to 1; None if fewer than two sources were tried, or
+            all are equal.
     """
 
     data: str
@@ -141,8 +138,8 @@ class SourceRanking:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        told = [{**asdict(one), "study": str(one.study)} for one in self.sources]
-        return {"data": self.data, "rows": self.rows, "sources": told, "tau": self.tau}
+        sources = [{**asdict(each), "study": str(each.study)} for each in self.sources]
+        return {"data": self.data, "rows": self.rows, "sources": sources, "tau": self.tau}
 
 
 def rank_sources(studies: Sequence[str | Path], data: str, *, measured: Sequence[str | Path] = ()) -> SourceRanking:
@@ -160,7 +157,7 @@ def rank_sources(studies: Sequence[str | Path], data: str, *, measured: Sequence
         All sources, the most promising first.
 
     Raises:
-        UserError: Where there are none, they have looked at different samples, or the features are too wide.
+        UserError: If there are no sources, if their samples differ, or if the features are too wide.
 
     Example:
         >>> elastune.rank_sources(["cats", "cars"], "newtask").sources[0].start_from
@@ -173,29 +170,29 @@ def rank_sources(studies: Sequence[str | Path], data: str, *, measured: Sequence
     reached = [_reached(folder) for folder in measured]
     _check_alike(reached)
     targets: torch.Tensor | None = None
-    found, rows = [], 0
+    ranked, rows = [], 0
     for out in dict.fromkeys(Path(folder) for folder in studies):
-        for one in library(out).with_predictions(data):
-            told = one.predictions(data)
+        for candidate in library(out).with_predictions(data):
+            predictions = candidate.predictions(data)
             if targets is None:
-                targets = told["targets"]
-            elif not torch.equal(targets, told["targets"]):
+                targets = predictions["targets"]
+            elif not torch.equal(targets, predictions["targets"]):
                 rule, fix = (
                     "all sources have looked at the same samples of the new task",
                     "elastune predict ... --again",
                 )
-                raise UserError(rule, f"trial {one.trial} of {out} has other targets", fix)
-            features, right = _sampled(told, f"trial {one.trial} of {out}")
+                raise UserError(rule, f"trial {candidate.trial} of {out} has other targets", fix)
+            features, right = _sampled(predictions, f"trial {candidate.trial} of {out}")
             rows, score = len(right), logme(features, targets_of(right))
-            best = _best_of(one, reached)
-            found.append(RankedSource(out, one.trial, score, features.shape[1], str(one.folder), best))
-    found.sort(key=lambda source: -source.score)
-    return SourceRanking(data, rows, tuple(found), _tau(found, reached))
+            best = _best_of(candidate, reached)
+            ranked.append(RankedSource(out, candidate.trial, score, features.shape[1], str(candidate.folder), best))
+    ranked.sort(key=lambda source: -source.score)
+    return SourceRanking(data, rows, tuple(ranked), _tau(ranked, reached))
 
 
-def _sampled(told: dict[str, torch.Tensor], whose: str) -> tuple[Any, Any]:
-    """Features and targets of an even sample, a row each. Raises ``UserError``."""
-    outputs, targets = told["outputs"], told["targets"]
+def _sampled(predictions: dict[str, torch.Tensor], whose: str) -> tuple[Any, Any]:
+    """The features and targets of an even sample of rows. Raises ``UserError``."""
+    outputs, targets = predictions["outputs"], predictions["targets"]
     if targets.ndim > 1 and not targets.is_floating_point():  # tokens: each is a sample
         outputs, targets = outputs.reshape(targets.numel(), -1), targets.reshape(-1)
     outputs = outputs.reshape(len(outputs), -1)
@@ -212,7 +209,7 @@ def _sampled(told: dict[str, torch.Tensor], whose: str) -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class _Measured:
-    """What a study that began with the weights of this digest has reached."""
+    """The best value of a study that began with the weights of this digest."""
 
     sha256: str
     objective: Objective
@@ -234,17 +231,17 @@ def _reached(folder: str | Path) -> _Measured:
 
 
 def _check_alike(reached: Sequence[_Measured]) -> None:
-    names = {(one.objective.name, one.objective.direction) for one in reached}
+    names = {(measured.objective.name, measured.objective.direction) for measured in reached}
     if len(names) > 1:
         rule = "measured studies have the same first objective"
         raise UserError(rule, ", ".join(sorted(name for name, _ in names)), "name studies of one task")
 
 
-def _best_of(one: Candidate, reached: Sequence[_Measured]) -> float | None:
-    """What trainings that began with its weights have reached, wherever they lie by now."""
+def _best_of(candidate: Candidate, reached: Sequence[_Measured]) -> float | None:
+    """The best value of trainings that began with the candidate's weights; a digest identifies the weights."""
     if not reached:
         return None
-    digest = digest_of_weights(one.folder)
+    digest = digest_of_weights(candidate.folder)
     values = [other.value for other in reached if other.sha256 == digest]
     best = max if reached[0].objective.direction == "max" else min
     return best(values, default=None)
@@ -253,9 +250,9 @@ def _best_of(one: Candidate, reached: Sequence[_Measured]) -> float | None:
 def _tau(sources: Sequence[RankedSource], reached: Sequence[_Measured]) -> float | None:
     from scipy.stats import kendalltau
 
-    tried = [(one.score, one.measured) for one in sources if one.measured is not None]
+    tried = [(source.score, source.measured) for source in sources if source.measured is not None]
     if len(tried) < 2:
         return None
     sign = 1.0 if reached[0].objective.direction == "max" else -1.0
-    found = float(kendalltau([score for score, _ in tried], [sign * value for _, value in tried]).statistic)
-    return found if math.isfinite(found) else None
+    tau = float(kendalltau([score for score, _ in tried], [sign * value for _, value in tried]).statistic)
+    return tau if math.isfinite(tau) else None

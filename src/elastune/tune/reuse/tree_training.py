@@ -33,8 +33,6 @@ from elastune.tune.study.results import Study
 from elastune.tune.study.run import tune
 from elastune.tune.study.trials import NODE, TREE
 
-# [learn classes] Groups of classes, learnt from what the best kept trial of a study confuses.
-
 
 @dataclass(frozen=True)
 class LearnedClasses:
@@ -44,8 +42,8 @@ class LearnedClasses:
         tree: The tree.
         trial: The trial whose predictions it was learnt from.
         data: The name of these predictions.
-        between: The mean probability that a sample's group, one of the root's, is mistaken for another.
-        within: The mean probability that its class is, inside of the right group.
+        between: The mean probability that the model takes a sample's group, of the root's groups, for another one.
+        within: The mean probability that it takes the class for another one of the right group.
     """
 
     tree: ClassTree
@@ -74,48 +72,49 @@ def learn_classes(
         The tree, and how much is confused between its groups and within them.
 
     Raises:
-        UserError: Where there are no such predictions, or not so many classes.
+        UserError: If there are no such predictions, or fewer classes.
 
     Example:
         >>> elastune.learn_classes("out", 3).tree.to_json()
     """
-    known = library(study).with_predictions(data)
+    candidates = library(study).with_predictions(data)
     if trial is not None:
-        known = [one for one in known if one.trial == trial]
-        if not known:
+        candidates = [candidate for candidate in candidates if candidate.trial == trial]
+        if not candidates:
             raise UserError("a trial that is asked has kept predictions", f"trial {trial}", "leave --trial out")
-    seen = judged(LazyPredictions(known, lambda one: one.predictions(data)))
+    seen = judged(LazyPredictions(candidates, lambda candidate: candidate.predictions(data)))
     if seen.task.kind != "classification":
         raise UserError("classes are learnt from a classification", seen.task.kind, "name its predictions: --data")
     best = best_single(seen, score_for("accuracy", seen.task.kind))
-    said, right = seen.said[best], seen.right
-    tree = learnt_tree(confusions(said, right), groups)
+    probabilities, right = seen.outputs[best], seen.right
+    tree = learnt_tree(confusions(probabilities, right), groups)
     group = tree.coarse(torch.arange(tree.classes)).numpy()
-    in_group = float((said * (group[None] == group[right][:, None])).sum(1).mean())
-    hit = float(said[np.arange(len(right)), right].mean())
-    return LearnedClasses(tree, known[best].trial, data, 1 - in_group, in_group - hit)
-
-
-# [tree study] Train from coarse to fine as one study: one trial for each node of a tree of classes, from the weights above it.
+    in_group = float((probabilities * (group[None] == group[right][:, None])).sum(1).mean())
+    hit = float(probabilities[np.arange(len(right)), right].mean())
+    return LearnedClasses(tree, candidates[best].trial, data, 1 - in_group, in_group - hit)
 
 
 class TreeTrials(FixedTrials):
-    """A trial for each of ``nodes``, once that of the node above has ended well, with its weights but for ``fresh``.
+    """The schedule of one trial for each node of a class tree.
 
-    Where a node's trial fails, the nodes below it are not begun.
+    A trial begins once the trial of the node above has ended well. It starts with the weights of that trial, except
+    for the ``fresh`` ones. If a node's trial fails, the nodes below it are not begun.
 
     Args:
-        known: The node of each trial that there is already.
-        ended: Those of them that have ended well.
+        nodes: The nodes of the tree.
+        first: The trial of the root, whose settings all trials have.
+        fresh: Tensors that each node begins anew.
+        begun: The node of each trial that was begun already.
+        ended: The trials that have ended well.
     """
 
     def __init__(
-        self, nodes: Sequence[str], first: FixedTrial, fresh: Sequence[str], known: Mapping[int, str], ended: set[int]
+        self, nodes: Sequence[str], first: FixedTrial, fresh: Sequence[str], begun: Mapping[int, str], ended: set[int]
     ) -> None:
         super().__init__("member", shares=True)
         self._first, self._fresh = first, tuple(fresh)
-        self._nodes = dict(known)
-        self._waiting = [node for node in nodes if node not in known.values()]
+        self._nodes = dict(begun)
+        self._waiting = [node for node in nodes if node not in begun.values()]
         if ROOT in self._waiting:
             self._release(ROOT, None)
         for trial in sorted(ended):
@@ -168,33 +167,33 @@ def train_tree(
 ) -> Study:
     """Train a model for each node of a tree of classes, as trials of one study. ``join`` makes one model of them.
 
-    The root trains first. As soon as a node's training has ended well, the nodes below it begin with its weights, and
-    train in parallel, whatever else still runs. After a kill, at any moment, call this again: the study goes on.
+    The root trains first. As soon as a node's training has ended well, the nodes below it begin with its weights. They
+    train in parallel with all others. After a kill at any moment, call this again: the study goes on.
 
     Args:
         program: A file with ``train(session)`` and ``objectives``. Its config has ``tree``, as plain data, and
             ``node``, the name of the node to train: see ``ClassTree.labels``, ``rows`` and ``outputs``.
         tree: The classes in groups.
-        out: The study's folder; what it has of this tree already is continued.
-        fresh: Tensors that each node begins anew, such as "head.*", because it tells other things than the node above.
+        out: The study's folder; a study of this tree that it already holds goes on.
+        fresh: Tensors that each node begins anew, such as "head.*", because its labels differ from those above.
         config: Further settings.
         workers: Number of workers of all trials together.
         trial_workers: Share them out, as in ``tune``.
-        means: The system parameters of a trial, apart from workers.
+        execution: The execution settings of a trial, apart from workers.
         epochs: Replaces the number of epochs that the program asks of ``session.epochs``.
         seed: The seed of everything random.
         divergence: A training has failed once its loss is this many times that of its start; None: once it is not
             finite.
-        accept_changes: Go on with what is in ``out`` though the program or the data have changed.
+        accept_changes: Whether to go on with the study in ``out`` although the program or the data have changed.
         cluster: Where trials run; None: on this machine.
         observe: Called with every record of the journal.
-        command: The command line that asks for it, for ``elastune resume``.
+        command: The command line of the call, for ``elastune resume``.
 
     Returns:
-        The study. Where a node has failed, the nodes below it are missing: its reason is in ``trials``.
+        The study. If a node has failed, the nodes below it are missing, and ``trials`` has its reason.
 
     Raises:
-        UserError: For a program that does not know of nodes, and for the folder of another study.
+        UserError: For a program without the settings ``tree`` and ``node``, and for the folder of another study.
 
     Example:
         >>> tree = elastune.class_tree([[[0, 2], [1, 3]], [[4, 5], [6]]])
@@ -202,13 +201,13 @@ def train_tree(
         >>> model = elastune.join("out", "out", build, tree)
     """
     path, folder = Path(program), Path(out)
-    own = load_as_guest(Program(path)).config
+    program_config = load_as_guest(Program(path)).config
     for name in (TREE, NODE):
-        if name not in own:
+        if name not in program_config:
             rule = "a program that is trained for a tree's nodes has tree and node in its config"
             raise UserError(rule, f"no {name} in that of {path}", 'add "tree": [[0], [1]], "node": ""')
-    there = (folder / JOURNAL).exists()
-    table = fold(read(folder / JOURNAL)) if there else TrialTable()
+    exists = (folder / JOURNAL).exists()
+    table = fold(read(folder / JOURNAL)) if exists else TrialTable()
     request = StudyRequest(
         Program(path),
         folder,
@@ -221,13 +220,13 @@ def train_tree(
         seed=seed,
         divergence=divergence,
         keep="all",
-        resume=there,
+        resume=exists,
         command=command,
         accept_changes=accept_changes,
     )
     lives = table.trials.values()
-    known = {life.number: str(life.started.config.get(NODE)) for life in lives}
+    node_of = {life.number: str(life.started.config.get(NODE)) for life in lives}
     ended = {life.number for life in lives if life.finished is not None and life.finished.state == "complete"}
-    first = FixedTrial({**own, **request.config, NODE: ROOT}, seed, request.execution, "member")
-    schedule = TreeTrials(tree.nodes(), first, fresh, known, ended)
+    first = FixedTrial({**program_config, **request.config, NODE: ROOT}, seed, request.execution, "member")
+    schedule = TreeTrials(tree.nodes(), first, fresh, node_of, ended)
     return tune(request, space=lambda trial: {NODE: ROOT}, cluster=cluster, observe=observe, given=schedule)
