@@ -198,7 +198,7 @@ def test_a_broken_rule_of_the_protocol_gives_the_run_up(coordinator: Coordinator
 
 def test_a_bug_in_the_thread_gives_the_run_up(monkeypatch: pytest.MonkeyPatch) -> None:
     with coordinating(1) as coordinator:
-        monkeypatch.setattr(machine, "step", lambda state, worker, event: 1 / 0)
+        monkeypatch.setattr(machine, "transition", lambda state, worker, event: 1 / 0)
         coordinator.capacity(1)
         (given_up,) = eventually(coordinator.take)
         assert "ZeroDivisionError" in given_up.why
