@@ -75,8 +75,7 @@ class Pace:
 def straggler(
     samples: Sequence[HeartbeatSample], patience_s: float, last_line: Callable[[int], str]
 ) -> Straggler | None:
-    """Find the member that keeps others waiting for longer than ``patience_s``, the furthest behind if there are
-    several.
+    """Find the member that keeps others waiting for longer than ``patience_s``, the furthest behind of several.
 
     If all wait in the same collective, no member is to blame: the collective hangs, and the sentence names all members.
     ``last_line`` returns the last line of a worker's log.
@@ -116,8 +115,9 @@ def _size(count: int) -> str:
 
 @dataclass(frozen=True)
 class Stall:
-    """The reason why a run cannot go on. ``worker`` does what most others do not do, or is the one that is waited
-    for.
+    """The reason why a run cannot go on.
+
+    ``worker`` does what most others do not do, or is the one that is waited for.
     """
 
     worker: int
@@ -185,8 +185,7 @@ def _line(sample: HeartbeatSample) -> str:
 
 
 def rank_differences(step: int, doing: Mapping[int, str]) -> UserError:
-    """The error that says which rank is where, if the ranks, after ``step`` completed steps, are in different
-    operations.
+    """The error that says which rank is in which operation, after ``step`` completed steps.
 
     ``doing``: the operation and place of each rank, in words.
     """

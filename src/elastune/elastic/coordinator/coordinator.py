@@ -441,8 +441,9 @@ class HostBatching:
         self._since: float | None = None
 
     def waited_enough(self, state: Membership, now: float) -> bool:
-        """Whether a worker has waited for ``HOST_WAIT_S``. True once for each such wait; to be called from time to
-        time.
+        """Whether a worker has waited for ``HOST_WAIT_S``.
+
+        True once for each such wait; to be called from time to time.
         """
         if not waits_for_host(state):
             self._since = None

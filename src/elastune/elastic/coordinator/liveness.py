@@ -157,13 +157,18 @@ class WorkerConnections:
         self._pace.heard(now, beat.step)
 
     def waits(self, beat_s: float, worker: int, step: int, grace_s: float, now: float) -> None:
-        """Shorten the patience with ``worker``: it takes part in a round at ``step`` that can end without it, after
-        ``grace_s``.
+        """Shorten the patience with ``worker``: it takes part in a round that can end without it, after ``grace_s``.
 
         The limit holds as long as another worker is heard that waits in the same step. If there is none, the exchange
         is over, and the worker may do something else that it has not reported yet. A worker that has not reached the
-        step is bound by the limit until its next heartbeat. ``beat_s``: the interval of heartbeats, if the worker has
-        reported no other one.
+        step is bound by the limit until its next heartbeat.
+
+        Args:
+            beat_s: The interval of heartbeats, if the worker has reported no other one.
+            worker: The worker.
+            step: The step at whose end the workers wait.
+            grace_s: The grace period of the round.
+            now: The time now.
         """
         if (peer := self._peers.get(worker)) is None:
             return
@@ -190,8 +195,9 @@ class WorkerConnections:
             peer.heard_at = now
 
     def silent(self, now: float, due: float) -> list[int]:
-        """The workers that are silent at ``now``. ``due``: the latest time at which this method should have been
-        called.
+        """The workers that are silent at ``now``.
+
+        ``due``: the latest time at which this method should have been called.
         """
         late = now - due
         for peer in self._peers.values() if late > self._least_due_s / 2 else ():

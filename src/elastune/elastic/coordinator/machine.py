@@ -40,15 +40,11 @@ from elastune.elastic.wire.view import View
 
 Phase = Literal["starting", "connected", "ready", "member"]
 
-
 Stage = Literal["open", "stopping", "finishing", "over"]
-
 
 Request = ResizeAsked | ReshapeAsked
 
-
 OVER = "the run must be running (got one that is over): go on with it: elastune run ... --resume"
-
 
 NUMBER = attrgetter("number")
 
@@ -325,9 +321,7 @@ def waits_for_host(state: Membership) -> bool:
 
 
 def waits_for_more(state: Membership, mesh: Mesh) -> bool:
-    """Whether ``mesh`` divides layers otherwise than is wanted, and would not do so with the workers that are
-    coming.
-    """
+    """Whether ``mesh`` divides layers otherwise than is wanted, and workers are coming with which it would not."""
     coming = any(worker.phase in ("starting", "connected") for worker in state.workers)
     wanted = state.meshes.for_workers(state.target)
     return coming and (mesh.tensor, mesh.pipeline) != (wanted.tensor, wanted.pipeline)

@@ -18,7 +18,6 @@ NO_ROUND = (0, 0)
 STALL_S = 0.25  # a check that runs this late was delayed; messages that came in time may be delayed with it
 GRACE_PART = 0.5  # the least patience, as a part of the quorum's round time: delays grow with the length of a round
 
-
 Action = Callable[[], None]
 
 
@@ -135,13 +134,14 @@ class RoundWatch:
         self._latecomers = RoundQuorum()
 
     def heard(self, worker: int, message: Message, now: float) -> None:
-        """Note a ``message`` of ``worker``. Messages about a view that is over, or never had this worker, are
-        ignored.
+        """Note a ``message`` of ``worker``.
+
+        Messages about a view that is over, or never had this worker, are ignored.
         """
         match message:
-            case Running(view=view) if self._has(view, worker):
+            case Running(version=view) if self._has(view, worker):
                 self._latecomers.runs(view, now)
-            case RoundTaken(view=view) if self._has(view, worker):
+            case RoundTaken(version=view) if self._has(view, worker):
                 before, due = self._latecomers.round, self._latecomers.heard(worker, message, now)
                 hurried = [worker]
                 if due is not None:

@@ -53,7 +53,7 @@ _CONTACT_ADAPTER = TypeAdapter(Contact)
 
 
 def write_contact(folder: Path, address: str, token: str, grace_s: float = 0.0) -> None:
-    """Write the file in ``folder`` by which ``ask`` finds the run's coordinator, and the next controller its
+    """Write the file by which ``ask`` finds the coordinator of the run in ``folder``, and the next controller its
     workers.
     """
     contact = json.dumps({"address": address, "token": token, "grace_s": grace_s}).encode()

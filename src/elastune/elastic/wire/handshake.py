@@ -40,17 +40,13 @@ CHALLENGE_BYTES = len(PROTOCOL) + 1 + NONCE_DIGITS + 1
 RESPONSE_BYTES = NONCE_DIGITS + 1 + PROOF_DIGITS + 1
 PROOF_BYTES = PROOF_DIGITS + 1
 
-
 REFUSAL = b"this is not the token".ljust(PROOF_DIGITS) + b"\n"
 """The server's line in place of its proof, if the client has another token."""
-
 
 BUSY = b"too many came at once".ljust(PROOF_DIGITS) + b"\n"
 """The server's line in place of its proof, if it had no room to check the client's proof."""
 
-
 DIGITS = frozenset(b"0123456789abcdef")
-
 
 AGAIN_S, MOST_S = 0.05, 1.0  # the pause between two tries: doubled each time, with a random factor
 
@@ -81,8 +77,7 @@ class Entered:
 def enter_at(
     address: str, lines: Lines, token: str, purpose: str, words: bytes, limit_s: float, *, dial_s: float = DIAL_LIMIT_S
 ) -> Entered:
-    """Connect to the server at ``address`` and ``enter``; if the server is busy, try again until ``dial_s`` have
-    passed.
+    """Connect to the server at ``address`` and ``enter``. While the server is busy, try again for ``dial_s``.
 
     For the other arguments and the errors see ``dial`` and ``enter``.
     """
@@ -180,8 +175,9 @@ def admit(token: str, purpose: str, nonce: bytes, response: bytes) -> bytes:
 
 
 def verify(received: bytes, expected: bytes) -> None:
-    """Check that the line ``received`` from a server is the ``expected`` proof. Raises ``ProtocolError`` if it is
-    not.
+    """Check that the line ``received`` from a server is the ``expected`` proof.
+
+    Raises ``ProtocolError`` if it is not.
     """
     if received == REFUSAL:
         raise TokenRefused("it has another token")

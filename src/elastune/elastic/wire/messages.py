@@ -30,7 +30,6 @@ VALUE_LIMIT = 1 << 18
 Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0)]
 
-
 # --- events of one worker: they change the membership of a run ---
 
 
@@ -97,8 +96,9 @@ class Left:
 
 @dataclass(frozen=True, config=_RULES)
 class Done:
-    """The training function has ended well; the worker serves others until ``Bye``. After a rewind it may be sent
-    again.
+    """The training function has ended well; the worker serves others until ``Bye``.
+
+    After a rewind it may be sent again.
     """
 
     kind: Literal["done"] = "done"
@@ -273,8 +273,9 @@ class Confirmed:
 
 @dataclass(frozen=True, config=_RULES)
 class Report:
-    """A record of this worker for its run's controller. ``nth`` counts the records that ``RecordsKept`` is to
-    confirm.
+    """A record of this worker for its run's controller.
+
+    ``nth`` counts the records that ``RecordsKept`` is to confirm.
     """
 
     record: Record
@@ -377,8 +378,9 @@ class Beat:
 
 @dataclass(frozen=True, config=_RULES)
 class RoundTaken:
-    """The worker's learners have taken the steps of a round. Once ``quorum`` learners have, the others get a grace
-    period.
+    """The worker's learners have taken the steps of a round.
+
+    Once ``quorum`` learners have, the others get a grace period.
 
     Attributes:
         version: The number of the view.

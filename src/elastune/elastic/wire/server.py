@@ -35,11 +35,9 @@ from elastune.parallel.comm.sockets import repeat_soon
 HELLO_LIMIT_BYTES = 1 << 12
 CONNECTION_CLOSED = "its connection closed"
 
-
 EVERY_S = 60.0  # between two records of one kind of refusal
 KNOWN_LIMIT = 64  # kinds of refusals that are counted separately
 OTHERS = "other hosts"
-
 
 GUEST_LIMIT_S = 5.0
 GUESTS_LIMIT = 256  # connections that do not stay (strangers and clients); one more ends the oldest stranger
@@ -265,8 +263,9 @@ class ConnectionServer:
         self._muted_until = time.monotonic() + seconds
 
     def _end_oldest_stranger(self) -> bool:
-        """End the oldest stranger. Returns False if none is old enough; a peer that has proved itself is never
-        ended.
+        """End the oldest stranger.
+
+        Returns False if none is old enough; a peer that has proved itself is never ended.
         """
         oldest = next((guest for guest in self._guests.values() if guest.nonce), None)
         if oldest is None or time.monotonic() < oldest.born + YOUNG_S:
@@ -425,9 +424,7 @@ class ConnectionServer:
             return 0
 
     def _cut_off(self, connection: Connection, why: str) -> None:
-        """Close ``connection`` at the end of this round: a caller that sends to many must not meet the consequences
-        half-way.
-        """
+        """Close ``connection`` at the end of this round, so that a loop over many connections is not disturbed."""
         if not connection.dead:
             connection.dead = why
             self._cut.append(connection)

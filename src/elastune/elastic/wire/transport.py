@@ -24,13 +24,10 @@ DIAL_LIMIT_S = 10.0
 RETRY_S = 0.05
 READ_BYTES = 1 << 16
 
-
 _BRACKETED = re.compile(r"\[([0-9A-Fa-f:.]+(?:%[^\]\s]+)?)\]")
-
 
 MARK = ":sha256:"
 _NAMED = re.compile(f"{MARK}([0-9a-f]{{64}})")
-
 
 HOST = "ELASTUNE_HOST"  # the environment variable in which a launcher names this process's machine
 

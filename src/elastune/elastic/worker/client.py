@@ -532,8 +532,7 @@ class CoordinatorClient(CoordinatorInbox):
 
 
 class ReconnectState:
-    """What a worker would report to a coordinator that knows nothing of it: its state, and records not yet in the
-    journal.
+    """A worker's report for a coordinator that knows nothing of it: its state, and records not yet in the journal.
 
     It follows from the messages that the worker sends. ``keeps``: records are kept until they are in the journal.
 

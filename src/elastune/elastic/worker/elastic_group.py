@@ -280,8 +280,9 @@ class ElasticWorkerGroup(WorkerGroup):
                 raise Leave from None
 
     def _enter(self, view: View) -> bool:
-        """Form the group of ``view`` or of a later one, and reconcile. Returns whether that brought a missing
-        result.
+        """Form the group of ``view`` or of a later one, and reconcile.
+
+        Returns whether that brought a missing result.
         """
         served = False
         while True:
@@ -337,8 +338,9 @@ class ElasticWorkerGroup(WorkerGroup):
         return plan
 
     def _move_state(self, view: View, comms: Comms, plan: RecoveryPlan) -> RecoveryPlan:
-        """Move each piece of state to the workers that are to hold it. Returns the plan, a changed one if state is
-        lost.
+        """Move each piece of state to the workers that are to hold it.
+
+        Returns the plan, a changed one if state is lost.
         """
         try:
             if plan.rewind_to is not None:

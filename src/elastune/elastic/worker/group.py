@@ -45,7 +45,6 @@ from elastune.parallel.comm.process_groups import Comms, replicated
 
 Rows = list[list[float]]
 
-
 _ROWS = b"rows"  # the description of a gather's result, where one is sent
 LOOK_EVERY_S = 0.5
 STUCK_S = 5.0  # a library that holds the main thread for so long will never let it go
@@ -60,8 +59,9 @@ class Leave(BaseException):
 
 
 class WorkerGroup:
-    """The workers of a run that another launcher started (torchrun, srun), or one worker alone. A lost one ends the
-    run.
+    """The workers of a run that another launcher started (torchrun, srun), or one worker alone.
+
+    A lost one ends the run.
 
     ``ElasticWorkerGroup`` is the group of workers that come and go. Training uses both alike.
 
@@ -136,9 +136,7 @@ class WorkerGroup:
 
     @property
     def seat(self) -> tuple[int, int]:
-        """How many workers share the learners of the open round, or of the next one, and this worker's place among
-        them.
-        """
+        """How many workers share the learners of the open or next round, and the place of this worker among them."""
         return self.size, self.rank
 
     def learner_workers(self, assignment_view: int, learners: int) -> Mapping[int, int]:
@@ -147,8 +145,7 @@ class WorkerGroup:
         return {learner: worker for worker, part in zip(self.members, parts, strict=True) for learner in part}
 
     def report_round(self, step: int, learners: int, sync: SyncPlan, took_s: float) -> None:
-        """Report that this worker's ``learners`` have taken all steps of a round, and wait for those of the other
-        workers.
+        """Report that this worker's learners have taken all steps of a round, and wait for the other learners.
 
         Args:
             step: The number of steps completed before the round.
@@ -263,16 +260,16 @@ class WorkerGroup:
         self.resize(self.size)
 
     def finish(self) -> None:
-        """Note that this worker's training function has ended well. Returns once no other worker needs anything of
-        it.
+        """Note that this worker's training function has ended well.
+
+        Returns once no other worker needs anything of it.
         """
 
     def join(self) -> None:
         """Become a member with the state of the others, if this worker is no member yet."""
 
     def say(self, doing: str, step: int, size_bytes: int = 0, what: str = "") -> None:
-        """Set what this worker is about to do, so that others can judge how long it may take, and whether all do the
-        same.
+        """Set what this worker is about to do, so that others can judge its delay and notice a difference.
 
         ``what`` names the operation that the worker will wait in.
         """
@@ -353,8 +350,9 @@ class StaticWatch:
         return find_stall(sights, self._limit_s)
 
     def _unchanged_s(self, rank: int, text: bytes) -> float:
-        """For how long the heartbeat of ``rank`` has been ``text``, by this host's clock: those of other hosts differ,
-        and jump.
+        """For how long the heartbeat of ``rank`` has been ``text``, by the clock of this host.
+
+        The clocks of other hosts differ, and jump.
         """
         with self._lock:
             if self._received.get(rank, (b"", 0.0))[0] != text:
@@ -387,9 +385,7 @@ def _key(rank: int) -> str:
 
 
 class Interruption:
-    """Measures what a change of views costs: ``discarded`` steps, and the pause between the steps before and after
-    it.
-    """
+    """Measures what a change of views costs: ``discarded`` steps, and the pause between two steps."""
 
     def __init__(self) -> None:
         self.discarded = 0  # steps that were begun and not completed
@@ -502,8 +498,9 @@ class CommitLog:
             group.send(tensor, rank)
 
     def _take_result(self, group: Group, owner: StateOwner, source: int) -> None:
-        """Complete the operation that the worker at ``source`` has completed. Both are at the same one, so both know
-        its kind.
+        """Complete the operation that the worker at ``source`` has completed.
+
+        Both are at the same one, so both know its kind.
         """
         if owner.reducing:
             result = owner.result_room()

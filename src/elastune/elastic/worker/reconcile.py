@@ -223,9 +223,7 @@ class LearnerAssignment:
         self._open: View | None = None
 
     def entered(self, view: View) -> None:
-        """Note that this worker forms ``view``: it, or a view before it, may distribute the learners of an open
-        round.
-        """
+        """Note that this worker forms ``view``, which may distribute the learners of an open round."""
         self._views[view.number] = view
 
     def decided(self, assignment_view: int) -> None:
@@ -247,9 +245,7 @@ class LearnerAssignment:
         return {learner: worker for worker, part in zip(members, parts, strict=True) for learner in part}
 
     def seats(self, assignment_view: int, members: Sequence[int]) -> Sequence[int | None]:
-        """The ranks of ``members`` in the view ``assignment_view``, None for a worker that was not in it
-        (``OldRanks``).
-        """
+        """The ranks of ``members`` in the view ``assignment_view``; None for a worker that was not in it."""
         ranks = self._views[assignment_view].ranks
         return [ranks.get(worker) for worker in members]
 

@@ -33,9 +33,7 @@ class StateOwner(Protocol):
 
     @property
     def unrepeatable(self) -> bool:
-        """Whether since its last step it has done something that it cannot repeat without the workers that took part in
-        it.
-        """
+        """Whether since its last step it has done something that it cannot repeat without the same workers."""
         ...
 
     @property
@@ -75,8 +73,9 @@ class StateOwner(Protocol):
         ...
 
     def place_snapshot(self, comms: Comms) -> None:
-        """Move the snapshots' pieces to the workers of ``comms`` that are to hold them. Raises ``Unrecoverable`` as
-        ``regroup``.
+        """Move the snapshots' pieces to the workers of ``comms`` that are to hold them.
+
+        Raises ``Unrecoverable`` as ``regroup``.
         """
         ...
 

@@ -86,8 +86,9 @@ class ViewComms:
         return LateLevels(completed, partial(form, superseded=partial(self._client.superseded, view.number)))
 
     def handover(self, view: View) -> Group:
-        """Form a group of the members of ``view``, and behind them the workers that leave with it. Raises
-        ``GroupBroken``.
+        """Form a group of the members of ``view``, and behind them the workers that leave with it.
+
+        Raises ``GroupBroken``.
         """
         everybody = (*view.members, *view.leavers)
         name, rank = f"{view.number}/handover", everybody.index(self._client.worker)
@@ -95,8 +96,9 @@ class ViewComms:
         return self._factory.form(self._store, name, rank, len(everybody), superseded=superseded)
 
     def _forms_early(self, view: View) -> bool:
-        """Whether the groups of ``view`` form while this worker trains: two active groups of NCCL may wait for each
-        other.
+        """Whether the groups of ``view`` form while this worker trains.
+
+        Two active groups of NCCL may wait for each other, so only those of gloo do.
         """
         return view.scheduled and self._client.worker in view.members and self._factory.backend == "gloo"
 
@@ -205,8 +207,9 @@ class MemberStore(Store):
 
 
 def _climbs_at_once(view: View) -> bool:
-    """Whether levels form with ``view``. After a loss all workers wait for its groups, and levels would double that
-    time.
+    """Whether levels form with ``view``.
+
+    After a loss all workers wait for its groups, and levels would double that time.
     """
     return view.scheduled or view.initial
 
