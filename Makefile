@@ -43,7 +43,7 @@ fuzz: $(VENV)/.installed-dev
 # Makes no environment: PYTHON has a torch (>= 2.9) that sees the GPU, and what pyproject.toml names.
 GPU_OUT ?= benchmarks/results/gpu.json
 gpu:
-	PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) benchmarks/gpu.py --tests --out $(GPU_OUT)
+	PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m benchmarks.gpu.gpu --tests --out $(GPU_OUT)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check $(SOURCES)

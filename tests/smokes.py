@@ -3,7 +3,7 @@
     python tests/smokes.py AT_ONCE "NAME [OPTION...]"...
 
 Imports would take most of them longer than what they do. Each sees its own arguments, folder and exit code, as if it
-had been started by ``python benchmarks/NAME.py --smoke``. What one says is printed once it has ended; one that takes
+had been started by ``python -m benchmarks.FOLDER.NAME --smoke``. What one says is printed once it has ended; one that takes
 longer than ``LIMIT_S`` says where it stood, and ends as one that failed. After such a one no other begins; the exit
 code is then 1.
 """
@@ -62,15 +62,15 @@ def main(at_once: int, smokes: list[str]) -> int:
 
 
 def smoke(words: str, said: IO[bytes]) -> int:
-    """Be ``python benchmarks/NAME.py --smoke [OPTION...]``. Raises what it raises, ``SystemExit`` included."""
+    """Be ``python -m benchmarks.FOLDER.NAME --smoke [OPTION...]``. Raises what it raises, ``SystemExit`` included."""
     for output in (1, 2):
         os.dup2(said.fileno(), output)
     faulthandler.register(signal.SIGALRM, file=said, chain=True)
     signal.alarm(LIMIT_S)
     name, *options = shlex.split(words)
-    file = BENCHMARKS / f"{name}.py"
+    (file,) = BENCHMARKS.absolute().glob(f"*/{name}.py")
     sys.argv = [str(file), "--smoke", *options]
-    sys.path[0] = str(BENCHMARKS.absolute())
+    sys.path[0] = str(BENCHMARKS.absolute().parent)
     runpy.run_path(str(file), run_name="__main__")
     return 0
 

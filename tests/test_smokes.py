@@ -24,8 +24,9 @@ SCRIPTS = {
 
 
 def ran(folder: Path, *names: str) -> tuple[int, str]:
+    (folder / "some").mkdir(exist_ok=True)
     for name, lines in SCRIPTS.items():
-        (folder / f"{name}.py").write_text(lines)
+        (folder / "some" / f"{name}.py").write_text(lines)
     code = RUNNER.format(tests=str(TESTS), folder=str(folder))
     done = subprocess.run([sys.executable, "-c", code, *names], capture_output=True, text=True, timeout=60, check=False)
     return done.returncode, done.stdout

@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import TensorDataset
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
-from paced import Paced
+from benchmarks.common.paced import Paced
 from split_cnn import network
 
 BATCH, STEPS, JUDGES = 64, 10, 500

@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from paced import Paced
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from benchmarks.common.paced import Paced
 
 FLOPS_A_SECOND = {"mlp": 5e7, "cnn": 3e8, "transformer": 1e8}  # so slow that 8 workers seldom wait for 2 cores
 config = {"model": "mlp", "batch_size": 32, "lr": 1e-3, "steps": 16}

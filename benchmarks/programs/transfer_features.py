@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from programs.transfer_train import build, config, splits
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from benchmarks.programs.transfer_train import build, config, splits
 
 __all__ = ["build", "halves", "new_task", "predict"]
 

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from tests.support.elastic_runs import Ran, Runs
+from tests.support.sessions import lone_session
 from torch import nn
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset, WeightedRandomSampler
 
@@ -17,8 +19,6 @@ from elastune.adapters.accelerate import Accelerator
 from elastune.core.errors import UserError
 from elastune.core.run import Program, derive
 from elastune.runtime.clusters.local import LocalCluster
-from elastune.testing.elastic_runs import Ran, Runs
-from elastune.testing.sessions import lone_session
 from elastune.train.program.load import in_session
 
 PROGRAMS = Path(__file__).parent / "programs"

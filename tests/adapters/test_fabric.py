@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 from tests.soaked import soaked
+from tests.support.elastic_runs import Ran, Runs
+from tests.support.sessions import lone_session
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -18,8 +20,6 @@ from elastune.core.errors import UserError
 from elastune.core.journal.records import Record, Reported
 from elastune.core.run import ExecutionSettings, Program, derive
 from elastune.runtime.clusters.local import WARM, LocalCluster
-from elastune.testing.elastic_runs import Ran, Runs
-from elastune.testing.sessions import lone_session
 from elastune.train.program.load import in_session
 
 PROGRAMS = Path(__file__).parent / "programs"

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.elastic_runs import Runs
+from tests.support.sessions import lone_session
 from torch.utils.data import SequentialSampler
 
 from elastune.core.errors import UserError
 from elastune.core.journal.records import Reported
 from elastune.core.run import Program
 from elastune.runtime.clusters.local import WARM, LocalCluster
-from elastune.testing.elastic_runs import Runs
-from elastune.testing.sessions import lone_session
 from elastune.train.program.load import in_session
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "hugging_disturbed.py")

@@ -1,18 +1,11 @@
-"""The pure parts of benchmarks/adaptive.py: who is tuned by what, modelled time, and who beats whom."""
+"""The pure parts of benchmarks/adaptive/adaptive.py: who is tuned by what, modelled time, and who beats whom."""
 
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
-
-from elastune.core.plan.data_parallel import DataParallelStep
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-from adaptive_analysis import (
+from benchmarks.adaptive.adaptive_analysis import (
     MONITORED,
     at_most_workers,
     at_workers,
@@ -22,8 +15,20 @@ from adaptive_analysis import (
     to_target,
     verdict,
 )
-from adaptive_search import BATCHES, FACTORS, Chosen, Method, Size, best, fixed_methods, rates, tuning
-from adaptive_trial import Course, Look, Setting, course_from_json
+from benchmarks.adaptive.adaptive_search import (
+    BATCHES,
+    FACTORS,
+    Chosen,
+    Method,
+    Size,
+    best,
+    fixed_methods,
+    rates,
+    tuning,
+)
+from benchmarks.adaptive.adaptive_trial import Course, Look, Setting, course_from_json
+
+from elastune.core.plan.data_parallel import DataParallelStep
 
 MODEL = DataParallelStep(base_s=1.0, per_sample_s=0.01, latency_s=0.1, seconds_per_byte=0.0, grad_bytes=100)
 STEP_S = at_workers(MODEL, 1)

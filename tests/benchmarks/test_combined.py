@@ -1,23 +1,19 @@
-"""The pure parts of benchmarks/combined.py: its rows, what is multiplied, what errors are of, and its target."""
+"""The pure parts of benchmarks/sources/combined.py: its rows, what is multiplied, what errors are of, and its target."""
 
 from __future__ import annotations
 
 import math
-import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-from combined import SMALL, Kept, scaled, todo
-from combined_live import course
-from combined_rows import ALONE, Row, combined, multiplied, singles, table, target_of
-from combined_told import at_scale
-from genetic_mnist import RATES
-from genetic_replay import Search, Table, Training
+from benchmarks.sources.combined import SMALL, Kept, scaled, todo
+from benchmarks.sources.combined_live import course
+from benchmarks.sources.combined_rows import ALONE, Row, combined, multiplied, singles, table, target_of
+from benchmarks.sources.combined_told import at_scale
+from benchmarks.sources.genetic_mnist import RATES
+from benchmarks.sources.genetic_replay import Search, Table, Training
 
 from elastune.core.errors import UserError
 from elastune.core.journal.files import JournalWriter

@@ -1,19 +1,15 @@
-"""The pure parts of benchmarks/genetic_mnist.py: searches replayed out of a table, and what is computed of them."""
+"""The pure parts of benchmarks/sources/genetic_mnist.py: searches replayed out of a table, and what is computed of them."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import math
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-from genetic_mnist import FULL, RATES, REPLAYED, SMALL, cell, earlier, written
-from genetic_replay import Effort, Found, Search, Table, Training, chance, effort, replay, speed_up
+from benchmarks.sources.genetic_mnist import FULL, RATES, REPLAYED, SMALL, cell, earlier, written
+from benchmarks.sources.genetic_replay import Effort, Found, Search, Table, Training, chance, effort, replay, speed_up
 
 GENES = {"kernel1": (0, 1, 2, 3), "kernel2": (0, 1, 2, 3), "filters1": (0, 1, 2, 3)}
 BREEDING = f"demes=2,population=4,{RATES}"

@@ -273,7 +273,7 @@ def test_every_row_has_its_figures() -> None:
 
 
 def test_readme_what_slots_cost() -> None:
-    text = between("Compared with the CPU time of plain PyTorch", "`benchmarks/slots.py`")
+    text = between("Compared with the CPU time of plain PyTorch", "`benchmarks/parallel/slots.py`")
     found = {
         slots: [cell["over_plain"][f"exact_{slots}"]["median"] for cell in result("slots")["cells"]]
         for slots in (2, 4, 8)

@@ -13,12 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-from kept import OutOfTime, Rows, begun, ended
-
-from elastune.testing.agent_runs import AgentRun
+from benchmarks.common.kept import OutOfTime, Rows, begun, ended
+from tests.support.agent_runs import AgentRun
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 STUDIES = [SimpleNamespace(key=f"a by me {seed}") for seed in range(4)]
@@ -120,7 +116,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 sys.path.insert(0, sys.argv[1])
-from kept import Rows, ended
+from benchmarks.common.kept import Rows, ended
 
 def measure(study):
     seed = int(study.key[-1])
@@ -137,7 +133,7 @@ if __name__ == "__main__":
 
 def test_several_processes_lose_nothing_by_ctrl_c(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
-    out, command = tmp_path / "out.json", [sys.executable, "program.py", str(BENCHMARKS)]
+    out, command = tmp_path / "out.json", [sys.executable, "program.py", str(BENCHMARKS.parent)]
     with subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as cut:

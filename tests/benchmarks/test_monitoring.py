@@ -1,17 +1,12 @@
-"""The gate of benchmarks/monitoring.py: what it lets through, what it does not, and how sure it is."""
+"""The gate of benchmarks/adaptive/monitoring.py: what it lets through, what it does not, and how sure it is."""
 
 from __future__ import annotations
 
 import random
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-from monitoring import BOUNDS, is_decided, median_interval, too_dear
+from benchmarks.adaptive.monitoring import BOUNDS, is_decided, median_interval, too_dear
 
 
 def cell(ratios: list[float]) -> dict[str, Any]:

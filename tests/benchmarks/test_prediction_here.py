@@ -1,17 +1,13 @@
-"""Pure parts of benchmarks/prediction_here.py: its rows, what is beyond the step model, its verdict and its file."""
+"""Pure parts of benchmarks/parallel/prediction_here.py: its rows, what is beyond the step model, its verdict and its file."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-from prediction_here import ENGINES, Kept, judge, key_of, plans
-from prediction_planned import own_part, plan_of, times
+from benchmarks.parallel.prediction_here import ENGINES, Kept, judge, key_of, plans
+from benchmarks.parallel.prediction_planned import own_part, plan_of, times
 
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh

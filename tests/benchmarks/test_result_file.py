@@ -11,20 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-import result_file
-from kept import Rows
-from result_file import CONDITIONS, conditions, write_result
+from benchmarks.common import result_file
+from benchmarks.common.kept import Rows
+from benchmarks.common.result_file import CONDITIONS, conditions, write_result
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-SCRIPTS = sorted(BENCHMARKS.glob("*.py"))
+SCRIPTS = sorted(BENCHMARKS.glob("[!p]*/*.py")) + sorted(BENCHMARKS.glob("parallel/*.py"))
 RESULTS = sorted(BENCHMARKS.glob("results/*.json"))
 NO_RESULTS = {  # what they write is read again by the script that started them, or by nobody
     "peer_processes": "a path for an interpreter",
 }
-WRITER = {"result_file"}
+WRITER = {"benchmarks.common.result_file"}
 
 
 def test_a_result_has_its_conditions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,7 +30,7 @@ def test_a_result_has_its_conditions(tmp_path: Path, monkeypatch: pytest.MonkeyP
     write_result(tmp_path / "new" / "one.json", {"cells": [1, 2]})
     told = json.loads((tmp_path / "new" / "one.json").read_text())
     assert list(told) == [*CONDITIONS, "cells"]
-    assert told["command"] == "OMP_NUM_THREADS=1 python benchmarks/one.py --only 'a b'"
+    assert told["command"] == "OMP_NUM_THREADS=1 python -m benchmarks.one --only 'a b'"
     assert complete(told) == []
     assert told["cells"] == [1, 2]
 
@@ -96,17 +93,23 @@ def writes(tree: ast.AST) -> list[int]:
 
 
 def imports(file: Path) -> set[str]:
-    """The other files of this folder that ``file`` imports from, wherever in it."""
+    """The other benchmarks that ``file`` imports from, wherever in it."""
     found = {n.module for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.ImportFrom) and n.module}
-    return {name for name in found if (BENCHMARKS / f"{name}.py").is_file()}
+    return {name for name in found if file_of(name).is_file()}
+
+
+def file_of(module: str) -> Path:
+    return (
+        BENCHMARKS.parent / f"{module.replace('.', '/')}.py" if module.startswith("benchmarks.") else BENCHMARKS / "no"
+    )
 
 
 def reaches_writer(file: Path, seen: frozenset[str] = frozenset()) -> bool:
     found = imports(file) - seen
-    return bool(found & WRITER) or any(reaches_writer(BENCHMARKS / f"{n}.py", seen | found) for n in found)
+    return bool(found & WRITER) or any(reaches_writer(file_of(n), seen | found) for n in found)
 
 
-@pytest.mark.parametrize("file", [file for file in SCRIPTS if file.stem not in WRITER], ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", [file for file in SCRIPTS if file.stem != "result_file"], ids=lambda file: file.stem)
 def test_every_script_writes_its_result_with_conditions(file: Path) -> None:
     text = file.read_text()
     if file.stem not in NO_RESULTS and file.stem != "genetic_mnist":  # that one has a line for each training
@@ -116,7 +119,7 @@ def test_every_script_writes_its_result_with_conditions(file: Path) -> None:
 
 
 def test_a_line_for_each_training_has_them_too() -> None:
-    text = (BENCHMARKS / "genetic_mnist.py").read_text()
+    text = (BENCHMARKS / "sources" / "genetic_mnist.py").read_text()
     assert "written({**conditions(), **found})" in text
     assert len(writes(ast.parse(text))) == 1
 

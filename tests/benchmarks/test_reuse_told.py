@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from benchmarks.user.ensembles_told import BEST, ONE, OWN, Row, goals, summary
+from benchmarks.user.transfer_told import compared, epochs_to, gained, multiplications, started
 from torch import nn
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from ensembles_told import BEST, ONE, OWN, Row, goals, summary
-from transfer_told import compared, epochs_to, gained, multiplications, started
 
 
 def rows(greedy: float, soup: float) -> list[Row]:

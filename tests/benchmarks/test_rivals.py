@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-from rivals import RAW, make_search
+from benchmarks.search.rivals import RAW, make_search
 
 from elastune.core.journal.records import TrialFinished
 from elastune.tune.search.objective import parse_objectives

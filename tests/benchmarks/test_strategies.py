@@ -1,19 +1,15 @@
-"""The pure part of benchmarks/strategies.py: what becomes of rows that earlier commands have left."""
+"""The pure part of benchmarks/adaptive/strategies.py: what becomes of rows that earlier commands have left."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-from kept import Rows
-from strategies import accuracies, merged, plan_of
-from strategies_task import CNN
-from strategies_told import goals, times_to_target
-from strategies_trial import TUNING_SEED, Course, key_of
+from benchmarks.adaptive.strategies import accuracies, merged, plan_of
+from benchmarks.adaptive.strategies_task import CNN
+from benchmarks.adaptive.strategies_told import goals, times_to_target
+from benchmarks.adaptive.strategies_trial import TUNING_SEED, Course, key_of
+from benchmarks.common.kept import Rows
 
 
 def row(strategy: str, learners: int = 8, **more: Any) -> dict[str, Any]:

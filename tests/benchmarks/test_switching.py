@@ -1,16 +1,11 @@
-"""The pure part of benchmarks/switching.py: who is as accurate as whom, and whether a policy meets the goal."""
+"""The pure part of benchmarks/adaptive/switching.py: who is as accurate as whom, and whether a policy meets the goal."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-from switching_verdict import cell, judge, words
+from benchmarks.adaptive.switching_verdict import cell, judge, words
 
 
 def ran(accuracies: tuple[float, ...], phases: tuple[float, float], whole: float) -> dict[str, Any]:

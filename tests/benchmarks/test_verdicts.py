@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-from verdicts import goes_to, judged, markdown, reached_at
+from benchmarks.common.verdicts import goes_to, judged, markdown, reached_at
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 REACHED = {

@@ -12,10 +12,10 @@ import pytest
 from optuna import load_study
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
+from tests.support.studies import Telling, stopping_study
 
 from elastune.cli.results import PickOptions, result_of
 from elastune.report.page import write_report
-from elastune.testing.studies import Telling, stopping_study
 from elastune.tune.study.results import FATES
 
 Command = Callable[..., Any]

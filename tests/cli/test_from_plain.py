@@ -9,11 +9,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.support.sessions import lone_session
 
 from elastune.cli.commands.init import from_plain
 from elastune.core.errors import UserError
 from elastune.core.run import ExecutionSettings, derive
-from elastune.testing.sessions import lone_session
 from elastune.train.rng import seed_everything
 
 IMPORTS = """import torch

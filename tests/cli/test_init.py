@@ -6,9 +6,9 @@ from pathlib import Path
 
 import optuna
 import pytest
+from tests.support.sessions import lone_session
 
 from elastune.core.run import Program
-from elastune.testing.sessions import lone_session
 from elastune.train.program.load import load
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.sessions import lone_session
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -21,7 +22,6 @@ from elastune.core.errors import PAGES, UserError, page_of
 from elastune.core.mesh import Mesh
 from elastune.core.run import Program
 from elastune.runtime.clusters.registry import parse_cluster
-from elastune.testing.sessions import lone_session
 from elastune.train.program import space as spaces
 from elastune.train.program.load import load
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from tests.soaked import soaked
+from tests.support.elastic_runs import Ran, Runs, together
 
 from elastune.core.journal.records import Checkpointed, Decided, Measured, PolicyFailed, RunFinished, StepsCompleted
 from elastune.core.run import Adapt, Elastic, Program
 from elastune.runtime.clusters.local import LocalCluster
-from elastune.testing.elastic_runs import Ran, Runs, together
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "adaptive.py")
 SAMPLES = 1000

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.elastic_runs import Runs
+from tests.support.host_runs import HostRun, HostRuns, NamespaceLauncher
+from tests.support.hosts import Network
 
 from elastune.core.journal.records import Reported, TopologyChanged
 from elastune.core.run import Program
 from elastune.runtime.clusters.local import LocalCluster
-from elastune.testing.elastic_runs import Runs
-from elastune.testing.host_runs import HostRun, HostRuns, NamespaceLauncher
-from elastune.testing.hosts import Network
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "elastic.py")
 LINKED = Program(Path(__file__).parent / "programs" / "linked.py")

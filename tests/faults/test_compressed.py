@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.support.elastic_runs import Runs
 
 from elastune.core.journal.records import RunFinished
 from elastune.core.run import Program
-from elastune.testing.elastic_runs import Runs
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "elastic.py")
 

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from tests.support.elastic_runs import SLOTS, Ran, Runs
+
 from elastune.core.journal.files import read
 from elastune.core.journal.records import Checkpointed, Record, RunFailed, RunStarted, WorkerGone
 from elastune.core.run import Elastic, ExecutionSettings, Place, Program, RunSpec
@@ -24,7 +26,6 @@ from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import run_job
 from elastune.runtime.launcher import VARIABLE, Bootstrap
 from elastune.runtime.worker import WORK
-from elastune.testing.elastic_runs import SLOTS, Ran, Runs
 
 HERE = Path(__file__).parent / "programs"
 PROGRAM = Program(HERE / "elastic.py")

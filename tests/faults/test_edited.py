@@ -7,10 +7,11 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from tests.support.elastic_runs import Ran, Runs, check_same
+
 from elastune.core.journal.records import Record, Regrouped, RunFailed, RunFinished, WorkerGone
 from elastune.core.run import Elastic, Program
 from elastune.runtime.clusters.local import LocalCluster
-from elastune.testing.elastic_runs import Ran, Runs, check_same
 from elastune.train.program.source import EDITED, source_of
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "elastic.py")

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from tests.soaked import soaked
+from tests.support.elastic_runs import Ran, Runs, check_same, gone, together
 
 from elastune.core.journal.records import Checkpointed, Decided, Record, RunFinished, StepsCompleted
 from elastune.core.run import Elastic, Program
 from elastune.runtime.clusters.local import LocalCluster
-from elastune.testing.elastic_runs import Ran, Runs, check_same, gone, together
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "elastic.py")
 SAMPLES = 1000

@@ -6,13 +6,14 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from tests.support.launched import launched
+
 from elastune.core.journal.files import read
 from elastune.core.journal.records import Decided, RunFinished
 from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.report.sample_ledger import ledger
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import run_job
-from elastune.testing.launched import launched
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "elastic.py")
 SAMPLES, STEPS = 1000, 48

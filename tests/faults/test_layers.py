@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from tests.soaked import soaked
+from tests.support.elastic_runs import Ran, Runs, check_kept_on
 
 from elastune.core.mesh import Mesh
 from elastune.core.run import Elastic, Program
-from elastune.testing.elastic_runs import Ran, Runs, check_kept_on
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "shares.py")
 ALONE = {"mechanism": "tensor"}  # one worker with all blocks

@@ -7,10 +7,10 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from tests.support.elastic_runs import Ran, Runs
 
 from elastune.core.journal.records import Reported
 from elastune.core.run import Program
-from elastune.testing.elastic_runs import Ran, Runs
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "midway.py")
 STEPS = 32

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.elastic_runs import Runs
 
 from elastune.core.mesh import Mesh
 from elastune.core.run import Program
 from elastune.runtime.clusters.local import LocalCluster
-from elastune.testing.elastic_runs import Runs
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "named.py")
 LEFT = Program(Path(__file__).parent / "programs" / "left.py")

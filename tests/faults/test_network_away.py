@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 from tests.soaked import soaked
+from tests.support.elastic_runs import SLOTS, Ran
+from tests.support.hosts import Namespace
 
 from elastune.core.journal.files import read
 from elastune.core.journal.records import RunFinished, StepsCompleted, WorkerGone
 from elastune.core.run import Program
 from elastune.report.sample_ledger import ledger
-from elastune.testing.elastic_runs import SLOTS, Ran
-from elastune.testing.hosts import Namespace
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "elastic.py")
 

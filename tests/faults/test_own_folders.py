@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.elastic_runs import Runs
 
 from elastune.core.journal.files import read
 from elastune.core.journal.records import Adopted, Checkpointed, Regrouped, RunStarted
 from elastune.core.run import Program
 from elastune.report.sample_ledger import ledger
 from elastune.runtime.clusters.local import LocalCluster
-from elastune.testing.elastic_runs import Runs
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "shares.py")
 ELASTUNE = [sys.executable, "-m", "elastune"]

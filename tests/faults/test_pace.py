@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from elastune.core.mesh import Mesh
-from elastune.testing.pace import LONGEST_S, Rests, parse_wishes, rest_s
+from elastune.testing.faults import LONGEST_S, Rests, parse_wishes, rest_s
 
 
 @pytest.mark.parametrize(("steps", "last"), [(20, 10), (100, 16)])

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 from tests.soaked import soaked
+from tests.support.elastic_runs import Ran, Runs
+from tests.support.host_runs import HostRun, HostRuns, NamespaceLauncher
+from tests.support.hosts import Network
 
 from elastune.core.journal.records import WorkerGone
 from elastune.core.run import Program
 from elastune.elastic.wire.messages import ResizeAsked
 from elastune.elastic.worker.client import ORPHANED_CODE
 from elastune.runtime.clusters.local import LocalCluster
-from elastune.testing.elastic_runs import Ran, Runs
-from elastune.testing.host_runs import HostRun, HostRuns, NamespaceLauncher
-from elastune.testing.hosts import Network
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "elastic.py")
 SAMPLES = 1000

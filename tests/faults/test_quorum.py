@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.soaked import soaked
+from tests.support.elastic_runs import Ran, Runs, gone, together
 
 from elastune.core.communication import Topology
 from elastune.core.journal.records import Decided, LearnerLeftOut, RunFinished, WorkerGone
@@ -18,7 +19,6 @@ from elastune.core.run import Adapt, Elastic, Program
 from elastune.core.slots import cut
 from elastune.core.sync_plan import SyncPlan, SyncSchedule
 from elastune.runtime.clusters.local import LocalCluster
-from elastune.testing.elastic_runs import Ran, Runs, gone, together
 from elastune.train.rng import epoch_order
 
 PROGRAMS = Path(__file__).parent / "programs"

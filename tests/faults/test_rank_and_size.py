@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from tests.soaked import soaked
+from tests.support.elastic_runs import Runs
 
 from elastune.core.communication import Topology, routes_of
 from elastune.core.journal.records import Regrouped, Reported, TopologyChanged
 from elastune.core.run import Program
 from elastune.runtime.clusters.local import LocalCluster
-from elastune.testing.elastic_runs import Runs
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "watching.py")
 

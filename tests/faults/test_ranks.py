@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 from tests.soaked import soaked
+from tests.support.launched import launched
 
 from elastune.core.journal.files import read
 from elastune.core.journal.records import RunFailed
 from elastune.core.run import Elastic, ExecutionSettings, Program, RunSpec
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import JobFailed, run_job
-from elastune.testing.launched import launched
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "ranks.py")
 LIMIT_S = 90.0  # seconds of waiting are enough; the rest is for a busy machine

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.support.elastic_runs import Runs, gone
+
 from elastune.core.journal.records import MembershipEvent, Record, WorkerGone
 from elastune.core.run import Elastic, ExecutionSettings, Program, RunSpec
 from elastune.elastic.wire.contact import ask
 from elastune.elastic.wire.messages import ResizeAsked, decode_event
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.pool import Pool
-from elastune.testing.elastic_runs import Runs, gone
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "elastic.py")
 ELASTIC = Elastic(low=1, high=3, heartbeat_s=5.0)

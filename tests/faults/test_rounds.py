@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from tests.soaked import soaked
+from tests.support.elastic_runs import Ran, Runs
 
 from elastune.core.journal.records import RoundsShortened, SyncChanged
 from elastune.core.run import Adapt, Elastic, Program
 from elastune.core.sync_plan import SyncPlan, SyncSchedule
 from elastune.runtime.clusters.local import LocalCluster
-from elastune.testing.elastic_runs import Ran, Runs
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "elastic.py")
 STREAMING = "diloco:learners=4,every=4,fragments=2,delay=1"  # a fragment leaves after two steps

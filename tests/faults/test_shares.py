@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 from tests.soaked import soaked
+from tests.support.elastic_runs import Ran, Runs, check_same
 
 from elastune.core.journal.records import Checkpointed, CheckpointFailed, Record, Restarted, RunFailed, StateLost
 from elastune.core.mesh import Mesh
 from elastune.core.mesh_choice import MeshChoice
 from elastune.core.run import Elastic, ExecutionSettings, Program
 from elastune.runtime.elastic_run import ElasticRun
-from elastune.testing.elastic_runs import Ran, Runs, check_same
 from elastune.train.checkpoints.checkpoint import complete, of_step
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "shares.py")

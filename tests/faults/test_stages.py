@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 from tests.soaked import soaked
+from tests.support.elastic_runs import Ran, Runs, check_kept_on, check_same, together
 
 from elastune.core.journal.records import MembershipEvent, Record
 from elastune.core.mesh import Mesh
 from elastune.core.run import Elastic, Program
 from elastune.runtime.elastic_run import ElasticRun
-from elastune.testing.elastic_runs import Ran, Runs, check_kept_on, check_same, together
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "stages.py")
 MESH = Mesh(data=2, pipeline=2)  # workers 0 and 2 are first stages

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from tests.support.elastic_runs import Runs
+from tests.support.strangers import Strangers, garbage
+
 from elastune.core.run import Program
 from elastune.runtime.clusters.local import LocalCluster
-from elastune.testing.elastic_runs import Runs
-from elastune.testing.strangers import Strangers, garbage
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "elastic.py")
 

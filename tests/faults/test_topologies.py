@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from tests.soaked import soaked
+from tests.support.elastic_runs import Ran, Runs
 
 from elastune.core.journal.records import Decided, PolicyFailed, RunFailed, TopologyChanged
 from elastune.core.run import Adapt, Elastic, Program
 from elastune.core.sync_plan import SyncPlan
-from elastune.testing.elastic_runs import Ran, Runs
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "routed.py")
 REROUTING = {"adapt": Adapt(policies=("Rerouting",))}

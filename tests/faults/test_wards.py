@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 from tests.soaked import soaked
+from tests.support.elastic_runs import Ran, Runs, check_kept_on
+from tests.support.host_runs import HostRun, HostRuns, NamespaceLauncher
+from tests.support.hosts import Network
 
 from elastune.core.mesh import Mesh
 from elastune.core.run import Elastic, Program
 from elastune.runtime.clusters.local import LocalCluster
-from elastune.testing.elastic_runs import Ran, Runs, check_kept_on
-from elastune.testing.host_runs import HostRun, HostRuns, NamespaceLauncher
-from elastune.testing.hosts import Network
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "shares.py")
 ALONE = {"mechanism": "tensor"}  # one worker with all blocks

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import strategies as st
+from tests.support.studies import Telling
 
 from elastune.core.journal.records import (
     Adopted,
@@ -54,7 +55,6 @@ from elastune.core.journal.records import (
     WorkerGone,
     encode_entry,
 )
-from elastune.testing.studies import Telling
 
 MEANS = {"workers": 2, "mode": "exact", "mechanism": "replicated", "num_slots": 8, "device": "cpu", "precision": "fp32"}
 CONTEXT = {"cores": 2, "processor": "Example CPU", "python": "3.11.9"}

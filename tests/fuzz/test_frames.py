@@ -14,6 +14,7 @@ from fuzz_journals import KINDS, ODD, as_line, places, put
 from fuzz_kit import FUZZ, fuzz
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.members_kit import Raw, coordinating, members
 
 from elastune.core.journal.records import ConnectionsRefused
 from elastune.core.run import Place, Program, RunSpec
@@ -43,7 +44,6 @@ from elastune.elastic.wire.server import ConnectionServer
 from elastune.elastic.wire.transport import LINE_LIMIT_BYTES, Lines, ProtocolError, WakeupPipe
 from elastune.elastic.wire.view import View
 from elastune.runtime.agents.credentials import credentials
-from elastune.testing.members_kit import Raw, coordinating, members
 
 SPEC = WorkerSpec("m:f", RunSpec(Program(Path("p")), Path("o")), Place(), {"A": "1"}, "/", [""])
 HONEST = [

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastune.cli.output import print_result
-from elastune.cli.results import Result, PickOptions, result_of
+from elastune.cli.results import PickOptions, Result, result_of
 from elastune.core.journal.records import Entry, encode_entry
 from elastune.core.run import Program
 from elastune.report.page import write_report

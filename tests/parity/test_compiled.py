@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.support.elastic_runs import Runs, together
 
 from elastune.core.journal.records import Compiled, Record
 from elastune.core.run import Program
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.elastic_run import ElasticRun
-from elastune.testing.elastic_runs import Runs, together
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "compiled.py")
 

@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from tests.parity.programs import freezing
 from tests.soaked import soaked
+from tests.support.elastic_runs import Runs
+from tests.support.sessions import lone_session
 
 from elastune.core.errors import UserError
 from elastune.core.run import ExecutionSettings, Mode, Program, RunSpec, derive
 from elastune.parallel.mechanisms.tensor_storage import whole
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import JobFailed, run_job
-from elastune.testing.elastic_runs import Runs
-from elastune.testing.sessions import lone_session
 from elastune.train.checkpoints.start_from import weights_in
 from elastune.train.rng import epoch_order, seed_everything
 

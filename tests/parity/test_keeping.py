@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from tests.support.elastic_runs import Ran, Runs
 
 from elastune.core.journal.records import RunFinished
 from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.parallel.mechanisms.tensor_storage import whole
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import run_job
-from elastune.testing.elastic_runs import Ran, Runs
 from elastune.train.checkpoints.start_from import weights_in
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "keeping.py")

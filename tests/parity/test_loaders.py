@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.support.elastic_runs import Runs
+
 from elastune.core.run import Program
 from elastune.runtime.clusters.local import LocalCluster
-from elastune.testing.elastic_runs import Runs
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "loaders.py")
 

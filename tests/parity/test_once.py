@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.support.elastic_runs import Runs
+from tests.support.sessions import lone_session
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -17,8 +19,6 @@ from elastune.core.errors import UserError
 from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import run_job
-from elastune.testing.elastic_runs import Runs
-from elastune.testing.sessions import lone_session
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "once.py")
 LINES = sorted(["begun", *(f"step-{n}" for n in range(1, 10)), *(f"epoch-{n}" for n in range(3))])

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 from tests.parity.programs import others_data
+from tests.support.elastic_runs import SLOTS, Runs
+from tests.support.sessions import lone_session
 
 from elastune.core.errors import UserError
 from elastune.core.run import ExecutionSettings, Program
 from elastune.runtime.clusters.local import LocalCluster
-from elastune.testing.elastic_runs import SLOTS, Runs
-from elastune.testing.sessions import lone_session
 
 CUT = r"all its parts \(got \S*shard-2.tar: sample 0021 has id, and no cls\)"
 PROGRAM = Program(Path(__file__).parent / "programs" / "others_data.py")

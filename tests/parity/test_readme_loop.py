@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.support.sessions import lone_session
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from elastune.core.run import ExecutionSettings, derive
-from elastune.testing.sessions import lone_session
 from elastune.train.rng import seed_everything
 
 README = Path(__file__).parents[2] / "README.md"

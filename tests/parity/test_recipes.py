@@ -9,10 +9,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests.support.elastic_runs import Runs
 
 from elastune.core.run import Program
 from elastune.runtime.clusters.local import LocalCluster
-from elastune.testing.elastic_runs import Runs
 
 ROOT = Path(__file__).parents[2]
 RECIPES, PAGE = ROOT / "examples" / "recipes", ROOT / "docs" / "recipes.md"

@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.parity.programs import gan
 from tests.soaked import soaked
+from tests.support.elastic_runs import Runs
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits as bce
 
@@ -16,7 +17,6 @@ from elastune.core.run import ExecutionSettings, Program, RunSpec, derive
 from elastune.parallel.mechanisms.tensor_storage import whole
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import run_job
-from elastune.testing.elastic_runs import Runs
 from elastune.train.checkpoints.start_from import weights_in
 from elastune.train.rng import epoch_order, seed_everything
 

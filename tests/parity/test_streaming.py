@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from tests.parity.programs import streaming
 from tests.soaked import soaked
+from tests.support.elastic_runs import Ran, Runs
 from torch.utils.data import DataLoader
 
 from elastune.core.run import ExecutionSettings, Program, RunSpec, derive
 from elastune.parallel.mechanisms.tensor_storage import whole
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import JobFailed, run_job
-from elastune.testing.elastic_runs import Ran, Runs
 from elastune.train.checkpoints.start_from import weights_in
 from elastune.train.rng import seed_everything
 

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from tests.parity.programs.twin import plain, twins
 from tests.soaked import soaked
+from tests.support.elastic_runs import SLOTS, Runs
+from tests.support.sessions import lone_session
 
 from elastune.core.run import ExecutionSettings, Program, derive
 from elastune.runtime.clusters.local import LocalCluster
-from elastune.testing.elastic_runs import SLOTS, Runs
-from elastune.testing.sessions import lone_session
 from elastune.train.rng import seed_everything
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "twin.py")

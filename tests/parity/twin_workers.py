@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.parity.programs.twin import twins
+from tests.support.sessions import lone_session
 
 from elastune.core.run import ExecutionSettings
-from elastune.testing.sessions import lone_session
 from elastune.testing.worker_processes import Worker
 
 

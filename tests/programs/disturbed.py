@@ -6,7 +6,7 @@ import os
 import signal
 from pathlib import Path
 
-from elastune.testing.pace import Rests
+from elastune.testing.faults import Rests
 from elastune.train.session import Session
 
 CONFIG = {"until": "", "pause_s": 0.0, "killed": ""}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.support.sessions import lone_session
 from torch import nn
 from torch.optim import Adam, AdamW, Optimizer, lr_scheduler
 from torch.utils.data import TensorDataset
@@ -28,7 +29,6 @@ from elastune.recipes.settings import (
     optimizer_defaults,
     scheduler_defaults,
 )
-from elastune.testing.sessions import lone_session
 from elastune.train.checkpoints.tree import from_tree, to_tree
 from elastune.train.schedules import scale_rates
 

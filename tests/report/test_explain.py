@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.support.studies import SETTINGS, Telling, stopping_study
 
 from elastune.core.journal.records import TrialPaused
 from elastune.report.explain import Explanation, explain
-from elastune.testing.studies import SETTINGS, Telling, stopping_study
 from elastune.tune.study.results import Study
 
 

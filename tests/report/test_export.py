@@ -9,10 +9,10 @@ import math
 from pathlib import Path
 
 import pytest
+from tests.support.studies import Telling, stopping_study
 
 from elastune.core.formatting import printable
 from elastune.report.export import FORMULA, to_csv, to_json
-from elastune.testing.studies import Telling, stopping_study
 from elastune.tune.study.results import Study
 
 

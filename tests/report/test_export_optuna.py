@@ -10,10 +10,10 @@ import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
+from tests.support.studies import SETTINGS, SPACE, Telling, stopping_study
 
 from elastune.core.journal.records import TrialFinished
 from elastune.report.export import to_optuna
-from elastune.testing.studies import SETTINGS, SPACE, Telling, stopping_study
 
 ONE = {**SETTINGS, "objectives": {"accuracy": "max"}}
 

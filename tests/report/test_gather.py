@@ -1,5 +1,7 @@
 from dataclasses import replace
 
+from tests.support.studies import Telling
+
 from elastune.core.journal.records import (
     Entry,
     Reported,
@@ -10,7 +12,6 @@ from elastune.core.journal.records import (
     TrialStarted,
 )
 from elastune.report.overviews import front_trials, gather_run, gather_study
-from elastune.testing.studies import Telling
 
 
 def entries(*records):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.studies import SETTINGS, Telling
 
 from elastune.cli.results import PickOptions, result_of
 from elastune.core.errors import UserError
@@ -13,7 +14,6 @@ from elastune.core.journal.records import DataContext, RunContext, RunFinished, 
 from elastune.report.explain import explain
 from elastune.report.overviews import gather_study
 from elastune.report.page import study_page, write_report
-from elastune.testing.studies import SETTINGS, Telling
 from elastune.tune.study.results import Study
 
 THREE = {"accuracy": "max", "seconds": "min", "cost": "min"}

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from tests.support.sessions import lone_session
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from elastune.core.errors import UserError
 from elastune.core.journal.records import Decided, Record
 from elastune.core.run import ExecutionSettings
-from elastune.testing.sessions import lone_session
 from elastune.testing.worker_processes import Worker
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from tests.support.sessions import lone_session
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from elastune.core.run import ExecutionSettings, Mode
-from elastune.testing.sessions import lone_session
 from elastune.testing.worker_processes import Worker
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.support.sessions import lone_session
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import TensorDataset
@@ -15,7 +16,6 @@ from torch.utils.data import TensorDataset
 from elastune.core.errors import UserError
 from elastune.core.journal.records import Decided, Record
 from elastune.core.run import Elastic
-from elastune.testing.sessions import lone_session
 from elastune.train.session import Session
 
 SAMPLES = 60

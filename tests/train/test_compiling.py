@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.sessions import lone_session
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.optim.swa_utils import AveragedModel
@@ -18,7 +19,6 @@ from elastune.core.errors import UserError
 from elastune.core.journal.records import Compiled, Entry, Record, decode, encode
 from elastune.core.run import ExecutionSettings
 from elastune.report.explain import _compiling
-from elastune.testing.sessions import lone_session
 from elastune.train import compiling
 from elastune.train.checkpoints.start_from import weights_in
 from elastune.train.compiling import COMPILED, CompileTimes, is_compiled, plain, too_many_shapes

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.sessions import lone_session
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from elastune.core.errors import UserError
 from elastune.core.run import Adapt, ExecutionSettings
-from elastune.testing.sessions import lone_session
 from elastune.train.session import Session
 
 

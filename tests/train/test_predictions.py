@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.support.sessions import lone_session
 from torch.utils.data import TensorDataset
 
 from elastune.core.errors import Diverged, UserError
@@ -17,7 +18,6 @@ from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.output import JOURNAL
 from elastune.runtime.job.run import run_job
-from elastune.testing.sessions import lone_session
 from elastune.train.predictions import EvaluatedSamples, file_of, in_order, kept_in, own_part, read_predictions
 
 ASSETS = Path(__file__).parent.parent / "programs" / "assets.py"

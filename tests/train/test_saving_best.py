@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.support.sessions import lone_session
 from torch import nn
 
-from elastune.testing.sessions import lone_session
 from elastune.train.checkpoints import run_folder
 from elastune.train.checkpoints.checkpoint import complete
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.support.sessions import lone_session
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.utils.data import TensorDataset
 
 from elastune.core.errors import UserError
 from elastune.core.run import ExecutionSettings
-from elastune.testing.sessions import lone_session
 from elastune.train.rng import epoch_order
 from elastune.train.tracked import untracked_scaler
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.support.sessions import lone_session
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, MultiStepLR, OneCycleLR, ReduceLROnPlateau, SequentialLR, StepLR
 from torch.utils.data import Dataset, TensorDataset
@@ -23,7 +24,6 @@ from elastune.core.mesh import Mesh
 from elastune.core.run import Adapt, ExecutionSettings
 from elastune.elastic.worker.group import WorkerGroup
 from elastune.parallel.comm.group import Group, GroupBroken
-from elastune.testing.sessions import lone_session
 from elastune.train.checkpoints.checkpoint import complete
 from elastune.train.session import Session
 from elastune.train.step import StopTraining
@@ -195,7 +195,7 @@ class Breaking(WorkerGroup):
 def test_a_discarded_step_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A user's lines that are not under ``ends_step`` run once more, and nobody hears of it."""
     sent: list[Any] = []
-    monkeypatch.setattr("elastune.testing.sessions.WorkerGroup", Breaking)
+    monkeypatch.setattr("tests.support.sessions.WorkerGroup", Breaking)
     session = lone_session(tmp_path, send=sent.append, execution=ExecutionSettings(mode="fast"))
     model = network()
     model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.support.sessions import lone_session
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -18,7 +19,6 @@ from elastune.core.errors import UserError
 from elastune.core.journal.records import SyncChanged
 from elastune.core.run import Adapt, ExecutionSettings
 from elastune.core.sync_plan import SETTINGS, SyncPlan, SyncSchedule
-from elastune.testing.sessions import lone_session
 from elastune.train.checkpoints.tree import fingerprint
 from elastune.train.session import Session
 

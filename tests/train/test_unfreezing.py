@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.support.sessions import lone_session
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -15,7 +16,6 @@ from elastune.core.errors import UserError
 from elastune.core.run import ExecutionSettings, Program, RunSpec
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import run_job
-from elastune.testing.sessions import lone_session
 from elastune.train.models import unfreezing
 from elastune.train.rng import epoch_order
 

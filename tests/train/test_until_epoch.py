@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.support.sessions import lone_session
 from torch.utils.data import TensorDataset
 
 from elastune.core.errors import UserError
@@ -16,7 +17,6 @@ from elastune.core.journal.records import Record, Reported, RunFinished
 from elastune.core.run import Elastic, ExecutionSettings, Program, RunSpec
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import run_job
-from elastune.testing.sessions import lone_session
 from elastune.train.checkpoints.checkpoint import complete
 from elastune.train.step import StopTraining
 

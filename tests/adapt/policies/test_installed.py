@@ -10,6 +10,7 @@ from typing import ClassVar
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.support.sessions import lone_session
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -21,7 +22,6 @@ from elastune.core.errors import UserError
 from elastune.core.journal.records import Decided, Record
 from elastune.core.run import Adapt
 from elastune.testing.kits.policy import CALM, Measured, PolicyDriver, PolicyKit
-from elastune.testing.sessions import lone_session
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
+from tests.support.members_kit import LIMIT_S, begun, coordinating, eventually, members
 
 from elastune.core.journal.records import Checkpointed
 from elastune.core.sync_plan import SyncPlan
@@ -28,7 +29,6 @@ from elastune.elastic.wire.messages import InstallView, Noticed, ResizeAsked, Re
 from elastune.elastic.wire.view import View
 from elastune.elastic.worker.client import ORPHANED_CODE, CoordinatorClient, RunOver
 from elastune.runtime.worker import _told_of_connection
-from elastune.testing.members_kit import LIMIT_S, begun, coordinating, eventually, members
 
 EMPTY = begin((), 1, 4)
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
+from tests.support.members_kit import LIMIT_S, Events, Raw, begun, coordinating, eventually, members
 
 from elastune.core.journal.records import ConnectionsRefused, MembershipEvent, StragglerDetected
 from elastune.elastic.coordinator import machine
@@ -33,7 +34,6 @@ from elastune.elastic.wire.messages import (
     Welcome,
     decode_event,
 )
-from elastune.testing.members_kit import LIMIT_S, Events, Raw, begun, coordinating, eventually, members
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.members_kit import begun, coordinating, eventually, let_in, members
 
 from elastune.core.errors import UserError
 from elastune.elastic.wire import contact as client
 from elastune.elastic.wire.contact import CONTACT_NAME, ask, left_behind, read_contact, remove_contact, write_contact
 from elastune.elastic.wire.messages import ResizeAsked
 from elastune.elastic.wire.transport import dial, split_address
-from elastune.testing.members_kit import begun, coordinating, eventually, let_in, members
 
 
 @pytest.fixture

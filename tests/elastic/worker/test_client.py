@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from tests.support.members_kit import LIMIT_S, Raw, begun, coordinating, eventually, let_in, members
 
 from elastune.core.errors import UserError
 from elastune.core.sync_plan import SyncPlan
@@ -21,7 +22,6 @@ from elastune.elastic.wire.messages import ResizeAsked
 from elastune.elastic.wire.transport import ProtocolError
 from elastune.elastic.wire.view import View
 from elastune.elastic.worker.client import ORPHANED_CODE, CoordinatorClient, RunOver
-from elastune.testing.members_kit import LIMIT_S, Raw, begun, coordinating, eventually, let_in, members
 
 # A worker process that takes part, then does what its argument says.
 WORKER = """

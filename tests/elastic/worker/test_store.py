@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
+from tests.support.members_kit import LIMIT_S, begun, coordinating, eventually, members
 from torch.distributed import PrefixStore, ProcessGroupGloo
 
 from elastune.elastic.coordinator.coordinator import Coordinator
 from elastune.elastic.wire.messages import Broken
 from elastune.elastic.worker.view_groups import MemberStore
-from elastune.testing.members_kit import LIMIT_S, begun, coordinating, eventually, members
 
 VERSIONS = 50
 # One process imports torch and forks the workers: imports would take most of the time.

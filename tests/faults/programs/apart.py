@@ -11,8 +11,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from elastune import Policy
-from elastune.testing.faults import inject, parse
-from elastune.testing.pace import Rests
+from elastune.testing.faults import Rests, inject, parse
 
 config = {"batch_size": 32, "epochs": 2, "faults": [], "file": "", "until": "", "pause_s": 0.0, "first_s": 0.0}
 

@@ -7,8 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from elastune.testing.faults import inject
-from elastune.testing.pace import Rests, parse_wishes
+from elastune.testing.faults import Rests, inject, parse_wishes
 
 config = {"pause_s": 0.0, "until": "", "faults": [], "resize": []}
 EPOCHS, STEPS, BATCH = 2, 20, 16

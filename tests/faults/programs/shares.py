@@ -12,9 +12,7 @@ from torch import nn
 
 from elastune.elastic.worker.elastic_group import ElasticWorkerGroup
 from elastune.parallel.comm.group import GroupBroken
-from elastune.testing.digit_rows import digit_rows
-from elastune.testing.faults import inject
-from elastune.testing.pace import Rests, parse_wishes
+from elastune.testing.faults import Rests, digit_rows, inject, parse_wishes
 from elastune.train.checkpoints.run_folder import RunFolder
 
 config = {

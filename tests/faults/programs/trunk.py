@@ -7,9 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from elastune.parallel.mechanisms.tensor.tensor_parallel import DataParallelTrunk
-from elastune.testing.digit_rows import digit_rows
-from elastune.testing.faults import inject
-from elastune.testing.pace import Rests, parse_wishes
+from elastune.testing.faults import Rests, digit_rows, inject, parse_wishes
 
 config = {"batch_size": 64, "epochs": 2, "samples": 640, "faults": [], "reshape": [], "pause_s": 0.0, "until": ""}
 

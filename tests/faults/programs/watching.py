@@ -8,8 +8,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from elastune.recipes.datasets import digits
-from elastune.testing.faults import inject
-from elastune.testing.pace import Rests, parse_wishes
+from elastune.testing.faults import Rests, inject, parse_wishes
 
 config = {"batch_size": 64, "epochs": 2, "samples": 1000, "pause_s": 0.0, "faults": [], "resize": [], "route": []}
 

@@ -14,12 +14,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.soaked import soaked
+from tests.support.strangers import Strangers, garbage
 
 from elastune.parallel.comm import socket_filter as door
 from elastune.parallel.comm.gloo import GlooFactory
 from elastune.parallel.comm.group import Group, GroupBroken
 from elastune.parallel.comm.sockets import SocketRef, connections, listeners, sever
-from elastune.testing.strangers import Strangers, garbage
 
 
 @pytest.fixture(autouse=True)

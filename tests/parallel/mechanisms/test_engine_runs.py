@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.launched import launched
 
 from elastune.core.errors import UserError
 from elastune.core.journal.files import read
@@ -17,7 +18,6 @@ from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import JobFailed, run_job
 from elastune.runtime.job.validation import check_adapt, check_means
 from elastune.testing.kits.engine import need
-from elastune.testing.launched import launched
 from elastune.train.program.load import load_as_guest
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "blocks.py")

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import TensorDataset
 
-from elastune.testing.pace import Rests
+from elastune.testing.faults import Rests
 
 config = {"cache": "", "epochs": 2, "pause_s": 0.0, "until": "", "faults": []}
 

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from elastune.testing.faults import inject
-from elastune.testing.pace import Rests, parse_wishes
+from elastune.testing.faults import Rests, inject, parse_wishes
 
 config = {"epochs": 3, "faults": [], "resize": [], "pause_s": 0.0, "loaders": 0, "turns": 1}
 config |= {"plain": False, "unseeded": False}  # the stream draws nothing; it draws from what no seed decides

@@ -6,6 +6,7 @@ import itertools
 from pathlib import Path
 
 import pytest
+from tests.support.studies import SETTINGS, Telling, stopping_study
 
 from elastune.report import matplotlib_png as static
 from elastune.report import plotly_html as interactive
@@ -22,7 +23,6 @@ from elastune.report.study import (
     trials_table,
     workers_by_trial,
 )
-from elastune.testing.studies import SETTINGS, Telling, stopping_study
 from elastune.tune.search.importance import Importance, ParameterShare
 from elastune.tune.study.results import Study
 

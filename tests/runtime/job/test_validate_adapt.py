@@ -13,7 +13,7 @@ from elastune.core.errors import UserError
 from elastune.core.journal.records import Decided, Measured, PolicyFailed, Record, Restarted
 from elastune.core.run import Adapt, Elastic, ExecutionSettings, Program, RunSpec
 from elastune.core.sync_plan import SyncPlan
-from elastune.runtime.elastic_run import Said
+from elastune.runtime.elastic_run import RecordFilter
 from elastune.runtime.job.validation import check_adapt, check_run, policies_of
 from elastune.train.program.load import load
 from elastune.tune.study.request import StudyRequest
@@ -24,19 +24,19 @@ SEEN = Measured(10, 0, 640, 1.0, 2, 64, 0.05)
 DECIDED = Decided("gns", 10, {"batch_size": 128}, SEEN, "applied")
 
 
-def kept(said: Said, *told: Record) -> list[Record]:
+def kept(said: RecordFilter, *told: Record) -> list[Record]:
     return [record for record in told if said.is_new(record)]
 
 
 def test_what_every_member_tells_is_kept_once() -> None:
-    said, other, later = Said(), replace(DECIDED, policy="warmup"), replace(DECIDED, step=11)
+    said, other, later = RecordFilter(), replace(DECIDED, policy="warmup"), replace(DECIDED, step=11)
     assert kept(said, DECIDED, DECIDED, other, other, later, later) == [DECIDED, other, later]
     refused = replace(DECIDED, outcome="refused")  # something else that the policy had asked for in this step
     assert kept(said, refused, refused, DECIDED) == [refused]
 
 
 def test_a_failure_of_a_policy_is_kept_once_a_hook_and_step() -> None:
-    said, failed = Said(), PolicyFailed("gns", "after_step", 10, 0, "ValueError: no")
+    said, failed = RecordFilter(), PolicyFailed("gns", "after_step", 10, 0, "ValueError: no")
     hook = replace(failed, hook="before_step", worker=1)
     found = kept(said, failed, replace(failed, worker=1), hook, DECIDED)
     assert found == [failed, hook, DECIDED]
@@ -44,7 +44,7 @@ def test_a_failure_of_a_policy_is_kept_once_a_hook_and_step() -> None:
 
 
 def test_what_is_decided_again_after_a_restart_counts() -> None:
-    said, later = Said(), replace(DECIDED, step=20)
+    said, later = RecordFilter(), replace(DECIDED, step=20)
     kept(said, DECIDED, later, Restarted(10))
     assert kept(said, DECIDED, later, later) == [later]
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from tests.support.sessions import lone_session
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
 from elastune.core.journal.records import Record
 from elastune.core.run import Adapt, ExecutionSettings
-from elastune.testing.sessions import lone_session
 from elastune.testing.worker_processes import Worker
 
 SAMPLES, BATCH = 104, 26  # 26 samples in 8 slots: parts of unequal size

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.support.sessions import lone_session
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -18,7 +19,6 @@ from elastune.core.errors import UserError
 from elastune.core.journal.records import Decided, Entry, Measured, PolicyFailed, Record
 from elastune.core.run import Adapt, Elastic, ExecutionSettings
 from elastune.report.sample_ledger import ledger
-from elastune.testing.sessions import lone_session
 from elastune.train.session import Session
 
 SAMPLES = 200

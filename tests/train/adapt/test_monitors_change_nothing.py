@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 from tests.soaked import soaked
+from tests.support.sessions import lone_session
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from elastune.adapt.monitors.registry import MONITORS
 from elastune.core.journal.records import Decided, Measured, NotMeasured, PolicyFailed, Record
 from elastune.core.run import Adapt, ExecutionSettings
-from elastune.testing.sessions import lone_session
 
 COMPARING = frozenset({"noise_scale", "noise_scale_adam"})
 SETS = {"none": (), **{name: (f"{name}:every=1",) for name in MONITORS}, "all": tuple(MONITORS)}

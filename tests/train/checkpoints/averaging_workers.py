@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from tests.support.sessions import lone_session
 from torch import nn
 
 from elastune.core.run import ExecutionSettings
 from elastune.parallel.mechanisms.base import flatten
-from elastune.testing.sessions import lone_session
 from elastune.testing.worker_processes import Worker
 
 VALUES = 1_000_000

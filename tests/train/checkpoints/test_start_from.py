@@ -12,6 +12,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tests.programs.assets import build, points
+from tests.support.elastic_runs import Runs, together
+from tests.support.sessions import lone_session
 from torch import nn
 
 from elastune.core.errors import UserError
@@ -23,8 +25,6 @@ from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.elastic_run import ElasticRun
 from elastune.runtime.job.output import JOURNAL
 from elastune.runtime.job.run import JobFailed, run_job
-from elastune.testing.elastic_runs import Runs, together
-from elastune.testing.sessions import lone_session
 from elastune.train.checkpoints.out_folder import FILE, OutFolder, note_beginning, noted_beginning
 from elastune.train.checkpoints.start_from import start_from, weights_in
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.support.sessions import lone_session
 
 from elastune.core.errors import UserError
 from elastune.core.journal.records import Record, StartedFrom
-from elastune.testing.sessions import lone_session
 
 SMALL = {"n_layer": 2, "n_embd": 8, "n_head": 2, "n_positions": 16, "vocab_size": 11, "pad_token_id": 0}
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.support.sessions import lone_session
 from torch import nn
 from torch.utils.data import (
     BatchSampler,
@@ -28,7 +29,6 @@ from torch.utils.data import (
 
 from elastune.core.errors import UserError
 from elastune.core.run import ExecutionSettings
-from elastune.testing.sessions import lone_session
 from elastune.train.data.loading import drawn
 from elastune.train.data.source import data_request
 

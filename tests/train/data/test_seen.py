@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.support.sessions import lone_session
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from elastune.core.errors import UserError
 from elastune.core.journal.records import ChangesAccepted, DataContext, Record
-from elastune.testing.sessions import lone_session
 from elastune.train.data.fingerprint import MOST_DATASET_BYTES as MOST_BYTES
 from elastune.train.data.fingerprint import MOST_LOOKS, TrainingDataHistory, data_context
 

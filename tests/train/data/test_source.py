@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.support.sessions import lone_session
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -18,7 +19,6 @@ from elastune.core.errors import UserError
 from elastune.core.journal.records import RoundsShortened, StepsCompleted, StepsPlanned, SyncChangesUnreached
 from elastune.core.run import ExecutionSettings, Position
 from elastune.core.sync_plan import SyncPlan, SyncSchedule
-from elastune.testing.sessions import lone_session
 from elastune.train.data.fingerprint import PRIME
 from elastune.train.data.loading import LoaderOptions
 from elastune.train.data.source import MapStyleSource, StepSource, plan_steps

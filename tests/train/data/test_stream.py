@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.sessions import lone_session
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from elastune.core.errors import UserError
 from elastune.core.run import ExecutionSettings
-from elastune.testing.sessions import lone_session
 from elastune.train.data.loading import LoaderOptions
 from elastune.train.data.source import data_request
 from elastune.train.data.stream import Reader, StreamSource

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.sessions import lone_session
 
 from elastune.core.errors import UserError
 from elastune.core.run import Program
-from elastune.testing.sessions import lone_session
 from elastune.train.program.load import as_arguments, current_session, end_program, load
 
 USES = "from elastune.adapters.accelerate import Accelerator\n"

@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from tests.support.frontiers import FREE, TARGETED, cell
 
 from elastune.core.formatting import number
 from elastune.core.journal.records import (
@@ -27,7 +28,6 @@ from elastune.report.explain import explain_frontier
 from elastune.report.frontier import ELSEWHERE, TUNED, answer_lines, front, frontier_table, tradeoff
 from elastune.report.overviews import StudyOverview
 from elastune.report.page import frontier_page
-from elastune.testing.frontiers import FREE, TARGETED, cell
 from elastune.tune.frontier.answer import MOST_WORDS, answer_of, more_seeds, pick_row
 from elastune.tune.frontier.criteria import FrontierCriteria, mark_front
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.support.frontiers import FREE, MODEL, TARGETED, cell
 
 from elastune.core.journal.records import FrontierRow
-from elastune.testing.frontiers import FREE, MODEL, TARGETED, cell
 from elastune.tune.frontier.answer import Advice, PickedRow, answer_of, noise_scale_hint, pick_row
 from elastune.tune.frontier.criteria import FrontierCriteria
 from elastune.tune.search.objective import Objective

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.support.frontiers import MODEL
 
 from elastune.core.mesh import Mesh
 from elastune.core.plan.links import Hosts, RingLink
 from elastune.core.run import ExecutionSettings
-from elastune.testing.frontiers import MODEL
 from elastune.tune.frontier.criteria import Times
 from elastune.tune.frontier.short_runs import Timing, layout_timings
 from elastune.tune.frontier.trainings import StepKind

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.frontiers import MODEL, TARGETED, training
 
 from elastune.core.errors import UserError
 from elastune.core.journal.files import read
@@ -17,7 +18,6 @@ from elastune.core.mesh import Mesh
 from elastune.core.run import ExecutionSettings, Program
 from elastune.core.sync_plan import SyncChoice
 from elastune.runtime.clusters.local import LocalCluster
-from elastune.testing.frontiers import MODEL, TARGETED, training
 from elastune.train.machine import cores
 from elastune.tune.frontier.checked_request import check
 from elastune.tune.frontier.criteria import Times

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.support.frontiers import FREE, cell, training
+from tests.support.frontiers import TARGETED as BY
 
 from elastune.core.journal.records import FrontierRow, RunFinished
 from elastune.core.mesh import Mesh
 from elastune.core.plan.confidence_intervals import bounded_ci, wilson
 from elastune.core.run import ExecutionSettings
-from elastune.testing.frontiers import FREE, cell, training
-from elastune.testing.frontiers import TARGETED as BY
 from elastune.tune.frontier.criteria import FrontierCriteria, mark_front, noise_scale_of, row
 from elastune.tune.frontier.trainings import Recipe, StepKind, Training
 from elastune.tune.search.objective import Objective

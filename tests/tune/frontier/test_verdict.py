@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.support.frontiers import FREE, TARGETED, training
 
-from elastune.testing.frontiers import FREE, TARGETED, training
 from elastune.tune.frontier.criteria import FrontierCriteria, judge
 from elastune.tune.frontier.trainings import Training
 from elastune.tune.search.objective import Objective

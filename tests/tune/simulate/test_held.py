@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.simulated_studies import simulate_until
 
 from elastune.core.journal.files import read
 from elastune.core.journal.records import (
@@ -19,7 +20,6 @@ from elastune.core.journal.records import (
     TrialResumed,
     TrialStarted,
 )
-from elastune.testing.simulated_studies import simulate_until
 from elastune.tune.study.allocation.rebalancer import MAX_WAIT_S, parse_allocation
 from elastune.tune.study.allocation.trial_progress import HeldTrials
 from elastune.tune.study.request import StudyRequest

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.simulated_studies import simulate_until
 
 from elastune.core.journal.files import read
 from elastune.core.journal.records import TrialAdopted, TrialFinished, TrialStarted
-from elastune.testing.simulated_studies import simulate_until
 from elastune.tune.study.request import StudyRequest
 
 SURROGATE = """

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.studies import Telling
 
 from elastune.cli import main
 from elastune.core.errors import UserError
@@ -26,7 +27,6 @@ from elastune.core.run import Program
 from elastune.report.explain import explain
 from elastune.report.overviews import front_trials, gather_study
 from elastune.runtime.clusters.local import LocalCluster
-from elastune.testing.studies import Telling
 from elastune.train.data.fingerprint import OTHER_DATA
 from elastune.train.program.load import load
 from elastune.train.program.source import EDITED

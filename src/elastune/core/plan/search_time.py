@@ -4,7 +4,7 @@ A batch B needs steps in proportion to 1 + B_noise / B (McCandlish et al., "An E
 2018, section 2.3). With ``width`` concurrent trainings each proposal knows less than in a sequential search. The search
 then needs ``crowding`` x (width - 1) more trainings, relative to ``runs``, up to the number that random search needs.
 Trainings differ in length: at the end, workers wait for the last training, or in a generational search for the longest
-of each generation. ``benchmarks/search_model.py`` fits crowding, variation and the savings of early stopping to
+of each generation. ``benchmarks/search/search_model.py`` fits crowding, variation and the savings of early stopping to
 simulated studies.
 
 A genetic search whose generations wait for each other fixes the trainings of a generation (``generation``). Its

@@ -291,7 +291,7 @@ GANG = "all or nothing, all restart"
 HINDSIGHT = "hindsight optimum"
 RESTART = Overheads(join_s=20.0, loss_s=74.0)
 """Elastic Ray Train 2.60, as measured by us with small trainings, once (the machine's load was not noted): 20 s until
-more workers train, 74 s after a loss. ``benchmarks/hosts.py`` saw 69 s and 104 s, once, at load 8 on 2 cores: the lower
+more workers train, 74 s after a loss. ``benchmarks/elastic/hosts.py`` saw 69 s and 104 s, once, at load 8 on 2 cores: the lower
 ones are what is compared with."""
 
 

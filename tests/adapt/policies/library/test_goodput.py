@@ -4,7 +4,14 @@ from typing import ClassVar
 
 import pytest
 
-from elastune.adapt.policies.library.goodput import Goodput, Room, better, gradient_noise, learnt, observe
+from elastune.adapt.policies.library.goodput import (
+    Goodput,
+    SearchBounds,
+    better,
+    gradient_noise,
+    step_time_model,
+    observe,
+)
 from elastune.adapt.policies.run import Limits
 from elastune.core.decisions import Signal, Snapshot
 from elastune.core.errors import UserError
@@ -37,7 +44,7 @@ def measured(perf, workers, batch):
 
 
 def go(now, seen, noise, base, room, gain):
-    return better(now, seen, learnt(seen), noise, base, room, gain)
+    return better(now, seen, step_time_model(seen), noise, base, room, gain)
 
 
 def step_time(perf):
@@ -53,14 +60,14 @@ def true_goodput(perf, variance, square, workers, batch):
 
 
 def test_settings_of_a_room():
-    assert [b for _, b in Room(1, 1, 32, 200).settings()] == [32, 48, 64, 96, 128, 192, 200]
-    assert list(Room(1, 3, 1, 2).settings()) == [(1, 1), (1, 2), (2, 2)]
-    assert list(Room(2, 2, 64, 64).settings()) == [(2, 64)]
+    assert [b for _, b in SearchBounds(1, 1, 32, 200).settings()] == [32, 48, 64, 96, 128, 192, 200]
+    assert list(SearchBounds(1, 3, 1, 2).settings()) == [(1, 1), (1, 2), (2, 2)]
+    assert list(SearchBounds(2, 2, 64, 64).settings()) == [(2, 64)]
 
 
 def test_only_what_gains_enough_is_worth_a_change():
     seen = [measured(TRUTH, 1, b) for b in (32, 64, 128)]
-    room = Room(1, 1, 32, 128)
+    room = SearchBounds(1, 1, 32, 128)
     noise = Noise(gradient_sqr=1.0, variance=1e9)  # every sample counts in full
     assert go((1, 32), seen, noise, BASE, room, 0.05) == (1, 128)
     now = (1, 64)
@@ -71,23 +78,25 @@ def test_only_what_gains_enough_is_worth_a_change():
 
 
 def test_what_was_measured_counts_before_the_model():
-    step_s = learnt([measured(TRUTH, 1, 32), measured(TRUTH, 1, 64), replace(measured(TRUTH, 2, 64), step_s=7.0)])
+    step_s = step_time_model(
+        [measured(TRUTH, 1, 32), measured(TRUTH, 1, 64), replace(measured(TRUTH, 2, 64), step_s=7.0)]
+    )
     assert step_s(64, 2) == 7.0
     assert step_s(128, 1) == pytest.approx(TRUTH.step_s(128, 1))
 
 
 def test_it_explores_by_doubling():
     seen = [measured(DataParallelStep.linear(BASE_S, SAMPLE_S, 0.0, 0.0, 1.6), 1, 32)]
-    workers, batch = go((1, 32), seen, Noise(1.0, 1e9), BASE, Room(1, 16, 32, 4096), 0.05)
+    workers, batch = go((1, 32), seen, Noise(1.0, 1e9), BASE, SearchBounds(1, 16, 32, 4096), 0.05)
     assert (workers, batch) == (1, 64), "fewer workers first, where both promise the same"
     seen.append(measured(DataParallelStep.linear(BASE_S, SAMPLE_S, 0.0, 0.0, 1.6), 1, 64))
-    assert go((1, 64), seen, Noise(1.0, 1e9), BASE, Room(1, 16, 32, 4096), 0.05) == (2, 128)
+    assert go((1, 64), seen, Noise(1.0, 1e9), BASE, SearchBounds(1, 16, 32, 4096), 0.05) == (2, 128)
 
 
 def test_a_setting_that_disappointed_is_left():
     """Measured times count, where the model would go back for ever."""
     seen = [measured(TRUTH, 1, 32), replace(measured(TRUTH, 2, 64), step_s=10.0)]
-    assert go((2, 64), seen, Noise(1.0, 1e9), BASE, Room(1, 2, 32, 64), 0.05) != (2, 64)
+    assert go((2, 64), seen, Noise(1.0, 1e9), BASE, SearchBounds(1, 2, 32, 64), 0.05) != (2, 64)
 
 
 WORLDS = {
@@ -109,7 +118,7 @@ def test_it_ends_near_the_best_and_stays(name, jitter, seed):
     )
     policy = PolicyDriver(Goodput(every=30, lr="adascale"))
     world.train(policy, 1500)
-    best = max(true_goodput(perf, variance, square, *at) for at in Room(1, 8, BASE, 4096).settings())
+    best = max(true_goodput(perf, variance, square, *at) for at in SearchBounds(1, 8, BASE, 4096).settings())
     at = (world.workers, world.batch)
     assert true_goodput(perf, variance, square, *at) >= 0.95 * best
     world.train(policy, 500)
@@ -131,7 +140,7 @@ def test_the_batch_follows_the_noise_while_it_grows():
 def test_workers_that_never_come_leave_the_best_batch_for_those_there():
     world = PolicyWorld(step_time(TRUTH), Limits(1, 8), 1, BASE, variance=1000.0, free=1)
     world.train(PolicyDriver(Goodput(every=20)), 1000)
-    best = max(true_goodput(TRUTH, 1000.0, 1.0, *at) for at in Room(1, 1, BASE, 4096).settings())
+    best = max(true_goodput(TRUTH, 1000.0, 1.0, *at) for at in SearchBounds(1, 1, BASE, 4096).settings())
     assert true_goodput(TRUTH, 1000.0, 1.0, 1, world.batch) >= 0.95 * best
     asked = [step for step, d in world.decisions if d.workers]
     assert len(asked) <= 6, "asked again now and then, not at every look"

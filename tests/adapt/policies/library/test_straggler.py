@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastune.adapt.policies.library.straggler import StragglerResponse, Watch, advance
+from elastune.adapt.policies.library.straggler import StragglerResponse, StragglerState, advance
 from elastune.adapt.policies.run import Limits
 from elastune.core.decisions import Decision
 from elastune.core.errors import UserError
@@ -23,7 +23,7 @@ class TestShrinks(PolicyKit):
 
 def act(named, patience=3, rest=10, tries=2, workers=4):
     """Steps after which it acts, and on whom; ``named``: the rank named after each step."""
-    watch, acted = Watch(), []
+    watch, acted = StragglerState(), []
     for step, rank in enumerate(named, 1):
         size = workers[step - 1] if isinstance(workers, list) else workers
         watch, on = advance(watch, step, size, rank, patience, rest, tries)

@@ -10,15 +10,15 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from tests.support.agent_runs import LIMIT_S, AgentRun
+from tests.support.elastic_runs import Runs
+from tests.support.hosts import Network
 
 from elastune.core.journal.files import read
 from elastune.core.journal.records import Adopted, Reported, RunStarted, WorkerGone
 from elastune.core.run import Program
 from elastune.report.sample_ledger import ledger
 from elastune.runtime.clusters.local import LocalCluster
-from elastune.testing.agent_runs import LIMIT_S, AgentRun
-from elastune.testing.elastic_runs import Runs
-from elastune.testing.hosts import Network
 
 PROGRAM = Path(__file__).parents[3] / "faults" / "programs" / "elastic.py"
 EPOCHS = 12

@@ -11,6 +11,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from tests.support.agent_runs import ELASTUNE, LIMIT_S, AgentRun
+from tests.support.hosts import Network
 
 from elastune.core.journal.files import read
 from elastune.core.journal.records import (
@@ -26,8 +28,6 @@ from elastune.core.run import ExecutionSettings, Program
 from elastune.elastic.wire.transport import fingerprint_of
 from elastune.report.sample_ledger import ledger
 from elastune.runtime.clusters.local import LocalCluster
-from elastune.testing.agent_runs import ELASTUNE, LIMIT_S, AgentRun
-from elastune.testing.hosts import Network
 from elastune.tune.study.request import StudyRequest
 from elastune.tune.study.run import tune
 

@@ -12,15 +12,15 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from tests.support.agent_runs import ELASTUNE, LIMIT_S, AgentRun
+from tests.support.elastic_runs import Runs
+from tests.support.hosts import Host, Network
 
 from elastune.core.journal.files import read
 from elastune.core.journal.records import Checkpointed, Reported, WorkerGone
 from elastune.core.run import Program
 from elastune.report.sample_ledger import ledger
 from elastune.runtime.clusters.local import LocalCluster
-from elastune.testing.agent_runs import ELASTUNE, LIMIT_S, AgentRun
-from elastune.testing.elastic_runs import Runs
-from elastune.testing.hosts import Host, Network
 
 PROGRAM = Path(__file__).parents[3] / "faults" / "programs" / "elastic.py"
 EPOCHS = 20

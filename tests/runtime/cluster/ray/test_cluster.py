@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.support.hosts import Network
 
 from elastune.cli import main
 from elastune.core.journal.files import read
@@ -30,7 +31,6 @@ from elastune.core.journal.records import (
 from elastune.parallel.comm.sockets import interface_with
 from elastune.report.sample_ledger import ledger
 from elastune.runtime.clusters.ray import RayKind
-from elastune.testing.hosts import Network
 
 if TYPE_CHECKING:
     from ray.cluster_utils import Cluster

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from tests.runtime.cluster.slurm.runs import EPOCHS, PROGRAM, RUN, Controller
+from tests.support.elastic_runs import Runs
+from tests.support.slurm import VirtualSlurm
 
 from elastune.core.run import Program
 from elastune.runtime.clusters.local import LocalCluster
-from elastune.testing.elastic_runs import Runs
-from elastune.testing.slurm import VirtualSlurm
 
 
 @pytest.fixture(scope="session")

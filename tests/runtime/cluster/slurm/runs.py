@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.support.slurm import VirtualSlurm
+
 from elastune.core.journal.files import read
 from elastune.core.journal.records import MembershipEvent, Regrouped
-from elastune.testing.slurm import VirtualSlurm
 
 PROGRAM = Path(__file__).parents[3] / "faults" / "programs" / "elastic.py"
 SCRIPT = str(Path(__file__).parents[4] / "examples" / "slurm.sh")

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 from tests.runtime.cluster.slurm.runs import LIMIT_S, PROGRAM, SCRIPT, TRAINING, worker_processes
+from tests.support.hosts import Network
+from tests.support.slurm import VirtualSlurm
 
 from elastune.core.journal.files import read
 from elastune.core.journal.records import Adopted, Regrouped, Reported, RunFinished, RunStarted, WorkerGone
 from elastune.report.sample_ledger import ledger
-from elastune.testing.hosts import Network
-from elastune.testing.slurm import VirtualSlurm
 
 
 @pytest.mark.timeout(400)

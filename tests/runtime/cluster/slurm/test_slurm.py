@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from tests.runtime.cluster.slurm.runs import ELASTUNE, LIMIT_S, PROGRAM, RUN, SCRIPT, TRAINING, Controller
+from tests.support.slurm import VirtualSlurm
 
 from elastune.cli import main
 from elastune.core.journal.files import read
@@ -34,7 +35,6 @@ from elastune.core.journal.records import (
 from elastune.core.run import ExecutionSettings, Program
 from elastune.report.sample_ledger import ledger
 from elastune.runtime.clusters.local import LocalCluster
-from elastune.testing.slurm import VirtualSlurm
 from elastune.tune.study.request import StudyRequest
 from elastune.tune.study.run import tune
 

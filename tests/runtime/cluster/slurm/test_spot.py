@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from tests.runtime.cluster.slurm.runs import ELASTUNE, RUN, Controller
+from tests.support.slurm import VirtualSlurm
 
 from elastune.core.journal.files import read
 from elastune.core.journal.records import HostsHeld, WorkerGone
 from elastune.report.sample_ledger import ledger
-from elastune.testing.slurm import VirtualSlurm
 
 PASSED = "deadline_h=0.01"  # before it can be met: from the first step on it presses, whatever this machine's speed
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.support.studies import Telling
 
 from elastune.core.journal.records import (
     Regrouped,
@@ -12,7 +13,6 @@ from elastune.core.journal.records import (
     TrialRegrouped,
     TrialReported,
 )
-from elastune.testing.studies import Telling
 from elastune.tune.study.allocation.throughput import BatchTable
 from elastune.tune.study.allocation.trial_progress import TrialProgress
 

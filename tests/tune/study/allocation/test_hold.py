@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from tests.support.studies import Telling
 
 from elastune.core.journal.records import Reported, TrialPaused
-from elastune.testing.studies import Telling
 from elastune.tune.study.allocation.trial_progress import HeldTrials, Length, TrialProgress, is_held
 
 

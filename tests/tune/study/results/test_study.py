@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.support.studies import SETTINGS, Telling, stopping_study
 
 from elastune.core.errors import UserError
 from elastune.core.journal.records import StudyStarted, TrialStarted
 from elastune.core.journal.trials import fold
-from elastune.testing.studies import SETTINGS, Telling, stopping_study
 from elastune.tune.study.results import Study
 from elastune.tune.study.trials import flat_row
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.support.studies import SETTINGS, Telling, stopping_study
 
 from elastune.core.journal.records import Regrouped, StudyStarted, TrialRegrouped
-from elastune.testing.studies import SETTINGS, Telling, stopping_study
 from elastune.tune.study.results import FATES, Study, worker_time
 
 

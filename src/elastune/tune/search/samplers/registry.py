@@ -34,7 +34,7 @@ ENTRY_POINTS = "elastune.samplers"
 """The group of entry points by which installed packages offer samplers: a function from a seed to an Optuna sampler."""
 
 GP_TRIALS = 200  # fully trained ones, from which on TPE does as well
-GP_S = 0.25  # CPU seconds of a proposal beside 7 running trials, while there is little to fit; benchmarks/proposals.py
+GP_S = 0.25  # CPU seconds of a proposal beside 7 running trials, while there is little to fit; benchmarks/search/proposals.py
 GP_SLOWER_FROM = 150  # trials told, estimates included: then it takes as long again, and grows by their square
 GP_OBJECTIVES = 3  # the hypervolume improvement gets slow beyond
 MUTATION = 5.0  # index of NSGA-II's polynomial mutation (Deb et al. 2002); without it Optuna draws a gene afresh

@@ -1,0 +1,1 @@
+"""Benchmarks, by question: `python -m benchmarks.FOLDER.NAME` from the root of the repository."""
