@@ -159,7 +159,7 @@ def test_members_train_on_and_what_they_say_meanwhile_arrives() -> None:
         before: list[tuple[int, int, int]] = []
         eventually(lambda: before.extend(reports(old)) or len(before) == 2)
         old.kept({0: 1})
-        eventually(lambda: first._whereabouts._unkept and first._whereabouts._unkept[0][0] == 2)
+        eventually(lambda: first._reconnect_state._unkept and first._reconnect_state._unkept[0][0] == 2)
         old.close()
         second.report(Checkpointed(3, "c"))
         assert not first.superseded(number)
