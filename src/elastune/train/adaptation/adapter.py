@@ -421,9 +421,7 @@ class ExchangeStatistics:
         self._newest_steps = 0  # steps whose bytes were not reported yet
 
     def since(self, sent_bytes: int) -> float:
-        """The bytes that this worker reports in the next exchange: the part of ``sent_bytes`` that it has not
-        reported.
-        """
+        """The bytes that this worker reports in the next exchange: the unreported part of ``sent_bytes``."""
         self._reporting_bytes = sent_bytes
         return float(max(0, sent_bytes - self._reported_bytes))
 

@@ -67,9 +67,7 @@ def evaluation_indices(length: int, batch_size: int, workers: int, rank: int) ->
 
 
 def whole_batches(dataset: Any, loading: LoaderOptions) -> bool:
-    """Whether batches can be indexed at once, which is ten times as fast: nothing is random, and nothing is
-    collated.
-    """
+    """Whether batches can be indexed at once: nothing is random, and nothing is collated. It is ten times as fast."""
     return type(dataset) is TensorDataset and loading.collate_fn is None
 
 
@@ -159,9 +157,7 @@ def _index(value: Any, length: int, name: str) -> int:
 
 
 def sampler_stream(sampler: Any, seed: int, epoch: int, *others: Any) -> int:
-    """The seed of the draws of ``sampler`` and ``others`` for ``epoch``, from the run's seed and those of their
-    generators.
-    """
+    """The seed of the draws of ``sampler`` and ``others`` for ``epoch``, from the run's seed and their own seeds."""
     generators = [getattr(each, "generator", None) for each in (sampler, *others)]
     seeds = [each.initial_seed() for each in generators if isinstance(each, torch.Generator)]
     return derive(seed, "sampler", epoch, *(seeds or [0]))

@@ -1,4 +1,4 @@
-"""Settings that a user gives for those of the program: refused before a worker starts where no value can be meant."""
+"""Settings that a user gives for those of the program: wrong ones are refused before a worker starts."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from elastune.train.program.space import Sample, Space
 
 KINDS = {"bool": "true or false", "number": "a number", "list": "a list", "text": "a text", "null": "null"}
-MOST_SHOWN = 8  # choices
+MOST_SHOWN = 8  # choices in an error
 
 
 def override(own: Config, changes: Config, space: Space | None = None) -> Config:
     """Return a program's ``own`` config with a user's ``changes``.
 
-    A change must be of the kind that the program's value has: a number, a truth or a list. A text may become
-    anything, and anything null. A text must be one of the choices that ``space`` has for it, if any, or the program's
-    own. A value that the space returns itself is right whatever its kind.
+    A change must be of the same kind as the program's value: a number, a truth value or a list. A text may become
+    anything, and anything may become null. A text must be one of the choices that ``space`` has for it, if any, or the
+    program's own. A value that the space returns itself is allowed, whatever its kind.
 
     Args:
         own: The program's config.
@@ -28,7 +28,7 @@ def override(own: Config, changes: Config, space: Space | None = None) -> Config
         space: The program's search space.
 
     Raises:
-        UserError: For a name that the config lacks, and for a value that cannot be meant.
+        UserError: The config lacks a name, or a value is not allowed.
 
     Example:
         >>> override({"lr": 0.1}, {"lr": 0.2})
@@ -39,7 +39,7 @@ def override(own: Config, changes: Config, space: Space | None = None) -> Config
     samples = _samples(space) if doubtful and space is not None else []
     for name, value in doubtful.items():
         default, choices = setting_of(own, name), _choices(samples, name)
-        if any(_alike(value, known) for known in [*choices, *_returned(samples, name)]):
+        if any(_alike(value, allowed) for allowed in [*choices, *_returned(samples, name)]):
             continue
         if isinstance(value, str) and any(isinstance(choice, str) for choice in choices):
             texts = list(dict.fromkeys(map(str, choices)))
@@ -53,7 +53,7 @@ def override(own: Config, changes: Config, space: Space | None = None) -> Config
 
 
 def _doubtful(default: ConfigValue, value: ConfigValue) -> bool:
-    """Whether the space must be asked: for a value of another kind, and for a text that is not the program's own."""
+    """Whether the space decides: for a value of another kind, and for a text that is not the program's own."""
     return not _fits(default, value) or (isinstance(value, str) and value != default)
 
 
@@ -70,26 +70,26 @@ def _kind(value: object) -> str:
     return "list" if isinstance(value, list | tuple) else "text"
 
 
-def _alike(one: object, other: object) -> bool:
-    """Equal, and of one kind: 1 is no truth. A number is like every number: a space need not have it."""
-    return _kind(one) == _kind(other) and (one == other or _kind(one) != "text")
+def _alike(value: object, other: object) -> bool:
+    """Whether two values are equal and of one kind; all numbers are alike, and 1 is no truth value."""
+    return _kind(value) == _kind(other) and (value == other or _kind(value) != "text")
 
 
 def _samples(space: Space) -> list[Sample]:
-    from elastune.train.program.space import corners  # here: it brings Optuna, which few runs need
+    from elastune.train.program.space import corners  # imports Optuna, which few runs need
 
     try:
         return corners(space, seed=0)
-    except UserError:  # a space that fails is refused by what searches it; a run can do without
+    except UserError:  # a search refuses a space that fails; a run does not need it
         return []
 
 
 def _choices(samples: list[Sample], name: str) -> list[Any]:
     """The choices that the space has for the parameter ``name``."""
-    found = (sample.distributions.get(name) for sample in samples)
-    return [choice for each in found for choice in getattr(each, "choices", ())]
+    distributions = (sample.distributions.get(name) for sample in samples)
+    return [choice for distribution in distributions for choice in getattr(distribution, "choices", ())]
 
 
 def _returned(samples: list[Sample], name: str) -> list[Any]:
-    """What the space returned for the setting ``name``, which need not be a parameter."""
+    """The values that the space returned for the setting ``name``, which need not be a parameter."""
     return [sample.values[name] for sample in samples if name in sample.values]

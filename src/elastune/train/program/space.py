@@ -1,4 +1,6 @@
-"""Run a user's define-by-run ``space(trial)`` without training: one configuration, random ones, or all of them."""
+"""Calls a user's define-by-run ``space(trial)`` without training: for one configuration, random ones, or all of
+them.
+"""
 
 from __future__ import annotations
 
@@ -29,43 +31,28 @@ from elastune.train.program.errors import cause_of
 Space = Callable[[Any], dict[str, Any]]
 Distributions = Mapping[str, BaseDistribution]
 MOST_CORNERS = 256
-_NOT_THE_USERS = tuple(str(folder) for folder in (Path(__file__).parents[2], Path(optuna.__file__).parent))
+_FOREIGN_FOLDERS = tuple(str(folder) for folder in (Path(__file__).parents[2], Path(optuna.__file__).parent))
 Chooser = Callable[[str, BaseDistribution], Any]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What one call of ``space`` asked for (``params`` out of ``distributions``) and what it returned (``values``)."""
+    """One call of ``space``: the parameters it asked for, their distributions, and the values that it returned."""
 
     params: dict[str, Any]
     distributions: dict[str, BaseDistribution]
     values: dict[str, Any]
 
 
-class _FixedChoices(FixedTrial):
-    """A trial outside any study, whose parameters ``choose`` decides as they are asked for."""
-
-    def __init__(self, choose: Chooser) -> None:
-        super().__init__({})
-        self._choose = choose
-
-    def _suggest(self, name: str, distribution: BaseDistribution) -> Any:
-        if name in self._distributions:
-            check_distribution_compatibility(self._distributions[name], distribution)
-        else:
-            self._distributions[name] = distribution
-            self._suggested_params[name] = self._choose(name, distribution)
-        return self._suggested_params[name]
-
-
 def call(space: Space, trial: BaseTrial) -> dict[str, Any]:
-    """What ``space(trial)`` returns, as plain JSON values.
+    """The result of ``space(trial)``, as plain JSON values.
 
-    Raises ``UserError``, with the user's file and line, where it raises, or returns anything but a dict with text keys
-    and numbers, text, booleans, None or lists of these as values.
+    Raises:
+        UserError: The space raises, with the user's file and line; or it returns anything but a dict of numbers, text,
+            booleans, None or lists of these, with text keys.
     """
     try:
-        found = space(trial)
+        result = space(trial)
     except UserError:
         raise
     except KeyboardInterrupt:
@@ -73,10 +60,10 @@ def call(space: Space, trial: BaseTrial) -> dict[str, Any]:
     except BaseException as error:
         value = cause_of(error, _program_of(error))
         raise UserError("space(trial) must not raise", value, "fix that line") from error
-    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
-        raise UserError("space(trial) must return a dict with text keys", found, "return {'lr': lr, ...}")
+    if not isinstance(result, dict) or not all(isinstance(name, str) for name in result):
+        raise UserError("space(trial) must return a dict with text keys", result, "return {'lr': lr, ...}")
     try:
-        plain: dict[str, Any] = json.loads(json.dumps(found, allow_nan=False))
+        plain: dict[str, Any] = json.loads(json.dumps(result, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
         fix = "return finite numbers, text, booleans or lists of them"
         raise UserError("what space(trial) returns must be plain values", error, fix) from error
@@ -84,28 +71,31 @@ def call(space: Space, trial: BaseTrial) -> dict[str, Any]:
 
 
 def compose(space: Space, choose: Chooser) -> Sample:
-    """The configuration whose parameters ``choose`` decides, one by one, as the space asks for them."""
+    """The configuration whose parameters ``choose`` decides one by one, as the space asks for them."""
     trial = _FixedChoices(choose)
     values = call(space, trial)
     return Sample(dict(trial.params), dict(trial.distributions), values)
 
 
 def probe(space: Space, n: int, seed: int) -> list[Sample]:
-    """``n`` random configurations, each parameter uniform on its own scale (log where it says so)."""
+    """``n`` random configurations, each parameter uniform on its own scale (log if it has ``log=True``)."""
     rng = np.random.default_rng(seed)
     return [compose(space, lambda _, distribution: draw(distribution, rng)) for _ in range(n)]
 
 
 def corners(space: Space, seed: int) -> list[Sample]:
-    """Configurations at the ends of the space: all parameters at their low ends, all at their high ends, and each
-    parameter at each of its ends, a choice at each of its choices, with the others drawn. At most ``MOST_CORNERS``."""
+    """Configurations at the ends of the space, at most ``MOST_CORNERS``.
+
+    They are: all parameters at their low ends; all at their high ends; and each parameter at each of its ends, or at
+    each of its choices, with the others drawn.
+    """
     rng = np.random.default_rng(seed)
     samples = [
         compose(space, lambda _, distribution: _ends(distribution)[0]),
         compose(space, lambda _, distribution: _ends(distribution)[-1]),
     ]
     tried: set[tuple[str, int]] = set()
-    for sample in samples:  # which grows: a corner may bring parameters that no other one has
+    for sample in samples:  # the list grows: a corner may have parameters that no other one has
         for name, distribution in sample.distributions.items():
             for at in range(len(_ends(distribution))):
                 if (name, at) in tried or len(samples) >= MOST_CORNERS:
@@ -116,25 +106,8 @@ def corners(space: Space, seed: int) -> list[Sample]:
     return samples
 
 
-def _at_corner(space: Space, corner: str, params: Mapping[str, Any], near: Sample, rng: np.random.Generator) -> Sample:
-    """The configuration with ``params[corner]``; parameters asked for before it are as in ``near``, others drawn."""
-    before = list(near.params)[: list(near.params).index(corner) + 1]
-
-    def choose(name: str, distribution: BaseDistribution) -> Any:
-        return params[name] if name in before and near.distributions[name] == distribution else draw(distribution, rng)
-
-    return compose(space, choose)
-
-
-def _ends(distribution: BaseDistribution) -> list[Any]:
-    if isinstance(distribution, CategoricalDistribution):
-        return list(distribution.choices)
-    assert isinstance(distribution, IntDistribution | FloatDistribution)
-    return [distribution.low, distribution.high]
-
-
 def redraw(space: Space, sample: Sample, keep: float, rng: np.random.Generator) -> Sample:
-    """``sample`` with each parameter redrawn, or kept with probability ``keep`` where it still fits."""
+    """``sample`` with each parameter drawn again, or kept with probability ``keep`` if its distribution is the same."""
 
     def choose(name: str, distribution: BaseDistribution) -> Any:
         kept = rng.random() < keep and sample.distributions.get(name) == distribution
@@ -144,7 +117,10 @@ def redraw(space: Space, sample: Sample, keep: float, rng: np.random.Generator) 
 
 
 def fill_in(space: Space, params: Mapping[str, Any], rng: np.random.Generator) -> Sample:
-    """The configuration with these parameters; those that are missing are drawn. Raises ``UserError`` out of range."""
+    """The configuration with these parameters; missing ones are drawn.
+
+    Raises ``UserError`` for a value out of range.
+    """
 
     def choose(name: str, distribution: BaseDistribution) -> Any:
         if name not in params:
@@ -157,7 +133,7 @@ def fill_in(space: Space, params: Mapping[str, Any], rng: np.random.Generator) -
 
 
 def enumerate_all(space: Space, limit: int) -> list[Sample] | None:
-    """Every configuration, or None where there are more than ``limit`` or a parameter is continuous."""
+    """Every configuration; None if there are more than ``limit``, or a parameter is continuous."""
     samples: list[Sample] = []
     for sample in _walk(space):
         if sample is None or len(samples) == limit:
@@ -212,12 +188,29 @@ def to_json(distributions: Distributions) -> dict[str, str]:
 
 
 def from_json(texts: Mapping[str, str]) -> dict[str, BaseDistribution]:
-    """The reverse of ``to_json``. Raises ``UserError`` for a text that is no distribution."""
+    """The reverse of ``to_json``. Raises ``UserError`` for a text that is no distribution of Optuna."""
     try:
         return {name: json_to_distribution(text) for name, text in texts.items()}
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         rule = "a journal's distributions must be Optuna's"
         raise UserError(rule, error, "start a new study in another output folder") from error
+
+
+def _at_corner(space: Space, corner: str, params: Mapping[str, Any], near: Sample, rng: np.random.Generator) -> Sample:
+    """The configuration with ``params[corner]``: parameters before it are as in ``near``, the others are drawn."""
+    before = list(near.params)[: list(near.params).index(corner) + 1]
+
+    def choose(name: str, distribution: BaseDistribution) -> Any:
+        return params[name] if name in before and near.distributions[name] == distribution else draw(distribution, rng)
+
+    return compose(space, choose)
+
+
+def _ends(distribution: BaseDistribution) -> list[Any]:
+    if isinstance(distribution, CategoricalDistribution):
+        return list(distribution.choices)
+    assert isinstance(distribution, IntDistribution | FloatDistribution)
+    return [distribution.low, distribution.high]
 
 
 def _walk(space: Space) -> Iterator[Sample | None]:
@@ -227,15 +220,15 @@ def _walk(space: Space) -> Iterator[Sample | None]:
     """
     wheels: list[tuple[int, float]] = []  # (value's index, number of values)
     while True:
-        asked = 0
+        position = 0
         endless = False
 
         def choose(_: str, distribution: BaseDistribution) -> Any:
-            nonlocal asked, endless
-            if asked == len(wheels):
+            nonlocal position, endless
+            if position == len(wheels):
                 wheels.append((0, size(distribution)))
-            index, count = wheels[asked]
-            asked += 1
+            index, count = wheels[position]
+            position += 1
             endless = endless or math.isinf(count)
             return draw(distribution, np.random.default_rng(0)) if math.isinf(count) else nth(distribution, index)
 
@@ -251,4 +244,20 @@ def _walk(space: Space) -> Iterator[Sample | None]:
 def _program_of(error: BaseException) -> str:
     """The user's file nearest to the error: a space is called through elastune, and calls Optuna."""
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    return next((name for name in reversed(files) if not name.startswith((*_NOT_THE_USERS, "<"))), "")
+    return next((name for name in reversed(files) if not name.startswith((*_FOREIGN_FOLDERS, "<"))), "")
+
+
+class _FixedChoices(FixedTrial):
+    """A trial outside of any study; ``choose`` decides each parameter when the space asks for it."""
+
+    def __init__(self, choose: Chooser) -> None:
+        super().__init__({})
+        self._choose = choose
+
+    def _suggest(self, name: str, distribution: BaseDistribution) -> Any:
+        if name in self._distributions:
+            check_distribution_compatibility(self._distributions[name], distribution)
+        else:
+            self._distributions[name] = distribution
+            self._suggested_params[name] = self._choose(name, distribution)
+        return self._suggested_params[name]
