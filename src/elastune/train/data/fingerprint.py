@@ -166,7 +166,8 @@ def _labels(dataset: Any) -> np.ndarray[Any, Any]:
     """The integer targets of a data set that offers them without its samples; empty for others."""
     if isinstance(dataset, Subset):
         labels = _labels(dataset.dataset)
-        return labels[np.asarray(dataset.indices)] if len(labels) == len(dataset.dataset) else labels[:0]  # type: ignore[arg-type]
+        complete = len(labels) == len(dataset.dataset)  # type: ignore[arg-type]
+        return labels[np.asarray(dataset.indices)] if complete else labels[:0]
     targets = dataset.tensors[-1] if type(dataset) is TensorDataset else getattr(dataset, "targets", None)
     try:
         labels = np.asarray(targets.detach().cpu() if isinstance(targets, torch.Tensor) else targets)

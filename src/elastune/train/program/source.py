@@ -45,9 +45,7 @@ UNSEEDED = ("os.urandom", "uuid.uuid1", "uuid.uuid4", "random.SystemRandom", "to
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of a file (a function, a method, a constant): its statements' digests, and the lines that they begin
-    at.
-    """
+    """A part of a file, such as a function or a constant: its statements' digests, and their first lines."""
 
     digests: tuple[str, ...]
     lines: tuple[int, ...]
