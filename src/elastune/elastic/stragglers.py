@@ -1,7 +1,7 @@
 """Which members keep the others waiting, or wait for each other for ever: found in their newest heartbeats.
 
 Members complete one sequence of operations. Two members that are in operations of the same number, but not in the
-same operation, never come together. The result is one line that says which rank is where. Pure functions.
+same operation, never come together. The result is one line with the place of each rank. Pure functions.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def _line(sample: HeartbeatSample) -> str:
 
 
 def rank_differences(step: int, doing: Mapping[int, str]) -> UserError:
-    """The error that says which rank is in which operation, after ``step`` completed steps.
+    """The error that names which rank is in which operation, after ``step`` completed steps.
 
     ``doing``: the operation and place of each rank, in words.
     """

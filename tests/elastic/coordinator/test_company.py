@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.support.membership_events import decode_event
+
 from elastune.elastic.coordinator.coordinator import HOST_WAIT_S, HostBatching
 from elastune.elastic.coordinator.machine import Instruction, Membership, begin, transition
 from elastune.elastic.wire.messages import (
@@ -14,7 +16,6 @@ from elastune.elastic.wire.messages import (
     ResizeAsked,
     Running,
     WaitedEnough,
-    decode_event,
     encode_event,
 )
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from tests.support.membership_events import decode_event
 
 from elastune.core.mesh import Mesh
 from elastune.core.mesh_choice import UNBOUNDED, MeshChoice
@@ -43,7 +44,6 @@ from elastune.elastic.wire.messages import (
     ReshapeAsked,
     ResizeAsked,
     Running,
-    decode_event,
     encode_event,
 )
 from elastune.elastic.wire.view import View

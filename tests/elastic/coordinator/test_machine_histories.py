@@ -9,6 +9,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.support.membership_events import decode_event, replay
 
 from elastune.elastic.coordinator.machine import (
     Confirm,
@@ -20,7 +21,6 @@ from elastune.elastic.coordinator.machine import (
     StopRun,
     begin,
     derive,
-    replay,
     transition,
     waits_for_others,
 )
@@ -38,7 +38,6 @@ from elastune.elastic.wire.messages import (
     ReplaceAsked,
     ResizeAsked,
     Running,
-    decode_event,
     encode_event,
 )
 from elastune.elastic.wire.view import View

@@ -41,7 +41,7 @@ def test_what_was_measured_of_workers_that_are_gone_is_no_reason() -> None:
     assert all(isinstance(record, TopologyChanged) for record in told)
     assert [(record.topology, record.cause) for record in told] == [
         ("star", MEASURED),
-        ("native", "the run's means: auto; links are not measured yet"),
+        ("native", "the run's settings: auto; links are not measured yet"),
     ]
 
 

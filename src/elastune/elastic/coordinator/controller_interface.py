@@ -179,7 +179,7 @@ class ControllerQueue:
                 self._bell.quiet()
             return taken
 
-    def tell(self, finding: Stall | Straggler | None) -> bool:
+    def report(self, finding: Stall | Straggler | None) -> bool:
         """Hand over a ``finding``: a worker that keeps others waiting, or a stall.
 
         Returns:

@@ -249,7 +249,7 @@ class Coordinator:
             self._send(self._peers.connections(), InstallView(self._unsent))
             self._unsent = None
         for slow in self._peers.take_excused():
-            self._out.tell(slow)
+            self._out.report(slow)
         if now >= self._next_beat:
             self._next_beat = now + self._beat_s
             if now >= self._next_sign:  # a worker with unread output sees from that output that this side lives
@@ -263,7 +263,7 @@ class Coordinator:
             if self._state.current is not None and not self._over:
                 members = self._state.current.members
                 limit_s, last_line = self._timeouts.collective_timeout_s, self._lookups.last_line
-                self._over = self._out.tell(self._peers.look(members, now, limit_s, last_line))
+                self._over = self._out.report(self._peers.look(members, now, limit_s, last_line))
 
     # -- messages of workers and clients ------------------------------------------------------------------------------
 

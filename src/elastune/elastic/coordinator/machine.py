@@ -8,7 +8,7 @@ this order. The coordinator carries out some instructions, and the controller th
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Literal
@@ -396,21 +396,6 @@ def transition(state: Membership, worker: int | None, event: Event) -> Outcome:
     if not (instructions or broken) and waits_for_others(facts, event):
         return facts, ()
     return derive(facts, instructions, broken, getattr(event, "why", ""))
-
-
-def replay(
-    workers: Sequence[int],
-    low: int,
-    high: int,
-    most_losses: int,
-    events: Iterable[tuple[int | None, Event]],
-    meshes: MeshChoice | None = None,
-) -> Membership:
-    """The state after ``events``, from the beginning."""
-    state = begin(workers, low, high, most_losses, meshes)
-    for worker, event in events:
-        state, _ = transition(state, worker, event)
-    return state
 
 
 def changes(state: Membership, event: Event) -> bool:

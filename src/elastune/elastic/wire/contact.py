@@ -1,7 +1,7 @@
 """How another process finds a run's coordinator: its address and token, and the host of the next controller.
 
-A file that names the host of the next controller is not trusted: whoever listens there must prove that it has the
-token.
+The file that names the host of the next controller is not trusted: the process that listens there must prove that it
+has the token.
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ _CONTACT_ADAPTER = TypeAdapter(Contact)
 
 
 def write_contact(folder: Path, address: str, token: str, grace_s: float = 0.0) -> None:
-    """Write the file by which ``ask`` finds the coordinator of the run in ``folder``, and the next controller its
-    workers.
+    """Write the file by which ``ask`` finds the coordinator of the run in ``folder``.
+
+    The next controller finds the run's workers by it, too.
     """
     contact = json.dumps({"address": address, "token": token, "grace_s": grace_s}).encode()
     atomic_write(folder / CONTACT_NAME, contact, mode=0o600)

@@ -30,6 +30,73 @@ VALUE_LIMIT = 1 << 18
 Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0)]
 
+# --- the task of a worker ---
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerSpec:
+    """A worker's task, and the surroundings in which it runs.
+
+    Attributes:
+        entry: The ``module:function`` to call.
+        spec: The run.
+        place: Where the worker runs; the launcher sets ``place.device``.
+        environment: All environment variables. These and the import path are the controller's at the start of the run:
+            the process that started the worker may be older.
+        folder: The working directory.
+        import_path: Python's ``sys.path``.
+        adds: The worker's process has surroundings of its own, perhaps on another machine: environment and import path
+            are added to those.
+    """
+
+    entry: str
+    spec: RunSpec
+    place: Place
+    environment: dict[str, str]
+    folder: str
+    import_path: list[str]
+    adds: bool = False
+
+
+def spec_to_json(spec: WorkerSpec | None) -> dict[str, Any] | None:
+    """``spec`` as a value that JSON can hold, except for paths."""
+    if spec is None:
+        return None
+    plain = dataclasses.asdict(spec)
+    plain["spec"]["execution"] = spec.spec.execution.to_json()
+    plain["spec"]["sync_schedule"] = str(spec.spec.sync_schedule)
+    return plain
+
+
+def spec_from_json(fields: Any) -> WorkerSpec | None:
+    """The argument of ``spec_to_json`` that has this result. Raises ``ValueError`` if there is none."""
+    if fields is None or isinstance(fields, WorkerSpec):
+        return fields
+    try:
+        run = dict(fields["spec"])
+        data = run["program"]["data"]
+        program = Program(Path(run["program"]["path"]), run["program"]["train"], data and Path(data))
+        values = {
+            "program": program,
+            "out": Path(run["out"]),
+            "execution": ExecutionSettings.from_json(run["execution"]),
+        }
+        for name in ("parent", "from_dcp", "spool"):
+            values[name] = None if run[name] is None else Path(run[name])
+        values["start_from"] = None if run["start_from"] is None else StartFrom.from_json(run["start_from"])
+        values["sync"] = SyncPlan(**run["sync"])
+        values["sync_schedule"] = SyncSchedule.parse(run["sync_schedule"])
+        values["elastic"] = Elastic(**run["elastic"])
+        values["adapt"] = Adapt(**{name: tuple(texts) for name, texts in run["adapt"].items()})
+        values["divergence"] = Divergence(run["divergence"]["factor"], tuple(run["divergence"]["metrics"]))
+        return WorkerSpec(**{**fields, "spec": RunSpec(**{**run, **values}), "place": Place(**fields["place"])})
+    except (KeyError, TypeError, AttributeError, UserError) as error:
+        raise ValueError(f"no worker's specification: {error!r}") from None
+
+
+Spec = Annotated[Any, PlainValidator(spec_from_json), PlainSerializer(spec_to_json)]
+
+
 # --- events of one worker: they change the membership of a run ---
 
 
@@ -192,45 +259,6 @@ class Hello:
     def stays(self) -> bool:
         """Whether the connection lasts; that of a client ends with the answer."""
         return self.worker is not None
-
-
-def spec_to_json(spec: WorkerSpec | None) -> dict[str, Any] | None:
-    """``spec`` as a value that JSON can hold, except for paths."""
-    if spec is None:
-        return None
-    plain = dataclasses.asdict(spec)
-    plain["spec"]["execution"] = spec.spec.execution.to_json()
-    plain["spec"]["sync_schedule"] = str(spec.spec.sync_schedule)
-    return plain
-
-
-def spec_from_json(fields: Any) -> WorkerSpec | None:
-    """The argument of ``spec_to_json`` that has this result. Raises ``ValueError`` if there is none."""
-    if fields is None or isinstance(fields, WorkerSpec):
-        return fields
-    try:
-        run = dict(fields["spec"])
-        data = run["program"]["data"]
-        program = Program(Path(run["program"]["path"]), run["program"]["train"], data and Path(data))
-        values = {
-            "program": program,
-            "out": Path(run["out"]),
-            "execution": ExecutionSettings.from_json(run["execution"]),
-        }
-        for name in ("parent", "from_dcp", "spool"):
-            values[name] = None if run[name] is None else Path(run[name])
-        values["start_from"] = None if run["start_from"] is None else StartFrom.from_json(run["start_from"])
-        values["sync"] = SyncPlan(**run["sync"])
-        values["sync_schedule"] = SyncSchedule.parse(run["sync_schedule"])
-        values["elastic"] = Elastic(**run["elastic"])
-        values["adapt"] = Adapt(**{name: tuple(texts) for name, texts in run["adapt"].items()})
-        values["divergence"] = Divergence(run["divergence"]["factor"], tuple(run["divergence"]["metrics"]))
-        return WorkerSpec(**{**fields, "spec": RunSpec(**{**run, **values}), "place": Place(**fields["place"])})
-    except (KeyError, TypeError, AttributeError, UserError) as error:
-        raise ValueError(f"no worker's specification: {error!r}") from None
-
-
-Spec = Annotated[Any, PlainValidator(spec_from_json), PlainSerializer(spec_to_json)]
 
 
 @dataclass(frozen=True, config=_RULES)
@@ -440,8 +468,6 @@ Message = Annotated[
     Field(discriminator="kind"),
 ]
 _MESSAGES: TypeAdapter[Message] = TypeAdapter(Message)
-_EVENTS: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
-_WORKERS: TypeAdapter[int | None] = TypeAdapter(Count | None)
 
 
 # --- lines of JSON ---
@@ -472,43 +498,3 @@ def encode_event(worker: int | None, event: Event) -> dict[str, Any]:
     """``event`` of ``worker`` (None: of the run) as the journal holds it."""
     fields = asdict(event)
     return {"event": fields.pop("kind"), **({} if worker is None else {"worker": worker}), **fields}
-
-
-def decode_event(kept: dict[str, Any]) -> tuple[int | None, Event]:
-    """The arguments of ``encode_event`` that have this result. Raises ``ValueError`` if there are none."""
-    if not isinstance(kept, dict):
-        raise ValueError(f"no event: {kept!r:.200}")
-    fields = dict(kept)
-    kind, worker = fields.pop("event", None), fields.pop("worker", None)
-    event = _EVENTS.validate_json(json.dumps({**fields, "kind": kind}), strict=True)
-    if (worker is None) != isinstance(event, RunEvent):
-        raise ValueError(f"no event: {kept!r:.200}")
-    return _WORKERS.validate_python(worker, strict=True), event
-
-
-# --- the task of a worker ---
-
-
-@dataclasses.dataclass(frozen=True)
-class WorkerSpec:
-    """A worker's task, and the surroundings in which it runs.
-
-    Attributes:
-        entry: The ``module:function`` to call.
-        spec: The run.
-        place: Where the worker runs; the launcher sets ``place.device``.
-        environment: All environment variables. These and the import path are the controller's at the start of the run:
-            the process that started the worker may be older.
-        folder: The working directory.
-        import_path: Python's ``sys.path``.
-        adds: The worker's process has surroundings of its own, perhaps on another machine: environment and import path
-            are added to those.
-    """
-
-    entry: str
-    spec: RunSpec
-    place: Place
-    environment: dict[str, str]
-    folder: str
-    import_path: list[str]
-    adds: bool = False

@@ -521,7 +521,7 @@ class CoordinatorClient(CoordinatorInbox):
 
     def _send(self, message: Message) -> None:
         with self._sending_lock:
-            self._reconnect_state.say(message)
+            self._reconnect_state.note(message)
             self._outbox.put(messages.encode(message))
 
     def _end_process(self, why: str) -> None:
@@ -554,7 +554,7 @@ class ReconnectState:
         self._unkept: deque[tuple[int, bytes]] = deque()
         self.unkept_bytes = 0
 
-    def say(self, message: Message) -> None:
+    def note(self, message: Message) -> None:
         """Note that the worker sends ``message``."""
         match message:
             case Ready():

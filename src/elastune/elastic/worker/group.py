@@ -3,7 +3,7 @@
 All members execute the same sequence of collective operations: a step's reduction, or a gather. An operation is
 *completed* at a worker when its whole result is there. No worker completes the next one before all have contributed
 to this one, so members differ by one operation at most. When a group breaks, the survivors meet in the next view's
-group and compare. A survivor that missed the newest completed operation copies its result; if nobody has it, all
+group and compare. A survivor that missed the newest completed operation copies its result; if no survivor has it, all
 repeat the operation. Workers that another launcher started have no coordinator: ``StaticWatch`` compares them
 through their rendezvous store.
 """
@@ -226,8 +226,8 @@ class WorkerGroup:
 
     def gather_bytes(self, data: bytes, what: str) -> list[bytes]:
         """Gather the ``data`` of every worker, by rank, on every worker; see ``gather_tensors``."""
-        mine = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-        return [row.numpy().tobytes() for row in self.gather_tensors(mine, what)]
+        tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        return [row.numpy().tobytes() for row in self.gather_tensors(tensor, what)]
 
     def recover(self, error: GroupBroken) -> bool:
         """Go on after the group broke. Returns whether another worker's result has completed the broken operation."""

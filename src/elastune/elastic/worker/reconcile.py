@@ -39,7 +39,7 @@ class RecoveryPlan:
 
     Attributes:
         rewind_to: All members go back to the snapshot of this step; -1: none holds a snapshot, so all begin at the
-            newest checkpoint or at the start; None: nobody goes back.
+            newest checkpoint or at the start; None: no member goes back.
         rewind_source: The rank that sends its snapshot to the ranks that lack it.
         rewind_lacking: The ranks that lack the snapshot.
         result_source: The rank that sends the newest operation's result to the ``lagging`` ranks.

@@ -1,7 +1,7 @@
 """A run's monitors and policies, as the training loop calls them: around steps and around epochs.
 
 Each worker runs the same policies on the same signals. Their proposals travel as votes in the next step's
-reduction, whose sums tell all workers whether all have asked for the same. Nothing waits, and nothing is lost or
+reduction. Its sums show all workers whether all have asked for the same. Nothing waits, and nothing is lost or
 done twice when workers die: a vote counts with the step that carried it, and joining workers receive states and
 open proposals.
 """

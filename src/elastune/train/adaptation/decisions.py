@@ -156,8 +156,8 @@ class Decisions:
         if not old:
             return result
         rest = replace(decision, **old)
-        own = result.own and replace(result.own, decision=replace(result.own.decision, **old))
-        return None if rest.empty else replace(result, decision=rest, own=own)
+        proposal = result.own and replace(result.own, decision=replace(result.own.decision, **old))
+        return None if rest.empty else replace(result, decision=rest, own=proposal)
 
     def _check(self, decision: Decision, done: Sequence[Decision]) -> None:
         if any(other.contradicts(decision) for other in done):

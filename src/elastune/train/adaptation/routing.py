@@ -58,7 +58,7 @@ class Routing:
         self._progress = progress
         self._send = send
         self._laid = str(Topology())
-        self._cause = "the run's means"
+        self._cause = "the run's settings"
         self._auto = NATIVE  # the choice of auto
         self._probed = -1  # the view whose links were measured
         self._watch = LinkWatch()

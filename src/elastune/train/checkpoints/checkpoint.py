@@ -1,7 +1,8 @@
 """Checkpoints: safetensors and JSON in a folder that appears complete or not at all. Reading one runs no code.
 
-Every worker that holds unique state writes one file of tensors. ``state.json`` says which piece of which tensor is
-in which file, and carries the digest of each file.
+Every worker that holds unique state writes one file of tensors. ``state.json`` records which piece of which tensor is
+in which file, and carries the digest of each file. If a byte, a name or a file was changed since, the checkpoint is
+``Damaged``, and the run goes on from the one before it.
 """
 
 from __future__ import annotations
@@ -514,10 +515,12 @@ def merged(indices: Sequence[Index]) -> Index:
     whole_index: Index = {}
     for index in indices:
         for path, entry in index.items():
-            known = whole_index.setdefault(path, {**entry, "pieces": []})
-            if (known["dtype"], known["shape"]) != (entry["dtype"], entry["shape"]):
-                raise ValueError(f"{path} is {known['dtype']} {known['shape']} and {entry['dtype']} {entry['shape']}")
-            known["pieces"] = [*known["pieces"], *entry["pieces"]]
+            joined_entry = whole_index.setdefault(path, {**entry, "pieces": []})
+            if (joined_entry["dtype"], joined_entry["shape"]) != (entry["dtype"], entry["shape"]):
+                raise ValueError(
+                    f"{path} is {joined_entry['dtype']} {joined_entry['shape']} and {entry['dtype']} {entry['shape']}"
+                )
+            joined_entry["pieces"] = [*joined_entry["pieces"], *entry["pieces"]]
     for path, entry in whole_index.items():
         if not fills(entry["shape"], [_range_of(piece) for piece in entry["pieces"]]):
             raise ValueError(f"the pieces of {path} are not each element of it once")

@@ -237,8 +237,8 @@ class RunFolder:
         other = [name for name in wanted if not _goes_on(name, kept.meaning.get(name), wanted[name])]
         other = [name for name in other if name not in own]
         if other:
-            found = [kept.meaning.get(name) for name in other]
-            raise UserError(rule.format(", ".join(other)), [wanted[name] for name in other], f"use {found}")
+            kept_values = [kept.meaning.get(name) for name in other]
+            raise UserError(rule.format(", ".join(other)), [wanted[name] for name in other], f"use {kept_values}")
 
     def _described(self) -> dict[str, Any]:
         """The description of the run that its checkpoints hold."""

@@ -1,4 +1,4 @@
-"""What an exception of the program says, in one line with its place, and the line where the program is now.
+"""The text of a program's exception in one line with its place, and the line where the program is now.
 
 The text of an exception may be huge, or raise an error itself.
 """

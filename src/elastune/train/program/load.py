@@ -1,7 +1,7 @@
 """The user's program file: loaded once, checked, and run so that its effects on the process are undone.
 
 It also gives adapters the session of the running program (``current_session``), gives a script's ``main()`` its
-settings, and notes which files a worker's program writes. Imports no torch.
+settings, and records which files a worker's program writes. Imports no torch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Calls a user's define-by-run ``space(trial)`` without training: for one configuration, random ones, or all of
-them.
-"""
+"""Calls a user's define-by-run ``space(trial)`` without training, for one configuration, random ones, or all."""
 
 from __future__ import annotations
 
