@@ -39,9 +39,8 @@ SETTLING = "how sums travel"
 WRONG_SUM = "has another sum than the numbers of all have"
 MEASURES, CHECKS, TRIES = 0.0, 1.0, 2.0
 """The purpose of a worker's row in a gather: after a loss another worker may gather for another purpose."""
-LONGEST_S = 0.3  # of one sum that is tried, by the model: all wait meanwhile
-
-SHORTER = 0.95  # routes are used that have been seen to take no more than so much of what those in use take
+LONGEST_S = 0.3  # the longest trial sum, by the model: all workers wait meanwhile
+SHORTER = 0.95  # new routes may take at most this part of the time on the present ones
 
 
 class Routing:

@@ -295,9 +295,6 @@ class MapStyleSource:
         return range(start, start + count)
 
 
-# --- plans: each worker's part of a global batch ---
-
-
 class BatchedSource(MapStyleSource):
     """A ``StepSource`` with the global batches of a batch sampler, which may differ in size.
 
@@ -357,6 +354,9 @@ def typical_size(batches: Iterable[Iterable[Any]], length: int, seed: int) -> in
         return declared
     batches_drawn = drawn_batches(batches, length, seed, 0)
     return max(1, round(sum(map(len, batches_drawn)) / len(batches_drawn)))
+
+
+# --- plans: each worker's part of a global batch ---
 
 
 @dataclass(frozen=True)

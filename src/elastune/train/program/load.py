@@ -37,7 +37,6 @@ ADAPTERS = "elastune.adapters"
 FOLDER = "ELASTUNE_WATCH_WRITES"  # the environment variable for the folder of records of written files
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
-
 Surrogate = Callable[[Config, int], Iterable[tuple[float, Mapping[str, float]]]]
 
 
