@@ -113,6 +113,9 @@ def _size(count: int) -> str:
     return f"{count / (1 << 20):.1f} MiB" if count >= 1 << 19 else f"{count / (1 << 10):.1f} KiB"
 
 
+# --- stalls: members that will wait for each other for ever ---
+
+
 @dataclass(frozen=True)
 class Stall:
     """The reason why a run cannot go on.
@@ -123,9 +126,6 @@ class Stall:
     worker: int
     reason: Reason
     detail: str
-
-
-# --- stalls: members that will wait for each other for ever ---
 
 
 def find_stall(samples: Sequence[HeartbeatSample], limit_s: float) -> Stall | None:

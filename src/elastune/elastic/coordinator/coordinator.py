@@ -1,7 +1,7 @@
 """The coordinator of a run: a thread in the controller that hears workers and obeys the membership machine.
 
-Only this thread calls the machine, one event at a time. What the controller has to do (start and end processes, keep
-the workers' records) it takes from the coordinator in order, with ``take``.
+Only this thread calls the machine, one event at a time. The controller takes from the coordinator, by ``take`` and in
+order, what it has to do: start and end processes, and keep the workers' records.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ from elastune.elastic.wire.server import CONNECTION_CLOSED, Closed, Connection, 
 from elastune.elastic.wire.transport import ProtocolError, WakeupPipe
 from elastune.elastic.wire.view import RendezvousStore, View
 
-BROKEN_GRACE_S = 0.02
+BROKEN_GRACE_S = 0.02  # a report of a broken view waits this long for the death that may explain it
 CLOSE_LIMIT_S = 5.0
 BEATS_IN_SILENCE = 6  # heartbeats to a worker in the time after which it would take the coordinator for lost
 FINAL_MESSAGES_S = 2.0  # after a worker's end its last messages may take this long to arrive

@@ -548,8 +548,8 @@ _RUN_EVENTS: dict[type[Any], Callable[[Membership, Any], Facts]] = {
 def derive(state: Membership, instructions: tuple[Instruction, ...], broken: bool, why: str) -> Outcome:
     """Derive what follows from the facts in ``state``, alike after every event.
 
-    The order is fixed: is the run over, does a broken view have to be replaced, is a new view complete, have workers to
-    be ended or started, is a new view to be proposed.
+    The order is fixed. First: is the run over? Then: has a broken view to be replaced, or is a new view complete? Then:
+    have workers to be ended or started, and is a new view to be proposed?
 
     Args:
         state: The facts.

@@ -35,7 +35,7 @@ class ElasticWorkerGroup(WorkerGroup):
     """The workers of a run that elastune started: they follow the views that the coordinator installs.
 
     Only the main thread uses it. ``synchronised`` is False while this worker builds what it will train, as a joiner or
-    after a rewind, and for the rest of a batch whose step was lost.
+    after a rewind. It is also False for the rest of a batch whose step was lost.
 
     Args:
         client: The connection to the coordinator.

@@ -295,8 +295,8 @@ class WorkersDiverged(Exception):
 class StaticWatch:
     """Finds out whether workers that another launcher started will never come together. They have no coordinator.
 
-    Until ``end``, a thread that nothing waits for writes what this worker does to the rendezvous store, reads the same
-    of the other workers, and compares.
+    Until ``end``, a thread writes what this worker does to the rendezvous store, and reads the same of the other
+    workers. Nothing waits for the thread.
 
     Args:
         workers: The group of this worker.

@@ -36,7 +36,7 @@ from elastune.train.training_state import TrainingState
 
 LEARNERS_DISTANCE, MIX_STALENESS, SENT_BYTES = "learners_distance", "mix_staleness", "sent_bytes"
 
-MEASURED_EVERY_S = 0.5
+MEASURED_EVERY_S = 0.5  # seconds of training between two records of the signals
 WORKER_TIMES = 3  # numbers of one worker's times in the control vector
 _PARTS = {"monitors", "policies", "decisions", "at", "ramps"}  # of the state that joiners and checkpoints receive
 

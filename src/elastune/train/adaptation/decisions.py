@@ -355,8 +355,8 @@ def wished(batch_size: int | None, lr: float | None) -> Decision:
 class OpenProposals:
     """The proposals of the program and of each policy that were not voted on yet.
 
-    In each step one proposal of the program and one of each policy travel as votes. The program always has a vote,
-    because the length of the control vector must be known before it is known whether the program will use it.
+    In each step one proposal of the program and one of each policy travel as votes. The program always has a vote: the
+    length of the control vector is fixed before it is known whether the program will use its vote.
     """
 
     def __init__(self, policies: Sequence[str]) -> None:

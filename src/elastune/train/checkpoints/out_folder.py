@@ -19,11 +19,9 @@ from elastune.core.errors import UserError
 from elastune.core.journal.files import atomic_write
 from elastune.core.journal.records import StartedFrom
 
+FOLDER = "once"  # in the output folder: the marks of what was done once
+FILE = "begun.json"  # in the output folder: what the run began with
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-
-FOLDER = "once"
-
-FILE = "begun.json"
 
 
 @dataclass(frozen=True)
@@ -83,11 +81,11 @@ class OutFolder:
         return UserError(rule, f"{self.path} was removed or replaced", "begin again in a folder that stays")
 
 
-# --- what a run does at most once ---
-
-
 def _identity(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
+
+
+# --- what a run does at most once ---
 
 
 def claim(home: OutFolder, name: str, who: str) -> bool:

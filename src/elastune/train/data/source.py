@@ -493,8 +493,8 @@ def plan_rounds(
     For the other arguments see ``plan_steps``.
 
     Args:
-        first_seat: How many workers share the learners of the first round, and which of them this worker is, if others
-            have begun that round before some workers were lost.
+        first_seat: How many workers share the learners of the first round, and which of them this worker is. Set if
+            other workers have begun that round before a loss.
     """
     length = source.length(at.offset, batch_size)
     seat = first_seat or (workers, rank)

@@ -1,8 +1,8 @@
 """The source of a program: which part of it decides what is trained, how the journal keeps it, where it changed.
 
-The journal keeps no text: for each statement that decides what is trained, and each element of a long list in it,
-it keeps eight digits of a digest, by file and line. Lines that may make a program differ from run to run, or from
-worker to worker, are found without running it.
+The journal keeps no text. It keeps eight digits of a digest for each statement that decides what is trained, and for
+each element of a long list in it. Lines that may make a program differ from run to run, or from worker to worker, are
+found without running it.
 """
 
 from __future__ import annotations
