@@ -84,12 +84,12 @@ def _updated(state: Returned, event: Event) -> Returned:
     match event:
         case Ready():
             return replace(state, ready=True)
-        case Running(version, step):
-            return replace(state, version=version, step=step)
+        case Running(view, step):
+            return replace(state, version=view, step=step)
         case LayersFound(layers):
             return replace(state, layers=layers)
-        case Broken(version):
-            return replace(state, broken=version)
+        case Broken(view):
+            return replace(state, broken=view)
         case Done():
             return replace(state, done=True)
         case Noticed(seconds):

@@ -1,8 +1,7 @@
 """The server's end of all connections of one kind: accepted by handshake, read and written without blocking.
 
-``ConnectionServer.wait`` returns events; nothing is called back. A peer that breaks the protocol is disconnected. A
-refused connection is reported at once the first time and then once a minute with a count, so a flood of them makes
-a few lines.
+``ConnectionServer.wait`` returns events; nothing is called back. A peer that breaks the protocol is disconnected. The
+first refused connection of a kind is reported at once, and further ones once a minute with a count.
 """
 
 from __future__ import annotations

@@ -192,9 +192,9 @@ class WorkerGroup:
         self.say("computing", self._step)
         return rows
 
-    def _gather_alike(self, mine: torch.Tensor, what: str) -> list[torch.Tensor]:
+    def _gather_alike(self, tensor: torch.Tensor, what: str) -> list[torch.Tensor]:
         try:
-            return self.group.gather_tensors(mine, zlib.crc32(f"{what} {mine.dtype}".encode()))
+            return self.group.gather_tensors(tensor, zlib.crc32(f"{what} {tensor.dtype}".encode()))
         except CollectiveMismatch:
             place = f"in {what}{self.at}".encode()
             rows = self.group.gather_tensors(torch.frombuffer(bytearray(place), dtype=torch.uint8))

@@ -45,66 +45,70 @@ class WeightMatch:
     unused: tuple[str, ...]
 
 
-def matched(own: Mapping[str, Any], found: Mapping[str, Any], asked: StartFrom) -> WeightMatch:
+def matched(tensors: Mapping[str, Any], source_tensors: Mapping[str, Any], request: StartFrom) -> WeightMatch:
     """Decide which tensors are taken over.
 
     Args:
-        own: The model's tensors by name, or objects of the same shapes.
-        found: The source's tensors by name.
-        asked: The request, with renames and patterns of fresh names.
+        tensors: The model's tensors by name, or objects of the same shapes.
+        source_tensors: The source's tensors by name.
+        request: The request, with renames and patterns of fresh names.
 
     Raises:
         UserError: Two of the source's names become one, a pattern of fresh names matches nothing, or nothing is taken.
     """
-    for pattern in asked.fresh:  # a typing error would silently take a tensor that was to be fresh
-        if not any(fnmatchcase(name, pattern) for name in own):
+    for pattern in request.fresh:  # a typing error would silently take a tensor that was to be fresh
+        if not any(fnmatchcase(name, pattern) for name in tensors):
             rule = "what is to be fresh is a tensor of the model"
-            raise UserError(rule, pattern[:80], f"name one that is there, such as {', '.join(list(own)[-3:])}"[:300])
+            raise UserError(
+                rule, pattern[:80], f"name one that is there, such as {', '.join(list(tensors)[-3:])}"[:300]
+            )
     sources: dict[str, str] = {}
-    for name in found:
-        target = asked.renamed(name)
+    for name in source_tensors:
+        target = request.renamed(name)
         if target in sources:
             rule = "renames leave each tensor a name of its own"
             raise UserError(rule, f"{sources[target]} and {name} both become {target}"[:300], "name longer beginnings")
         sources[target] = name
     taken, fresh = {}, {}
-    for name, tensor in own.items():
-        if any(fnmatchcase(name, pattern) for pattern in asked.fresh):
+    for name, tensor in tensors.items():
+        if any(fnmatchcase(name, pattern) for pattern in request.fresh):
             fresh[name] = ASKED_FOR
         elif name not in sources:
             fresh[name] = "not in the source"
-        elif tuple(found[sources[name]].shape) != tuple(tensor.shape):
-            fresh[name] = f"of shape {list(tensor.shape)}, {list(found[sources[name]].shape)} there"
+        elif tuple(source_tensors[sources[name]].shape) != tuple(tensor.shape):
+            fresh[name] = f"of shape {list(tensor.shape)}, {list(source_tensors[sources[name]].shape)} there"
         else:
             taken[name] = sources[name]
-    if not any(tensor.is_floating_point() for name, tensor in own.items() if name in taken):
+    if not any(tensor.is_floating_point() for name, tensor in tensors.items() if name in taken):
         some = ", ".join(list(sources)[:3]) or "none"
         rule, fix = "of a source some weights fit the model, by name and shape", "see --rename, or build the same model"
-        raise UserError(rule, f"none of {asked.source}, such as {some}; here such as {', '.join(list(own)[:3])}", fix)
+        raise UserError(
+            rule, f"none of {request.source}, such as {some}; here such as {', '.join(list(tensors)[:3])}", fix
+        )
     used = set(taken.values())
-    return WeightMatch(taken, fresh, tuple(name for name in found if name not in used))
+    return WeightMatch(taken, fresh, tuple(name for name in source_tensors if name not in used))
 
 
-def start_from(model: nn.Module, asked: StartFrom) -> StartedFrom:
-    """Copy all matching tensors of ``asked.source`` into ``model``, and return the record of it.
+def start_from(model: nn.Module, request: StartFrom) -> StartedFrom:
+    """Copy all matching tensors of ``request.source`` into ``model``, and return the record of it.
 
     Raises ``UserError``.
     """
     model = plain(model)
     tensors = {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if hasattr(tensor, "shape")}
-    with weights_in(asked.source) as (source_tensors, digest):
-        if asked.sha256 not in ("", digest):
+    with weights_in(request.source) as (source_tensors, digest):
+        if request.sha256 not in ("", digest):
             rule, fix = "trials of a study begin with the weights that it was begun with", "restore them"
-            raise UserError(rule, f"others in {asked.source} since", fix)
-        plan = matched(tensors, source_tensors, asked)
+            raise UserError(rule, f"others in {request.source} since", fix)
+        plan = matched(tensors, source_tensors, request)
         with torch.no_grad():
             for name, source_name in plan.taken.items():
                 try:
                     tensors[name].copy_(whole(source_tensors[source_name]))
                 except (OSError, ValueError, SafetensorError) as error:
-                    raise UserError(_RULE, f"{asked.source}: {source_name}: {str(error)[:200]}", _FIX) from None
+                    raise UserError(_RULE, f"{request.source}: {source_name}: {str(error)[:200]}", _FIX) from None
     fresh = _untaken(tensors, plan)
-    return StartedFrom(str(asked.source), digest, len(plan.taken), fresh, len(plan.unused))
+    return StartedFrom(str(request.source), digest, len(plan.taken), fresh, len(plan.unused))
 
 
 def _untaken(tensors: Mapping[str, torch.Tensor], plan: WeightMatch) -> dict[str, str]:
