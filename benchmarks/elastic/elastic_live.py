@@ -5,7 +5,7 @@ and of five, drawn by the seed, which leave workers idle in their second half. A
 sample (``programs/paced_train.py``), so that four workers are four times as fast as one on two cores, too: how much
 less time a study takes is measured under that declaration; pauses and weights are simply measured. All trials run to
 their end, so each study must find the same weights for each configuration (SHA-256). Workers flow by either allocation
-of ``elastune.tune.study.allocation.rebalancer``; in studies of twelve ``short_first`` holds some trials of 12 passes back, which
+of ``elastune.tune.study.rebalancer``; in studies of twelve ``short_first`` holds some trials of 12 passes back, which
 write a checkpoint, wait and go on.
 
     python -m benchmarks.elastic.elastic_live           # 20 minutes; writes benchmarks/results/elastic_live.json

@@ -25,7 +25,7 @@ from benchmarks.search.sampler import INSTANCES, OBJECTIVES, PARAMETERS, Surroga
 
 from elastune.core.errors import UserError
 from elastune.core.journal.records import TrialFinished
-from elastune.tune.search.samplers.gaussian import forget
+from elastune.tune.search.gaussian import forget
 from elastune.tune.search.suggester import Suggester
 
 TOLD, RUNNING = (20, 50, 100, 200), (0, 7)

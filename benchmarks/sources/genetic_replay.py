@@ -18,7 +18,7 @@ from typing import Any
 
 from elastune.core.plan.confidence_intervals import mean_ci, wilson
 from elastune.core.run import Program
-from elastune.tune.search.samplers.registry import generation_size
+from elastune.tune.search.samplers import generation_size
 from elastune.tune.simulate.run import SurrogateModel, simulate
 from elastune.tune.study.request import StudyRequest
 from elastune.tune.study.results import Study

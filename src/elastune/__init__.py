@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Diverged": "core.errors",
     "UserError": "core.errors",
-    "Means": "core.run",
+    "ExecutionSettings": "core.run",
     "Mesh": "core.mesh",
     "JobFailed": "runtime.job.run",
     "Policy": "adapt.policies.base",

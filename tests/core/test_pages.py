@@ -43,11 +43,13 @@ def test_each_page_and_its_heading_are_there(name: str) -> None:
 
 
 def stands(name: str) -> bool:
-    """Whether ``name`` is a folder or a file of the package, or a class or function of a file."""
+    """Whether ``name`` is a folder or a file of the package, or a class, function or method of a file."""
     place = ROOT / "src" / "elastune" / name.replace(".", "/")
     if place.is_dir() or place.with_suffix(".py").is_file():
         return True
     file, definition = place.parent.with_suffix(".py"), rf"^(class|def) {place.name}\b"
+    if not file.is_file():
+        file, definition = place.parent.parent.with_suffix(".py"), rf"^    def {place.name}\b"
     return file.is_file() and re.search(definition, file.read_text(), re.MULTILINE) is not None
 
 

@@ -164,8 +164,8 @@ def test_a_step_that_compiles_is_in_no_times(tmp_path: Path) -> None:
     assert len(times._kept) == 8 - 3 - 2
     times.leave_out_newest()
     assert len(times._kept) == 8 - 3 - 3
-    assert COMPILED.untold() > 0
-    assert COMPILED.untold() == 0
+    assert COMPILED.unreported() > 0
+    assert COMPILED.unreported() == 0
     assert times.count == 8
 
 
@@ -183,7 +183,7 @@ def test_a_worker_that_waited_for_a_compiler_leaves_the_step_out(tmp_path: Path)
     from elastune.adapt.monitors.base import UNKNOWN_TIMES
 
     session = lone_session(tmp_path)
-    adapter, times = session._adapter, session._progress.times
+    adapter, times = session._parts.adapter, session._parts.progress.times
     for _ in range(5):
         times.begin_step()
         times.end_step(0.0, 0.0)
@@ -246,7 +246,7 @@ def test_it_is_explained() -> None:
 def test_a_process_that_never_compiles_imports_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(compiling.sys.modules, "torch._dynamo")
     times = CompileTimes()
-    assert times.untold() == 0
+    assert times.unreported() == 0
     model = Blocks()
     assert plain(model) is model
     assert not is_compiled(model)

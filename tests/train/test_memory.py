@@ -18,7 +18,7 @@ from elastune.report.tables import memory_line, memory_table
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import JobFailed, run_job
 from elastune.train.progress import StepMemory, memory_of_workers
-from elastune.train.worker import lacks_memory, told_of_memory, wanted_bytes
+from elastune.train.worker import lacks_memory, memory_detail, wanted_bytes
 from elastune.tune.study.request import StudyRequest
 from elastune.tune.study.run import tune
 
@@ -148,7 +148,7 @@ def test_a_trial_that_runs_out_of_memory_tells_what_it_wanted(
 )
 def test_texts_of_memory_that_ran_out(error: Exception, lacks: bool, wanted: int | None) -> None:
     assert (lacks_memory(error), wanted_bytes(error)) == (lacks, wanted)
-    told = told_of_memory(wanted, "said")
+    told = memory_detail(wanted, "said")
     assert told.endswith("said")
     assert (told != "said") == (wanted is not None)
 

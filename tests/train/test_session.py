@@ -229,7 +229,7 @@ def test_a_step_that_is_lost_between_its_slices_begins_again(tmp_path: Path) -> 
         for i, (x, y) in enumerate(session.batches(samples(), batch_size=16)):
             session.backward(F.mse_loss(model(x.double()), y.double()))
             if i == 2:
-                session._transaction.abandon()
+                session._parts.transaction.abandon()
             optimizer.step()
             optimizer.zero_grad()
             ended.append(session.ends_step)
@@ -431,7 +431,7 @@ def test_what_divergence_is_judged_by_goes_on_with_a_run(tmp_path: Path) -> None
     for _ in range(3):
         one.report(loss=0.1)
     other = lone_session(tmp_path, divergence=Divergence(10.0, ("loss",)))
-    other._progress.load_state_dict(json.loads(json.dumps(one._progress.state_dict())))
+    other._parts.progress.load_state_dict(json.loads(json.dumps(one._parts.progress.state_dict())))
     other.report(loss=1.1)
     with pytest.raises(Diverged, match="loss is 1.1 after|loss is 1.1, its median over 3"):
         other.report(loss=1.1)
@@ -563,7 +563,7 @@ def test_a_wish_to_stop_is_heard_in_epochs_without_batches(tmp_path: Path) -> No
 def test_numbers_are_of_those_who_gathered_them(tmp_path: Path) -> None:
     """A worker may have died since, and this one have got the rows from another that stands as the rest do now."""
     session = lone_session(tmp_path)
-    workers = session._workers
+    workers = session._parts.workers
     for stood, stands in ((Mesh(data=2, tensor=2), Mesh(data=3)), (Mesh(data=2), Mesh(data=2, tensor=2))):
         workers.comms = replace(workers.comms, mesh=stands)
         workers.gathered_on = stood

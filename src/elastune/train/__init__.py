@@ -1,1 +1,1 @@
-"""What the user's loop touches."""
+"""Training on one worker: the session that a program calls, the step, data, checkpoints, policies at work."""

@@ -1,7 +1,9 @@
 """Collectives that a program starts by name and waits for later: in any order, through changes of the workers.
 
-A worker sends its tensor to all others, and is done when it has heard of every worker that was a member then. It
-keeps its message until all have reported that they need it no more.
+A worker sends its tensor to all others, and is done when it has a message of every worker that was a member when it
+called. Until all workers have reported that they are done, it keeps its tensor, or the result. When the workers change,
+each sends its message again to the workers that are left, so a worker that has a result completes the others by it.
+Calls of a step that was lost are dropped: the step is done again, and its calls with it.
 """
 
 from __future__ import annotations
@@ -19,13 +21,12 @@ from elastune.core.errors import UserError
 from elastune.parallel.comm.channel import ChannelMessage
 from elastune.parallel.comm.group import Group, GroupBroken
 
-# [call letters] What workers tell each other of a collective that the program has called by name.
-
+T = TypeVar("T")
 Kind = Literal["allreduce", "broadcast", "gather"]
 Key = tuple[str, int]
-"""A name, and how often it was called before."""
-GIVEN, RESULT, DONE = range(3)
-"""What a letter has: the sender's tensor, the result, or that the sender needs nothing more of this call."""
+"""A collective's name, and how many calls with this name came before."""
+TENSOR, RESULT, DONE = range(3)
+"""Kinds of messages: the sender's tensor; the result; the sender needs nothing more of this call."""
 DTYPES = {
     str(dtype): dtype
     for dtype in (
@@ -33,67 +34,8 @@ DTYPES = {
         *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     )
 }
-
-
-@dataclass(frozen=True)
-class BroadcastRoot:
-    """Of a broadcast: the ``rank`` that the program named, and which ``worker`` that was then."""
-
-    rank: int
-    worker: int
-
-
-def letter_of(
-    what: int, key: Key, kind: Kind, root: BroadcastRoot, tensors: Sequence[torch.Tensor], workers: Sequence[int] = ()
-) -> ChannelMessage:
-    """A letter with ``tensors``; of a result with the ``workers`` that took part in it."""
-    told = {
-        "name": key[0],
-        "kind": kind,
-        "root": [root.rank, root.worker],
-        "workers": list(workers),
-        "tensors": [[str(t.dtype), list(t.shape)] for t in tensors],
-    }
-    parts = [t.reshape(-1).view(torch.uint8) for t in tensors if t.numel()]
-    # One tensor is this worker's own copy, which nobody changes: not to be copied again.
-    payload = parts[0] if len(parts) == 1 else torch.cat([torch.empty(0, dtype=torch.uint8), *parts])
-    return ChannelMessage((what, key[1], 0), json.dumps(told), payload)
-
-
-def done_letter(key: Key) -> ChannelMessage:
-    """A letter without tensors."""
-    return ChannelMessage((DONE, key[1], 0), json.dumps({"name": key[0]}), torch.empty(0, dtype=torch.uint8))
-
-
-def key_of(letter: ChannelMessage) -> Key:
-    """Which call it is of."""
-    return str(json.loads(letter.text)["name"]), letter.number[1]
-
-
-def tensors_in(told: Mapping[str, Any], payload: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors of a letter whose text is ``told``. Raises ``ValueError`` where it does not hold what it says."""
-    found, at = [], 0
-    for name, shape in told["tensors"]:
-        dtype = DTYPES[name]
-        size = prod(shape) * dtype.itemsize
-        part = payload if (at, size) == (0, len(payload)) else payload[at : at + size].clone()  # aligned
-        if len(part) != size:
-            raise ValueError(f"a message of {len(payload)} bytes is too short for {told['tensors']}")
-        found.append(part.view(dtype).view(shape))
-        at += size
-    return found
-
-
-# [collectives] Collectives that a program starts by name and waits for later: in any order, through changes of the workers.
-#
-# A caller sends what it has to all others, and is done when it has heard of every worker that was a member then. Until
-# all have told that they are done, it keeps what it gave, or the result. When the workers change, all send that again to
-# those who are left, so a worker that had a result completes the others by it. Calls of a step that was lost are dropped:
-# the step is done again, and its calls with it.
-
-T = TypeVar("T")
 LONGEST_NAME = 200
-REST_S = 0.001  # between two looks, where others' passes are to be seen to as well
+REST_S = 0.001  # between two looks for messages, where this worker also takes part in passes of others
 
 
 class CollectiveLost(Exception):
@@ -107,7 +49,8 @@ class CollectiveResult(Generic[T]):
     Attributes:
         value: The sum, the root's tensor, or all workers' tensors in the order of ``workers``.
         workers: The numbers of the workers whose tensors are in it.
-        lost: It was called in a step that was lost, and is called again with that step: ``value`` is this worker's own.
+        lost: The collective was called in a step that was lost. ``value`` is this worker's own tensor; the step is done
+            again, and calls the collective again.
     """
 
     value: T
@@ -116,7 +59,7 @@ class CollectiveResult(Generic[T]):
 
 
 class Members(Protocol):
-    """What is asked of ``elastic.worker.group.WorkerGroup``."""
+    """The part of ``elastic.worker.group.WorkerGroup`` that collectives use."""
 
     synchronised: bool
 
@@ -131,7 +74,7 @@ class Members(Protocol):
 
 
 class MessageChannel(Protocol):
-    """What is asked of ``comm.post.Channel``."""
+    """The part of ``parallel.comm.channel.Channel`` that collectives use."""
 
     def send(self, to: int, message: ChannelMessage) -> None: ...
 
@@ -140,12 +83,24 @@ class MessageChannel(Protocol):
 
 @dataclass
 class Call:
+    """One call of a collective, as this worker sees it.
+
+    Attributes:
+        own: This worker's tensor.
+        expected: The numbers of the workers whose tensors belong to it.
+        step: The attempt at a step that it belongs to.
+        heard: The tensors that have come, by the number of their worker.
+        result: The result, once it is here.
+        error: The error, where there can be no result.
+        done: The numbers of the workers that need nothing more of it.
+    """
+
     kind: Kind
     key: Key
     root: BroadcastRoot
     own: torch.Tensor
     expected: set[int]
-    step: int  # the attempt at a step that it belongs to
+    step: int
     heard: dict[int, torch.Tensor] = field(default_factory=dict)
     result: CollectiveResult[list[torch.Tensor]] | None = None
     error: Exception | None = None
@@ -153,10 +108,11 @@ class Call:
 
     @property
     def settled(self) -> bool:
+        """Whether there is a result or an error."""
         return self.result is not None or self.error is not None
 
     def settle(self) -> None:
-        """Where all is here that it takes, come to the result."""
+        """Make the result, if all tensors that it needs are here."""
         if self.settled:
             return
         if self.kind == "broadcast" and self.root.worker in self.heard:
@@ -184,11 +140,11 @@ class Call:
 
 
 class CollectiveHandle(Generic[T]):
-    """A collective that was started.
+    """A collective that was started: the program waits for its result when it needs it.
 
     Example:
         >>> handle = session.gather("hardest", losses.topk(3).values)
-        >>> found = handle.wait().value
+        >>> tensors = handle.wait().value
     """
 
     def __init__(self, calls: NamedCollectives, call: Call, of: Callable[[list[torch.Tensor]], T]) -> None:
@@ -198,14 +154,14 @@ class CollectiveHandle(Generic[T]):
     def done(self) -> bool:
         """Whether ``wait`` would return at once.
 
-        In an evaluation where workers need each other this waits for the others' next pass, and takes part in it.
+        In an evaluation where workers need each other, this waits for the next pass of the others and takes part in it.
         """
         return self._calls.came(self._call)
 
     def wait(self) -> CollectiveResult[T]:
         """Return the result, once it is here.
 
-        No other worker may need what this one does only after it.
+        Do not wait for a collective that another worker calls only after it has something that follows here.
 
         Raises:
             CollectiveLost: Where the root of a broadcast has gone and no worker has what it sent, or workers changed
@@ -215,18 +171,24 @@ class CollectiveHandle(Generic[T]):
         self._calls.wait(self._call)
         if self._call.error is not None:
             raise self._call.error
-        found = self._call.result
-        assert found is not None
-        own = [value.clone() for value in found.value]  # what is kept may still be sent to others
-        return CollectiveResult(self._of(own), found.workers, found.lost)
+        result = self._call.result
+        assert result is not None
+        copies = [value.clone() for value in result.value]  # the kept tensors may still be sent to others
+        return CollectiveResult(self._of(copies), result.workers, result.lost)
 
 
 class NamedCollectives:
-    """One worker's named collectives. ``counts``, equal on all workers between steps, is a part of the run's state.
+    """One worker's named collectives: it sends, collects and keeps their messages.
 
-    ``attempt``: a number that is another one for each step that is begun. ``recover``: see ``StepTransaction.recover``.
-    ``stand_in``: takes part in others' forward passes until something is so (``Replica.stand_in``): they may be what
-    keeps another worker from its call.
+    How often each name was called is a part of the run's state, equal on all workers between steps.
+
+    Args:
+        workers: The workers that take part.
+        attempt: Returns another number for each step that is begun.
+        recover: Meets the survivors of a broken group, see ``StepTransaction.recover``.
+        post: Opens a channel to the members of a group.
+        stand_in: Takes part in forward passes of others until a condition holds (``Replica.stand_in``): a worker that
+            has not called yet may be waiting in such a pass.
     """
 
     name = "collectives"
@@ -242,9 +204,9 @@ class NamedCollectives:
         self._workers, self._attempt, self._recover, self._open_channel = workers, attempt, recover, post
         self._stand_in = stand_in
         self._counts: dict[str, int] = {}
-        self._marked: tuple[int, dict[str, int]] = (0, {})  # counts where the newest step's calls began
+        self._marked: tuple[int, dict[str, int]] = (0, {})  # an attempt at a step, and the counts when it began
         self._calls: dict[Key, Call] = {}
-        self._early: dict[Key, list[tuple[int, int, ChannelMessage]]] = {}  # of others, before this worker's own call
+        self._early: dict[Key, list[tuple[int, int, ChannelMessage]]] = {}  # that came before this worker's own call
         self._channel: MessageChannel | None = None
         self._ranks: tuple[int, ...] = ()
 
@@ -258,9 +220,9 @@ class NamedCollectives:
     # -- calls --------------------------------------------------------------------------------------------------------
 
     def start(self, kind: Kind, name: str, tensor: torch.Tensor, root: int = 0) -> Call:
-        """Begin; ``root`` is a rank. Raises ``UserError`` for what cannot be."""
+        """Start a collective; ``root`` is a rank. Raises ``UserError`` for arguments that no collective can have."""
         workers = self._workers
-        own = self._checked(name, tensor)
+        tensor_copy = self._checked(name, tensor)
         everyone = workers.members if workers.synchronised else (workers.worker,)
         whole = hasattr(type(root), "__index__") and not isinstance(root, bool)  # NumPy's integers, too
         if kind == "broadcast" and not (whole and (0 <= root < len(everyone) or not workers.synchronised)):
@@ -268,8 +230,8 @@ class NamedCollectives:
         root = int(root)
         if not workers.synchronised or len(everyone) == 1:
             lost = not workers.synchronised
-            call = Call(kind, (name, -1), BroadcastRoot(root, workers.worker), own, {workers.worker}, 0)
-            call.result = CollectiveResult([own], (workers.worker,), lost)
+            call = Call(kind, (name, -1), BroadcastRoot(root, workers.worker), tensor_copy, {workers.worker}, 0)
+            call.result = CollectiveResult([tensor_copy], (workers.worker,), lost)
             if not lost:
                 self._mark()
                 self._counts[name] = self._counts.get(name, 0) + 1
@@ -280,12 +242,12 @@ class NamedCollectives:
         key = name, self._counts.get(name, 0)
         self._counts[name] = key[1] + 1
         call = self._calls[key] = Call(
-            kind, key, BroadcastRoot(root, everyone[root]), own, set(everyone), self._attempt()
+            kind, key, BroadcastRoot(root, everyone[root]), tensor_copy, set(everyone), self._attempt()
         )
-        call.heard[workers.worker] = own
-        self._tell(call)
-        for sender, what, letter in self._early.pop(key, []):
-            self._hear(call, sender, what, letter)
+        call.heard[workers.worker] = tensor_copy
+        self._send_all(call)
+        for sender, message_kind, message in self._early.pop(key, []):
+            self._hear(call, sender, message_kind, message)
         self.look()
         return call
 
@@ -294,38 +256,38 @@ class NamedCollectives:
             rule = f"a collective's name is a text of 1 to {LONGEST_NAME} characters"
             raise UserError(rule, repr(name)[:40], 'such as "loss"')
         if not isinstance(tensor, torch.Tensor) or str(tensor.dtype) not in DTYPES or tensor.layout != torch.strided:
-            told = f"{tensor.dtype}, {tensor.layout}" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+            kind = f"{tensor.dtype}, {tensor.layout}" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
             raise UserError(
-                "a collective is of a dense tensor of numbers", told, "give a torch.Tensor of floats or ints"
+                "a collective is of a dense tensor of numbers", kind, "give a torch.Tensor of floats or ints"
             )
         return tensor.detach().to("cpu", copy=True).contiguous()
 
     def _mark(self) -> None:
-        """Where a step's first call comes, remember the counts before it."""
+        """At the first call of a step, remember the counts before it."""
         if self._marked[0] != self._attempt():
             self._marked = self._attempt(), dict(self._counts)
 
     def wait(self, call: Call) -> None:
-        """Until ``call`` is settled, with whom there is by then."""
+        """Wait until ``call`` is settled, with the workers that there are by then."""
         while not call.settled:
             try:
                 self._stand_in(lambda: self._settles(call))
                 if not call.settled:
                     self._take(wait=True)
             except GroupBroken as error:
-                self._recover(error)  # has ``regroup`` called
+                self._recover(error)  # which calls ``regroup``
             self._tidy()
 
     def came(self, call: Call) -> bool:
-        """Whether ``call`` is settled; one pass of the others at most is run for that."""
+        """Whether ``call`` is settled; this takes part in one pass of the others at most."""
         self.look()
-        asked = iter((call.settled,))
-        self._stand_in(lambda: next(asked, True))
+        answers = iter((call.settled,))
+        self._stand_in(lambda: next(answers, True))
         self.look()
         return call.settled
 
     def _settles(self, call: Call) -> bool:
-        """Whether ``call`` is settled after a moment."""
+        """Whether ``call`` is settled after a short rest, or ``wait`` has to look at the group."""
         self.look()
         if not call.settled:
             time.sleep(REST_S)
@@ -333,7 +295,7 @@ class NamedCollectives:
         return call.settled or self._workers.group.broken  # which ``wait`` then finds
 
     def look(self) -> None:
-        """Take what has come. Where the group is broken that is for others to find."""
+        """Take the messages that have come. A broken group is left to other calls to report."""
         try:
             while self._channel is not None and self._take(wait=False):
                 pass
@@ -342,13 +304,14 @@ class NamedCollectives:
         self._tidy()
 
     def _tidy(self) -> None:
+        """Forget the calls that no worker needs any more."""
         others = {key: call.expected - {self._workers.worker} for key, call in self._calls.items()}
         self._calls = {k: call for k, call in self._calls.items() if not (call.settled and others[k] <= call.done)}
 
     # -- when workers change ------------------------------------------------------------------------------------------
 
     def regroup(self, *, lost: bool) -> None:
-        """These are the workers now; ``lost``: the step that was begun last never counts. Raises ``GroupBroken``."""
+        """Go on among the present workers; ``lost``: the newest step never counts. Raises ``GroupBroken``."""
         if lost and self._marked[0] == self._attempt():
             self._counts = dict(self._marked[1])
             for key in [key for key, call in self._calls.items() if call.step == self._attempt()]:
@@ -357,15 +320,15 @@ class NamedCollectives:
         self._channel, self._early = None, {}
         if not self._counts:
             return
-        here = set(self._workers.members)
+        present = set(self._workers.members)
         for call in self._calls.values():
-            call.expected &= here
+            call.expected &= present
             call.heard = {self._workers.worker: call.own}
             call.settle()
-        if len(here) > 1:
+        if len(present) > 1:
             self._open()
             for call in self._calls.values():
-                self._tell(call)
+                self._send_all(call)
 
     def _open(self) -> None:
         self._ranks = self._workers.members
@@ -376,60 +339,61 @@ class NamedCollectives:
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
-    def _tell(self, call: Call) -> None:
-        """To all others: what this worker gives, or the result where it has that."""
+    def _send_all(self, call: Call) -> None:
+        """Send all others this worker's tensor, or the result where it is here."""
         if call.result is not None:
-            letter = letter_of(RESULT, call.key, call.kind, call.root, call.result.value, call.result.workers)
-        else:  # of a broadcast all but the root give nothing
-            gives = call.kind != "broadcast" or call.root.worker == self._workers.worker
-            letter = letter_of(GIVEN, call.key, call.kind, call.root, [call.own] if gives else [])
-        self._post_all(letter)
+            message = message_of(RESULT, call.key, call.kind, call.root, call.result.value, call.result.workers)
+        else:  # in a broadcast only the root sends its tensor
+            sends = call.kind != "broadcast" or call.root.worker == self._workers.worker
+            message = message_of(TENSOR, call.key, call.kind, call.root, [call.own] if sends else [])
+        self._post_all(message)
 
-    def _post_all(self, letter: ChannelMessage) -> None:
+    def _post_all(self, message: ChannelMessage) -> None:
         assert self._channel is not None
         for rank, number in enumerate(self._ranks):
             if number != self._workers.worker:
                 try:
-                    self._channel.send(rank, letter)
+                    self._channel.send(rank, message)
                 except GroupBroken:
-                    return  # all is sent again to those who are left
+                    return  # all is sent again to the workers that are left
 
     def _take(self, *, wait: bool) -> bool:
-        """One message, if there is one."""
+        """Take one message. Return False if there is none."""
         if self._channel is None:
             raise RuntimeError("nobody is here to wait for")
-        came = self._channel.next(wait=wait)
-        if came is None:
+        received = self._channel.next(wait=wait)
+        if received is None:
             return False
-        rank, letter = came
-        what, key = letter.number[0], key_of(letter)
+        rank, message = received
+        kind, key = message.number[0], key_of(message)
         call, sender = self._calls.get(key), self._ranks[rank]
         if call is not None:
-            self._hear(call, sender, what, letter)
-        elif what == DONE:
+            self._hear(call, sender, kind, message)
+        elif kind == DONE:
             pass
         elif key[1] < self._counts.get(key[0], 0):  # this worker is done with it, or joined later
-            self._channel.send(rank, done_letter(key))
+            self._channel.send(rank, done_message(key))
         else:
-            self._early.setdefault(key, []).append((sender, what, letter))
+            self._early.setdefault(key, []).append((sender, kind, message))
         return True
 
-    def _hear(self, call: Call, sender: int, what: int, letter: ChannelMessage) -> None:
-        told = json.loads(letter.text)
-        if what == DONE:
+    def _hear(self, call: Call, sender: int, kind: int, message: ChannelMessage) -> None:
+        """Take in a message of ``call``, of one of the kinds above."""
+        header = json.loads(message.text)
+        if kind == DONE:
             call.done.add(sender)
             return
         before = call.settled
-        tensors = tensors_in(told, letter.payload)
-        root = BroadcastRoot(*told["root"])
-        here, there = _asked(call.kind, call.root), _asked(told["kind"], root)
-        if here != there and not call.settled:
+        tensors = tensors_in(header, message.payload)
+        root = BroadcastRoot(*header["root"])
+        own, other = _described(call.kind, call.root), _described(header["kind"], root)
+        if own != other and not call.settled:
             rule = "workers that use one name call the same collective"
-            value = f"{call.key[0]!r}: {here} here, {there} on worker {sender}"
+            value = f"{call.key[0]!r}: {own} here, {other} on worker {sender}"
             call.error = UserError(rule, value, "use other names")
-        elif what == RESULT:
+        elif kind == RESULT:
             call.done.add(sender)
-            call.result = call.result or CollectiveResult(tensors, tuple(told["workers"]))
+            call.result = call.result or CollectiveResult(tensors, tuple(header["workers"]))
         elif call.kind == "broadcast" and root != call.root and not call.settled:
             why = f"workers changed between the calls of {call.key[0]!r}: rank {root.rank} is not one worker in both"
             call.error = CollectiveLost(why)
@@ -440,8 +404,65 @@ class NamedCollectives:
                 call.heard[sender] = call.own
             call.settle()
         if call.settled and not before and self._channel is not None:
-            self._post_all(done_letter(call.key))
+            self._post_all(done_message(call.key))
 
 
-def _asked(kind: str, root: BroadcastRoot) -> str:
+def _described(kind: str, root: BroadcastRoot) -> str:
     return f"{kind} from rank {root.rank}" if kind == "broadcast" else kind
+
+
+# --- messages ---
+
+
+@dataclass(frozen=True)
+class BroadcastRoot:
+    """The root of a broadcast: the ``rank`` that the program named, and the number of the ``worker`` that had it."""
+
+    rank: int
+    worker: int
+
+
+def message_of(
+    kind_of_message: int,
+    key: Key,
+    kind: Kind,
+    root: BroadcastRoot,
+    tensors: Sequence[torch.Tensor],
+    workers: Sequence[int] = (),
+) -> ChannelMessage:
+    """A message with ``tensors``; a result also has the ``workers`` that took part in it."""
+    header = {
+        "name": key[0],
+        "kind": kind,
+        "root": [root.rank, root.worker],
+        "workers": list(workers),
+        "tensors": [[str(t.dtype), list(t.shape)] for t in tensors],
+    }
+    parts = [t.reshape(-1).view(torch.uint8) for t in tensors if t.numel()]
+    # A single tensor is this worker's own copy, which nobody changes: it is not copied again.
+    payload = parts[0] if len(parts) == 1 else torch.cat([torch.empty(0, dtype=torch.uint8), *parts])
+    return ChannelMessage((kind_of_message, key[1], 0), json.dumps(header), payload)
+
+
+def done_message(key: Key) -> ChannelMessage:
+    """The message that this worker needs nothing more of the call ``key``."""
+    return ChannelMessage((DONE, key[1], 0), json.dumps({"name": key[0]}), torch.empty(0, dtype=torch.uint8))
+
+
+def key_of(message: ChannelMessage) -> Key:
+    """The call that ``message`` belongs to."""
+    return str(json.loads(message.text)["name"]), message.number[1]
+
+
+def tensors_in(header: Mapping[str, Any], payload: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors that ``header`` describes. Raises ``ValueError`` where ``payload`` is too short for them."""
+    tensors, start = [], 0
+    for name, shape in header["tensors"]:
+        dtype = DTYPES[name]
+        size = prod(shape) * dtype.itemsize
+        part = payload if (start, size) == (0, len(payload)) else payload[start : start + size].clone()  # aligned
+        if len(part) != size:
+            raise ValueError(f"a message of {len(payload)} bytes is too short for {header['tensors']}")
+        tensors.append(part.view(dtype).view(shape))
+        start += size
+    return tensors

@@ -20,19 +20,14 @@ from torch.utils.hooks import RemovableHandle
 from elastune.core.errors import UserError
 from elastune.core.run import Mode
 
-# [compiling] Models under ``torch.compile``: plain names for what they hold, code that shapes alone decide, seconds told apart.
-#
-# A compiled module wraps the one it was made of, and puts ``_orig_mod.`` before the names of all that is in it. What is
-# moved between workers, saved and compared is the module itself; one inside of a model is called through in its place.
-
 F = TypeVar("F", bound=Callable[..., Any])
 PREFIX = "_orig_mod."
 
 
 def plain(module: nn.Module) -> nn.Module:
-    """``module`` without what ``torch.compile`` has put around it; what is compiled inside of it has plain names, too.
+    """``module`` without the wrapper of ``torch.compile``; compiled modules inside of it get plain names, too.
 
-    It still runs compiled there. May be called again, once the program has compiled more of it.
+    They still run compiled. Call it again after the program has compiled more of the module.
     """
     if (kind := _wrapper()) is None:
         return module
@@ -42,31 +37,31 @@ def plain(module: nn.Module) -> nn.Module:
         for name, part in list(parent.named_children()):
             if isinstance(part, kind):
                 inner = plain(part)
-                if inner._compiled_call_impl is None:  # what ``inner.compile()`` would have set
+                if inner._compiled_call_impl is None:  # ``inner.compile()`` would have set it
                     inner._compiled_call_impl = part.dynamo_ctx(_entry(inner))
                 parent.register_module(name, inner)
     return module
 
 
 def _entry(module: nn.Module) -> Callable[..., Any]:
-    """What the compiler begins at: it takes the first frame that is not torch's, and torch's own modules have none."""
+    """The function that the compiler starts at: the first frame outside torch; torch's own modules have none."""
     if not type(module).__module__.startswith("torch."):
         return module._call_impl
 
-    def call(*given: Any, **named: Any) -> Any:
-        return module._call_impl(*given, **named)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return module._call_impl(*args, **kwargs)
 
-    call.__code__ = call.__code__.replace()  # its own: code is kept, and counted, by where it begins
+    call.__code__ = call.__code__.replace()  # a code object of its own: torch keeps and counts compiled code by it
     return call
 
 
 def unseen(function: F) -> F:
-    """``function``, which the compiler is to leave as it is, if there is one in this process."""
+    """``function``, marked so that the compiler leaves it alone, if this process has a compiler."""
     return function if _wrapper() is None else torch.compiler.disable(function)
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether something of ``module`` was compiled, in whatever way."""
+    """Whether ``module`` or a part of it was compiled."""
     kind = _wrapper()
     if kind is None:
         return False
@@ -79,9 +74,10 @@ def plain_name(name: str) -> str:
 
 
 def by_shapes_alone(mode: Mode) -> None:
-    """In ``exact`` mode code depends on the shapes that it is for, and not on those that a worker has seen before.
+    """Let compiled code in ``exact`` mode depend on the shapes it is for alone, not on shapes a worker has seen before.
 
-    Else a worker's second shape brings code for any, which rounds otherwise than another worker's code for the same.
+    Torch compiles a worker's second shape for any shape. Such code rounds in another way than the code of a worker
+    that has seen this shape alone.
     """
     if mode == "exact" and _wrapper() is not None:
         config: Any = sys.modules["torch._dynamo"].config
@@ -90,7 +86,7 @@ def by_shapes_alone(mode: Mode) -> None:
 
 
 def too_many_shapes(error: BaseException) -> UserError | None:
-    """What the user is told where ``error`` says that a compiled model was given too many shapes."""
+    """The error for the user, where ``error`` is torch's for a compiled model that got too many shapes; else None."""
     if type(error).__name__ != "FailOnRecompileLimitHit":
         return None
     limit = sys.modules["torch._dynamo"].config.recompile_limit
@@ -100,27 +96,31 @@ def too_many_shapes(error: BaseException) -> UserError | None:
 
 
 def _wrapper() -> Any:
-    """The class of compiled modules; None where this process has never compiled, and need not import what does."""
-    found = sys.modules.get("torch._dynamo")
-    return None if found is None else getattr(found, "OptimizedModule", None)
+    """The class of compiled modules; None where this process has not imported the compiler, which takes long."""
+    dynamo = sys.modules.get("torch._dynamo")
+    return None if dynamo is None else getattr(dynamo, "OptimizedModule", None)
 
 
 class CompileTimes:
-    """Seconds that this process has spent in ``torch.compile``, as torch tells of it, forward and backward."""
+    """Seconds that this process has spent in ``torch.compile``, forward and backward, by torch's own callbacks.
+
+    Attributes:
+        seconds: All seconds since the process began to ``listen``.
+    """
 
     def __init__(self) -> None:
-        self.seconds = 0.0  # all of them since the process began to ``listen``
-        self._told = 0.0
+        self.seconds = 0.0
+        self._reported = 0.0
         self._since: float | None = None
 
-    def untold(self) -> float:
-        """Those since this was asked last, in whatever session: also of a joiner's first passes, which do not count."""
+    def unreported(self) -> float:
+        """Seconds since the last call, in whatever session; a joiner's first passes, which do not count, are in it."""
         self.listen()
-        before, self._told = self._told, self.seconds
-        return self._told - before
+        before, self._reported = self._reported, self.seconds
+        return self._reported - before
 
     def listen(self) -> None:
-        """Hear of what is compiled from here on, if there is a compiler in this process."""
+        """Count compilations from here on, if this process has a compiler."""
         if (callbacks := sys.modules.get("torch._dynamo.callback")) is not None:
             handler = callbacks.callback_handler
             if self._begins not in handler.start_callbacks:  # not yet, or torch._dynamo.reset has dropped it
@@ -137,21 +137,23 @@ class CompileTimes:
 
 
 COMPILED = CompileTimes()
-"""Of this process: torch has one compiler in each."""
+"""The times of this process, which has one compiler."""
 
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """Compiled models run as they were before, for those who look at each operation."""
+    """Run compiled models uncompiled, so that each operation can be observed."""
     with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Using `torch.compile")  # of hooks on all modules: who looks has some
+        warnings.filterwarnings(
+            "ignore", message="Using `torch.compile"
+        )  # of hooks on all modules: an observer has some
         yield
 
 
-# [precision] Mixed precision around a model's forward pass: bf16 inside, fp32 out.
+# --- mixed precision around a model's forward pass: bf16 inside, fp32 out ---
 
 _ENTERED: list[torch.autocast] = []
-"""Of passes under way."""
+"""The contexts of the forward passes under way."""
 
 
 class Autocast:
@@ -167,7 +169,7 @@ class Autocast:
         self.register()
 
     def register(self) -> None:
-        """Again, where the program has compiled the model since: what enters and leaves is not to be compiled."""
+        """Put the hooks on the model; again after the program has compiled it, since hooks must not be compiled."""
         before, after = unseen(self._before), unseen(_after)
         if self._handles and self._unseen == (after is not _after):
             return
@@ -189,7 +191,7 @@ def _after(_: nn.Module, __: Any, output: Any) -> Any:
 
 
 def leave_passes() -> None:
-    """Passes that were under way were left for good: torch runs no hook where a ``BaseException`` comes through."""
+    """Leave the contexts of passes that a ``BaseException`` has ended: torch runs no hook then."""
     while _ENTERED:
         _ENTERED.pop().__exit__(None, None, None)
 

@@ -16,12 +16,11 @@ from elastune.core.journal.records import DataContext, RunContext
 if TYPE_CHECKING:
     import torch
 
-
-# [machine] What a worker cannot change but matters: the sizes of data and model, the device, the software.
+MEMORY_LIMITS = ("memory.max", "memory.limit_in_bytes")  # files of control groups, of versions 2 and 1
 
 
 def run_context(device: torch.device, data: DataContext, parameters: int) -> RunContext:
-    """The context of a run on this machine's ``device``, with the data and the model that it has seen."""
+    """All that a run's result depends on and that the run cannot change: data, model size, device, software."""
     import torch  # here: the command line asks for cores() before it needs torch
 
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
@@ -36,13 +35,13 @@ def link(root: Path = Path("/")) -> str:
 
 
 def cores(root: Path = Path("/")) -> int:
-    """Cores that this process may use: its affinity, or what its control group's CPU quota amounts to, rounded down."""
+    """Cores that this process may use: its affinity, or the CPU quota of its control group, rounded down."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, math.floor(min(allowed, quota_cores(root))))
 
 
 def quota_cores(root: Path = Path("/")) -> float:
-    """The smallest CPU quota, in cores, on this process's path of control groups (infinite: none).
+    """The smallest CPU quota, in cores, on this process's path of control groups; infinite where it has none.
 
     Version 2: ``cpu.max`` holds "max" or "QUOTA_US PERIOD_US"; version 1: ``cpu.cfs_quota_us`` (-1: none) and
     ``cpu.cfs_period_us``. In a container the path named in ``/proc/self/cgroup`` may not be mounted; its parents are.
@@ -93,22 +92,17 @@ def processor() -> str:
 def software() -> dict[str, str]:
     """The versions that a result may depend on."""
     try:
-        own = version("elastune")
+        elastune = version("elastune")
     except PackageNotFoundError:  # run from its source folder
-        own = "not installed"
-    return {"python": platform.python_version(), "torch": version("torch"), "elastune": own}
-
-
-# [machine memory] The memory that this process, and those that it starts, may use of this machine.
-
-LIMITS = ("memory.max", "memory.limit_in_bytes")  # of versions 2 and 1
+        elastune = "not installed"
+    return {"python": platform.python_version(), "torch": version("torch"), "elastune": elastune}
 
 
 def machine_memory_bytes(root: Path = Path("/")) -> int:
-    """What there is, or the smallest limit on this process's path of control groups."""
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    """The machine's memory, or the smallest limit on this process's path of control groups."""
+    sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for group in control_groups("memory", root):
-        files = [group / name for name in LIMITS if (group / name).is_file()]
+        files = [group / name for name in MEMORY_LIMITS if (group / name).is_file()]
         texts = [file.read_text(encoding="utf-8").strip() for file in files]
-        found += [int(text) for text in texts if text.isdigit()]  # others say "max"
-    return min(found)
+        sizes += [int(text) for text in texts if text.isdigit()]  # else "max": no limit
+    return min(sizes)

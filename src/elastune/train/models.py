@@ -1,17 +1,13 @@
-"""The models and optimizers of a program: several trained as one, and layers that train from a later epoch on.
-
-Several models train as one model that holds them all, under one optimizer that stands for all. So all that is
-moved, saved, handed to joining workers or compared is whole by itself. Gradual unfreezing: Howard, Ruder 2018,
-"Universal Language Model Fine-tuning for Text Classification".
-"""
+"""The models and optimizers of a program: several trained as one, the weights they start from, gradual unfreezing."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,74 +15,31 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 from elastune.core.errors import UserError
+from elastune.core.journal.records import Record, StartedFrom
+from elastune.core.journal.spending import training_in
+from elastune.core.run import RunSpec, StartFrom
+from elastune.elastic.worker.group import WorkerGroup
+from elastune.train.checkpoints.checkpoint import complete, load_newest
+from elastune.train.checkpoints.out_folder import OutFolder, note_beginning, noted_beginning
+from elastune.train.checkpoints.start_from import start_from
+from elastune.train.checkpoints.tree import fingerprint
 from elastune.train.compiling import is_compiled, plain
+from elastune.train.progress import Progress, begun_of
 from elastune.train.tracked import FIX
-
-# [unfreezing] Gradual unfreezing: which tensors train from which epoch on, as data.
-#
-# Howard, Ruder 2018, "Universal Language Model Fine-tuning for Text Classification": the last layers of a model that has
-# learnt something else train first, the others join them epoch by epoch.
-
-
-@dataclass(frozen=True)
-class Unfreezing:
-    """``from_epoch``: the first epoch, from 0, in which a tensor trains, by its name; None: never."""
-
-    from_epoch: Mapping[str, int | None]
-    _parameters: tuple[tuple[nn.Parameter, int | None], ...] = ()
-
-    def hide(self, epoch: int) -> None:
-        """Take away the gradients of what is frozen in ``epoch``: to the optimizer, and to clipping, it has none."""
-        for parameter, first in self._parameters:
-            if first is None or epoch < first:
-                parameter.grad = None
-
-
-def unfreezing(model: nn.Module, schedule: Mapping[str, int | None]) -> Unfreezing:
-    """What ``schedule``, patterns of names and epochs, means for the tensors of ``model``; the first that fits counts.
-
-    Raises:
-        UserError: For epochs that are none, for patterns that name nothing, for tensors that no pattern names, and
-            where nothing trains in the first epoch.
-    """
-    if not isinstance(schedule, Mapping) or not schedule:
-        rule = "a schedule of unfreezing has the first epoch of some names"
-        raise UserError(rule, repr(schedule)[:80], '{"head.*": 0, "*": 2}')
-    for pattern, epoch in schedule.items():
-        whole = epoch is None or (isinstance(epoch, int) and not isinstance(epoch, bool) and epoch >= 0)
-        if not isinstance(pattern, str) or not whole:
-            rule = "a schedule of unfreezing has an epoch from 0 for a name, or None for never"
-            raise UserError(rule, f"{pattern!r}: {epoch!r}"[:80], '{"head.*": 0, "*": 2}')
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    found: dict[str, int | None] = {}
-    for name in trained:
-        fits = [pattern for pattern in schedule if fnmatchcase(name, pattern)]
-        if not fits:
-            raise UserError("a schedule of unfreezing names every tensor that trains", name, 'end it with "*": 0')
-        found[name] = schedule[fits[0]]
-    for pattern in schedule:
-        if not any(fnmatchcase(name, pattern) for name in trained):
-            rule, there = "what is unfrozen is a tensor of the model that trains", ", ".join(list(trained)[-3:])
-            raise UserError(rule, pattern[:80], f"such as {there}"[:300])
-    if 0 not in found.values():
-        raise UserError("something trains in the first epoch", "nothing", 'such as {"head.*": 0, "*": 2}')
-    return Unfreezing(found, tuple((trained[name], epoch) for name, epoch in found.items()))
-
-
-# [several] Several models and optimizers in one run: a GAN's two, an actor and a critic, one model under two optimizers.
-#
-# They train as one model that holds all of them, under one optimizer that stands for all: what moves between workers, is
-# saved, handed to joiners and compared is then whole by itself. Which of them a step changes is the program's to say.
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a program gave to ``session.prepare``.
+    """The arguments of ``session.prepare``: models, optimizers and schedulers.
+
+    Several models, such as the two of a GAN, train as one model that holds them all, under one optimizer that stands
+    for all. So state that moves, is saved or is compared is whole by itself. The program decides which of them a step
+    changes.
 
     Attributes:
-        model: The model, or all of them in one.
-        optimizer: The optimizer, or all of them in one.
-        schedulers: The rest.
+        model: The model, or one model that holds all of them.
+        optimizer: The optimizer, or one optimizer that stands for all of them.
+        schedulers: The other arguments.
         several: There is more than one model or optimizer.
         compiled: ``torch.compile`` was called on some model, or on a part of one.
     """
@@ -98,16 +51,16 @@ class Prepared:
     compiled: bool = False
 
     @classmethod
-    def of(cls, given: Sequence[Any]) -> Prepared:
-        """``given`` in any order. Raises ``UserError`` where a model or an optimizer is missing, or trains nothing."""
-        compiled = [is_compiled(each) for each in given if isinstance(each, nn.Module)]
-        models = [plain(each) for each in given if isinstance(each, nn.Module)]
-        optimizers = [each for each in given if isinstance(each, torch.optim.Optimizer)]
-        rest = [each for each in given if not isinstance(each, (nn.Module, torch.optim.Optimizer))]
+    def of(cls, objects: Sequence[Any]) -> Prepared:
+        """Sort ``objects``, in any order. Raises ``UserError`` where a model or an optimizer is missing or idle."""
+        compiled = [is_compiled(each) for each in objects if isinstance(each, nn.Module)]
+        models = [plain(each) for each in objects if isinstance(each, nn.Module)]
+        optimizers = [each for each in objects if isinstance(each, torch.optim.Optimizer)]
+        rest = [each for each in objects if not isinstance(each, (nn.Module, torch.optim.Optimizer))]
         if not models or not optimizers:
-            told = ", ".join(type(each).__name__ for each in given) or "nothing"
+            kinds = ", ".join(type(each).__name__ for each in objects) or "nothing"
             raise UserError(
-                "session.prepare takes a model and its optimizer", told, "session.prepare(model, optimizer)"
+                "session.prepare takes a model and its optimizer", kinds, "session.prepare(model, optimizer)"
             )
         if any(isinstance(each, GradScaler) for each in rest):
             raise UserError("session.prepare takes models, optimizers and schedulers", "a gradient scaler", FIX)
@@ -116,20 +69,20 @@ class Prepared:
             raise UserError("session.prepare takes models, optimizers and schedulers", ", ".join(odd), fix)
         if len(models) == len(optimizers) == 1:
             return cls(models[0], optimizers[0], tuple(rest), several=False, compiled=any(compiled))
-        known = {id(p) for model in models for p in model.parameters()}
-        for at, optimizer in enumerate(optimizers):
-            own = [p for group in optimizer.param_groups for p in group["params"]]
-            if not all(id(p) in known for p in own):
+        of_models = {id(p) for model in models for p in model.parameters()}
+        for number, optimizer in enumerate(optimizers):
+            trained = [p for group in optimizer.param_groups for p in group["params"]]
+            if not all(id(p) in of_models for p in trained):
                 rule = "each optimizer trains parameters of the models beside it"
-                raise UserError(rule, f"{type(optimizer).__name__}, number {at + 1}", "give its model, too")
+                raise UserError(rule, f"{type(optimizer).__name__}, number {number + 1}", "give its model, too")
             if isinstance(optimizer, torch.optim.LBFGS):
                 raise UserError("LBFGS evaluates a step several times", "beside another optimizer", "use it alone")
         joint = models[0] if len(models) == 1 else Models(models)
-        alone = optimizers[0] if len(optimizers) == 1 else Optimizers(optimizers)
-        return cls(joint, alone, tuple(rest), several=True, compiled=any(compiled))
+        joint_optimizer = optimizers[0] if len(optimizers) == 1 else Optimizers(optimizers)
+        return cls(joint, joint_optimizer, tuple(rest), several=True, compiled=any(compiled))
 
     def check(self, mechanism: str) -> None:
-        """Raise ``UserError`` where ``mechanism`` would divide several of them."""
+        """Raise ``UserError`` where ``mechanism`` would divide several models, or a compiled one."""
         if self.several and mechanism != "replicated":
             rule = "several models or optimizers lie whole on every worker"
             raise UserError(rule, f"--mechanism {mechanism}", "use --mechanism replicated")
@@ -139,12 +92,12 @@ class Prepared:
 
     @property
     def models(self) -> list[nn.Module]:
-        """Each of them."""
+        """The program's models."""
         return list(self.model.children()) if isinstance(self.model, Models) else [self.model]
 
 
 class Models(nn.Module):
-    """Models side by side, by the names of their classes, numbered where several have the same."""
+    """Several models as one: its children are named by their classes, and numbered where two have the same class."""
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -156,10 +109,10 @@ class Models(nn.Module):
 
 
 class Optimizers(torch.optim.Optimizer):
-    """Optimizers as one: their groups one after another, each parameter's state where its own optimizer has it."""
+    """Several optimizers as one: their groups in a row, and each parameter's state where its own optimizer keeps it."""
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        # Not torch's: it would make groups and state of its own.
+        # Torch's constructor is not called: it would make groups and state of its own.
         self.optimizers = tuple(optimizers)
         self.defaults = {}
 
@@ -172,32 +125,32 @@ class Optimizers(torch.optim.Optimizer):
         return _States(self.optimizers)
 
     def state_dict(self) -> dict[str, Any]:
-        """As one optimizer's: parameters are numbered through all groups."""
+        """The state as of one optimizer: parameters are numbered through all groups."""
         groups: list[dict[str, Any]] = []
         state: dict[int, Any] = {}
         first = 0
         for each in self.optimizers:
-            told = each.state_dict()
-            state |= {first + number: value for number, value in told["state"].items()}
-            groups += [{**group, "params": [first + n for n in group["params"]]} for group in told["param_groups"]]
-            first += sum(len(group["params"]) for group in told["param_groups"])
+            part = each.state_dict()
+            state |= {first + number: value for number, value in part["state"].items()}
+            groups += [{**group, "params": [first + n for n in group["params"]]} for group in part["param_groups"]]
+            first += sum(len(group["params"]) for group in part["param_groups"])
         return {"state": state, "param_groups": groups}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Raises ``ValueError`` where groups or their parameters are as many as they are not here."""
+        """Load ``state_dict``. Raises ``ValueError`` where it has other numbers of groups or parameters."""
         groups, first = iter(state_dict["param_groups"]), 0
         for each in self.optimizers:
-            own = list(islice(groups, len(each.param_groups)))
-            count = sum(len(group["params"]) for group in own)
+            part = list(islice(groups, len(each.param_groups)))
+            count = sum(len(group["params"]) for group in part)
             state = {n - first: value for n, value in state_dict["state"].items() if first <= n < first + count}
-            shifted = [{**group, "params": [n - first for n in group["params"]]} for group in own]
+            shifted = [{**group, "params": [n - first for n in group["params"]]} for group in part]
             each.load_state_dict({"state": state, "param_groups": shifted})
             first += count
         if next(groups, None) is not None:
             raise ValueError("loaded state dict has a different number of parameter groups")
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """That of each, of the gradients that ``closure`` brings once; its loss."""
+        """Take a step of each optimizer, with the gradients of one call of ``closure``. Return the closure's loss."""
         with torch.enable_grad():
             loss = None if closure is None else closure()
         for each in self.optimizers:
@@ -210,13 +163,13 @@ class Optimizers(torch.optim.Optimizer):
 
 
 class _States(MutableMapping[torch.Tensor, Any]):
-    """The state of every parameter of some optimizers."""
+    """The state of every parameter of several optimizers."""
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._optimizers = optimizers
 
     def _of(self, parameter: torch.Tensor) -> Any:
-        """The state of the optimizer that trains it."""
+        """The state of the optimizer that trains ``parameter``."""
         for each in self._optimizers:
             if any(p is parameter for group in each.param_groups for p in group["params"]):
                 return each.state
@@ -240,3 +193,129 @@ class _States(MutableMapping[torch.Tensor, Any]):
 
     def __len__(self) -> int:
         return sum(len(each.state) for each in self._optimizers)
+
+
+class WeightSources:
+    """The weights that a run's models start from, by ``session.start_from`` and by ``--start-from``.
+
+    Each call copies from its source when the run begins, and is recorded in the journal. Later nothing is copied: a
+    resumed run and a worker that joins get the model's state anyway, and the source may be gone. The calls then return
+    the records of the beginning, from the newest checkpoint or from a note in the run's folder.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        workers: WorkerGroup,
+        progress: Progress,
+        out_folder: OutFolder,
+        send: Callable[[Record], None],
+        *,
+        rewound: bool,
+    ) -> None:
+        self._spec = spec
+        self._workers = workers
+        self._progress = progress
+        self._out_folder = out_folder
+        self._send = send
+        self._rewound = rewound  # ``progress`` is that of a snapshot
+        self._calls = 0
+
+    def start_from(self, model: nn.Module, request: StartFrom) -> StartedFrom:
+        """Do what ``session.start_from`` describes. Raises ``UserError`` for a source that cannot be read or used."""
+        progress, workers = self._progress, self._workers
+        nth, self._calls = self._calls, self._calls + 1
+        if nth == 0 and not self._rewound and (self._resumes or not workers.synchronised):
+            progress.begun = self._earlier_starts()
+        if nth < len(progress.begun):
+            return progress.begun[nth]
+        model = plain(model)
+        started = start_from(model, request)
+        progress.begun.append(started)
+        if workers.rank == 0 and workers.synchronised:
+            self._record_start(model, started)
+            note_beginning(self._out_folder, progress.begun)
+        return started
+
+    def start_from_option(self, model: nn.Module) -> None:
+        """Do what ``--start-from`` asks for, on the worker whose initial state becomes that of all."""
+        spec, workers = self._spec, self._workers
+        if spec.start_from is None or self._rewound or not workers.synchronised or workers.rank != 0:
+            return
+        if self._resumes and spec.spool is None and complete(spec.out / "checkpoints"):  # the source may be gone by now
+            return
+        self._record_start(model, start_from(model, spec.start_from))
+
+    @property
+    def _resumes(self) -> bool:
+        """Whether the run begins at its newest checkpoint, if there is one."""
+        return self._spec.resume or self._workers.restart_from_checkpoint
+
+    def _earlier_starts(self) -> list[StartedFrom]:
+        """The records in the run's newest checkpoint, whose weights replace the model's.
+
+        Without a checkpoint, only a joiner finds them, in the note: others will send it their state.
+        """
+        newest = load_newest(self._spec.out / "checkpoints", lambda path, files: "", whole_parts=False)
+        if newest is not None:
+            return begun_of(newest[1].states[Progress.name])
+        return [] if self._workers.synchronised else noted_beginning(self._spec.out)
+
+    def _record_start(self, model: nn.Module, started: StartedFrom) -> None:
+        """Write to the journal what the model starts from: a study compares whether trials began alike."""
+        begins = fingerprint({n: tensor for n, tensor in model.state_dict().items() if hasattr(tensor, "shape")})
+        source = training_in(Path(started.source))
+        known_s = None if source is None or source.untold else source.worker_seconds
+        self._send(replace(started, begins=begins, worker_seconds=known_s))
+
+
+@dataclass(frozen=True)
+class Unfreezing:
+    """Gradual unfreezing of one model: tensors that train from a later epoch on (``session.unfreeze``).
+
+    The last layers of a model that was trained on another task train first; the other layers join them epoch by epoch
+    (Howard, Ruder 2018, "Universal Language Model Fine-tuning for Text Classification").
+
+    Attributes:
+        from_epoch: The first epoch, from 0, in which a tensor trains, by its name; None: never.
+    """
+
+    from_epoch: Mapping[str, int | None]
+    _parameters: tuple[tuple[nn.Parameter, int | None], ...] = ()
+
+    def hide(self, epoch: int) -> None:
+        """Remove the gradients of tensors that are frozen in ``epoch``, so that optimizer and clipping skip them."""
+        for parameter, first in self._parameters:
+            if first is None or epoch < first:
+                parameter.grad = None
+
+
+def unfreezing(model: nn.Module, schedule: Mapping[str, int | None]) -> Unfreezing:
+    """Apply ``schedule``, epochs by patterns of names, to the tensors of ``model``; the first fitting pattern counts.
+
+    Raises:
+        UserError: For a value that is no epoch, a pattern that names no tensor, a tensor that no pattern names, and
+            where nothing trains in the first epoch.
+    """
+    if not isinstance(schedule, Mapping) or not schedule:
+        rule = "a schedule of unfreezing has the first epoch of some names"
+        raise UserError(rule, repr(schedule)[:80], '{"head.*": 0, "*": 2}')
+    for pattern, epoch in schedule.items():
+        whole = epoch is None or (isinstance(epoch, int) and not isinstance(epoch, bool) and epoch >= 0)
+        if not isinstance(pattern, str) or not whole:
+            rule = "a schedule of unfreezing has an epoch from 0 for a name, or None for never"
+            raise UserError(rule, f"{pattern!r}: {epoch!r}"[:80], '{"head.*": 0, "*": 2}')
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    from_epoch: dict[str, int | None] = {}
+    for name in trained:
+        fits = [pattern for pattern in schedule if fnmatchcase(name, pattern)]
+        if not fits:
+            raise UserError("a schedule of unfreezing names every tensor that trains", name, 'end it with "*": 0')
+        from_epoch[name] = schedule[fits[0]]
+    for pattern in schedule:
+        if not any(fnmatchcase(name, pattern) for name in trained):
+            rule, some = "what is unfrozen is a tensor of the model that trains", ", ".join(list(trained)[-3:])
+            raise UserError(rule, pattern[:80], f"such as {some}"[:300])
+    if 0 not in from_epoch.values():
+        raise UserError("something trains in the first epoch", "nothing", 'such as {"head.*": 0, "*": 2}')
+    return Unfreezing(from_epoch, tuple((trained[name], epoch) for name, epoch in from_epoch.items()))

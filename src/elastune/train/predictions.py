@@ -1,7 +1,7 @@
-"""What a model says of data that training never uses: gathered in the samples' order, and kept as one file.
+"""Predictions of a model on data that training never uses: gathered in the samples' order, kept as one file.
 
-Workers do not show in it: each batch of an evaluation goes to one of them, whoever that is, and the file's bytes follow
-from the samples' order alone. Ensembles are chosen by such files (``elastune.tune.reuse``), long after the models are gone.
+The number of workers does not show in the file: its bytes follow from the samples' order alone. Ensembles are chosen
+by such files (``elastune.tune.reuse``), long after the models are gone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from elastune.train.checkpoints.out_folder import OutFolder
 
 FOLDER = "predictions"
 HELD_OUT = "test"
-"""What the names of data begin with that no choice may rest on."""
+"""The beginning of names of data that no choice may rest on."""
 NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 LARGEST_BYTES = 1 << 30
 ENDING = ".safetensors"
@@ -34,7 +34,12 @@ INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch
 
 @dataclass
 class EvaluatedSamples:
-    """Which samples, of ``length``, this worker's newest evaluation has given to the program, batch by batch."""
+    """The samples that this worker's newest evaluation has given to the program.
+
+    Attributes:
+        length: Samples in the data set; 0 for a stream that has not ended.
+        batches: The samples' places in the data set, batch by batch.
+    """
 
     length: int = 0
     batches: list[list[int]] = field(default_factory=list)
@@ -44,31 +49,41 @@ class EvaluatedSamples:
         self.length, self.batches = length, []
 
     def came_to(self, length: int) -> None:
-        """It is of so many samples, as is known by now."""
+        """The stream has ended after ``length`` samples."""
         self.length = length
 
     @property
     def places(self) -> list[int]:
+        """The samples' places in the data set, in the order in which the program got them."""
         return [place for batch in self.batches for place in batch]
 
 
 def check_name(name: str) -> None:
-    """Raise ``UserError`` for what cannot be the name of predictions, and so of a file."""
+    """Raise ``UserError`` where ``name`` cannot name predictions, and so a file."""
     if not isinstance(name, str) or NAME.fullmatch(name) is None:
         rule = "predictions have a name of small letters, digits and _, at most 40"
         raise UserError(rule, repr(name)[:60], 'such as "validation" or "test"')
 
 
 def own_part(seen: EvaluatedSamples, outputs: object, targets: object) -> bytes:
-    """This worker's part, as it travels: a tensor each, or one for each of its batches. Raises ``UserError``."""
+    """This worker's rows as bytes, for the other workers.
+
+    Args:
+        seen: The samples of the newest evaluation.
+        outputs: A tensor, or one for each batch of it.
+        targets: In the same form.
+
+    Raises:
+        UserError: Where rows are missing or cannot be kept.
+    """
     places = seen.places
-    found = {"outputs": _joined(outputs, "outputs"), "targets": _joined(targets, "targets")}
-    for what, tensor in found.items():
+    rows = {"outputs": _joined(outputs, "outputs"), "targets": _joined(targets, "targets")}
+    for what, tensor in rows.items():
         if len(tensor) != len(places):
             rule = f"{what} are those of the newest session.batches(..., train=False), a row a sample"
             fix = "collect them in that loop, and call session.predictions behind it"
             raise UserError(rule, f"{len(tensor)} rows of {len(places)} samples", fix)
-    return save({**found, "places": torch.tensor(places, dtype=torch.int64)}, {"length": str(seen.length)})
+    return save({**rows, "places": torch.tensor(places, dtype=torch.int64)}, {"length": str(seen.length)})
 
 
 def in_order(parts: Sequence[bytes], length: int) -> dict[str, torch.Tensor]:
@@ -78,28 +93,28 @@ def in_order(parts: Sequence[bytes], length: int) -> dict[str, torch.Tensor]:
         Diverged: Where an output is not finite.
         UserError: Where the parts are not every sample once, do not fit together, or a target is not finite.
     """
-    told = [part for part in map(load, parts) if len(part["places"])]
-    places = torch.cat([part["places"] for part in told]) if told else torch.empty(0, dtype=torch.int64)
+    loaded = [part for part in map(load, parts) if len(part["places"])]
+    places = torch.cat([part["places"] for part in loaded]) if loaded else torch.empty(0, dtype=torch.int64)
     if length < 1 or not torch.equal(places.sort().values, torch.arange(length)):
         fix = "go through all batches of session.batches(data, ..., train=False) before it"
         raise UserError("predictions are of every sample of an evaluation", f"{len(places)} of {length}", fix)
     order, whole = places.argsort(), {}
     for what in ("outputs", "targets"):
-        kinds = {(part[what].dtype, part[what].shape[1:]) for part in told}
+        kinds = {(part[what].dtype, part[what].shape[1:]) for part in loaded}
         if len(kinds) > 1:
             raise UserError(f"{what} have one shape and type for all samples", sorted(map(str, kinds)), "stack them so")
-        whole[what] = torch.cat([part[what] for part in told])[order].contiguous()
+        whole[what] = torch.cat([part[what] for part in loaded])[order].contiguous()
     return _finite(whole)
 
 
 def complete_rows(outputs: object, targets: object) -> dict[str, torch.Tensor]:
-    """``outputs`` and ``targets`` of all samples, in their order, told at once. Raises as ``in_order``."""
-    found = {"outputs": _joined(outputs, "outputs"), "targets": _joined(targets, "targets")}
-    counts = [len(tensor) for tensor in found.values()]
+    """``outputs`` and ``targets`` that one process has of all samples, in their order. Raises as ``in_order``."""
+    whole = {"outputs": _joined(outputs, "outputs"), "targets": _joined(targets, "targets")}
+    counts = [len(tensor) for tensor in whole.values()]
     if not counts[0] or counts[0] != counts[1]:
         rule = "outputs and targets have a row for each sample, and there is one"
         raise UserError(rule, f"{counts[0]} and {counts[1]} rows", "give as many of both")
-    return _finite(found)
+    return _finite(whole)
 
 
 def _finite(whole: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -133,36 +148,45 @@ def keep(out: Path, home: OutFolder, name: str, whole: dict[str, torch.Tensor], 
 def meet_and_keep(
     workers: WorkerGroup, rows: Sequence[bytes], length: int, out: Path, home: OutFolder, name: str, step: int
 ) -> PredictionsKept | None:
-    """Keep what all workers have told; whoever is lost meanwhile, one has written it. What the first worker tells."""
+    """Write the predictions of all workers' ``rows``. A lost worker does not stop it: the rank 0 of then writes them.
+
+    Returns:
+        The record for the journal, on the worker that wrote the file; else None.
+    """
     whole = in_order(rows, length)
-    told: PredictionsKept | None = None
+    record: PredictionsKept | None = None
     while True:
-        if workers.rank == 0 and told is None:
-            told = keep(out, home, name, whole, step)
+        if workers.rank == 0 and record is None:
+            record = keep(out, home, name, whole, step)
         if not workers.elastic or workers.size == 1:
-            return told
-        if any(there for (there,) in workers.gather([float(told is not None)], f"predictions {name}")):
-            return told
+            return record
+        if any(written for (written,) in workers.gather([float(record is not None)], f"predictions {name}")):
+            return record
 
 
 def file_of(run: Path, name: str) -> Path:
-    """Where the predictions ``name`` of the run in ``run`` are."""
+    """The path of the predictions ``name`` of the run in ``run``."""
     return run / FOLDER / f"{name}{ENDING}"
 
 
 def kept_in(run: Path) -> dict[str, str]:
     """The SHA-256 of all predictions of the run in ``run``, by their names."""
-    found = {}
+    digests = {}
     for path in sorted((run / FOLDER).glob(f"*{ENDING}")):
         if path.is_file() and NAME.fullmatch(path.stem):
-            found[path.stem] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return found
+            digests[path.stem] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return digests
 
 
 def read_predictions(path: Path, sha256: str | None = None) -> dict[str, torch.Tensor]:
-    """``outputs`` and ``targets`` in the file at ``path``. Raises ``UserError`` for anything else.
+    """Read ``outputs`` and ``targets`` from the file at ``path``.
 
-    ``sha256``: what it must have, by a journal.
+    Args:
+        path: A file that ``keep`` wrote.
+        sha256: The digest that a journal has of it; None: any.
+
+    Raises:
+        UserError: For a file that ``keep`` did not write, or that was changed since.
     """
     try:
         if path.exists() and not path.is_file():
@@ -172,10 +196,10 @@ def read_predictions(path: Path, sha256: str | None = None) -> dict[str, torch.T
         content = path.read_bytes()
         if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
             raise ValueError("its digest is not that of the journal")
-        found = load(content)
-        if set(found) != {"outputs", "targets"}:
-            raise ValueError(f"it holds {', '.join(sorted(found)) or 'nothing'}"[:200])
-        outputs, targets = found["outputs"], found["targets"]
+        tensors = load(content)
+        if set(tensors) != {"outputs", "targets"}:
+            raise ValueError(f"it holds {', '.join(sorted(tensors)) or 'nothing'}"[:200])
+        outputs, targets = tensors["outputs"], tensors["targets"]
         if not len(targets) or len(outputs) != len(targets):
             raise ValueError(f"{len(outputs)} outputs for {len(targets)} targets")
         if outputs.dtype not in FLOATS or not torch.isfinite(outputs).all():
@@ -186,12 +210,12 @@ def read_predictions(path: Path, sha256: str | None = None) -> dict[str, torch.T
         rule = "predictions must be a file that elastune has written"
         fix = "train the trial again, or elastune predict --again"
         raise UserError(rule, f"{path}: {str(error)[:200]}", fix) from None
-    return found
+    return tensors
 
 
-def _joined(given: object, what: str) -> torch.Tensor:
-    """One tensor of what the program collected: rows are samples."""
-    parts = [given] if isinstance(given, torch.Tensor) else list(given) if isinstance(given, Iterable) else [given]
+def _joined(values: object, what: str) -> torch.Tensor:
+    """The program's tensor, or list of tensors, as one tensor; rows are samples."""
+    parts = [values] if isinstance(values, torch.Tensor) else list(values) if isinstance(values, Iterable) else [values]
     tensors = [part for part in parts if isinstance(part, torch.Tensor) and part.ndim > 0]
     if len(tensors) < len(parts):
         rule = f"{what} are a tensor, or a list of one a batch; rows are samples"

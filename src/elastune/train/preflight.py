@@ -21,26 +21,31 @@ from elastune.core.errors import UserError
 from elastune.core.run import ExecutionSettings, Program, RunSpec
 
 LONGEST_S = 20.0
-"""Of the program's own lines."""
+"""How long the program's own lines may run."""
 
 
 @contextmanager
 def examined_meanwhile(spec: RunSpec, longest_s: float = LONGEST_S) -> Iterator[None]:
-    """At the end of the block it is known whether the mechanism of ``spec`` takes the program's model.
+    """Check, while the block runs, whether the mechanism of ``spec`` accepts the program's model.
 
     Raises:
-        UserError: Where it does not, as ``session.prepare`` would raise it on every worker.
+        UserError: At the end of the block, where the mechanism refuses the model: the error that ``session.prepare``
+            would raise on every worker.
+
+    Example:
+        >>> with examined_meanwhile(spec):
+        ...     prepare_the_cluster()
     """
     if not spec.execution.parts.dividing:
         yield
         return
     with tempfile.TemporaryDirectory(prefix="elastune-examined-") as folder:
-        asked, told = Path(folder) / "asked.json", Path(folder) / "told.json"
-        asked.write_text(json.dumps(_asked(spec, longest_s)))
+        request, reply = Path(folder) / "request.json", Path(folder) / "reply.json"
+        request.write_text(json.dumps(_request(spec, longest_s)))
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)}
         # -P: a file in this folder named like a module must not be taken for it
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "elastune.train.preflight", str(asked), str(told)],
+            [sys.executable, "-P", "-m", "elastune.train.preflight", str(request), str(reply)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -52,11 +57,11 @@ def examined_meanwhile(spec: RunSpec, longest_s: float = LONGEST_S) -> Iterator[
         finally:
             process.kill()
             process.wait()
-        if told.exists() and (refused := json.loads(told.read_text())) is not None:
-            raise UserError(*refused)
+        if reply.exists() and (refusal := json.loads(reply.read_text())) is not None:
+            raise UserError(*refusal)
 
 
-def _asked(spec: RunSpec, longest_s: float) -> dict[str, object]:
+def _request(spec: RunSpec, longest_s: float) -> dict[str, object]:
     return {
         "path": str(spec.program.path.resolve()),
         "train": spec.program.train,
@@ -68,20 +73,19 @@ def _asked(spec: RunSpec, longest_s: float) -> dict[str, object]:
 
 
 def main() -> int:
-    """The process: reads what is asked from its first argument, writes the answer to its second."""
+    """The process: read the request from the file of its first argument, write the reply to that of its second."""
     from elastune.train.program.load import load
     from elastune.train.rehearsal import refusal_of  # here: it brings torch, which the caller may not have
 
-    asked, told = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
+    request, reply = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, asked["longest_s"])  # ends this process
-    loaded = load(Program(Path(asked["path"]), asked["train"]))
-    refused = refusal_of(
-        loaded, asked["config"], ExecutionSettings.from_json(asked["execution"]), told.parent, asked["seed"]
-    )
-    answer = told.with_suffix(".part")
-    answer.write_text(json.dumps(refused and refused.told))
-    answer.rename(told)  # whole, or not there
+    signal.setitimer(signal.ITIMER_REAL, request["longest_s"])  # ends this process
+    loaded = load(Program(Path(request["path"]), request["train"]))
+    execution = ExecutionSettings.from_json(request["execution"])
+    refusal = refusal_of(loaded, request["config"], execution, reply.parent, request["seed"])
+    draft = reply.with_suffix(".part")
+    draft.write_text(json.dumps(refusal and refusal.told))
+    draft.rename(reply)  # whole, or not there
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Random streams that belong to slots and samples, not to workers."""
+"""Random streams that belong to slots and samples, not to workers: so the number of workers changes no result."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def seed_everything(seed: int) -> None:
 def _seed_torch(seed: int) -> None:
     if _has_accelerator():
         torch.manual_seed(seed)
-    else:  # the other one formats a stack trace for every kind of device, each time: a tenth of a millisecond
+    else:  # ``torch.manual_seed`` formats a stack trace for every kind of device: a tenth of a millisecond each time
         torch.default_generator.manual_seed(seed)
 
 
@@ -41,14 +41,14 @@ def _seed_others(seed: int) -> None:
 
 
 def _draw_others() -> tuple[float, ...]:
-    """A number of 53 bits from each of the streams that ``_seed_others`` seeds: it tells apart where they stand."""
+    """A number of 53 bits from each stream that ``_seed_others`` seeds: it shows where the streams stand."""
     numpy = sys.modules.get("numpy")
     return (random.random(),) if numpy is None else (random.random(), numpy.random.random_sample())
 
 
 @contextmanager
 def _others_kept() -> Iterator[None]:
-    """As ``streams_kept``, of the streams that ``_seed_others`` seeds."""
+    """As ``streams_kept``, for the streams that ``_seed_others`` seeds."""
     numpy = sys.modules.get("numpy")
     python, arrays = random.getstate(), None if numpy is None else numpy.random.get_state()
     try:
@@ -61,7 +61,7 @@ def _others_kept() -> Iterator[None]:
 
 @contextmanager
 def streams_kept() -> Iterator[None]:
-    """Whatever is drawn inside shows in no stream afterwards: torch's, Python's ``random``'s and NumPy's."""
+    """Put the streams of torch, Python's ``random`` and NumPy back afterwards: draws inside do not show in them."""
     kind = torch.accelerator.current_accelerator() if _has_accelerator() else None
     devices = [] if kind is None else [torch.accelerator.current_device_index()]
     device_type = "cuda" if kind is None else kind.type
@@ -78,20 +78,22 @@ def epoch_order(length: int, seed: int, epoch: int) -> torch.Tensor:
 class SeededSamples(Dataset[Any]):
     """A map-style dataset whose random augmentation depends on (seed, epoch, sample) alone.
 
-    Seeding all streams takes longer than reading a sample from memory, and most of it are Python's and NumPy's. Where
-    the first sample has not drawn from these two, they stand still while a batch is read, and one number of each is
-    looked at behind it: a batch in which somebody has drawn is read again, and seeds them for each sample as all that
-    follow. To look at their whole states would take ten times as long. Who draws and puts a stream back to where it
-    stood is not noticed: without a seed of its own in between, plain PyTorch gives all its samples the same numbers.
+    Seeding all streams takes longer than reading a sample from memory; Python's and NumPy's streams take most of it. So
+    where the first sample draws from neither, only torch's stream is seeded for each sample of a batch. After the batch
+    one number of each other stream shows whether a sample has drawn from it. If so, the batch is read again, and from
+    then on each sample seeds all streams. Comparing the whole states would take ten times as long.
+
+    A sample that draws and then puts the stream back is not noticed. Without a seed of its own in between, plain
+    PyTorch gives all such samples the same numbers.
     """
 
     def __init__(self, dataset: Any, seed: int, epoch: int) -> None:
         self.dataset = dataset
         self.seed = seed
         self.epoch = epoch
-        self._torch_alone: bool | None = None  # nobody has looked
+        self._torch_alone: bool | None = None  # whether samples draw from torch's stream alone; None: not known yet
         self._still = derive(seed, "still", epoch)
-        self._unmoved: tuple[float, ...] = ()  # what is drawn first after that seed
+        self._unmoved: tuple[float, ...] = ()  # the first numbers after that seed
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -101,18 +103,18 @@ class SeededSamples(Dataset[Any]):
         return self.dataset[index]
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
-        """What torch's loader calls for a batch: each of them as above; the streams stand as behind the last."""
-        found: list[Any] = []
+        """Read a batch, as torch's loader asks for it; afterwards the streams stand as behind the last sample."""
+        samples: list[Any] = []
         if self._torch_alone is None:
-            found.append(self[indices[0]])
+            samples.append(self[indices[0]])
             self._torch_alone = self._not_drawn_for(indices[0])
-        rest = indices[len(found) :]
+        rest = indices[len(samples) :]
         if self._torch_alone and rest:
-            samples = self._read_alone(rest)
-            if samples is not None:
-                return found + samples
+            others = self._read_alone(rest)
+            if others is not None:
+                return samples + others
             self._torch_alone = False
-        return found + [self[index] for index in rest]
+        return samples + [self[index] for index in rest]
 
     def _not_drawn_for(self, index: int) -> bool:
         """Whether Python's and NumPy's streams stand as they did before sample ``index``, the newest."""
@@ -125,7 +127,7 @@ class SeededSamples(Dataset[Any]):
         return now == before
 
     def _read_alone(self, indices: list[int]) -> list[Any] | None:
-        """These samples, with a seed of torch's stream for each; None where somebody draws from another one."""
+        """These samples, each with torch's stream seeded; None where a sample draws from another stream."""
         _seed_others(self._still)
         samples = []
         for index in indices:
@@ -133,7 +135,7 @@ class SeededSamples(Dataset[Any]):
             samples.append(self.dataset[index])
         if _draw_others() != self._unmoved:
             return None
-        _seed_others(self._seed_of(indices[-1]))  # for who collates them
+        _seed_others(self._seed_of(indices[-1]))  # for the code that collates them
         return samples
 
     def _seed_of(self, index: int) -> int:

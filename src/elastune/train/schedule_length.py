@@ -1,4 +1,7 @@
-"""What a learning-rate schedule does beyond the steps that it was built for, told by its saved state."""
+"""Where a learning-rate schedule ends, by its saved state, and what it does beyond.
+
+A training that is made longer may pass the end of its schedule; the user is warned of it.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,8 @@ class ScheduleEnd:
 
     Attributes:
         kind: Its class, "OneCycleLR".
-        built_for: The calls of its ``step`` that it was built for; None: its state does not tell.
-        beyond: What it does then, in words; "" where torch raises an error.
+        built_for: The calls of its ``step`` that it was built for; None: its state does not have them.
+        beyond: What it does after them, in words; "" where torch raises an error.
     """
 
     kind: str
@@ -25,12 +28,12 @@ class ScheduleEnd:
     beyond: str
 
     def __str__(self) -> str:
-        what = self.kind if self.built_for is None else f"{self.kind} was built for {self.built_for} steps"
-        return f"{what}; beyond, {self.beyond or 'it raises an error'}"
+        schedule = self.kind if self.built_for is None else f"{self.kind} was built for {self.built_for} steps"
+        return f"{schedule}; beyond, {self.beyond or 'it raises an error'}"
 
 
 def ends_of(state: Mapping[str, Any]) -> list[ScheduleEnd]:
-    """Return where the scheduler with this ``state_dict`` ends; nothing where it has no end, or is not torch's own.
+    """Return where the scheduler with this ``state_dict`` ends; an empty list if it has no end or is not torch's own.
 
     Schedulers that are joined (``SequentialLR``, ``ChainedScheduler``) end where their last parts do.
     """
@@ -65,13 +68,17 @@ def ended_by(ends: list[ScheduleEnd], calls: int, epoch: float, before: int | No
     Args:
         ends: Where its schedules end.
         calls: How often the scheduler has stepped so far.
-        epoch: Completed epochs so far, with the part of one that was begun.
-        before: The epochs that it was begun for; None: nobody knows.
-        after: The epochs that it is to have now.
+        epoch: Completed epochs so far, with the completed part of the present one.
+        before: The epochs that the training was begun for; None: not known.
+        after: The epochs that it has now.
     """
     if not epoch or not calls:
         return []
-    each = calls / epoch
+    calls_per_epoch = calls / epoch
     # A warm-up that ended long before the training was to end is no surprise.
-    late = [end for end in ends if end.built_for is None or before is None or end.built_for >= 0.9 * each * before]
-    return [end for end in late if end.built_for is None or round(each * after) > end.built_for]
+    late = [
+        end
+        for end in ends
+        if end.built_for is None or before is None or end.built_for >= 0.9 * calls_per_epoch * before
+    ]
+    return [end for end in late if end.built_for is None or round(calls_per_epoch * after) > end.built_for]

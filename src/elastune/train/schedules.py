@@ -9,14 +9,22 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-# [schedules] Learning-rate schedulers inside a loop that passes several times through a step.
+_GROUP_RATES = ("lr", "initial_lr", "max_lr", "min_lr")  # a group's learning rate, and rates that schedulers keep there
+_SCHEDULER_RATES = ("base_lrs", "max_lrs", "min_lrs", "_last_lr")
+
+# --- schedulers inside a loop that passes several times through a step ---
 
 
 def gate(scheduler: Any, between_steps: Callable[[], bool], mean: Callable[[Any], float]) -> None:
     """Let ``scheduler.step`` act at step boundaries only; give ``ReduceLROnPlateau`` the mean metric over workers.
 
-    The object gets a subclass of its own class: it stays what it was, and its ``state_dict`` (all of its attributes)
-    stays plain data.
+    The object gets a subclass of its own class. So ``isinstance`` still holds, and its ``state_dict`` (all of its
+    attributes) stays plain data.
+
+    Args:
+        scheduler: Changed in place.
+        between_steps: Whether the program's current batch ends a step.
+        mean: The mean of a metric over workers.
     """
     kind = type(scheduler)
 
@@ -37,10 +45,7 @@ def learning_rates(optimizer: torch.optim.Optimizer | None) -> list[float]:
     return [] if optimizer is None else [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
 
 
-# [lr] Learning rates that change while training runs, with whatever an optimizer and its schedulers derive from them.
-
-_GROUP_RATES = ("lr", "initial_lr", "max_lr", "min_lr")  # what schedulers keep beside a group's learning rate
-_SCHEDULER_RATES = ("base_lrs", "max_lrs", "min_lrs", "_last_lr")
+# --- learning rates that change while training runs ---
 
 
 @dataclass(frozen=True)
@@ -53,15 +58,15 @@ class Ramp:
     correct_momentum: bool = False
 
     def next(self) -> tuple[float, Ramp | None]:
-        """The next part, as a factor on the learning rate as it is, and what is left after it."""
+        """The factor of the next step on the present learning rate, and the rest of the ramp; None: it is over."""
         before = 1 + (self.factor - 1) * self.done / self.steps
         after = 1 + (self.factor - 1) * (self.done + 1) / self.steps
-        left = None if self.done + 1 == self.steps else replace(self, done=self.done + 1)
-        return after / before, left
+        rest = None if self.done + 1 == self.steps else replace(self, done=self.done + 1)
+        return after / before, rest
 
 
 def set_rates(optimizer: torch.optim.Optimizer, schedulers: Iterable[Any], lr: float) -> None:
-    """Every group's learning rate is ``lr`` now; schedulers go on from there in the proportion they had."""
+    """Set every group's learning rate to ``lr``; schedulers go on from there in the proportion they had."""
     factors = [lr / float(group["lr"]) if float(group["lr"]) > 0 else 1.0 for group in optimizer.param_groups]
     scale_rates(optimizer, schedulers, factors)
     for group in optimizer.param_groups:
@@ -75,11 +80,13 @@ def scale_rates(
     *,
     correct_momentum: bool = False,
 ) -> None:
-    """Multiply the learning rate of each parameter group, and what schedulers start from, by its factor.
+    """Multiply the learning rate of each parameter group, and the rates its schedulers start from, by its factor.
 
-    ``correct_momentum``: divide momentum buffers by it. In torch's form of SGD (velocity v <- m v + g, then
-    p <- p - lr v) a larger rate would at once also multiply what past gradients, meant for the smaller rate, still push
-    (Lin et al. 2019, "Dynamic Mini-batch SGD for Elastic Distributed Training").
+    Args:
+        factors: One for each parameter group.
+        correct_momentum: Divide momentum buffers by the factor. In torch's form of SGD (velocity v <- m v + g, then
+            p <- p - lr v) a larger rate at once multiplies the push of past gradients too, which were meant for the
+            smaller rate (Lin et al. 2019, "Dynamic Mini-batch SGD for Elastic Distributed Training").
     """
     for group, factor in zip(optimizer.param_groups, factors, strict=True):
         for name in _GROUP_RATES:
@@ -105,7 +112,7 @@ def _put(group: dict[str, Any], name: str, value: float) -> None:
 
 
 def _all(schedulers: Iterable[Any]) -> Iterable[Any]:
-    """Schedulers, and those that they are made of."""
+    """``schedulers``, and the schedulers that they are made of."""
     for scheduler in schedulers:
         yield scheduler
         yield from _all(getattr(scheduler, "_schedulers", ()))

@@ -1,10 +1,14 @@
-"""The session that a training function receives: an ordinary PyTorch loop, on any number of workers."""
+"""The session that a training function receives: an ordinary PyTorch loop, on any number of workers.
+
+``Session`` holds the methods that a program calls, in four groups: data, model, control, results. ``TrainingParts``
+holds the objects that do the work.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -20,9 +24,8 @@ from elastune.core.clock import Clock, SystemClock
 from elastune.core.communication import Topology
 from elastune.core.cost import MEASURED
 from elastune.core.decisions import Decision, Signal, topology_for_vote
-from elastune.core.errors import UserError
+from elastune.core.errors import UserError, page_of
 from elastune.core.journal.records import Record, Reported, RunContext, StartedFrom
-from elastune.core.journal.spending import training_in
 from elastune.core.mesh import Mesh
 from elastune.core.run import Config, RunSpec, StartFrom, derive, refuse_repeated_batches
 from elastune.core.sync_plan import SyncPlan
@@ -38,844 +41,121 @@ from elastune.parallel.sync.registry import active_sync as sync_in_use
 from elastune.parallel.sync.registry import prepare as prepare_sync
 from elastune.train.adaptation.adapter import Adapter
 from elastune.train.adaptation.decisions import wished
-from elastune.train.checkpoints.checkpoint import complete, load_newest
-from elastune.train.checkpoints.out_folder import OutFolder, claim, note_beginning, noted_beginning
+from elastune.train.checkpoints.out_folder import OutFolder, claim
 from elastune.train.checkpoints.run_state import RunState
-from elastune.train.checkpoints.start_from import start_from
-from elastune.train.checkpoints.tree import fingerprint
 from elastune.train.collectives import Call, CollectiveHandle, Kind, NamedCollectives
 from elastune.train.compiling import Autocast, by_shapes_alone, plain
 from elastune.train.data.loading import LoaderOptions
 from elastune.train.data.sample_log import SampleLog
 from elastune.train.data.source import data_request
-from elastune.train.evaluations import Evaluations
+from elastune.train.evaluations import Evaluations, Number, floats_of, sample_counts
 from elastune.train.machine import run_context
-from elastune.train.models import Prepared, Unfreezing, unfreezing
+from elastune.train.models import Prepared, Unfreezing, WeightSources, unfreezing
 from elastune.train.predictions import check_name, meet_and_keep, own_part
-from elastune.train.progress import BY_PROGRAM, DivergenceWatch, Progress, StepMemory, StepTimes, begun_of
+from elastune.train.progress import BY_PROGRAM, DivergenceWatch, Progress, StepMemory, StepTimes
 from elastune.train.rng import seed_everything
 from elastune.train.schedules import gate, learning_rates
-from elastune.train.step import ControlVector, Phase, StepExchange, Stepper, StepTransaction, reevaluates_loss
+from elastune.train.step import Phase, StepTransaction, TrainingLoop, reevaluates_loss
 from elastune.train.tracked import Tracked, is_scaled
-from elastune.train.training_state import AsItWas, TrainingState
-
-# [metrics] What the user's program may give for numbers.
-
-Number = float | int | bool | torch.Tensor
-
-
-def floats_of(values: Number | Iterable[Number]) -> list[float]:
-    """All numbers in a number, a tensor, or an iterable of them. Raises ``UserError`` for text."""
-    if isinstance(values, torch.Tensor):
-        return [float(x) for x in values.detach().double().reshape(-1).tolist()]
-    given: object = values
-    if isinstance(given, str):
-        raise UserError("a metric must be a number, or numbers", repr(values), "for example session.report(loss=0.5)")
-    if isinstance(values, Iterable):
-        return [x for value in values for x in floats_of(value)]
-    return [float(values)]
-
-
-def sample_counts(told: int | Mapping[str, int] | None, names: Collection[str]) -> dict[str, int]:
-    """How many samples each of the metrics ``names`` was measured on, as ``session.report`` was told.
-
-    Raises ``UserError`` for a count that is none, or one of a metric that is not reported with it.
-    """
-    counts = {} if told is None else dict(told) if isinstance(told, Mapping) else dict.fromkeys(names, told)
-    for name, n in counts.items():
-        if name not in names or isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            rule = "evaluated_on must be a number of samples, or one for metrics of the same report"
-            raise UserError(rule, f"{name!r}: {n!r}", "for example evaluated_on=len(data.test)")
-    return counts
-
-
-# [session facts] What a training function can read of its session: who this worker is, and how far the run has come.
-
-
-class SessionFacts:
-    """The part of ``Session`` that only reads."""
-
-    state: RunState
-    _spec: RunSpec
-    device: torch.device
-    _workers: WorkerGroup
-    _progress: Progress
-    _transaction: StepTransaction
-    _adapter: Adapter
-
-    @property
-    def rank(self) -> int:
-        """This worker's rank, from 0. It may change between steps."""
-        return self._workers.rank
-
-    @property
-    def size(self) -> int:
-        """The number of workers. It may change between steps."""
-        return self._workers.size
-
-    @property
-    def epoch(self) -> int:
-        """The number of completed training passes."""
-        return self._progress.position.epoch
-
-    @property
-    def step(self) -> int:
-        """The number of completed steps (global batches)."""
-        return self._progress.position.step
-
-    @property
-    def samples(self) -> int:
-        """The number of samples that the completed steps of all workers used."""
-        return self._progress.position.samples
-
-    @property
-    def ends_step(self) -> bool:
-        """Whether the current batch completed a step: a worker with several slots has several batches in a step.
-
-        Inside the batch loop, put whatever counts steps, reports or breaks under ``if session.ends_step:``. A step in
-        which a worker was lost is done again: none of its batches ended it.
-        """
-        return not self._transaction.more_to_come
-
-    @property
-    def seconds(self) -> float:
-        """Training time so far, in seconds; it includes earlier parts of a resumed run."""
-        return self._progress.times.seconds
-
-    @property
-    def progress(self) -> Progress:
-        """How far training has come, for the code that ends the run."""
-        return self._progress
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The newest value of every reported metric, by name."""
-        return self._progress.metrics
-
-    @property
-    def loss(self) -> float:
-        """The mean loss over the global batch of the newest step, equal on all workers.
-
-        Use it to steer the training: it stays right when a worker is lost, while a sum that the program keeps itself is
-        lost with its worker. It is NaN before the first step. Reading it costs a wait for the device; so on a GPU it is
-        also NaN until the step after the first time it is read.
-        """
-        self._progress.loss_wanted = True
-        return math.nan if self._progress.loss is None else self._progress.loss
-
-    @property
-    def signals(self) -> dict[str, Signal]:
-        """The newest signals of the run's monitors, by name."""
-        return self._adapter.monitoring.signals
-
-    @property
-    def context(self) -> RunContext:
-        """What the run could not choose: its data and model, as far as they were seen, and its device."""
-        trained = self.trained
-        return run_context(self.device, self.state.data.context(), 0 if trained is None else trained.parameters)
-
-    @property
-    def stopped(self) -> str:
-        """Why training ended: "complete", "max_steps", "until_epoch", "requested", "policy" or "program"."""
-        return self._progress.stopped
-
-    @property
-    def trained(self) -> TrainingState | None:
-        """What ``prepare`` was given; None before it."""
-        return self.state.trained
-
-    def model_context(self) -> AbstractContextManager[None]:
-        """Return a context for building a model that does not fit into any worker's memory.
-
-        Make the optimizer after the block. Initial values are those of a plain construction. Parameters lie in unnamed
-        files in the run's folder until ``session.prepare`` has given each worker its part. Where every worker computes
-        with all parameters, the context does nothing.
-
-        Example:
-            >>> with session.model_context():
-            ...     model = Transformer(layers=96)
-        """
-        return built_in_parts(self._spec.execution, self._spec.out)
-
-
-# [session changes] The methods of a session that ask for changes of the run while it trains.
-
-
-class SessionChanges(SessionFacts):
-    """The part of ``Session`` that asks for other workers, another mesh, parameters, strategy or routes."""
-
-    def resize(self, workers: int) -> None:
-        """Ask for another number of workers, from a later step boundary on.
-
-        New workers first warm up while training goes on. One worker may ask, or all.
-
-        Args:
-            workers: The wanted number; it is cut to the bounds of ``--workers LOW:HIGH``.
-
-        Raises:
-            UserError: Where another launcher started the workers.
-        """
-        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-            raise UserError("a run needs a whole number of workers, at least 1", workers, "session.resize(2)")
-        self._workers.resize(workers, "session.resize")
-
-    def reshape(self, mesh: str | Mesh) -> None:
-        """Ask for another mesh, and for as many workers as it has, from a later step boundary on.
-
-        The workers' parts of the model then move between them; in ``exact`` mode no result changes. One worker may ask,
-        or all.
-
-        Args:
-            mesh: Workers along each axis, such as "data=1,tensor=2"; axes that are left out have one.
-
-        Raises:
-            UserError: For a mesh that the run's mechanism or its ``--workers LOW:HIGH`` do not allow, and where another
-                launcher started the workers.
-
-        Example:
-            >>> if session.ends_step and session.step == 100:
-            ...     session.reshape("data=2,shard=2")
-        """
-        wanted, spec = Mesh.parse(mesh) if isinstance(mesh, str) else mesh, self._spec
-        meshes_of(spec.execution).widened(self.state.layers).refuse(wanted)
-        low, high = min(spec.elastic.low, spec.execution.workers), spec.most_workers
-        if not low <= wanted.workers <= high:
-            fix = "ask for a mesh of as many, or begin the run with --workers LOW:HIGH"
-            raise UserError(f"this run has from {low} to {high} workers", f"{wanted}: {wanted.workers}", fix)
-        self._workers.reshape(wanted, "session.reshape")
-
-    def change(self, *, batch_size: int | None = None, lr: float | None = None) -> None:
-        """Ask for another global batch size or learning rate on every worker.
-
-        Every worker must ask for the same between the same two steps. Workers vote on it in the next step's reduction
-        and change together after that step; schedulers continue from the new learning rate. The journal keeps the
-        outcome, as of a policy's decision: applied; refused, where it is impossible (a batch longer than an epoch); or
-        disagreed, where nothing changed.
-
-        Args:
-            batch_size: Samples in the global batch; None leaves it as it is.
-            lr: The learning rate of every parameter group; None leaves it as it is.
-
-        Raises:
-            UserError: For an impossible batch size or learning rate.
-
-        Example:
-            >>> if session.ends_step and session.step == 1000:
-            ...     session.change(batch_size=512, lr=0.4)
-        """
-        self._adapter.wish(wished(batch_size, lr))
-
-    def set_sync(self, strategy: str) -> None:
-        """Ask for another sync strategy on every worker, from the next step boundary on.
-
-        Every worker must ask for the same between the same two steps. They vote on it as on ``change``, and the journal
-        keeps the outcome. Many learners become one when their round ends; one learner becomes many when the next round
-        begins.
-
-        Args:
-            strategy: A text as for ``--sync``.
-
-        Raises:
-            UserError: For a text that is no strategy, and for a strategy that this run cannot have: more workers than
-                learners, slots that learners do not divide, or another mechanism than ``replicated``.
-
-        Example:
-            >>> if session.ends_step and session.step == 1000:
-            ...     session.set_sync("local:learners=8,every=16")
-        """
-        plan = SyncPlan.parse(strategy)
-        if self.state.trained is not None:
-            self.state.trained.active_sync.check(plan)
-        self._adapter.wish(Decision(sync=str(plan)))
-
-    def set_topology(self, topology: str) -> None:
-        """Ask for other routes of the workers' sums on every worker, under the rules of ``change``.
-
-        In ``exact`` mode no result changes. The routes change between two steps, on the process groups that exist.
-
-        Args:
-            topology: A text as for ``--topology``: "tree", "ring:chunk_kib=256", "parents=[0,0,1,0]".
-
-        Raises:
-            UserError: For a text that is no topology.
-
-        Example:
-            >>> if session.ends_step and session.step == 100:
-            ...     session.set_topology("binary_tree")
-        """
-        self._adapter.wish(Decision(topology=topology_for_vote(Topology.parse(topology))))
-
-    def set_tree(self, parents: Sequence[int]) -> None:
-        """Ask for the tree in which rank r sends its sums to ``parents[r]``; the root names itself.
-
-        After a resize that the tree does not fit, sums take the backend's own routes. Errors are those of
-        ``set_topology``.
-        """
-        self._adapter.wish(Decision(topology=topology_for_vote(Topology.of_parents(parents))))
-
-
-# [session collectives] The methods of a session that start collectives by name, while the program computes.
-
-
-class SessionCollectives(SessionChanges):
-    """The part of ``Session`` that starts named collectives.
-
-    Every worker must call the same collectives between the same two steps, in any order. The n-th call with a name
-    belongs to the n-th call with it on the other workers.
-    """
-
-    _collectives: NamedCollectives
-
-    def allreduce(self, name: str, tensor: torch.Tensor) -> CollectiveHandle[torch.Tensor]:
-        """Start to add up ``tensor`` over all workers. It is copied, and travels while training goes on.
-
-        Args:
-            name: The name by which workers match their calls.
-            tensor: This worker's part; its shape and type are the same on all workers.
-
-        Returns:
-            A handle. ``handle.wait()`` gives the sum (on the CPU) and the numbers of the workers that took part.
-
-        Raises:
-            UserError: For a tensor that cannot be sent, and for a call inside of a step.
-
-        Example:
-            >>> if session.ends_step:
-            ...     handle = session.allreduce("hits", hits)
-            ...     evaluate_something_else()
-            ...     total = handle.wait().value
-        """
-        return CollectiveHandle(self._collectives, self._begin("allreduce", name, tensor), lambda found: found[0])
-
-    def broadcast(self, name: str, tensor: torch.Tensor, root: int = 0) -> CollectiveHandle[torch.Tensor]:
-        """Start to send ``tensor`` from the worker of rank ``root`` to all workers.
-
-        Args:
-            name: The name by which workers match their calls.
-            tensor: The tensor to send; only the root's counts.
-            root: The sender's rank among the present workers.
-
-        Returns:
-            A handle. ``handle.wait()`` gives the root's tensor, on the CPU.
-
-        Raises:
-            UserError: As ``allreduce``, and for a rank that no worker has.
-
-        Example:
-            >>> handle = session.broadcast("thresholds", torch.rand(10), root=0)
-        """
-        return CollectiveHandle(self._collectives, self._begin("broadcast", name, tensor, root), lambda found: found[0])
-
-    def gather(self, name: str, tensor: torch.Tensor) -> CollectiveHandle[list[torch.Tensor]]:
-        """Start to send every worker's ``tensor`` to all workers; shapes and types may differ.
-
-        Args:
-            name: The name by which workers match their calls.
-            tensor: This worker's tensor.
-
-        Returns:
-            A handle. ``handle.wait()`` gives the tensors, on the CPU, and the numbers of their workers.
-
-        Raises:
-            UserError: As ``allreduce``.
-
-        Example:
-            >>> handle = session.gather("hardest", losses.topk(3).values)
-        """
-        return CollectiveHandle(self._collectives, self._begin("gather", name, tensor), list)
-
-    def _stand_in(self, until: Callable[[], bool]) -> None:
-        """While this worker waits for a collective: others may be in an evaluation, where they need it."""
-        if self.trained is not None:
-            self.trained.replica.stand_in(until)
-
-    def _begin(self, kind: Kind, name: str, tensor: torch.Tensor, root: int = 0) -> Call:
-        if self._transaction.more_to_come and self._workers.synchronised:
-            fix = "put 'if session.ends_step:' before it, or move it after the loop"
-            raise UserError(f"session.{kind} belongs between steps", "a call inside of a step", fix)
-        return self._collectives.start(kind, name, tensor, root)
-
-
-# [session assets] The methods of a session that leave results for later trainings, and start from earlier ones.
-
-
-class SessionAssets(SessionCollectives):
-    """The part of ``Session`` for weights and predictions that outlive a run."""
-
-    _home: OutFolder
-    _evaluations: Evaluations
-    _snapshot: Packed | None
-    _send: Callable[[Record], None]
-    _refuse_inside: Callable[[str], None]
-    _progress: Progress
-    _unfreezing: tuple[Unfreezing, ...] = ()  # of each model
-    _asked_to_start = 0  # how often
-
-    def start_from(
-        self,
-        model: nn.Module,
-        source: str | Path,
-        *,
-        rename: Mapping[str, str] = MappingProxyType({}),
-        fresh: Sequence[str] = (),
-    ) -> StartedFrom:
-        """Start from another model's weights: copy the tensors of the same name and shape into ``model``.
-
-        Call it before ``session.prepare``. Best call it before you make the optimizer: fresh tensors may then get a
-        learning rate of their own. A resumed run continues from its own checkpoint: it copies nothing, and the source
-        may be gone. A worker that joins does not read the source either, where it shares the run's folder.
-        ``elastune run --start-from`` does the same without a change of the program.
-
-        Args:
-            model: The program's model; tensors that are not copied stay as they are.
-            source: The folder of a run or a trial, or a safetensors file, on every worker's host.
-            rename: How the source's names begin, and how they begin here: ``{"backbone.": "encoder."}``.
-            fresh: Names here that are not copied, with ``*`` for anything: ``["head.*"]``.
-
-        Returns:
-            What was copied, what is fresh and why, as it was when the run began. The journal has it, too.
-
-        Raises:
-            UserError: For a source that cannot be read, and where nothing of it fits.
-
-        Example:
-            >>> told = session.start_from(model, "runs/pretrained", fresh=["head.*"])
-            >>> groups = [{"params": [p], "lr": 0.1 if n in told.fresh else 0.01} for n, p in model.named_parameters()]
-            >>> model, optimizer = session.prepare(model, torch.optim.SGD(groups))
-        """
-        if self.trained is not None:
-            rule = "session.start_from comes before session.prepare"
-            raise UserError(rule, "a call behind it", "move it before session.prepare")
-        asked = StartFrom(Path(source), tuple(dict(rename).items()), _texts(fresh))
-        nth, self._asked_to_start = self._asked_to_start, self._asked_to_start + 1
-        if nth == 0 and self._snapshot is None and (self._goes_on or not self._workers.synchronised):
-            self._progress.begun = self._begun_before()
-        if nth < len(self._progress.begun):
-            return self._progress.begun[nth]
-        model = plain(model)
-        told = start_from(model, asked)
-        self._progress.begun.append(told)
-        if self.rank == 0 and self._workers.synchronised:
-            self._tell_beginning(model, told)
-            note_beginning(self._home, self._progress.begun)
-        return told
-
-    def unfreeze(self, model: nn.Module, schedule: Mapping[str, int | None]) -> dict[str, int | None]:
-        """Train the tensors of ``model`` from different epochs on, such as the head first and lower layers later.
-
-        A frozen tensor has no gradient when the optimizer steps, so neither momentum nor weight decay changes it. Its
-        gradient is still computed and summed: epochs take as long as before, and running statistics of normalising
-        layers move. For a tensor that never trains, ``requires_grad_(False)`` before ``session.prepare`` is cheaper.
-
-        Args:
-            model: The program's model; each of several models has a schedule of its own, or none.
-            schedule: Names, with ``*`` for anything, and the epoch (from 0) from which on they train; None: never. The
-                first name that fits counts. It is plain data, so it may stand in the program's config.
-
-        Returns:
-            The first training epoch of each tensor, by name.
-
-        Raises:
-            UserError: For a schedule that leaves tensors out, names no tensor, or begins with nothing; and for a
-                mechanism that divides the model.
-
-        Example:
-            >>> session.start_from(model, "runs/pretrained", fresh=["head.*"])
-            >>> session.unfreeze(model, {"head.*": 0, "layer4.*": 2, "*": 4})
-            >>> model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
-        """
-        if self._spec.execution.mechanism != "replicated":
-            rule = "unfreezing needs whole tensors on every worker"
-            raise UserError(rule, f"mechanism {self._spec.execution.mechanism}", "use --mechanism replicated")
-        found = unfreezing(plain(model), schedule)
-        self._unfreezing = (*self._unfreezing, found)
-        return dict(found.from_epoch)
-
-    def _begin_with(self, model: nn.Module) -> None:
-        """Do what ``--start-from`` asks for, on the worker whose initial state becomes that of all."""
-        spec, workers = self._spec, self._workers
-        if spec.start_from is None or self._snapshot is not None or not workers.synchronised or workers.rank != 0:
-            return
-        if self._goes_on and spec.spool is None and complete(spec.out / "checkpoints"):  # the source may be gone by now
-            return
-        self._tell_beginning(model, start_from(model, spec.start_from))
-
-    @property
-    def _goes_on(self) -> bool:
-        """Whether the run begins where its newest checkpoint is, if there is one."""
-        return self._spec.resume or self._workers.restart_from_checkpoint
-
-    def _begun_before(self) -> list[StartedFrom]:
-        """What its newest checkpoint, which takes the model's place, tells of its beginning.
-
-        Without one a joiner, which others will give their state, finds it noted; nothing else does.
-        """
-        newest = load_newest(self._spec.out / "checkpoints", lambda path, files: "", whole_parts=False)
-        if newest is not None:
-            return begun_of(newest[1].states[Progress.name])
-        return [] if self._workers.synchronised else noted_beginning(self._spec.out)
-
-    def _tell_beginning(self, model: nn.Module, told: StartedFrom) -> None:
-        """To the journal: whoever makes something of several trials has to know whether they began alike."""
-        begins = fingerprint({n: tensor for n, tensor in model.state_dict().items() if hasattr(tensor, "shape")})
-        before = training_in(Path(told.source))
-        known_s = None if before is None or before.untold else before.worker_seconds
-        self._send(replace(told, begins=begins, worker_seconds=known_s))
-
-    def predictions(self, name: str, outputs: Any, targets: Any) -> None:
-        """Keep the model's predictions on a data set, in the order of its samples, for ensembles (docs/ensembles.md).
-
-        Every worker must call this after an evaluation of the whole data set, with the rows of its own batches. The
-        file in the run's folder has the same bytes for any number of workers. A later call with the same name replaces
-        the file.
-
-        Args:
-            name: The name of the data set. A name that begins with "test" is for data that no choice may rest on.
-            outputs: Logits, probabilities or values: a tensor, or a list with one tensor for each batch; rows are
-                samples.
-            targets: The right answers, in the same form.
-
-        Raises:
-            UserError: For rows that are not those of the newest evaluation, for targets that are not finite numbers,
-                and where the file cannot be written.
-            Diverged: For outputs that are not finite.
-
-        Example:
-            >>> outputs, targets = [], []
-            >>> for x, y in session.batches(data.validation, batch_size=100, train=False):
-            ...     outputs.append(model(x))
-            ...     targets.append(y)
-            >>> session.predictions("validation", outputs, targets)
-        """
-        self._refuse_inside("predictions")
-        check_name(name)
-        spec, workers = self._spec, self._workers
-        if spec.spool is not None:
-            rule, fix = "predictions lie in a folder that all workers share", "use a cluster without folder=local"
-            raise UserError(rule, "a folder of each host's own", fix)
-        seen = self._evaluations.seen
-        parts = self._evaluations.meet_bytes(own_part(seen, outputs, targets), f"session.predictions({name})")
-        if not workers.synchronised:  # on the way back to where the run is: what was kept there stands
-            return
-        place = spec.out, self._home, name, self.step
-        if (kept := meet_and_keep(workers, parts, seen.length, *place)) is not None:
-            self._send(kept)
-
-
-def _texts(given: Sequence[str]) -> tuple[str, ...]:
-    """Names, and not the letters of one."""
-    if isinstance(given, str) or not all(isinstance(name, str) for name in given):
-        raise UserError("fresh is a list of names", repr(given)[:80], 'such as ["head.*"]')
-    return tuple(given)
-
-
-# [session state] The methods of a session for the program's own state, its side effects, and its early end.
+from elastune.train.training_state import HeldSettings, TrainingState
 
 T = TypeVar("T")
-LONGEST_WHY = 300
+LONGEST_WHY = 300  # characters of session.stop's reason
 FILE_NAME = re.compile(r"[A-Za-z0-9_-]{1,80}")
 
 
-class SessionState(SessionAssets):
-    """The part of ``Session`` by which the program's own state, side effects and end are shared by all workers."""
+class TrainingParts:
+    """The objects that one worker's training is made of: ``Session`` hands the program's calls on to them.
 
-    _tracked: Tracked
-    _exchange: StepExchange
-    _stepper: Stepper
+    Attributes:
+        spec: What the run is to do.
+        workers: The workers that train together, and this worker's place among them.
+        send: Takes records for the journal.
+        snapshot: The state that this worker was rewound to and goes on from; None: it begins.
+        progress: How far the run has come.
+        log: Which samples the steps used.
+        adapter: Monitors and policies.
+        transaction: Whether a step is open, reduced, committed or lost.
+        collectives: Collectives that the program starts by name.
+        tracked: State of the program's own.
+        state: All of the run's state, for checkpoints and joining workers.
+        divergence: Ends a run whose loss explodes.
+        loop: Takes the steps.
+        evaluations: Passes that train nothing, and values gathered after them.
+        out_folder: The run's folder, as it was when the session began.
+        weight_sources: The weights that models start from.
+    """
 
-    @property
-    def leader(self) -> bool:
-        """Whether this worker acts for all: it prints, writes a file, or updates a dashboard.
-
-        At most one worker is the leader at a time, and never one that is still on its way back to where the run is.
-        Between two steps without a loss, the leader acts once. If a worker is lost just then, the leader's work since
-        the last step may be done again, perhaps by another worker; if the leader itself is lost before it comes to that
-        line, nobody does it. So write files anew instead of appending to them. ``session.report`` keeps each value
-        once; use ``session.once`` for what must not happen twice.
-        """
-        return self.rank == 0 and self._workers.synchronised
-
-    def once(self, name: str) -> bool:
-        """Return whether this worker is to do ``name`` now: True on one worker, once in the life of the run.
-
-        The first worker that comes here gets it, so a lost worker does not stop it. The mark (``once/NAME`` in the
-        run's folder) is on the disk before this returns, and a resumed run finds it. So what was begun is never begun
-        again, even where its worker was killed before the end. Inside a batch loop, only the batch that completes a
-        step can be given it. Workers may come here at different times: call no method of the session in the block.
-
-        Args:
-            name: Letters, digits, ``_`` and ``-``; use another name for each occasion: ``f"epoch-{epoch}"``.
-
-        Returns:
-            Whether this worker is to do it.
-
-        Raises:
-            UserError: For a name that no file can have, and where hosts do not share the run's folder, or it is full.
-
-        Example:
-            >>> if session.once(f"mail-{session.epoch}"):
-            ...     send_mail(f"epoch {session.epoch} is done")
-        """
-        if not isinstance(name, str) or not FILE_NAME.fullmatch(name):
-            fix = 'such as session.once("mail-3")'
-            raise UserError("what is done once is named by up to 80 letters, digits, _ and -", repr(name)[:60], fix)
-        if self._spec.spool is not None:
-            rule, fix = "what was done once is noted in a folder that all share", "use a cluster without folder=local"
-            raise UserError(rule, "a folder of each host's own", fix)
-        if not self._workers.synchronised or not self.ends_step:
-            return False  # the way back to where the run is leads here again, and so does the end of the step
-        return claim(self._home, name, f"worker {self._workers.worker}, after step {self.step}")
-
-    def track(self, name: str, obj: T) -> T:
-        """Make ``obj`` a part of the run's state.
-
-        The state is saved in checkpoints, sent to workers that join, and taken back where a step is taken back. Call
-        this after ``session.prepare``, in the same way on every worker. Change the object in the same way on all
-        workers, between steps (``if session.ends_step:``); an ``AveragedModel`` does so by itself.
-
-        Args:
-            name: Its name in checkpoints.
-            obj: Anything with ``state_dict`` and ``load_state_dict`` of tensors, numbers and text, or a dict of these.
-
-        Returns:
-            ``obj``.
-
-        Raises:
-            UserError: For a name that is taken, an object without state, a mechanism that leaves each worker a part of
-                the model, and sync strategies whose learners differ.
-
-        Example:
-            >>> ema = session.track("ema", AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.999)))
-            >>> best = session.track("best", {"loss": float("inf")})
-        """
-        trained = self.trained
-        if trained is None:
-            raise UserError("session.track comes behind session.prepare", "no model yet", "call session.prepare first")
-        if trained.in_shares:
-            rule, fix = "what is tracked is equal on all workers", "use --mechanism replicated"
-            raise UserError(rule, f"{name} where workers hold a part of the state each", fix)
-        self._tracked.add(name, obj, lambda: self.ends_step)
-        self._forbid(self._tracked.refuse)
-        return obj
-
-    def _forbid(self, rule: Callable[[SyncPlan], object]) -> None:
-        """No strategy for which ``rule`` raises ``UserError``: neither now, nor by schedule, nor asked for later."""
-        active_sync = self.state.prepared.active_sync
-        active_sync.forbid(rule)
-        for step, plan in self._spec.sync_schedule.changes:
-            if step > active_sync.scheduled:
-                rule(plan)
-
-    def stop(self, why: str) -> None:
-        """End training here, as if all epochs were done.
-
-        The loops over ``session.epochs`` and ``session.batches`` end, and the code after them still runs. A resumed run
-        does not train on. Every worker must call this, between steps, for a reason that is equal on all workers: a
-        reported metric, a mean.
-
-        Args:
-            why: One line for the journal and the report.
-
-        Raises:
-            UserError: Inside of a step, and where other workers do something else instead.
-
-        Example:
-            >>> session.report(loss=loss)
-            >>> if session.metrics["loss"] > best["loss"] and session.epoch > 5:
-            ...     session.stop("the validation loss rises")
-        """
-        if not isinstance(why, str) or not why.strip():
-            raise UserError("session.stop says why", repr(why)[:80], 'session.stop("the loss rises")')
-        why = " ".join(why.split())[:LONGEST_WHY]
-        self._refuse_inside("stop")
-        self._evaluations.meet([], f"session.stop({why})")
-        if self._workers.synchronised:  # else it is on the way back to where the run is, which knows
-            self._progress.stopped, self._progress.stop_why = BY_PROGRAM, why
-
-    def save_best(self, metric: str, direction: Literal["min", "max"] = "max") -> bool:
-        """Keep a checkpoint of the best model so far, by the newest reported value of ``metric``.
-
-        The checkpoint stays in the run's folder until a better one replaces it; ``elastune export RUN/best/METRIC`` and
-        ``--start-from RUN/best/METRIC`` read it. Every worker must call this, between steps, after ``session.report``.
-
-        Args:
-            metric: A name that was reported.
-            direction: Which values are better.
-
-        Returns:
-            Whether the model is the best so far and was kept. Where the disk has no room for it, the earlier best
-            stays.
-
-        Raises:
-            UserError: For a metric that was not reported, and where hosts do not share the run's folder.
-
-        Example:
-            >>> session.report(accuracy=right / count)
-            >>> session.save_best("accuracy")
-        """
-        self._refuse_inside("save_best")
-        if self._spec.spool is not None:
-            rule, fix = "the best checkpoint lies in a folder that all share", "use a cluster without folder=local"
-            raise UserError(rule, "a folder of each host's own", fix)
-        if not FILE_NAME.fullmatch(metric):
-            rule, fix = "a metric that names a folder has letters, digits, _ and -", "report it under such a name"
-            raise UserError(rule, repr(metric)[:60], fix)
-        if metric not in self.metrics or direction not in ("min", "max"):
-            rule, fix = "the best is by a reported metric, min or max", 'session.save_best("accuracy", "max")'
-            raise UserError(rule, f"{metric}, {direction}; reported: {', '.join(sorted(self.metrics)) or 'none'}", fix)
-        self._evaluations.meet([], f"session.save_best({metric})")
-        if not self._workers.synchronised:
-            return False
-        value, best = self.metrics[metric], self._progress.best.get(metric)
-        better = best is None or (value > best if direction == "max" else value < best)
-        if better:
-            self._exchange.commit()
-            self._progress.best[metric] = value
-            self._stepper.save()
-            if not self.state.keep_best(metric):  # no room, which the journal says
-                del self._progress.best[metric]
-                self._progress.best |= {metric: best} if best is not None else {}
-                return False
-        return better
-
-
-# [session models] The methods of a session for models and optimizers.
-
-
-class SessionModels(SessionState):
-    """The part of ``Session`` that holds models and optimizers."""
-
-    _models: list[nn.Module]
-    _held: AsItWas | None = None
-    _autocasts: Sequence[Autocast] = ()
-    mean: Callable[[Any], float]
-
-    @property
-    def turn(self) -> int:
-        """Which of the steps with the current batch this is, from 0; see ``turns`` of ``session.batches``."""
-        return self._progress.position.turn
-
-    def prepare(self, *models_optimizers_schedulers: Any, plan: Plans | None = None) -> tuple[Any, ...]:
-        """Attach mechanism, precision and checkpoints to models and optimizers. Use the returned objects from here on.
-
-        It moves the model to ``session.device`` and gives every worker the initial state of rank 0. Pass schedulers
-        that step inside the batch loop here; ``ReduceLROnPlateau`` then steps with the mean over workers.
-
-        Args:
-            models_optimizers_schedulers: The model, its optimizer and any schedulers; or several models and optimizers,
-                as a GAN has them (``docs/programs.md``). In any order.
-            plan: Which layers the mechanism ``tensor`` divides, or a ``Pipeline`` that says where ``pipeline`` cuts the
-                model (``docs/meshes.md``); None: elastune finds it.
-
-        Returns:
-            The same objects, in the same order.
-
-        Raises:
-            UserError: For objects that cannot be trained in this way, and for a second call.
-
-        Example:
-            >>> model, optimizer = session.prepare(model, torch.optim.AdamW(model.parameters()))
-            >>> gen, disc, opt_gen, opt_disc = session.prepare(gen, disc, opt_gen, opt_disc)
-        """
-        if self.trained is not None:
-            raise UserError(
-                "session.prepare must be called once", "a second call", "give all models and optimizers to one call"
-            )
-        given = Prepared.of(models_optimizers_schedulers)
-        by_shapes_alone(self._spec.execution.mode)
-        model, optimizer, schedulers = given.model, given.optimizer, given.schedulers
-        execution, workers, sync_plan, elastic = (
-            self._spec.execution,
-            self._workers,
-            self._spec.sync,
-            self._workers.elastic,
+    def __init__(
+        self,
+        spec: RunSpec,
+        workers: WorkerGroup,
+        device: torch.device,
+        *,
+        config: Config,
+        send: Callable[[Record], None],
+        stop_requested: Callable[[], bool],
+        clock: Clock,
+        snapshot: Packed | None,
+        warm_up: bool,
+        policies: Mapping[str, type[Policy]],
+    ) -> None:
+        self.spec, self.workers, self.send, self.snapshot = spec, workers, send, snapshot
+        self.progress = progress = Progress(StepTimes(clock), StepMemory(device))
+        self.adapter = Adapter(spec, workers, progress, send, policies)
+        self.log = SampleLog(workers.worker, send if workers.elastic or workers.rank == 0 else lambda record: None)
+        self.transaction = transaction = StepTransaction(workers, progress, self.log)
+        self.collectives = NamedCollectives(
+            workers, lambda: transaction.attempts, transaction.recover, partial(Channel, tag=CALLS_TAG), self._stand_in
         )
-        given.check(execution.mechanism)
-        most = max(self._spec.most_workers, workers.group.size)
-        self._transaction.reevaluates_loss = reevaluates_loss(optimizer, execution, most)
-        note_plan(model, plan)
-        model.to(self.device)
-        self._begin_with(model)
-        self.state.spread(model, optimizer)
-        self._adapter.routing.lay(workers.comms)
-        control = len(self._exchange.control(ControlVector()).to_list())
-        with self.model_context():  # a division makes parameters of its own
-            how = {"control": control, "seed": self._spec.seed}
-            sync = prepare_sync(model, optimizer, execution, workers.comms, sync_plan, elastic=elastic, **how)
-        self.state.watch(sync.replica)
-        active_sync = sync_in_use(sync, self._spec, control, elastic=elastic)
-        self.state.trained = TrainingState(active_sync, schedulers, tuple(learning_rates(optimizer)))
-        for _, later in self._spec.sync_schedule.changes:
-            active_sync.check(later)
-        if execution.precision == "bf16":
-            self._autocasts = [Autocast(each, self.device) for each in given.models]
-        goes_on = self._snapshot is not None
-        if self._snapshot is not None:
-            self.state.rewind(self._snapshot)
-        elif workers.synchronised:
-            goes_on = self.state.begin()
-        self._held = self.state.trained.held() if goes_on else None
-        for scheduler in schedulers:
-            gate(scheduler, lambda: self._transaction.ends_local_step, self.mean)
-        self._models = given.models
-        now = {id(model): sync.replica.model, id(optimizer): sync.replica.optimizer}
-        return tuple(now.get(id(each), each) for each in models_optimizers_schedulers)
+        self.tracked = Tracked()
+        saved = self.log, self.collectives, self.tracked
+        self.state = state = RunState(spec, config, workers, progress, transaction, self.adapter, send, parts=saved)
+        state.collectives = self.collectives
+        self.divergence = DivergenceWatch(spec.divergence, progress)
+        step_parts = spec, workers, progress, transaction, self.log, state, self.adapter, self.divergence, device
+        self.loop = TrainingLoop(*step_parts, send=send, stop_requested=stop_requested, warming_up=warm_up)
+        self.evaluations = Evaluations(workers, state, transaction, device, spec.seed)
+        self.out_folder = OutFolder.found(spec.out)
+        rewound = snapshot is not None
+        self.weight_sources = WeightSources(spec, workers, progress, self.out_folder, send, rewound=rewound)
+        if snapshot is not None:
+            state.rewind(snapshot)
+        seed_everything(derive(spec.seed, "init"))  # of the streams that build the model
 
-    def _settle_compiler(self) -> None:
-        """The program may have compiled models, or parts of them, since this was called last."""
-        by_shapes_alone(self._spec.execution.mode)
-        for each in self._models:
-            plain(each)
-        for autocast in self._autocasts:
-            autocast.register()
-
-    def _trainable_of(self, model: nn.Module | None) -> list[nn.Parameter] | None:
-        """The parameters of ``model``, one of those that were prepared; None of all."""
-        if self.trained is not None:
-            self.trained.flags.check()
-        if model is None:
-            return None
-        model = plain(model)
-        if not any(model is each for each in self._models):
-            rule, fix = "a backward pass is for a model that was prepared", "leave model out for all of them"
-            raise UserError(rule, type(model).__name__, fix)
-        return [p for p in model.parameters() if p.requires_grad]
-
-    def clip_grad_norm_(self, max_norm: float) -> float:
-        """Scale the step's gradient so that its norm, over all parameters of the model, is at most ``max_norm``.
-
-        It does what torch's ``clip_grad_norm_`` does (norm 2), but for every mechanism: torch's function finds no norm
-        of gradients that lie in pieces on several workers. The number of workers and the mesh do not show in the norm.
-
-        Args:
-            max_norm: The largest norm that stays as it is.
-
-        Returns:
-            The norm before scaling; 0 where this batch did not complete a step, so that nothing was done.
-
-        Raises:
-            UserError: For a bound that is not positive.
-
-        Example:
-            >>> session.backward(loss)
-            >>> session.clip_grad_norm_(1.0)
-            >>> optimizer.step()
-        """
-        if not max_norm > 0:
-            raise UserError("the norm of a gradient is bounded by a positive number", max_norm, "such as 1.0")
-        return self.state.prepared.replica.clip(float(max_norm))
+    def _stand_in(self, until: Callable[[], bool]) -> None:
+        """While this worker waits for a collective, others may need it in an evaluation."""
+        if self.state.trained is not None:
+            self.state.trained.replica.stand_in(until)
 
 
-# [session] The session that a training function is given: an ordinary PyTorch loop, on any number of workers.
-
-
-class Session(SessionModels):
+class Session:
     """One worker's view of a run: the argument of ``train(session)``. Every worker has a session of its own.
 
-    Attributes ``config``, ``device`` and ``seed``: the run's settings, this worker's device, the run's seed. elastune
-    makes sessions: ``snapshot`` is what this worker was rewound to, and goes on from; ``warm_up``, a joiner's first
-    time through the training function, ends after a few passes that do not count; ``policies``: the program's policy
-    classes, by name.
+    The program gives its model to ``prepare``, draws batches from ``batches``, and calls ``backward`` instead of
+    ``loss.backward()``. elastune makes sessions; a program never does.
+
+    Example:
+        >>> def train(session):
+        ...     model = Net(session.config["width"])
+        ...     model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        ...     for epoch in session.epochs(10):
+        ...         for x, y in session.batches(train_set, batch_size=256):
+        ...             session.backward(F.cross_entropy(model(x), y))
+        ...             optimizer.step()
+        ...             optimizer.zero_grad()
+
+    Attributes:
+        config: The program's settings.
+        device: This worker's device.
+        seed: The run's seed.
+        state: The run's state, for the code that moves and saves it.
+
+    Args:
+        snapshot: The state that this worker was rewound to and goes on from.
+        warm_up: This is a joiner's first time through the training function: it ends after a few passes that do not
+            count.
+        policies: The program's policy classes, by name.
     """
 
     def __init__(
@@ -895,86 +175,64 @@ class Session(SessionModels):
         self.config = config
         self.device = device
         self.seed = spec.seed
-        self._spec = spec
-        self._workers = workers
-        self._send = send
-        self._clock = clock or SystemClock()
-        self._snapshot = snapshot
-        self._progress = Progress(StepTimes(self._clock), StepMemory(device))
-        self._adapter = Adapter(spec, workers, self._progress, send, policies)
-        self._log = SampleLog(workers.worker, send if workers.elastic or workers.rank == 0 else lambda record: None)
-        self._transaction = StepTransaction(workers, self._progress, self._log)
-        progress, transaction = self._progress, self._transaction
-        self._collectives = NamedCollectives(
-            workers, lambda: transaction.attempts, transaction.recover, partial(Channel, tag=CALLS_TAG), self._stand_in
-        )
-        self._tracked = Tracked()
-        parts = self._log, self._collectives, self._tracked
-        self.state = RunState(spec, config, workers, progress, transaction, self._adapter, send, parts=parts)
-        self.state.collectives = self._collectives
-        self._watch = DivergenceWatch(spec.divergence, progress)
-        self._exchange = StepExchange(
-            workers, progress, transaction, self.state, self._adapter, self._watch, device, send, stop_requested
-        )
-        self._stepper = Stepper(
+        self._parts = TrainingParts(
             spec,
             workers,
-            progress,
-            transaction,
-            self._log,
-            self.state,
-            self._adapter,
-            self._exchange,
             device,
-            send,
-            warm_up,
+            config=config,
+            send=send,
+            stop_requested=stop_requested,
+            clock=clock or SystemClock(),
+            snapshot=snapshot,
+            warm_up=warm_up,
+            policies=policies,
         )
+        self.state = self._parts.state
         self._models: list[nn.Module] = []
-        self._passes_in_epoch = 0
-        self._evaluations = Evaluations(workers, self.state, transaction, device, spec.seed)
-        self._home = OutFolder.found(spec.out)
+        self._autocasts: Sequence[Autocast] = ()
+        self._unfreezing: tuple[Unfreezing, ...] = ()  # of each model
+        self._held: HeldSettings | None = None  # settings that lines before the first epoch must not change
         self._planned = spec.epochs or 0
-        if snapshot is not None:
-            self.state.rewind(snapshot)
-        seed_everything(derive(spec.seed, "init"))
+        self._passes_in_epoch = 0
 
-    # -- the training loop --------------------------------------------------------------------------------------------
+    # -- data ----------------------------------------------------------------------------------------------------------
 
     def epochs(self, count: int) -> Iterator[int]:
-        """Yield the numbers of the epochs that are still to run, of ``count`` in all.
+        """Yield the numbers of the epochs that still have to run, of ``count`` in all.
 
         ``--epochs`` of the run replaces ``count``. A resumed run leaves out the epochs that it has completed.
         """
-        progress, until = self._progress, self._spec.until_epoch
+        progress, loop, spec = self._parts.progress, self._parts.loop, self._parts.spec
+        until = spec.until_epoch
         if until is not None and until < 1:
             raise UserError("a run pauses after a whole number of epochs, at least 1", until, "until_epoch=1")
-        self._stepper.join()
+        loop.join()
         if self._held is not None:
             self._held.restore()
             self._held = None
-        total = self._planned = count if self._spec.epochs is None else self._spec.epochs
-        while progress.position.epoch < total and self._stepper.begins_epoch():
+        total = self._planned = count if spec.epochs is None else spec.epochs
+        while progress.position.epoch < total and loop.begins_epoch():
             epoch = progress.position.epoch
             if until is not None and epoch >= until:
-                self._stepper.stop("until_epoch")
+                loop.stop("until_epoch")
             self._passes_in_epoch = 0
             self.state.seed_epoch()
-            with self._workers.told_if_left("session.epochs"):
+            with self._parts.workers.told_if_left("session.epochs"):
                 yield epoch
-            self._refuse_half_a_step()
-            self._exchange.commit()  # where workers meet after a step, and the program has left the loop at once
+            self._require_whole_step()
+            loop.commit()  # where workers meet after a step, and the program has left the loop at once
             if self.stopped != "complete":
-                if self.stopped == BY_PROGRAM and self._spec.checkpoint_every_steps != 0:
-                    self._stepper.save()  # a resumed run is to know
+                if self.stopped == BY_PROGRAM and spec.checkpoint_every_steps != 0:
+                    loop.save()  # a resumed run must know of it
                 return
             if progress.position.epoch == epoch:  # an epoch without a whole training pass
                 progress.position = replace(progress.position, epoch=epoch + 1, offset=0)
-                self._stepper.stop_if_asked()
+                loop.stop_if_asked()
             self._passes_in_epoch = 0
             pauses = until is not None and until <= progress.position.epoch < total
-            if self._spec.checkpoint_every_steps != 0 and not pauses:  # a pause writes one
-                self._exchange.commit()
-                self._stepper.save()
+            if spec.checkpoint_every_steps != 0 and not pauses:  # a pause writes one
+                loop.commit()
+                loop.save()
 
     def batches(
         self,
@@ -1019,9 +277,9 @@ class Session(SessionModels):
             ...     optimizer.step()
             ...     optimizer.zero_grad()
         """
-        self._refuse_half_a_step()
-        self._settle_compiler()
-        asked = data_request(
+        self._require_whole_step()
+        self._refresh_compiled()
+        request = data_request(
             data,
             batch_size,
             shuffle=shuffle,
@@ -1036,16 +294,274 @@ class Session(SessionModels):
         if isinstance(turns, bool) or not isinstance(turns, int) or turns < 1:
             raise UserError("a batch has a whole number of turns, at least 1", turns, "such as turns=2")
         if not train:
-            return self._evaluation_pass(asked.to_evaluate(self.seed), asked.batch_size, asked.loading)
+            return self._evaluation_pass(request.to_evaluate(self.seed), request.batch_size, request.loading)
         _ = self.state.prepared  # raises where there is no model yet
         if self._passes_in_epoch:
             raise UserError("an epoch holds one training pass", "a second one", "use one more session.epochs")
         self._passes_in_epoch += 1
         if turns > 1:
-            self._forbid(refuse_repeated_batches)
-        self.state.data.begin_pass(asked.dataset, self.epoch)
-        asked = replace(asked, turns=turns)
-        return self._stepper.training_pass(asked.source(self.seed), asked.batch_size, self._planned)
+            self._forbid_strategies(refuse_repeated_batches)
+        self.state.data.begin_pass(request.dataset, self.epoch)
+        request = replace(request, turns=turns)
+        return self._parts.loop.training_pass(request.source(self.seed), request.batch_size, self._planned)
+
+    @property
+    def epoch(self) -> int:
+        """The number of completed training passes."""
+        return self._parts.progress.position.epoch
+
+    @property
+    def step(self) -> int:
+        """The number of completed steps (global batches)."""
+        return self._parts.progress.position.step
+
+    @property
+    def turn(self) -> int:
+        """Which of the steps with the current batch this is, from 0; see ``turns`` of ``session.batches``."""
+        return self._parts.progress.position.turn
+
+    @property
+    def samples(self) -> int:
+        """The number of samples that the completed steps of all workers used."""
+        return self._parts.progress.position.samples
+
+    @property
+    def ends_step(self) -> bool:
+        """Whether the current batch completed a step: a worker with several slots has several batches in a step.
+
+        Inside the batch loop, put whatever counts steps, reports or breaks under ``if session.ends_step:``. A step in
+        which a worker was lost is done again: none of its batches ended it.
+        """
+        return not self._parts.transaction.more_to_come
+
+    def sum(self, values: Number | Iterable[Number]) -> float:
+        """Return the sum, over all workers, of a number, a tensor or a list of them.
+
+        It is rounded once, so the number of workers does not show in it. Every worker must call this, between steps.
+        """
+        self._require_between_steps("sum")
+        return exact_sum(x for row in self._meet(floats_of(values), "sum") for x in row)
+
+    def mean(self, values: Number | Iterable[Number]) -> float:
+        """Return the mean over all values of all workers, rounded once. Every worker must call this, between steps."""
+        self._require_between_steps("mean")
+        return exact_mean(x for row in self._meet(floats_of(values), "mean") for x in row)
+
+    def predictions(self, name: str, outputs: Any, targets: Any) -> None:
+        """Keep the model's predictions on a data set, in the order of its samples, for ensembles (docs/ensembles.md).
+
+        Every worker must call this after an evaluation of the whole data set, with the rows of its own batches. The
+        file in the run's folder has the same bytes for any number of workers. A later call with the same name replaces
+        the file.
+
+        Args:
+            name: The name of the data set. A name that begins with "test" is for data that no choice may rest on.
+            outputs: Logits, probabilities or values: a tensor, or a list with one tensor for each batch; rows are
+                samples.
+            targets: The right answers, in the same form.
+
+        Raises:
+            UserError: For rows that are not those of the newest evaluation, for targets that are not finite numbers,
+                and where the file cannot be written.
+            Diverged: For outputs that are not finite.
+
+        Example:
+            >>> outputs, targets = [], []
+            >>> for x, y in session.batches(data.validation, batch_size=100, train=False):
+            ...     outputs.append(model(x))
+            ...     targets.append(y)
+            >>> session.predictions("validation", outputs, targets)
+        """
+        self._require_between_steps("predictions")
+        check_name(name)
+        self._require_shared_folder("predictions", "predictions lie in a folder that all workers share")
+        workers, evaluations = self._parts.workers, self._parts.evaluations
+        seen = evaluations.seen
+        rows = evaluations.meet_bytes(own_part(seen, outputs, targets), f"session.predictions({name})")
+        if not workers.synchronised:  # catching up with the run: the file of that time stands
+            return
+        place = self._parts.spec.out, self._parts.out_folder, name, self.step
+        if (kept := meet_and_keep(workers, rows, seen.length, *place)) is not None:
+            self._parts.send(kept)
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank, from 0. It may change between steps."""
+        return self._parts.workers.rank
+
+    @property
+    def size(self) -> int:
+        """The number of workers. It may change between steps."""
+        return self._parts.workers.size
+
+    @property
+    def leader(self) -> bool:
+        """Whether this worker acts for all: it prints, writes a file, or updates a dashboard.
+
+        At most one worker is the leader at a time, and never a worker that is still catching up with the run.
+        Between two steps without a loss, the leader acts once. If a worker is lost just then, the leader's work since
+        the last step may be done again, perhaps by another worker. If the leader itself is lost before it comes to that
+        line, no worker does it. So write files anew instead of appending to them. ``session.report`` keeps each value
+        once; use ``session.once`` for what must not happen twice.
+        """
+        return self.rank == 0 and self._parts.workers.synchronised
+
+    def once(self, name: str) -> bool:
+        """Return whether this worker is to do ``name`` now: True on one worker, once in the life of the run.
+
+        The first worker that comes here gets it, so a lost worker does not stop it. The mark (``once/NAME`` in the
+        run's folder) is on the disk before this returns, and a resumed run finds it. So what was begun is never begun
+        again, even where its worker was killed before the end. Inside a batch loop, only the batch that completes a
+        step can get it. Workers may come here at different times: call no method of the session in the block.
+
+        Args:
+            name: Letters, digits, ``_`` and ``-``; use another name for each occasion: ``f"epoch-{epoch}"``.
+
+        Returns:
+            Whether this worker is to do it.
+
+        Raises:
+            UserError: For a name that no file can have, and where hosts do not share the run's folder, or it is full.
+
+        Example:
+            >>> if session.once(f"mail-{session.epoch}"):
+            ...     send_mail(f"epoch {session.epoch} is done")
+        """
+        if not isinstance(name, str) or not FILE_NAME.fullmatch(name):
+            fix = 'such as session.once("mail-3")'
+            raise UserError("what is done once is named by up to 80 letters, digits, _ and -", repr(name)[:60], fix)
+        self._require_shared_folder("once", "what was done once is noted in a folder that all share")
+        if not self._parts.workers.synchronised or not self.ends_step:
+            return False  # a worker that catches up, and the end of the step, come here again
+        return claim(self._parts.out_folder, name, f"worker {self._parts.workers.worker}, after step {self.step}")
+
+    # -- model ---------------------------------------------------------------------------------------------------------
+
+    def model_context(self) -> AbstractContextManager[None]:
+        """Return a context for building a model that does not fit into any worker's memory.
+
+        Make the optimizer after the block. Initial values are those of a plain construction. Parameters lie in unnamed
+        files in the run's folder until ``session.prepare`` has given each worker its part. Where every worker computes
+        with all parameters, the context does nothing.
+
+        Example:
+            >>> with session.model_context():
+            ...     model = Transformer(layers=96)
+        """
+        return built_in_parts(self._parts.spec.execution, self._parts.spec.out)
+
+    def start_from(
+        self,
+        model: nn.Module,
+        source: str | Path,
+        *,
+        rename: Mapping[str, str] = MappingProxyType({}),
+        fresh: Sequence[str] = (),
+    ) -> StartedFrom:
+        """Start from another model's weights: copy the tensors of the same name and shape into ``model``.
+
+        Call it before ``session.prepare``. Best call it before you make the optimizer: fresh tensors may then get a
+        learning rate of their own. A resumed run continues from its own checkpoint: it copies nothing, and the source
+        may be gone. A worker that joins does not read the source either, where it shares the run's folder.
+        ``elastune run --start-from`` does the same without a change of the program.
+
+        Args:
+            model: The program's model; tensors that are not copied stay as they are.
+            source: The folder of a run or a trial, or a safetensors file, on every worker's host.
+            rename: How the source's names begin, and how they begin here: ``{"backbone.": "encoder."}``.
+            fresh: Names here that are not copied, with ``*`` for anything: ``["head.*"]``.
+
+        Returns:
+            What was copied, what is fresh and why, as it was when the run began. The journal has it, too.
+
+        Raises:
+            UserError: For a source that cannot be read, and where nothing of it fits.
+
+        Example:
+            >>> start = session.start_from(model, "runs/pretrained", fresh=["head.*"])
+            >>> groups = [{"params": [p], "lr": 0.1 if n in start.fresh else 0.01} for n, p in model.named_parameters()]
+            >>> model, optimizer = session.prepare(model, torch.optim.SGD(groups))
+        """
+        if self.trained is not None:
+            rule = "session.start_from comes before session.prepare"
+            raise UserError(rule, "a call behind it", "move it before session.prepare")
+        if isinstance(fresh, str) or not all(isinstance(name, str) for name in fresh):
+            raise UserError("fresh is a list of names", repr(fresh)[:80], 'such as ["head.*"]')
+        request = StartFrom(Path(source), tuple(dict(rename).items()), tuple(fresh))
+        return self._parts.weight_sources.start_from(model, request)
+
+    def unfreeze(self, model: nn.Module, schedule: Mapping[str, int | None]) -> dict[str, int | None]:
+        """Train the tensors of ``model`` from different epochs on, such as the head first and lower layers later.
+
+        A frozen tensor has no gradient when the optimizer steps, so neither momentum nor weight decay changes it. Its
+        gradient is still computed and summed: epochs take as long as before, and running statistics of normalising
+        layers move. For a tensor that never trains, ``requires_grad_(False)`` before ``session.prepare`` is cheaper.
+
+        Args:
+            model: The program's model; each of several models has a schedule of its own, or none.
+            schedule: Names, with ``*`` for anything, and the epoch (from 0) from which on they train; None: never. The
+                first name that fits counts. It is plain data, so it may stand in the program's config.
+
+        Returns:
+            The first training epoch of each tensor, by name.
+
+        Raises:
+            UserError: For a schedule that leaves tensors out, names no tensor, or begins with nothing; and for a
+                mechanism that divides the model.
+
+        Example:
+            >>> session.start_from(model, "runs/pretrained", fresh=["head.*"])
+            >>> session.unfreeze(model, {"head.*": 0, "layer4.*": 2, "*": 4})
+            >>> model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
+        """
+        if self._parts.spec.execution.mechanism != "replicated":
+            rule = "unfreezing needs whole tensors on every worker"
+            raise UserError(rule, f"mechanism {self._parts.spec.execution.mechanism}", "use --mechanism replicated")
+        model_schedule = unfreezing(plain(model), schedule)
+        self._unfreezing = (*self._unfreezing, model_schedule)
+        return dict(model_schedule.from_epoch)
+
+    def prepare(self, *models_optimizers_schedulers: Any, plan: Plans | None = None) -> tuple[Any, ...]:
+        """Attach mechanism, precision and checkpoints to models and optimizers. Use the returned objects from here on.
+
+        It moves the model to ``session.device`` and gives every worker the initial state of rank 0. Pass schedulers
+        that step inside the batch loop here; ``ReduceLROnPlateau`` then steps with the mean over workers.
+
+        Args:
+            models_optimizers_schedulers: The model, its optimizer and any schedulers; or several models and optimizers,
+                as a GAN has them (``docs/programs.md``). In any order.
+            plan: The layers that the mechanism ``tensor`` divides, or a ``Pipeline`` with the places where ``pipeline``
+                cuts the model (``docs/meshes.md``); None: elastune finds them.
+
+        Returns:
+            The same objects, in the same order.
+
+        Raises:
+            UserError: For objects that cannot be trained in this way, and for a second call.
+
+        Example:
+            >>> model, optimizer = session.prepare(model, torch.optim.AdamW(model.parameters()))
+            >>> gen, disc, opt_gen, opt_disc = session.prepare(gen, disc, opt_gen, opt_disc)
+        """
+        if self.trained is not None:
+            raise UserError(
+                "session.prepare must be called once", "a second call", "give all models and optimizers to one call"
+            )
+        prepared = Prepared.of(models_optimizers_schedulers)
+        self._check_trainable(prepared)
+        note_plan(prepared.model, plan)
+        prepared.model.to(self.device)
+        self._parts.weight_sources.start_from_option(prepared.model)
+        self.state.spread(prepared.model, prepared.optimizer)
+        trained = self.state.trained = self._build_sync(prepared)
+        if self._parts.spec.execution.precision == "bf16":
+            self._autocasts = [Autocast(each, self.device) for each in prepared.models]
+        replacements = {id(prepared.model): trained.replica.model, id(prepared.optimizer): trained.replica.optimizer}
+        self._held = trained.held() if self._resume_or_begin() else None
+        for scheduler in prepared.schedulers:
+            gate(scheduler, lambda: self._parts.transaction.ends_local_step, self.mean)
+        self._models = prepared.models
+        return tuple(replacements.get(id(each), each) for each in models_optimizers_schedulers)
 
     def backward(self, loss: torch.Tensor, model: nn.Module | None = None, *, more: bool = False) -> None:
         """Run the backward pass of ``loss``, the MEAN over the batch that ``batches`` just gave.
@@ -1061,55 +577,294 @@ class Session(SessionModels):
         Raises:
             Diverged: Where the loss is not finite, or has exploded.
         """
-        scaler = self._tracked.scaler
+        scaler = self._parts.tracked.scaler
         self.state.scale = None if scaler is None or not is_scaled(loss) else scaler.get_scale
-        self._exchange.backward(loss, self._trainable_of(model), more)
-        for each in self._unfreezing:
-            each.hide(self.epoch)
+        self._parts.loop.backward(loss, self._trainable_of(model), more)
+        for schedule in self._unfreezing:
+            schedule.hide(self.epoch)
 
-    def _refuse_half_a_step(self) -> None:
-        """Workers take different numbers of batches a step: what all must do together has its place between steps.
+    def clip_grad_norm_(self, max_norm: float) -> float:
+        """Scale the step's gradient so that its norm, over all parameters of the model, is at most ``max_norm``.
 
-        An evaluation that the program has left early, here or on another worker, ends here on all of them.
+        It does what torch's ``clip_grad_norm_`` does (norm 2), but for every mechanism: torch's function finds no norm
+        of gradients that lie in pieces on several workers. The number of workers and the mesh do not show in the norm.
+
+        Args:
+            max_norm: The largest norm that stays as it is.
+
+        Returns:
+            The norm before scaling; 0 where this batch did not complete a step, so that nothing was done.
+
+        Raises:
+            UserError: For a bound that is not positive.
+
+        Example:
+            >>> session.backward(loss)
+            >>> session.clip_grad_norm_(1.0)
+            >>> optimizer.step()
         """
-        if self._transaction.phase is Phase.LEFT:
-            fix = "put 'if session.ends_step:' before the break, or use --max-steps"
-            raise UserError("a batch loop may be left between steps only", "left inside of a step", fix)
-        if self.trained is not None:
-            self.trained.replica.stand_in()
+        if not max_norm > 0:
+            raise UserError("the norm of a gradient is bounded by a positive number", max_norm, "such as 1.0")
+        return self.state.prepared.replica.clip(float(max_norm))
 
-    def _refuse_inside(self, what: str) -> None:
-        self._refuse_half_a_step()
-        if self._transaction.more_to_come and self._workers.synchronised:
-            fix = "put 'if session.ends_step:' before it, or move it after the loop"
-            raise UserError(f"session.{what} belongs between steps", "a call inside of a step", fix)
+    def track(self, name: str, obj: T) -> T:
+        """Make ``obj`` a part of the run's state.
+
+        The state is saved in checkpoints, sent to workers that join, and taken back where a step is taken back. Call
+        this after ``session.prepare``, in the same way on every worker. Change the object in the same way on all
+        workers, between steps (``if session.ends_step:``); an ``AveragedModel`` does so by itself.
+
+        Args:
+            name: Its name in checkpoints.
+            obj: Anything with ``state_dict`` and ``load_state_dict`` of tensors, numbers and text, or a dict of these.
+
+        Returns:
+            ``obj``.
+
+        Raises:
+            UserError: For a name that is taken, an object without state, a mechanism that leaves each worker a part of
+                the model, and sync strategies whose learners differ.
+
+        Example:
+            >>> ema = session.track("ema", AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.999)))
+            >>> best = session.track("best", {"loss": float("inf")})
+        """
         trained = self.trained
-        ready = self._transaction.phase in (Phase.REDUCED, Phase.APART)
-        if trained is not None and trained.sync.awaits_step and ready:
-            why = "learners meet" if trained.sync.meets_after_step else "workers hold a part of the state each"
-            rule = f"where {why}, session.{what} comes after optimizer.step()"
-            raise UserError(rule, "a call between session.backward and optimizer.step()", "move it behind that")
-        self._exchange.meet(repeatable=self._stepper.in_pass)
+        if trained is None:
+            raise UserError("session.track comes behind session.prepare", "no model yet", "call session.prepare first")
+        if trained.in_shares:
+            rule, fix = "what is tracked is equal on all workers", "use --mechanism replicated"
+            raise UserError(rule, f"{name} where workers hold a part of the state each", fix)
+        self._parts.tracked.add(name, obj, lambda: self.ends_step)
+        self._forbid_strategies(self._parts.tracked.refuse)
+        return obj
 
-    def _evaluation_pass(self, dataset: Any, batch_size: int, loading: LoaderOptions) -> Iterator[Any]:
-        if self.trained is not None and self.trained.sync.meets_after_step:
-            self._refuse_inside("batches(train=False)")
-        yield from self._evaluations.batches(dataset, batch_size, loading)
+    @property
+    def loss(self) -> float:
+        """The mean loss over the global batch of the newest step, equal on all workers.
 
-    # -- numbers over workers -----------------------------------------------------------------------------------------
-
-    def sum(self, values: Number | Iterable[Number]) -> float:
-        """Return the sum, over all workers, of a number, a tensor or a list of them.
-
-        It is rounded once, so the number of workers does not show in it. Every worker must call this, between steps.
+        Use it to steer the training: it stays right when a worker is lost, while a sum that the program keeps itself is
+        lost with its worker. It is NaN before the first step. Reading it costs a wait for the device; so on a GPU it is
+        also NaN until the step after the first time it is read.
         """
-        self._refuse_inside("sum")
-        return exact_sum(x for row in self._evaluations.meet(floats_of(values), "session.sum") for x in row)
+        self._parts.progress.loss_wanted = True
+        return math.nan if self._parts.progress.loss is None else self._parts.progress.loss
 
-    def mean(self, values: Number | Iterable[Number]) -> float:
-        """Return the mean over all values of all workers, rounded once. Every worker must call this, between steps."""
-        self._refuse_inside("mean")
-        return exact_mean(x for row in self._evaluations.meet(floats_of(values), "session.mean") for x in row)
+    @property
+    def trained(self) -> TrainingState | None:
+        """The state that ``prepare`` made of models, optimizers and schedulers; None before it."""
+        return self.state.trained
+
+    @property
+    def signals(self) -> dict[str, Signal]:
+        """The newest signals of the run's monitors, by name."""
+        return self._parts.adapter.monitoring.signals
+
+    # -- control -------------------------------------------------------------------------------------------------------
+
+    def resize(self, workers: int) -> None:
+        """Ask for another number of workers, from a later step boundary on.
+
+        New workers first warm up while training goes on. One worker may ask, or all.
+
+        Args:
+            workers: The wanted number; it is cut to the bounds of ``--workers LOW:HIGH``.
+
+        Raises:
+            UserError: Where another launcher started the workers.
+        """
+        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+            raise UserError("a run needs a whole number of workers, at least 1", workers, "session.resize(2)")
+        self._parts.workers.resize(workers, "session.resize")
+
+    def reshape(self, mesh: str | Mesh) -> None:
+        """Ask for another mesh, and for as many workers as it has, from a later step boundary on.
+
+        The workers' parts of the model then move between them; in ``exact`` mode no result changes. One worker may ask,
+        or all.
+
+        Args:
+            mesh: Workers along each axis, such as "data=1,tensor=2"; axes that are left out have one.
+
+        Raises:
+            UserError: For a mesh that the run's mechanism or its ``--workers LOW:HIGH`` do not allow, and where another
+                launcher started the workers.
+
+        Example:
+            >>> if session.ends_step and session.step == 100:
+            ...     session.reshape("data=2,shard=2")
+        """
+        wanted, spec = Mesh.parse(mesh) if isinstance(mesh, str) else mesh, self._parts.spec
+        meshes_of(spec.execution).widened(self.state.layers).refuse(wanted)
+        low, high = min(spec.elastic.low, spec.execution.workers), spec.most_workers
+        if not low <= wanted.workers <= high:
+            fix = "ask for a mesh of as many, or begin the run with --workers LOW:HIGH"
+            raise UserError(f"this run has from {low} to {high} workers", f"{wanted}: {wanted.workers}", fix)
+        self._parts.workers.reshape(wanted, "session.reshape")
+
+    def change(self, *, batch_size: int | None = None, lr: float | None = None) -> None:
+        """Ask for another global batch size or learning rate on every worker.
+
+        Every worker must ask for the same between the same two steps. Workers vote on it in the next step's reduction
+        and change together after that step; schedulers continue from the new learning rate. The journal keeps the
+        outcome, as of a policy's decision: applied; refused, where it is impossible (a batch longer than an epoch); or
+        disagreed, where nothing changed.
+
+        Args:
+            batch_size: Samples in the global batch; None leaves it as it is.
+            lr: The learning rate of every parameter group; None leaves it as it is.
+
+        Raises:
+            UserError: For an impossible batch size or learning rate.
+
+        Example:
+            >>> if session.ends_step and session.step == 1000:
+            ...     session.change(batch_size=512, lr=0.4)
+        """
+        self._parts.adapter.wish(wished(batch_size, lr))
+
+    def set_sync(self, strategy: str) -> None:
+        """Ask for another sync strategy on every worker, from the next step boundary on.
+
+        Every worker must ask for the same between the same two steps. They vote on it as on ``change``, and the journal
+        keeps the outcome. Many learners become one when their round ends; one learner becomes many when the next round
+        begins.
+
+        Args:
+            strategy: A text as for ``--sync``.
+
+        Raises:
+            UserError: For a text that is no strategy, and for a strategy that this run cannot have: more workers than
+                learners, slots that learners do not divide, or another mechanism than ``replicated``.
+
+        Example:
+            >>> if session.ends_step and session.step == 1000:
+            ...     session.set_sync("local:learners=8,every=16")
+        """
+        plan = SyncPlan.parse(strategy)
+        if self.state.trained is not None:
+            self.state.trained.active_sync.check(plan)
+        self._parts.adapter.wish(Decision(sync=str(plan)))
+
+    def set_topology(self, topology: str) -> None:
+        """Ask for other routes of the workers' sums on every worker, under the rules of ``change``.
+
+        In ``exact`` mode no result changes. The routes change between two steps, on the process groups that exist.
+
+        Args:
+            topology: A text as for ``--topology``: "tree", "ring:chunk_kib=256", "parents=[0,0,1,0]".
+
+        Raises:
+            UserError: For a text that is no topology.
+
+        Example:
+            >>> if session.ends_step and session.step == 100:
+            ...     session.set_topology("binary_tree")
+        """
+        self._parts.adapter.wish(Decision(topology=topology_for_vote(Topology.parse(topology))))
+
+    def set_tree(self, parents: Sequence[int]) -> None:
+        """Ask for the tree in which rank r sends its sums to ``parents[r]``; the root names itself.
+
+        After a resize that the tree does not fit, sums take the backend's own routes. Errors are those of
+        ``set_topology``.
+        """
+        self._parts.adapter.wish(Decision(topology=topology_for_vote(Topology.of_parents(parents))))
+
+    def allreduce(self, name: str, tensor: torch.Tensor) -> CollectiveHandle[torch.Tensor]:
+        """Start to add up ``tensor`` over all workers. It is copied, and travels while training goes on.
+
+        Args:
+            name: The name by which workers match their calls.
+            tensor: This worker's part; its shape and type are the same on all workers.
+
+        Returns:
+            A handle. ``handle.wait()`` gives the sum (on the CPU) and the numbers of the workers that took part.
+
+        Raises:
+            UserError: For a tensor that cannot be sent, and for a call inside of a step.
+
+        Example:
+            >>> if session.ends_step:
+            ...     handle = session.allreduce("hits", hits)
+            ...     evaluate_something_else()
+            ...     total = handle.wait().value
+        """
+        return CollectiveHandle(
+            self._parts.collectives, self._start_collective("allreduce", name, tensor), lambda tensors: tensors[0]
+        )
+
+    def broadcast(self, name: str, tensor: torch.Tensor, root: int = 0) -> CollectiveHandle[torch.Tensor]:
+        """Start to send ``tensor`` from the worker of rank ``root`` to all workers.
+
+        Args:
+            name: The name by which workers match their calls.
+            tensor: The tensor to send; only the root's counts.
+            root: The sender's rank among the present workers.
+
+        Returns:
+            A handle. ``handle.wait()`` gives the root's tensor, on the CPU.
+
+        Raises:
+            UserError: As ``allreduce``, and for a rank that no worker has.
+
+        Example:
+            >>> handle = session.broadcast("thresholds", torch.rand(10), root=0)
+        """
+        return CollectiveHandle(
+            self._parts.collectives, self._start_collective("broadcast", name, tensor, root), lambda tensors: tensors[0]
+        )
+
+    def gather(self, name: str, tensor: torch.Tensor) -> CollectiveHandle[list[torch.Tensor]]:
+        """Start to send every worker's ``tensor`` to all workers; shapes and types may differ.
+
+        Args:
+            name: The name by which workers match their calls.
+            tensor: This worker's tensor.
+
+        Returns:
+            A handle. ``handle.wait()`` gives the tensors, on the CPU, and the numbers of their workers.
+
+        Raises:
+            UserError: As ``allreduce``.
+
+        Example:
+            >>> handle = session.gather("hardest", losses.topk(3).values)
+        """
+        return CollectiveHandle(self._parts.collectives, self._start_collective("gather", name, tensor), list)
+
+    def stop(self, why: str) -> None:
+        """End training here, as if all epochs were done.
+
+        The loops over ``session.epochs`` and ``session.batches`` end, and the code after them still runs. A resumed run
+        does not train on. Every worker must call this, between steps, for a reason that is equal on all workers: a
+        reported metric, a mean.
+
+        Args:
+            why: One line for the journal and the report.
+
+        Raises:
+            UserError: Inside of a step, and where other workers do something else instead.
+
+        Example:
+            >>> session.report(loss=loss)
+            >>> if session.metrics["loss"] > best["loss"] and session.epoch > 5:
+            ...     session.stop("the validation loss rises")
+        """
+        if not isinstance(why, str) or not why.strip():
+            raise UserError("session.stop says why", repr(why)[:80], 'session.stop("the loss rises")')
+        why = " ".join(why.split())[:LONGEST_WHY]
+        self._require_between_steps("stop")
+        self._meet([], f"stop({why})")
+        if self._parts.workers.synchronised:  # else catching up with the run, which has stopped already
+            self._parts.progress.stopped, self._parts.progress.stop_why = BY_PROGRAM, why
+
+    @property
+    def seconds(self) -> float:
+        """Training time so far, in seconds; it includes earlier parts of a resumed run."""
+        return self._parts.progress.times.seconds
+
+    # -- results -------------------------------------------------------------------------------------------------------
 
     def report(self, *, evaluated_on: int | Mapping[str, int] | None = None, **metrics: Number) -> None:
         """Record metrics, each averaged over workers. A search optimises the last value of each.
@@ -1124,44 +879,220 @@ class Session(SessionModels):
         Raises:
             Diverged: Where a metric is not finite, or one that a study minimises has exploded.
         """
-        self._refuse_inside("report")
+        self._require_between_steps("report")
         reserved = sorted(set(metrics) & set(MEASURED))
         if reserved or not metrics:
             raise UserError("report needs metrics other than seconds and cost", reserved or "none", "rename them")
         counts = sample_counts(evaluated_on, metrics)
-        names = sorted(metrics)  # whatever their order was here
+        names = sorted(metrics)  # on every worker the same order
         values = [floats_of(metrics[name])[0] for name in names]
-        rows = self._evaluations.meet(values, f"session.report({', '.join(names)})")
+        rows = self._meet(values, f"report({', '.join(names)})")
         columns = dict(zip(names, zip(*rows, strict=True), strict=True))
-        execution = {name: exact_mean(columns[name]) for name in metrics}
-        progress, at = self._progress, self._progress.position
-        progress.evaluated_on |= counts
-        if self._workers.synchronised:
-            progress.metrics = {**progress.metrics, **execution}
-            if self.rank == 0 or self._workers.elastic:  # of several equal records one is kept
-                so_far = at.epoch, at.step, at.samples, self.seconds
-                self._send(Reported(*so_far, execution, nth=progress.reports, epochs=self._planned))
-            progress.reports += 1
-        else:  # on the way back to where the run is: what was reported there stands
-            progress.metrics = {**execution, **progress.metrics}
-        if not self._adapter.survives_divergence:
-            self._watch.metrics(execution, at.step, again=not self._workers.synchronised)
+        self._record_report({name: exact_mean(columns[name]) for name in metrics}, counts)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The newest value of every reported metric, by name."""
+        return self._parts.progress.metrics
 
     def save(self) -> None:
         """Write a checkpoint now. Every worker must call this, between steps; a reduced step counts as completed."""
-        self._refuse_inside("save")
-        self._evaluations.meet([], "session.save")
-        self._exchange.commit()
-        self._stepper.save()
+        self._require_between_steps("save")
+        self._meet([], "save")
+        self._parts.loop.commit()
+        self._parts.loop.save()
+
+    def save_best(self, metric: str, direction: Literal["min", "max"] = "max") -> bool:
+        """Keep a checkpoint of the best model so far, by the newest reported value of ``metric``.
+
+        The checkpoint stays in the run's folder until a better one replaces it; ``elastune export RUN/best/METRIC`` and
+        ``--start-from RUN/best/METRIC`` read it. Every worker must call this, between steps, after ``session.report``.
+
+        Args:
+            metric: A name that was reported.
+            direction: Which values are better.
+
+        Returns:
+            Whether the model is the best so far and was kept. Where the disk has no room for it, the earlier best
+            stays.
+
+        Raises:
+            UserError: For a metric that was not reported, and where hosts do not share the run's folder.
+
+        Example:
+            >>> session.report(accuracy=right / count)
+            >>> session.save_best("accuracy")
+        """
+        self._require_between_steps("save_best")
+        self._require_shared_folder("save_best", "the best checkpoint lies in a folder that all share")
+        if not FILE_NAME.fullmatch(metric):
+            rule, fix = "a metric that names a folder has letters, digits, _ and -", "report it under such a name"
+            raise UserError(rule, repr(metric)[:60], fix)
+        if metric not in self.metrics or direction not in ("min", "max"):
+            rule, fix = "the best is by a reported metric, min or max", 'session.save_best("accuracy", "max")'
+            raise UserError(rule, f"{metric}, {direction}; reported: {', '.join(sorted(self.metrics)) or 'none'}", fix)
+        self._meet([], f"save_best({metric})")
+        if not self._parts.workers.synchronised:
+            return False
+        progress, loop = self._parts.progress, self._parts.loop
+        if not progress.is_best(metric, direction):
+            return False
+        value, earlier = progress.metrics[metric], progress.best.get(metric)
+        loop.commit()
+        progress.best[metric] = value
+        loop.save()
+        if not self.state.keep_best(metric):  # the disk has no room; the journal has a record of it
+            progress.forget_best(metric, earlier)
+            return False
+        return True
+
+    @property
+    def progress(self) -> Progress:
+        """How far training has come, for the code that ends the run."""
+        return self._parts.progress
+
+    @property
+    def context(self) -> RunContext:
+        """The facts that a result depends on and the run cannot choose: data and model, as seen so far, and device."""
+        trained = self.trained
+        return run_context(self.device, self.state.data.context(), 0 if trained is None else trained.parameters)
+
+    @property
+    def stopped(self) -> str:
+        """Why training ended: "complete", "max_steps", "until_epoch", "requested", "policy" or "program"."""
+        return self._parts.progress.stopped
 
     def finish(self) -> None:
         """End the session: the training function has returned."""
         if self.trained is not None:  # it may have left an evaluation early
             self.trained.replica.stand_in()
-        self._exchange.commit()
-        self._stepper.finish()
-        self._adapter.after_train(self.trained)
+        self._parts.loop.commit()
+        self._parts.loop.finish()
+        self._parts.adapter.after_train(self.trained)
 
     def flush(self) -> None:
         """Send the part of the sample record that was not sent yet."""
-        self._log.flush()
+        self._parts.log.flush()
+
+    # -- helpers -------------------------------------------------------------------------------------------------------
+
+    def _require_whole_step(self) -> None:
+        """Workers take different numbers of batches a step: they can act together only between steps.
+
+        An evaluation that the program has left early, here or on another worker, ends here on all of them.
+        """
+        if self._parts.transaction.phase is Phase.LEFT:
+            fix = "put 'if session.ends_step:' before the break, or use --max-steps"
+            raise UserError("a batch loop may be left between steps only", "left inside of a step", fix)
+        if self.trained is not None:
+            self.trained.replica.stand_in()
+
+    def _require_step_ended(self, method: str, page: str | None = None) -> None:
+        if self._parts.transaction.more_to_come and self._parts.workers.synchronised:
+            fix = "put 'if session.ends_step:' before it, or move it after the loop"
+            raise UserError(f"session.{method} belongs between steps", "a call inside of a step", fix, page)
+
+    def _require_between_steps(self, method: str) -> None:
+        """Let workers meet, where the strategy has them meet after a step. Raises ``UserError`` inside of a step."""
+        self._require_whole_step()
+        self._require_step_ended(method)
+        trained, loop = self.trained, self._parts.loop
+        applies = self._parts.transaction.phase in (Phase.REDUCED, Phase.APART)
+        if trained is not None and trained.sync.awaits_step and applies:
+            why = "learners meet" if trained.sync.meets_after_step else "workers hold a part of the state each"
+            rule = f"where {why}, session.{method} comes after optimizer.step()"
+            raise UserError(rule, "a call between session.backward and optimizer.step()", "move it behind that")
+        loop.meet(repeatable=loop.in_pass)
+
+    def _require_shared_folder(self, method: str, rule: str) -> None:
+        if self._parts.spec.spool is not None:
+            page = page_of(f"{__name__}.Session.{method}")
+            raise UserError(rule, "a folder of each host's own", "use a cluster without folder=local", page)
+
+    def _meet(self, values: list[float], call: str) -> list[list[float]]:
+        """Gather ``values`` of all workers, which all call ``session.CALL``."""
+        return self._parts.evaluations.meet(values, f"session.{call}")
+
+    def _evaluation_pass(self, dataset: Any, batch_size: int, loading: LoaderOptions) -> Iterator[Any]:
+        if self.trained is not None and self.trained.sync.meets_after_step:
+            self._require_between_steps("batches(train=False)")
+        yield from self._parts.evaluations.batches(dataset, batch_size, loading)
+
+    def _check_trainable(self, prepared: Prepared) -> None:
+        """Raise ``UserError`` where this run cannot train what the program gave to ``prepare``."""
+        spec, workers = self._parts.spec, self._parts.workers
+        by_shapes_alone(spec.execution.mode)
+        prepared.check(spec.execution.mechanism)
+        most = max(spec.most_workers, workers.group.size)
+        self._parts.transaction.reevaluates_loss = reevaluates_loss(prepared.optimizer, spec.execution, most)
+
+    def _build_sync(self, prepared: Prepared) -> TrainingState:
+        """Lay model and optimizer out on the workers, under the run's mechanism and sync strategies."""
+        spec, workers = self._parts.spec, self._parts.workers
+        self._parts.adapter.routing.lay(workers.comms)
+        control = self._parts.loop.control_length
+        with self.model_context():  # a division makes parameters of its own
+            layout = prepared.model, prepared.optimizer, spec.execution, workers.comms, spec.sync
+            sync = prepare_sync(*layout, elastic=workers.elastic, control=control, seed=spec.seed)
+        self.state.watch(sync.replica)
+        active_sync = sync_in_use(sync, spec, control, elastic=workers.elastic)
+        trained = TrainingState(active_sync, prepared.schedulers, tuple(learning_rates(prepared.optimizer)))
+        for _, later in spec.sync_schedule.changes:
+            active_sync.check(later)
+        return trained
+
+    def _resume_or_begin(self) -> bool:
+        """Take up the state of a snapshot or checkpoint. Return whether there was one."""
+        snapshot = self._parts.snapshot
+        if snapshot is not None:
+            self.state.rewind(snapshot)
+            return True
+        return self._parts.workers.synchronised and self.state.begin()
+
+    def _refresh_compiled(self) -> None:
+        """Take note of models, or parts of them, that the program has compiled since the last call."""
+        by_shapes_alone(self._parts.spec.execution.mode)
+        for model in self._models:
+            plain(model)
+        for autocast in self._autocasts:
+            autocast.register()
+
+    def _trainable_of(self, model: nn.Module | None) -> list[nn.Parameter] | None:
+        """The parameters of ``model``, one of the prepared models; None for all parameters."""
+        if self.trained is not None:
+            self.trained.flags.check()
+        if model is None:
+            return None
+        model = plain(model)
+        if not any(model is each for each in self._models):
+            rule, fix = "a backward pass is for a model that was prepared", "leave model out for all of them"
+            raise UserError(rule, type(model).__name__, fix)
+        return [p for p in model.parameters() if p.requires_grad]
+
+    def _forbid_strategies(self, rule: Callable[[SyncPlan], object]) -> None:
+        """Allow no strategy for which ``rule`` raises ``UserError``: neither now, nor by schedule, nor later."""
+        active_sync = self.state.prepared.active_sync
+        active_sync.forbid(rule)
+        for step, plan in self._parts.spec.sync_schedule.changes:
+            if step > active_sync.scheduled:
+                rule(plan)
+
+    def _start_collective(self, kind: Kind, name: str, tensor: torch.Tensor, root: int = 0) -> Call:
+        self._require_step_ended(kind, page_of(f"{__name__}.Session._start_collective"))
+        return self._parts.collectives.start(kind, name, tensor, root)
+
+    def _record_report(self, means: dict[str, float], counts: dict[str, int]) -> None:
+        """Keep reported metrics, send them to the journal, and judge whether training diverges."""
+        parts, progress, workers = self._parts, self._parts.progress, self._parts.workers
+        position = progress.position
+        progress.evaluated_on |= counts
+        if workers.synchronised:
+            progress.metrics = {**progress.metrics, **means}
+            if workers.rank == 0 or workers.elastic:  # of several equal records one is kept
+                so_far = position.epoch, position.step, position.samples, self.seconds
+                parts.send(Reported(*so_far, means, nth=progress.reports, epochs=self._planned))
+            progress.reports += 1
+        else:  # catching up with the run: the values reported there stand
+            progress.metrics = {**means, **progress.metrics}
+        if not parts.adapter.survives_divergence:
+            parts.divergence.metrics(means, position.step, again=not workers.synchronised)

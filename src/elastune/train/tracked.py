@@ -1,6 +1,6 @@
-"""State of the user's own that a run keeps: averaged weights, a replay buffer, an fp16 gradient scaler.
+"""State of the program's own that a run keeps: averaged weights, a replay buffer, an fp16 gradient scaler.
 
-In a loop that passes several times through a step, the gradient scaler acts once, on the whole sum.
+In a loop that passes several times through a step, averages and gradient scalers act once, on the whole sum.
 """
 
 from __future__ import annotations
@@ -21,62 +21,19 @@ from elastune.train.checkpoints.tree import to_tree
 from elastune.train.compiling import plain
 from elastune.train.program.errors import text_of
 
-# [scaling] A gradient scaler (fp16) in a loop that passes several times through a step: it acts once, on the whole sum.
-
-UNTRACKED = "No inf checks were recorded"  # torch's words where no parameter has a gradient
+UNTRACKED = "No inf checks were recorded"  # in torch's error where no parameter has a gradient
 FIX = 'scaler = session.track("scaler", torch.amp.GradScaler(...)) behind session.prepare'
-_POWERS = {"loss": 1, "trace": 1, "sharpness": 1, "square": 2, "weighted": 2}
+_POWERS = {"loss": 1, "trace": 1, "sharpness": 1, "square": 2, "weighted": 2}  # of the scale, in statistics of a step
 _SCALED = "_elastune_scaled"
 
 
-def scale_at_steps(scaler: GradScaler, ends_step: Callable[[], bool]) -> None:
-    """Let ``scaler`` unscale, step and update where a step is complete only; and know what it has scaled.
-
-    The object gets a subclass of its own class, as schedulers do.
-    """
-    kind = type(scaler)
-
-    def once(name: str) -> Callable[..., Any]:
-        act = getattr(kind, name)
-        return lambda self, *args, **kwargs: act(self, *args, **kwargs) if ends_step() else None
-
-    def scale(self: GradScaler, outputs: Any) -> Any:
-        found = kind.scale(self, outputs)
-        if isinstance(found, torch.Tensor) and self.is_enabled():
-            setattr(found, _SCALED, True)
-        return found
-
-    acts = {name: once(name) for name in ("unscale_", "step", "update")}
-    scaler.__class__ = type(kind.__name__, (kind,), {**acts, "scale": scale})
-
-
-def is_scaled(loss: torch.Tensor) -> bool:
-    """Whether a tracked scaler has scaled ``loss``, and nothing was done to it since."""
-    return bool(getattr(loss, _SCALED, False))
-
-
-def unscaled(found: StepStatistics, scale: float) -> StepStatistics:
-    """What a step tells of losses and gradients that were ``scale`` times as large as they are."""
-    parts = {name: value / scale ** _POWERS.get(name, 0) for name, value in found.parts.items()}
-    norms = None if found.norms is None else (found.norms[0] / scale**2, found.norms[1] / scale**2)
-    return replace(found, parts=parts, norms=norms)
-
-
-def untracked_scaler(error: BaseException) -> UserError | None:
-    """What to say of a scaler that the session does not know, where ``error`` is of that."""
-    if not isinstance(error, AssertionError) or UNTRACKED not in text_of(error):
-        return None
-    rule = "a gradient scaler acts once a step, when the sum over workers is there"
-    return UserError(rule, "one that acts in every batch", FIX)
-
-
-# [tracked] State of the user's own that a run goes on with: averaged weights, a replay buffer, the best value so far.
-
-
 class Tracked:
-    """What a program has given to ``session.track``, by name: a part of the run's state, equal on all workers.
+    """The objects of ``session.track``, by name: a part of the run's state, equal on all workers.
 
-    What was saved under a name that the program has not given yet waits for it.
+    State that was saved under a name waits until the program tracks an object of this name.
+
+    Attributes:
+        scaler: The program's gradient scaler, if it tracks one.
     """
 
     name = "tracked"
@@ -87,9 +44,15 @@ class Tracked:
         self._waiting: dict[str, Any] = {}
 
     def add(self, name: str, obj: Any, ends_step: Callable[[], bool]) -> None:
-        """Know ``obj`` by ``name`` from here on; it gets the state that waits for it.
+        """Track ``obj`` from here on; it gets the state that waits for its name.
 
-        ``ends_step``: whether the current batch completed a step, for what acts once a step. Raises ``UserError``.
+        Args:
+            name: Its name in checkpoints.
+            obj: An object with ``state_dict`` and ``load_state_dict``, or a dict.
+            ends_step: Whether the current batch completed a step, for averages and scalers, which act once a step.
+
+        Raises:
+            UserError: For a name that is taken or empty, and for an object whose state cannot be saved.
         """
         if not isinstance(name, str) or not name:
             raise UserError("what is tracked has a name", repr(name)[:80], 'session.track("ema", ema)')
@@ -102,7 +65,7 @@ class Tracked:
             raise UserError("what is tracked has a state", f"{name}: {type(obj).__name__}", fix)
         if isinstance(obj, nn.Module):
             plain(obj)  # an average of a compiled model, say
-        to_tree(_state(obj), {}, f"session.track({name})")  # now, and not when the first checkpoint is due
+        to_tree(_state(obj), {}, f"session.track({name})")  # an error comes now, and not with the first checkpoint
         self._objects[name] = plain(obj) if isinstance(obj, nn.Module) else obj
         if name in self._waiting:
             _load(name, self._objects[name], self._waiting.pop(name))
@@ -113,7 +76,7 @@ class Tracked:
             self.scaler = obj
 
     def refuse(self, plan: SyncPlan) -> None:
-        """Raise ``UserError`` where learners of ``plan`` would differ, and what is tracked with them."""
+        """Raise ``UserError`` where learners of ``plan`` would differ, and tracked objects with them."""
         if self._objects and plan.in_rounds:
             rule = "what is tracked is equal on all workers, and learners between their rounds are not"
             raise UserError(rule, f"{plan} with {', '.join(sorted(self._objects))}", "use --sync allreduce")
@@ -145,9 +108,9 @@ def _load(name: str, obj: Any, state: Mapping[str, Any]) -> None:
 
 
 def _average_at_steps(average: AveragedModel, ends_step: Callable[[], bool]) -> None:
-    """With several slots a worker, a loop's body runs several times a step: average once.
+    """Let ``average`` average once a step, though the loop's body runs once for each slot.
 
-    By a subclass of its own class, as for schedulers: a copy of it averages its own weights.
+    The object gets a subclass of its own class, as schedulers do: a copy of it averages its own weights.
     """
     kind = type(average)
 
@@ -156,3 +119,47 @@ def _average_at_steps(average: AveragedModel, ends_step: Callable[[], bool]) -> 
             kind.update_parameters(self, model)
 
     average.__class__ = type(kind.__name__, (kind,), {"update_parameters": update_parameters})
+
+
+# --- a gradient scaler (fp16) ---
+
+
+def scale_at_steps(scaler: GradScaler, ends_step: Callable[[], bool]) -> None:
+    """Let ``scaler`` unscale, step and update only where a step is complete, and mark the losses that it scales.
+
+    The object gets a subclass of its own class, as schedulers do.
+    """
+    kind = type(scaler)
+
+    def once(name: str) -> Callable[..., Any]:
+        method = getattr(kind, name)
+        return lambda self, *args, **kwargs: method(self, *args, **kwargs) if ends_step() else None
+
+    def scale(self: GradScaler, outputs: Any) -> Any:
+        scaled = kind.scale(self, outputs)
+        if isinstance(scaled, torch.Tensor) and self.is_enabled():
+            setattr(scaled, _SCALED, True)
+        return scaled
+
+    methods = {name: once(name) for name in ("unscale_", "step", "update")}
+    scaler.__class__ = type(kind.__name__, (kind,), {**methods, "scale": scale})
+
+
+def is_scaled(loss: torch.Tensor) -> bool:
+    """Whether ``loss`` is what a tracked scaler returned, unchanged."""
+    return bool(getattr(loss, _SCALED, False))
+
+
+def unscaled(statistics: StepStatistics, scale: float) -> StepStatistics:
+    """The ``statistics`` of a step whose losses and gradients were multiplied by ``scale``, without it."""
+    parts = {name: value / scale ** _POWERS.get(name, 0) for name, value in statistics.parts.items()}
+    norms = None if statistics.norms is None else (statistics.norms[0] / scale**2, statistics.norms[1] / scale**2)
+    return replace(statistics, parts=parts, norms=norms)
+
+
+def untracked_scaler(error: BaseException) -> UserError | None:
+    """The error of a program that does not track its scaler, where ``error`` comes from that; else None."""
+    if not isinstance(error, AssertionError) or UNTRACKED not in text_of(error):
+        return None
+    rule = "a gradient scaler acts once a step, when the sum over workers is there"
+    return UserError(rule, "one that acts in every batch", FIX)

@@ -1,7 +1,7 @@
-"""The trained state: model, optimizer, schedulers and frozen flags as one state: saved, loaded and compared.
+"""What a run trains: model, optimizer, schedulers and frozen parameters as one state: saved, loaded and compared.
 
-A parameter that required gradients at ``session.prepare`` has its place in the sum over workers. It may be frozen
-and unfrozen later, alike on all workers. A checkpoint names an optimizer's state by its parameters' names.
+``TrainingState`` is the whole; ``Flags`` has the parameters that train; the functions at the end name an optimizer's
+state by its parameters' names, as a checkpoint has it.
 """
 
 from __future__ import annotations
@@ -34,241 +34,22 @@ from elastune.parallel.sync.base import Sync
 from elastune.parallel.sync.registry import ActiveSync
 from elastune.train.checkpoints.tree import Named, Part, States, fingerprint, load_states, states_of
 
-# [by name] An optimizer's state by the names of parameters, as a checkpoint has it, and by torch's numbers of them.
-
-
-def names_of(optimizer: torch.optim.Optimizer, module: nn.Module) -> list[str]:
-    """The parameters' names in ``module``, by the numbers that ``optimizer.state_dict()`` gives them.
-
-    One that is not the module's is "#" and its number.
-    """
-    names = {id(p): name for name, p in module.named_parameters()}
-    params = [p for group in optimizer.param_groups for p in group["params"]]
-    return [names.get(id(p), f"#{number}") for number, p in enumerate(params)]
-
-
-def by_name(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """A ``state_dict`` of an optimizer with ``names`` in place of numbers."""
-    groups = [{**group, "params": [names[number] for number in group["params"]]} for group in state["param_groups"]]
-    return {**state, "state": {names[number]: kept for number, kept in state["state"].items()}, "param_groups": groups}
-
-
-def by_number(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """The way back. Raises ``ValueError`` for a name that is not among ``names``."""
-    numbers = {name: number for number, name in enumerate(names)}
-    used = [*state["state"], *(name for group in state["param_groups"] for name in group["params"])]
-    if unknown := [name for name in used if name not in numbers]:
-        raise ValueError(f"it knows the parameter {unknown[0]}, and this one does not")
-    groups = [{**group, "params": [numbers[name] for name in group["params"]]} for group in state["param_groups"]]
-    return {**state, "state": {numbers[name]: kept for name, kept in state["state"].items()}, "param_groups": groups}
-
-
-# [freezing] Which parameters train, by their own flags (``requires_grad``): frozen and unfrozen in mid-run, alike on all workers.
-#
-# What required gradients when ``session.prepare`` was called has its place in the sum over workers, and may be frozen and
-# unfrozen from then on. What did not has none: unfrozen later it would be trained by each worker's own gradients.
-
-LATER = 'use session.unfreeze(model, {"head.*": 0, "*": 2})'
-
-
-class Flags:
-    """Those of one model, a part of a run's state: workers that join, and runs that resume, have them as they were."""
-
-    def __init__(self, replica: Replica) -> None:
-        self._whole = type(replica) is Replica
-        self._optimizer = replica.optimizer
-        self._groups = _sizes(replica.optimizer)
-        named = list(replica.module.named_parameters())
-        self._fixed = [(name, weakref.ref(p)) for name, p in named if not p.requires_grad]
-        # In pieces parameters may be let go of, and others take their place: nothing here keeps them.
-        trained = [(name, p) for name, p in named if p.requires_grad] if self._whole else []
-        self._names = [name for name, _ in trained]
-        self._parameters: list[nn.Parameter] = [p for _, p in trained]
-        self._pieces = [] if self._whole else [weakref.ref(p) for p in replica.params]
-
-    def check(self) -> None:
-        """Raise ``UserError`` where something trains, or does not, that this run cannot bring together."""
-        for name, kept in self._fixed:
-            parameter = kept()
-            if parameter is not None and parameter.requires_grad:
-                rule = "what trains later requires gradients when session.prepare is called"
-                raise UserError(rule, f"{name}, unfrozen since", f"{LATER}, or freeze it behind session.prepare")
-        for piece in self._pieces:
-            parameter = piece()
-            if parameter is not None and not parameter.requires_grad:
-                rule = "where workers hold the model in pieces, what trains is decided before session.prepare"
-                raise UserError(rule, "a parameter frozen since", "freeze it before, or use --mechanism replicated")
-        if self._whole and _sizes(self._optimizer) != self._groups:
-            rule = "an optimizer has all its parameter groups when session.prepare is called"
-            raise UserError(rule, "others now", f"{LATER}, or give it all groups, with lr 0 for those that wait")
-
-    @property
-    def frozen(self) -> list[str]:
-        """The names of those that could train and do not."""
-        return [name for name, p in zip(self._names, self._parameters, strict=True) if not p.requires_grad]
-
-    def checksum(self) -> int:
-        """A number that tells apart which of them train."""
-        return hash(tuple(p.requires_grad for p in self._parameters))
-
-    def set(self, frozen: Iterable[str]) -> None:
-        """Freeze these, and no others."""
-        names = set(frozen)
-        for name, parameter in zip(self._names, self._parameters, strict=True):
-            parameter.requires_grad_(name not in names)
-
-
-class AsItWas:
-    """What a run goes on with, and lines between ``session.prepare`` and the first epoch are not to change.
-
-    They ran when it began, and did not when it came to where it goes on: flags, and options of the optimizer's groups,
-    are as they were there.
-    """
-
-    def __init__(self, flags: Flags, optimizer: torch.optim.Optimizer) -> None:
-        self._flags, self._frozen = flags, flags.frozen
-        self._groups = optimizer.param_groups
-        self._options = [_options(group) for group in self._groups]
-
-    def restore(self) -> None:
-        """As they were when this was made."""
-        self._flags.set(self._frozen)
-        for group, options in zip(self._groups, self._options, strict=False):  # more of them are refused in a step
-            group.update(options)
-
-
-def _options(group: dict[str, Any]) -> dict[str, Any]:
-    plain = {name: value for name, value in group.items() if name != "params"}
-    return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in plain.items()}
-
-
-def _sizes(optimizer: torch.optim.Optimizer) -> list[int]:
-    return [len(group["params"]) for group in optimizer.param_groups]
-
-
-# [training state] What a run trains: the model, its optimizer and schedulers, as one state that can be saved, loaded and compared.
-
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class _Schedulers:
-    """The schedulers, as one part of a run's state."""
-
-    schedulers: tuple[Any, ...]
-    name: str = "schedulers"
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"states": [scheduler.state_dict() for scheduler in self.schedulers]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for scheduler, saved in zip(self.schedulers, state["states"], strict=True):
-            scheduler.load_state_dict(saved)
-
-
-@dataclass(frozen=True)
-class _Built:
-    """What the program built, for a run that begins where this one is (``checkpoints.inherit``), and has frozen since.
-
-    Only the latter is loaded.
-    """
-
-    kinds: list[str]
-    rates: tuple[float, ...]
-    flags: Flags
-    name: str = "built"
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"kinds": self.kinds, "rates": self.rates, "frozen": self.flags.frozen}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.flags.set(state.get("frozen", ()))
-
-
-@dataclass(frozen=True)
-class _Buffers:
-    """Of a model whose parameters lie in shards, the rest: it is equal on all workers."""
-
-    replica: OwnedReplica
-    name: str = "model"
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.replica.other_state()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.replica.module.load_state_dict(state, strict=False)
-
-
-@dataclass(frozen=True)
-class _Options:
-    """Of an optimizer whose state lies in shards, the options of its groups: they are equal on all workers."""
-
-    replica: OwnedReplica
-    name: str = "optimizer"
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"param_groups": whole_groups(self.replica)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for own, group in zip(self.replica.optimizer.param_groups, state["param_groups"], strict=True):
-            own.update({name: value for name, value in group.items() if name != "params"})
-
-
-@dataclass(frozen=True)
-class _Saved:
-    """Weights or optimizer state: ``give`` what this worker writes of it, ``take`` what it needs."""
-
-    name: str
-    give: Callable[[], dict[str, Any]]
-    take: Callable[[Mapping[str, Any]], object]
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.give()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.take(state)
-
-
-def _read(state: Any) -> Any:
-    """``state`` with tensors that are here in place of stored ones."""
-    if isinstance(state, Mapping):
-        return {key: _read(value) for key, value in state.items()}
-    return whole(state) if hasattr(state, "read") else state
-
-
-def repeated(workers: WorkerGroup, what: str, act: Callable[[], T]) -> T:
-    """What ``act`` gives, which all workers do together: done again by all of them until none was disturbed in it."""
-    while True:
-        found: list[T] = []
-        try:
-            found.append(act())
-        except GroupBroken as error:
-            workers.recover(error)
-        if all(done for (done,) in workers.gather([float(bool(found))], what)) and found:
-            return found[0]
-
-
 END = "the end of the training function"
-
-
-def shapes_of(state: Mapping[str, Any]) -> dict[str, tuple[int, ...] | None]:
-    """Of the tensors in a ``state_dict``, stored ones too; () of what is none."""
-    return {name: tuple(getattr(value, "shape", ())) for name, value in state.items()}
-
-
-def described(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    """What is trained, in a few words that are equal where tensors and the kind of the optimizer are."""
-    tensors = [*model.parameters(), *model.buffers()]
-    shapes = zlib.crc32(repr([(t.dtype, tuple(t.shape)) for t in tensors]).encode())
-    numbers = sum(t.numel() for t in tensors)
-    return f"{type(optimizer).__name__}, {len(tensors)} tensors of {numbers:,} numbers, shapes {shapes:08x}"
+LATER = 'use session.unfreeze(model, {"head.*": 0, "*": 2})'
 
 
 @dataclass(frozen=True)
 class TrainingState:
-    """One worker's part of it, and how it comes together with others' (``active_sync``).
+    """What a run trains, as it lies on this worker: model, optimizer, schedulers, and the sync strategy in use.
 
-    ``built_rates``: the learning rates that the program built. ``flags``: which parameters train.
+    ``session.prepare`` makes it. Checkpoints, joining workers and the final digest go through it.
+
+    Attributes:
+        active_sync: The sync strategy, which brings the workers' parts together; it has model and optimizer.
+        schedulers: The schedulers that the program gave to ``session.prepare``.
+        built_rates: The learning rates that the program built.
+        flags: Which parameters train.
     """
 
     active_sync: ActiveSync
@@ -291,19 +72,19 @@ class TrainingState:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """Of what lies on this worker."""
+        """The optimizer of the parameters that lie on this worker."""
         return self.sync.replica.optimizer
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """All of it, in the order in which it is loaded."""
+        """The parts of this state, in the order in which they are loaded."""
         kinds = [type(each).__name__ for each in (self.optimizer, *self.schedulers)]
         model: Part = Named("model", self.replica.module)
         optimizer: Part = Named("optimizer", self.optimizer)
         if isinstance(self.replica, EngineReplica):
             model = _Saved("model", self.replica.model_state, self.replica.load_model)
             optimizer = _Saved("optimizer", self.replica.optimizer_state, self.replica.load_optimizer)
-        if isinstance(self.replica, OwnedReplica):  # what lies in shards has a way of its own: ``owned.moving``
+        if isinstance(self.replica, OwnedReplica):  # shards move by themselves: ``mechanisms.owned``
             model, optimizer = _Buffers(self.replica), _Options(self.replica)
         return (
             model,
@@ -327,7 +108,7 @@ class TrainingState:
 
     @property
     def _names(self) -> list[str]:
-        """Of the optimizer's parameters, by their number in its ``state_dict``."""
+        """The names of the optimizer's parameters, by their number in its ``state_dict``."""
         replica = self.replica
         if isinstance(replica, OwnedReplica):
             return list(replica.store.places)
@@ -337,7 +118,7 @@ class TrainingState:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...] | None]:
-        """Of all tensors of the whole model's state, by name; () of what is no tensor."""
+        """The shapes of all tensors of the whole model's state, by name; () for a value that is no tensor."""
         replica = self.replica
         if isinstance(replica, EngineReplica):
             return dict(replica.shapes)
@@ -348,20 +129,20 @@ class TrainingState:
         return {name: others[name] if tensor is None else replica.shapes[tensor] for name, tensor in names}
 
     def state(self) -> States:
-        """All of it, as this worker has it."""
+        """The state as this worker has it."""
         return states_of(self.parts)
 
     @property
     def in_shares(self) -> bool:
-        """Whether workers hold different pieces of it, so that each writes its own."""
+        """Whether workers hold different pieces of the state, so that each writes its own to a checkpoint."""
         replica = self.replica
         return isinstance(replica, OwnedReplica) or (isinstance(replica, EngineReplica) and replica.in_pieces)
 
     def whole(self) -> States:
-        """All of it, whatever of it lies on other workers.
+        """The whole state, with the pieces of other workers.
 
-        Where state lies in shares all workers must call this and read all of it in one order: tensors are gathered one
-        by one as they are read. Then this, and reading, raises ``GroupBroken``.
+        Where state lies in shares, all workers must call this and read all of it in one order: each tensor is gathered
+        as it is read. The call and the reading may then raise ``GroupBroken``.
         """
         states, replica = self.state(), self.replica
         if isinstance(replica, OwnedReplica):
@@ -370,26 +151,26 @@ class TrainingState:
         return states
 
     def written(self, rank: int) -> States:
-        """What worker ``rank``, this one, writes of a checkpoint; rank 0 all that workers have alike."""
+        """The part of a checkpoint that this worker, of ``rank``, writes; rank 0 also writes what all have alike."""
         if rank == 0:
             return states_of(self.saved_parts)
         model, optimizer = states_of(self.saved_parts[:2]).values()
         return {"model": model, "optimizer": {"state": optimizer["state"]}}
 
     def load(self, states: Mapping[str, Any], source: str) -> None:
-        """Take over ``states``, of this worker, which came from ``source``. Raises ``UserError`` if they do not fit."""
+        """Load ``states`` of this worker, which came from ``source``. Raises ``UserError`` if they do not fit."""
         load_states(self.parts, states, source)
 
     def load_whole(self, states: Mapping[str, Any], source: str) -> None:
-        """Take over this worker's part of ``whole``, which came from ``source``; as ``load``."""
+        """Load this worker's part of a whole state, which came from ``source``. Raises as ``load``."""
         named = {**states, "optimizer": by_name(states["optimizer"], self._names)}
         load_states(self.saved_parts, named, source)
 
     @property
     def saved_parts(self) -> tuple[Part, ...]:
-        """As ``parts``, but as a checkpoint has them: this worker's pieces; the optimizer's state by parameters' names.
+        """The parts as a checkpoint has them: this worker's pieces; the optimizer's state by parameters' names.
 
-        They load what any workers have written, whole or in pieces, of tensors or of stored ones.
+        They load the states that any workers have written, whole or in pieces, from tensors or from files.
         """
         replica, names = self.replica, self._names
         model, optimizer, *others = self.parts
@@ -439,29 +220,254 @@ class TrainingState:
 
     @property
     def parameters(self) -> int:
-        """How many numbers of the model are trained."""
+        """How many numbers of the model train."""
         return self.replica.numbers
 
-    def held(self) -> AsItWas:
-        """What the lines of the program that ran when the run began are not to change where it goes on."""
-        return AsItWas(self.flags, self.optimizer)
+    def held(self) -> HeldSettings:
+        """The settings that the program's lines before the first epoch must not change in a run that goes on."""
+        return HeldSettings(self.flags, self.optimizer)
 
     def remember_schedulers(self) -> list[Any]:
         """The schedulers' states, for ``restore_schedulers``."""
         return [copy.deepcopy(scheduler.state_dict()) for scheduler in self.schedulers]
 
     def restore_schedulers(self, states: list[Any] | None) -> None:
-        """As ``remember_schedulers`` found them, if it was asked. What rates they had set the optimizer restores."""
+        """Put the schedulers back; None: nothing was remembered. The optimizer's own state has the learning rates."""
         if states is not None:
             for scheduler, state in zip(self.schedulers, states, strict=True):
                 scheduler.load_state_dict(state)
 
     @property
     def state_bytes(self) -> int:
-        """The size of what training goes on from, on this worker."""
+        """The bytes of parameters and optimizer state on this worker."""
         return sum(self.replica.memory().get(name, 0) for name in ("parameters", "optimizer"))
 
     @property
     def gradient_bytes(self) -> int:
-        """The size of what a step reduces."""
+        """The bytes of gradients that a step reduces."""
         return sum(p.numel() * p.element_size() for p in self.replica.params)
+
+
+# --- parts of the state ---
+
+
+@dataclass(frozen=True)
+class _Schedulers:
+    """The schedulers, as one part of a run's state."""
+
+    schedulers: tuple[Any, ...]
+    name: str = "schedulers"
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"states": [scheduler.state_dict() for scheduler in self.schedulers]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for scheduler, saved in zip(self.schedulers, state["states"], strict=True):
+            scheduler.load_state_dict(saved)
+
+
+@dataclass(frozen=True)
+class _Built:
+    """What the program built: for a run that begins where this run is, see ``checkpoints.run_folder.inherit``.
+
+    Only the names of frozen parameters are loaded.
+    """
+
+    kinds: list[str]
+    rates: tuple[float, ...]
+    flags: Flags
+    name: str = "built"
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"kinds": self.kinds, "rates": self.rates, "frozen": self.flags.frozen}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.flags.set(state.get("frozen", ()))
+
+
+@dataclass(frozen=True)
+class _Buffers:
+    """The rest of a model whose parameters lie in shards: it is equal on all workers."""
+
+    replica: OwnedReplica
+    name: str = "model"
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.replica.other_state()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.replica.module.load_state_dict(state, strict=False)
+
+
+@dataclass(frozen=True)
+class _Options:
+    """The options of the groups of an optimizer whose state lies in shards: they are equal on all workers."""
+
+    replica: OwnedReplica
+    name: str = "optimizer"
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"param_groups": whole_groups(self.replica)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for target, group in zip(self.replica.optimizer.param_groups, state["param_groups"], strict=True):
+            target.update({name: value for name, value in group.items() if name != "params"})
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """Weights or optimizer state: ``give`` returns what this worker writes, ``take`` loads what it needs."""
+
+    name: str
+    give: Callable[[], dict[str, Any]]
+    take: Callable[[Mapping[str, Any]], object]
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.give()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.take(state)
+
+
+def _read(state: Any) -> Any:
+    """``state`` with tensors in memory in place of stored tensors."""
+    if isinstance(state, Mapping):
+        return {key: _read(value) for key, value in state.items()}
+    return whole(state) if hasattr(state, "read") else state
+
+
+def repeated(workers: WorkerGroup, what: str, act: Callable[[], T]) -> T:
+    """The result of ``act``, which all workers do together: all do it again until no worker was disturbed in it."""
+    while True:
+        results: list[T] = []
+        try:
+            results.append(act())
+        except GroupBroken as error:
+            workers.recover(error)
+        if all(done for (done,) in workers.gather([float(bool(results))], what)) and results:
+            return results[0]
+
+
+def shapes_of(state: Mapping[str, Any]) -> dict[str, tuple[int, ...] | None]:
+    """The shapes of the tensors in a ``state_dict``, stored tensors too; () for other values."""
+    return {name: tuple(getattr(value, "shape", ())) for name, value in state.items()}
+
+
+def described(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """Model and optimizer in a few words, equal where the tensors' shapes and the optimizer's class are."""
+    tensors = [*model.parameters(), *model.buffers()]
+    shapes = zlib.crc32(repr([(t.dtype, tuple(t.shape)) for t in tensors]).encode())
+    numbers = sum(t.numel() for t in tensors)
+    return f"{type(optimizer).__name__}, {len(tensors)} tensors of {numbers:,} numbers, shapes {shapes:08x}"
+
+
+# --- parameters that train ---
+
+
+class Flags:
+    """Which parameters of a model train, by their ``requires_grad``: frozen and unfrozen alike on all workers.
+
+    A parameter that required gradients at ``session.prepare`` has its place in the sum over workers, and may be frozen
+    and unfrozen later. Another parameter has none: if it were unfrozen later, each worker would train it by its own
+    gradients. The frozen names are a part of a run's state: joining workers and resumed runs have them.
+    """
+
+    def __init__(self, replica: Replica) -> None:
+        self._whole = type(replica) is Replica
+        self._optimizer = replica.optimizer
+        self._groups = _sizes(replica.optimizer)
+        named = list(replica.module.named_parameters())
+        self._fixed = [(name, weakref.ref(p)) for name, p in named if not p.requires_grad]
+        # Parameters in pieces may be released and replaced: these references do not keep them.
+        trained = [(name, p) for name, p in named if p.requires_grad] if self._whole else []
+        self._names = [name for name, _ in trained]
+        self._parameters: list[nn.Parameter] = [p for _, p in trained]
+        self._pieces = [] if self._whole else [weakref.ref(p) for p in replica.params]
+
+    def check(self) -> None:
+        """Raise ``UserError`` where a parameter was frozen or unfrozen in a way that this run cannot follow."""
+        for name, reference in self._fixed:
+            parameter = reference()
+            if parameter is not None and parameter.requires_grad:
+                rule = "what trains later requires gradients when session.prepare is called"
+                raise UserError(rule, f"{name}, unfrozen since", f"{LATER}, or freeze it behind session.prepare")
+        for piece in self._pieces:
+            parameter = piece()
+            if parameter is not None and not parameter.requires_grad:
+                rule = "where workers hold the model in pieces, what trains is decided before session.prepare"
+                raise UserError(rule, "a parameter frozen since", "freeze it before, or use --mechanism replicated")
+        if self._whole and _sizes(self._optimizer) != self._groups:
+            rule = "an optimizer has all its parameter groups when session.prepare is called"
+            raise UserError(rule, "others now", f"{LATER}, or give it all groups, with lr 0 for those that wait")
+
+    @property
+    def frozen(self) -> list[str]:
+        """The names of parameters that could train and do not."""
+        return [name for name, p in zip(self._names, self._parameters, strict=True) if not p.requires_grad]
+
+    def checksum(self) -> int:
+        """A number that differs where other parameters train."""
+        return hash(tuple(p.requires_grad for p in self._parameters))
+
+    def set(self, frozen: Iterable[str]) -> None:
+        """Freeze the parameters of these names, and no others."""
+        names = set(frozen)
+        for name, parameter in zip(self._names, self._parameters, strict=True):
+            parameter.requires_grad_(name not in names)
+
+
+class HeldSettings:
+    """Frozen parameters and optimizer options of a run that goes on, put back before its first epoch.
+
+    The program's lines between ``session.prepare`` and the first epoch ran when the run began. When it goes on they
+    run again, and would undo later changes.
+    """
+
+    def __init__(self, flags: Flags, optimizer: torch.optim.Optimizer) -> None:
+        self._flags, self._frozen = flags, flags.frozen
+        self._groups = optimizer.param_groups
+        self._options = [_options(group) for group in self._groups]
+
+    def restore(self) -> None:
+        """Put frozen parameters and options back."""
+        self._flags.set(self._frozen)
+        for group, options in zip(self._groups, self._options, strict=False):  # more of them are refused in a step
+            group.update(options)
+
+
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    plain = {name: value for name, value in group.items() if name != "params"}
+    return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in plain.items()}
+
+
+def _sizes(optimizer: torch.optim.Optimizer) -> list[int]:
+    return [len(group["params"]) for group in optimizer.param_groups]
+
+
+# --- an optimizer's state by the names of parameters ---
+
+
+def names_of(optimizer: torch.optim.Optimizer, module: nn.Module) -> list[str]:
+    """The parameters' names in ``module``, by the numbers that ``optimizer.state_dict()`` gives them.
+
+    A parameter that is not the module's gets "#" and its number.
+    """
+    names = {id(p): name for name, p in module.named_parameters()}
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    return [names.get(id(p), f"#{number}") for number, p in enumerate(params)]
+
+
+def by_name(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """A ``state_dict`` of an optimizer with ``names`` in place of numbers."""
+    groups = [{**group, "params": [names[number] for number in group["params"]]} for group in state["param_groups"]]
+    return {**state, "state": {names[number]: kept for number, kept in state["state"].items()}, "param_groups": groups}
+
+
+def by_number(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Undo ``by_name``: numbers in place of ``names``. Raises ``ValueError`` for a name that is not among them."""
+    numbers = {name: number for number, name in enumerate(names)}
+    used = [*state["state"], *(name for group in state["param_groups"] for name in group["params"])]
+    if unknown := [name for name in used if name not in numbers]:
+        raise ValueError(f"it knows the parameter {unknown[0]}, and this one does not")
+    groups = [{**group, "params": [numbers[name] for name in group["params"]]} for group in state["param_groups"]]
+    return {**state, "state": {numbers[name]: kept for name, kept in state["state"].items()}, "param_groups": groups}

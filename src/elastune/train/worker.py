@@ -1,4 +1,8 @@
-"""A worker's life: join the group, run the user's training function, report how it ended."""
+"""A worker's life: join the group, run the user's training function, report how it ended.
+
+``work`` is the whole life, ``Worker`` the part between joining and leaving. The functions after them set up the device
+and recognise errors of memory that ran out.
+"""
 
 from __future__ import annotations
 
@@ -34,99 +38,22 @@ from elastune.train.step import StopTraining, WarmedUp
 from elastune.train.tracked import untracked_scaler
 from elastune.train.training_state import END
 
-# [shortage] Whether an error says that memory ran out, and how much was wanted.
-
+EXIT_FAILED = 1
+EXIT_USER_ERROR = 2
+LONGEST_S = 1800.0  # of a collective, torch's own limit on gloo
+NOTICE_S = 30.0  # what a signal usually gives
+_ALIVE: list[Session] = []  # objects with a process group live until the process ends: see process_groups.join
+_UNORDERED = re.compile(r"(\S+) does not have a deterministic implementation")
 _UNITS = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _WANTED = re.compile(
     r"(?:tried to allocate|unable to allocate) ([0-9]{1,20}(?:\.[0-9]{1,6})?) ?(bytes|[KMGT]iB)", re.IGNORECASE
 )
-"""torch's allocators on CPU and CUDA, and numpy's."""
+"""In the errors of torch's allocators on CPU and CUDA, and of numpy's."""
 _SIGNS = ("out of memory", "can't allocate memory", "cannot allocate memory", "std::bad_alloc", "unable to mmap")
 
 
-def lacks_memory(error: BaseException) -> bool:
-    """Whether ``error``, or what it was raised from, is one of memory that ran out."""
-    for each in _chain(error):
-        if isinstance(each, (MemoryError, torch.OutOfMemoryError)):
-            return True
-        if isinstance(each, Exception) and any(sign in text_of(each).lower() for sign in _SIGNS):
-            return True
-    return False
-
-
-def wanted_bytes(error: BaseException) -> int | None:
-    """The bytes of the allocation that failed; None where the error does not tell."""
-    for each in _chain(error):
-        if found := _WANTED.search(text_of(each)):
-            return round(float(found[1]) * _UNITS[found[2].lower()])
-    return None
-
-
-def told_of_memory(wanted: int | None, detail: str) -> str:
-    """``detail`` of an error of memory that ran out, with what was wanted in front."""
-    return detail if wanted is None else f"wanted {byte_count(wanted)} more ({wanted:,} bytes); {detail}"
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    seen: list[BaseException] = []
-    found: BaseException | None = error
-    while found is not None and found not in seen:
-        yield found
-        seen.append(found)
-        found = found.__cause__ or found.__context__
-
-
-# [device] The device that a worker computes on, set so that in ``exact`` mode a kernel gives the same bits each time.
-
-_UNORDERED = re.compile(r"(\S+) does not have a deterministic implementation")
-
-
-def set_up_device(execution: ExecutionSettings, place: Place) -> torch.device:
-    """The device at ``place``, for this process.
-
-    On a GPU ``exact`` mode lets torch use deterministic kernels only; what has none fails (``unordered_kernel``). A
-    mere warning would not do: under torch's ``warn_only`` attention in fp32 adds in any order. TF32 stays as torch or
-    the program sets it: it rounds more, and equally on every worker. Raises ``UserError`` where it cannot be used.
-    """
-    torch.set_num_threads(execution.threads)
-    device = torch.device(place.device)
-    if device.type == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with this
-        try:
-            torch.cuda.set_device(device)
-        except (AssertionError, AttributeError, RuntimeError) as error:  # the first two: of a torch without CUDA
-            why = f"{device} of host {host_name()}: {text_of(error).partition(chr(10))[0]}"
-            fix = "look at nvidia-smi there, or use --device cpu"
-            raise UserError("a worker must be able to use the device that it was given", why, fix) from None
-        if execution.mode == "exact":
-            torch.backends.cudnn.benchmark = False  # it picks the kernel that is fastest just now
-            torch.use_deterministic_algorithms(True)
-            # Only for those who read what nobody has written, at the price of a write more of each new tensor.
-            torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    return device
-
-
-def unordered_kernel(error: BaseException) -> UserError | None:
-    """What to say of an operation that ``exact`` mode cannot do on a GPU, where ``error`` is of that."""
-    found = _UNORDERED.search(text_of(error)) if isinstance(error, RuntimeError) else None
-    if found is None:
-        return None
-    rule = "exact mode on a GPU needs operations that add in one order"
-    return UserError(rule, found[1], "use another operation, or --mode fast")
-
-
-# [work] A worker's life: take its place, run the user's training function, say how it ended.
-
-EXIT_FAILED = 1
-EXIT_USER_ERROR = 2
-LONGEST_S = 1800.0  # of a collective, as torch's own on gloo
-NOTICE_S = 30.0  # what a signal usually gives
-# What refers to a process group lives until the process ends (by os._exit): see comm.join.join.
-_ALIVE: list[Session] = []
-
-
 def launched(spec: RunSpec, place: Place, client: CoordinatorClient) -> int:
-    """The entry point of a worker that elastune started: all that it says goes to its coordinator."""
+    """The entry point of a worker that elastune started: its records go to its coordinator."""
     return work(spec, place, client.report, client.stop_requested, client)
 
 
@@ -139,21 +66,21 @@ def work(
 ) -> int:
     """Run ``spec`` as the worker at ``place``; every outcome is sent as a record. Returns the process's exit code.
 
-    With a ``client`` the run is elastic, and every member sends its reports and ``RunFinished``; without one its
-    workers meet at ``place.rendezvous`` and stay, and rank 0 sends them. Whichever worker fails sends ``RunFailed``.
+    With a ``client`` the run is elastic, and every member sends its reports and ``RunFinished``. Without one the
+    workers meet at ``place.rendezvous`` and stay, and rank 0 sends them. A worker that fails sends ``RunFailed``.
     """
 
-    own = os.getpid()
+    process = os.getpid()
 
     def failed(reason: Reason, error: BaseException) -> int:
-        told = reason in ("user_error", "diverged", "timeout") and text_of(error)
-        detail = told or cause_of(error, str(spec.program.path.resolve()))
+        text = reason in ("user_error", "diverged", "timeout") and text_of(error)
+        detail = text or cause_of(error, str(spec.program.path.resolve()))
         wanted = wanted_bytes(error) if reason == "out_of_memory" else None
-        detail = told_of_memory(wanted, " ".join(detail[:LONGEST_DETAIL].split()))
+        detail = memory_detail(wanted, " ".join(detail[:LONGEST_DETAIL].split()))
         # To the log's own file: the program may have closed or replaced what Python calls stderr.
         with suppress(OSError):
-            os.write(2, f"{detail if told else trace_of(error)}\n".encode(errors="backslashreplace"))
-        if os.getpid() == own:  # else: in a forked child of the program's, whose end says nothing of this run
+            os.write(2, f"{detail if text else trace_of(error)}\n".encode(errors="backslashreplace"))
+        if os.getpid() == process:  # else in a child that the program forked: its end is not the end of this run
             send(RunFailed(reason=reason, detail=detail, rank=place.rank, wanted_bytes=wanted))
         return EXIT_USER_ERROR if reason == "user_error" else EXIT_FAILED
 
@@ -161,15 +88,15 @@ def work(
         device = set_up_device(spec.execution, place)
         program = load(spec.program)
         check_unedited(spec.program, spec.source)
-        one = Worker(spec, device, program, merge(program.config, spec.config), send, stop_requested)
+        worker = Worker(spec, device, program, merge(program.config, spec.config), send, stop_requested)
         if client is not None:
             client.doing("starting", 0)
-            one.come_and_go(client, _factory(spec, place))
+            worker.come_and_go(client, _factory(spec, place))
         else:
-            longest_s = max(LONGEST_S, 2 * spec.elastic.collective_timeout_s)  # the watch is to be heard first
+            longest_s = max(LONGEST_S, 2 * spec.elastic.collective_timeout_s)  # the watch must find it first
             group = join(place, longest_s)
             workers = WorkerGroup(group, stand(group, place, spec.execution.first_mesh))
-            one.stay(workers, lambda why: os._exit(failed(why.found.reason, why)))
+            worker.stay(workers, lambda why: os._exit(failed(why.found.reason, why)))
     except UserError as error:
         return failed("user_error", error)
     except Diverged as error:
@@ -177,8 +104,8 @@ def work(
     except WorkersDiverged as error:
         return failed(error.found.reason, error)
     except BaseException as error:
-        if (refused := unordered_kernel(error) or untracked_scaler(error) or too_many_shapes(error)) is not None:
-            return failed("user_error", refused)
+        if (refusal := unordered_kernel(error) or untracked_scaler(error) or too_many_shapes(error)) is not None:
+            return failed("user_error", refusal)
         code = failed("out_of_memory" if lacks_memory(error) else "exception", error)
         if client is None and isinstance(error, KeyboardInterrupt):  # Ctrl-C: it came to this process itself
             raise
@@ -187,7 +114,11 @@ def work(
 
 
 class Worker:
-    """One worker's part in a run, from its first session to its last."""
+    """One worker's part in a run, from its first session to its last.
+
+    ``stay`` trains in a group that never changes, ``come_and_go`` in an elastic run. A worker that is sent back to a
+    snapshot runs the training function again, with a new session.
+    """
 
     def __init__(
         self,
@@ -219,10 +150,10 @@ class Worker:
             self._train(session, workers)
             workers.say("done", session.step)
         except GroupBroken:
-            found = watch.found
-            if found is None:
+            difference = watch.found
+            if difference is None:
                 raise
-            raise WorkersDiverged(found) from None
+            raise WorkersDiverged(difference) from None
         finally:
             watch.end()
 
@@ -232,17 +163,21 @@ class Worker:
         self._finish(session, workers)
 
     def _may_meet_in_rounds(self) -> bool:
-        """Whether the run has learners or may come to have some, by its spec. In ``fast`` mode theirs are the only
-        sums in canonical order.
+        """Whether the run has learners or may get some, by its spec.
+
+        In ``fast`` mode only sums of learners are added in canonical order.
         """
         spec = self._spec
         policies = [build(text, self._program.policies).policy for text in spec.adapt.policies]
-        seldom = any(each.strategies(spec.execution.num_slots, spec.most_workers) for each in policies)
-        return seldom or spec.sync_schedule.learners(spec.sync) > 1
+        by_policy = any(each.strategies(spec.execution.num_slots, spec.most_workers) for each in policies)
+        return by_policy or spec.sync_schedule.learners(spec.sync) > 1
 
     def come_and_go(self, member: CoordinatorClient, factory: GroupFactory) -> None:
         """Train with workers that change. Returns when the run is over, or this worker has left it."""
-        for number in (signal.SIGTERM, signal.SIGUSR1):  # this process will be taken away: it leaves before that
+        for number in (
+            signal.SIGTERM,
+            signal.SIGUSR1,
+        ):  # the machine will take this process away: the worker leaves before
             signal.signal(number, lambda number, _: member.noticed(NOTICE_S, signal.Signals(number).name))
         execution = self._spec.execution
         climbs = execution.mechanism == "replicated" and (execution.mode == "exact" or self._may_meet_in_rounds())
@@ -292,24 +227,25 @@ class Worker:
         )
 
     def _finish(self, session: Session, workers: WorkerGroup) -> None:
+        """Compare the weights of all workers, gather times and memory, and send ``RunFinished``."""
         session.finish()
         seconds, trained = session.seconds, session.trained
         session.flush()
         session.state.average_buffers()
         if trained is not None:
             digest = trained.fingerprint(workers)
-            times, needed = session.progress.times, session.progress.memory.row()
-            steps, sent = times.execution(), trained.sync.sent_bytes / max(1, times.count)
-            rows = workers.gather([sent, *steps, *needed], "times of steps, memory and bytes")
+            times, memory_row = session.progress.times, session.progress.memory.row()
+            means, sent = times.means(), trained.sync.sent_bytes / max(1, times.count)
+            rows = workers.gather([sent, *means, *memory_row], "times of steps, memory and bytes")
             sent_bytes = sum(row.pop(0) for row in rows)
-            worker_steps = steps_of_workers([row[: len(steps)] for row in rows])
-            memory = memory_of_workers([row[len(steps) :] for row in rows])
+            worker_steps = steps_of_workers([row[: len(means)] for row in rows])
+            memory = memory_of_workers([row[len(means) :] for row in rows])
         else:
             digest, worker_steps, memory, sent_bytes = fingerprint({}), [], [], 0.0
             workers.gather([], END)
         hosts = max(1, len(set(workers.comms.hosts)))
         if self._spec.measure_link and workers.size > 1:
-            with suppress(GroupBroken):  # somebody was lost just now: the measurement is not worth a recovery
+            with suppress(GroupBroken):  # a worker was lost just now: the measurement is not worth a recovery
                 link = measure_link(workers.group, hosts)
                 if workers.rank == 0:
                     self._send(link)
@@ -342,9 +278,85 @@ class Worker:
 
 
 def _factory(spec: RunSpec, place: Place) -> GroupFactory:
-    """What this worker forms groups with; all workers of a run must come to the same."""
-    # With more workers than GPUs, now or later, some share one; all share a GPU that the user has named.
+    """The factory of this worker's process groups; all workers of a run must choose the same."""
+    # With more workers than GPUs, now or later, some share a GPU; all share a GPU that the user has named.
     enough = spec.execution.device in ("auto", "cuda") and spec.most_workers <= torch.cuda.device_count()
     own_device = place.own_device and enough
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
     return factory_for(place.device, own_device=own_device, interface=interface, timeout_s=LONG_S)
+
+
+# --- the device ---
+
+
+def set_up_device(execution: ExecutionSettings, place: Place) -> torch.device:
+    """The device at ``place``, for this process.
+
+    On a GPU ``exact`` mode lets torch use deterministic kernels only; an operation without one fails
+    (``unordered_kernel``). A warning would not do: under torch's ``warn_only`` attention in fp32 adds in any order.
+    TF32 stays as torch or the program sets it: it rounds more, and equally on every worker.
+
+    Raises:
+        UserError: Where this process cannot use the device.
+    """
+    torch.set_num_threads(execution.threads)
+    device = torch.device(place.device)
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with this
+        try:
+            torch.cuda.set_device(device)
+        except (AssertionError, AttributeError, RuntimeError) as error:  # the first two: of a torch without CUDA
+            why = f"{device} of host {host_name()}: {text_of(error).partition(chr(10))[0]}"
+            fix = "look at nvidia-smi there, or use --device cpu"
+            raise UserError("a worker must be able to use the device that it was given", why, fix) from None
+        if execution.mode == "exact":
+            torch.backends.cudnn.benchmark = False  # it picks the kernel that is fastest just now
+            torch.use_deterministic_algorithms(True)
+            # It helps only a program that reads memory before it writes it, and costs a write of each new tensor.
+            torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    return device
+
+
+def unordered_kernel(error: BaseException) -> UserError | None:
+    """The error for an operation that ``exact`` mode cannot do on a GPU, where ``error`` comes from one; else None."""
+    match = _UNORDERED.search(text_of(error)) if isinstance(error, RuntimeError) else None
+    if match is None:
+        return None
+    rule = "exact mode on a GPU needs operations that add in one order"
+    return UserError(rule, match[1], "use another operation, or --mode fast")
+
+
+# --- memory that ran out ---
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether ``error``, or an error that caused it, is of memory that ran out."""
+    for each in _chain(error):
+        if isinstance(each, (MemoryError, torch.OutOfMemoryError)):
+            return True
+        if isinstance(each, Exception) and any(sign in text_of(each).lower() for sign in _SIGNS):
+            return True
+    return False
+
+
+def wanted_bytes(error: BaseException) -> int | None:
+    """The bytes of the allocation that failed; None where the error does not have them."""
+    for each in _chain(error):
+        if match := _WANTED.search(text_of(each)):
+            return round(float(match[1]) * _UNITS[match[2].lower()])
+    return None
+
+
+def memory_detail(wanted: int | None, detail: str) -> str:
+    """``detail`` of an error of memory that ran out, with the ``wanted`` bytes in front."""
+    return detail if wanted is None else f"wanted {byte_count(wanted)} more ({wanted:,} bytes); {detail}"
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """``error``, the error that caused it, and so on."""
+    seen: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in seen:
+        yield cause
+        seen.append(cause)
+        cause = cause.__cause__ or cause.__context__

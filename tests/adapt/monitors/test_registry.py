@@ -112,7 +112,7 @@ def test_one_monitor_of_each_name_and_explicit_options_win() -> None:
 
 
 def test_installed_packages_bring_monitors(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, metadata.EntryPoint("odd", f"{__name__}:Odd", "elastune.adapt.monitors"))
+    install(monkeypatch, metadata.EntryPoint("odd", f"{__name__}:Odd", "elastune.monitors"))
     assert parse("odd:memory=3") == Odd(memory=3.0)
     with pytest.raises(UserError, match="loss, odd"):
         parse("even")
@@ -122,7 +122,7 @@ def test_installed_packages_bring_monitors(monkeypatch: pytest.MonkeyPatch) -> N
     "target", ["nowhere.at.all:Odd", "collections:OrderedDict", "elastune.adapt.monitors.loss:Loss"]
 )
 def test_installed_monitors_that_are_none_are_refused(monkeypatch: pytest.MonkeyPatch, target: str) -> None:
-    install(monkeypatch, metadata.EntryPoint("odd", target, "elastune.adapt.monitors"))
+    install(monkeypatch, metadata.EntryPoint("odd", target, "elastune.monitors"))
     with pytest.raises(UserError, match="an installed monitor"):
         parse("odd")
 

@@ -31,5 +31,5 @@ def train(session) -> None:
 
     routing.probe_links = told
     routing.time_routes = lambda group, ways, numel, num_slots: [0.2, 0.1]
-    session._adapter.routing._watch = Watch()
+    session._parts.adapter.routing._watch = Watch()
     elastic.train(session)

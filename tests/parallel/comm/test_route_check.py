@@ -60,4 +60,4 @@ def test_sums_along_routes_come_out_right_or_are_found_out(topology: str) -> Non
             right, wrong, told = them.hear(rank)[1:]
             assert right
             assert not wrong
-            assert "routes that are laid no more" in told
+            assert "routes of the group have changed" in told

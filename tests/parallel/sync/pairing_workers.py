@@ -53,7 +53,7 @@ def slow_partner(worker: Worker) -> None:
                 time.sleep(0.001)
 
         def something_came() -> bool:
-            return bool(run.sync._strategy.taken) or not AsyncValues.of(group)._channel._came.empty()
+            return bool(run.sync._strategy.taken) or not AsyncValues.of(group)._channel._arrived.empty()
 
         run.sync.replica.module.register_forward_pre_hook(wait_for_offers)
     run.passes(0)

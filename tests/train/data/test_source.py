@@ -122,7 +122,7 @@ def test_rounds_that_are_longer_than_a_pass_are_told_and_those_longer_than_train
 
     def tell(every: int, at: Position = begin, epochs: int = 2, source: Any = None) -> list[Any]:
         sent.clear()
-        planned.tell(source or map_style(50), at, 12, epochs, SyncPlan("local", 4, every))
+        planned.report(source or map_style(50), at, 12, epochs, SyncPlan("local", 4, every))
         return [record for record in sent if isinstance(record, RoundsShortened)]
 
     assert tell(5) == []
@@ -136,7 +136,7 @@ def test_rounds_that_are_longer_than_a_pass_are_told_and_those_longer_than_train
     assert tell(11, Position(1, 0, 5)) == [RoundsShortened("local:learners=4,every=11", 5)], "a policy's, in mid-run"
     assert tell(99, epochs=0) == [RoundsShortened("local:learners=4,every=99", 5)], "nobody knows how many epochs"
     assert tell(99, source=Stream()) == []
-    planned.tell(map_style(50), begin, 12, 1, SyncPlan())
+    planned.report(map_style(50), begin, 12, 1, SyncPlan())
 
 
 def test_changes_of_strategy_that_never_come_are_told_once(tmp_path: Path) -> None:
@@ -150,11 +150,11 @@ def test_changes_of_strategy_that_never_come_are_told_once(tmp_path: Path) -> No
         sent.clear()
         return found
 
-    planned.tell(map_style(50), Position(), 12, 2, SyncPlan())
+    planned.report(map_style(50), Position(), 12, 2, SyncPlan())
     assert told() == [SyncChangesUnreached("10=allreduce; 40=allreduce", 10)]
-    planned.tell(map_style(50), Position(1, 0, 5), 12, 2, SyncPlan())
+    planned.report(map_style(50), Position(1, 0, 5), 12, 2, SyncPlan())
     assert told() == []
-    planned.tell(map_style(50), Position(1, 0, 5), 6, 2, SyncPlan())
+    planned.report(map_style(50), Position(1, 0, 5), 6, 2, SyncPlan())
     assert told() == [SyncChangesUnreached("40=allreduce", 14)], "a smaller batch takes more steps"
     planned.over(14)
     assert told() == []
@@ -163,13 +163,13 @@ def test_changes_of_strategy_that_never_come_are_told_once(tmp_path: Path) -> No
     PlannedSteps(sent.append, schedule).over(50)
     assert told() == []
     stream = PlannedSteps(sent.append, schedule)
-    stream.tell(Stream(), Position(), 12, 2, SyncPlan())
+    stream.report(Stream(), Position(), 12, 2, SyncPlan())
     assert told() == [], "nobody knows its length"
     stream.over(12)
     assert told() == [SyncChangesUnreached("40=allreduce", 12)]
     longer = PlannedSteps(sent.append, SyncSchedule.parse("3=local:learners=8,every=11; 40=local:every=99"))
     with pytest.raises(UserError, match="longer than training .*every=11, 10 steps"):
-        longer.tell(map_style(50), Position(), 12, 2, SyncPlan())
+        longer.report(map_style(50), Position(), 12, 2, SyncPlan())
 
 
 @pytest.mark.parametrize("end", ["complete", "requested", "program"])
@@ -209,7 +209,7 @@ def test_a_stream_trains_stops_and_goes_on(tmp_path: Path) -> None:
         nn.init.normal_(model.weight)
         model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
         for _ in session.epochs(1):
-            for x, y in session._stepper.training_pass(lambda epoch: Stream(), 16, 1):
+            for x, y in session._parts.loop.training_pass(lambda epoch: Stream(), 16, 1):
                 session.backward(F.mse_loss(model(x), y))
                 optimizer.step()
                 optimizer.zero_grad()

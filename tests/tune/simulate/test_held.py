@@ -20,9 +20,9 @@ from elastune.core.journal.records import (
     TrialResumed,
     TrialStarted,
 )
-from elastune.tune.study.allocation.rebalancer import MAX_WAIT_S, parse_allocation
-from elastune.tune.study.allocation.trial_progress import HeldTrials
+from elastune.tune.study.rebalancer import MAX_WAIT_S, parse_allocation
 from elastune.tune.study.request import StudyRequest
+from elastune.tune.study.trial_progress import HeldTrials
 
 SURROGATE = """
 config = {"x": 0.5, "batch_size": 100}

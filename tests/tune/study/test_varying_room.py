@@ -35,7 +35,7 @@ class Tidal(SimulatedCluster):
 
     @property
     def free(self) -> int:
-        return max(0, self.capacity - self._world._used)
+        return max(0, self.capacity - self._environment._used)
 
     def start(self, spec: RunSpec) -> SimulatedHandle:
         if self.refused:

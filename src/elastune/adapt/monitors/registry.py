@@ -15,7 +15,7 @@ from elastune.adapt.monitors.performance import Performance
 from elastune.core.errors import UserError
 from elastune.core.options import options_of, read, split
 
-ENTRY_POINTS = "elastune.adapt.monitors"
+ENTRY_POINTS = "elastune.monitors"
 _OWN: tuple[type[Monitor], ...] = (NoiseScale, PreconditionedNoiseScale, Performance, Curvature, Loss)
 MONITORS: Mapping[str, type[Monitor]] = MappingProxyType({kind.name: kind for kind in _OWN})
 

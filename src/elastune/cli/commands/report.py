@@ -158,8 +158,8 @@ def explain(
     from elastune.report.plan import plan_lines, serial_of
     from elastune.report.predicted_time import fitted_prediction, run_prediction, study_prediction
     from elastune.runtime.job.output import JOURNAL
-    from elastune.tune.study.allocation.throughput import plan_if_readable, plan_in, predicted_in
     from elastune.tune.study.results import Study
+    from elastune.tune.study.throughput import plan_if_readable, plan_in, predicted_in
 
     entries = read(out / JOURNAL)
     entries = compared_all(entries) if across_changes else entries

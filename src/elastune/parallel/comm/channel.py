@@ -1,7 +1,7 @@
 """Messages between the workers of a group whose sender does not wait: small threads send and receive them.
 
-``Channel`` delivers every message in order. ``AsyncValues`` carries values that a receiver may take when it wants to:
-a sender has one untaken value per receiver at most, so a slow link or worker lets nothing pile up.
+``Channel`` delivers every message in order. ``AsyncValues`` carries values that a receiver takes at any time. A sender
+has at most one untaken value per receiver, so a slow link or worker lets nothing pile up.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import torch
 
 from elastune.parallel.comm.group import ASYNC_VALUES_TAG, CHANNEL_TAG, LOOK, Group, GroupBroken
 
-# [post] Messages between the workers of a group that nobody waits for when sending: small threads send and receive them.
-
 HEAD = 6
+"""Numbers before each message: three of the sender, the number of its text, and the sizes of text and payload."""
+_NOTHING = torch.empty(0, dtype=torch.uint8)
 
 
 @dataclass(frozen=True)
 class ChannelMessage:
-    """What one worker tells another.
+    """One message from one worker to another.
 
     Attributes:
         number: Three numbers of the sender's choice.
-        text: What the payload is made of, in the sender's words; equal ones travel once.
+        text: Describes the payload, in the sender's format; equal texts travel once.
         payload: Bytes, on the CPU; aligned as a fresh tensor is.
     """
 
@@ -36,54 +36,57 @@ class ChannelMessage:
     payload: torch.Tensor
 
 
-@dataclass
-class _Outbox:
-    waiting: queue.SimpleQueue[ChannelMessage | None] = field(default_factory=queue.SimpleQueue)
-    known: dict[str, int] = field(default_factory=dict)
-    sent: threading.Event = field(default_factory=threading.Event)
-
-
 class Channel:
-    """This worker's messages to and from the others of ``group``. What one sends to another arrives in order.
+    """This worker's messages to and from the other workers of ``group``. Messages of one sender arrive in order.
 
-    Several posts of a group differ by ``tag``. Groups of one have no post. Whatever ends the group ends its threads,
-    and raises ``GroupBroken`` in ``next`` and ``send``.
+    Several channels of one group need different tags. In a group of one worker no message can be sent. When the group
+    ends, the threads of the channel end, and ``next`` and ``send`` raise ``GroupBroken``.
+
+    Example::
+
+        channel = Channel(group)
+        channel.send(1, ChannelMessage((step, 0, 0), "float32 8", payload))  # returns at once
+        sender, message = channel.next()
     """
 
     def __init__(self, group: Group, tag: int = CHANNEL_TAG) -> None:
         self._group, self._tag = group, tag
-        self._came: queue.SimpleQueue[tuple[int, ChannelMessage] | None] = queue.SimpleQueue()
+        self._arrived: queue.SimpleQueue[tuple[int, ChannelMessage] | None] = queue.SimpleQueue()
         self._outboxes: dict[int, _Outbox] = {}
         for peer in range(group.size):
             if peer != group.rank:
-                self._start(f"mail from {peer}", lambda peer=peer: self._receive_all(peer))  # type: ignore[misc]
+                self._start(f"channel from {peer}", lambda peer=peer: self._receive_all(peer))  # type: ignore[misc]
 
     def send(self, to: int, message: ChannelMessage) -> None:
-        """Send ``message`` to rank ``to`` as soon as the line is free; its payload must not change any more."""
+        """Queue ``message`` for rank ``to``; a thread sends it. The payload must not change any more."""
         if self._group.broken:
             raise GroupBroken(f"no message can be sent: {self._group.why}")
         if to not in self._outboxes:
             box = self._outboxes[to] = _Outbox()
-            self._start(f"mail to {to}", lambda: self._send_all(to, box))
+            self._start(f"channel to {to}", lambda: self._send_all(to, box))
         self._outboxes[to].waiting.put(message)
 
     def next(self, *, wait: bool = True) -> tuple[int, ChannelMessage] | None:
-        """The next message that came, with its sender; None where there is none and ``wait`` is False."""
+        """Return the next message that arrived, with the rank of its sender.
+
+        Returns None if no message has arrived and ``wait`` is False.
+        """
         while True:
             try:
-                came = self._came.get(timeout=LOOK.total_seconds()) if wait else self._came.get_nowait()
+                arrived = self._arrived.get(timeout=LOOK.total_seconds()) if wait else self._arrived.get_nowait()
             except queue.Empty:
-                came = None
-            if came is not None:
-                return came
+                arrived = None
+            if arrived is not None:
+                return arrived
             if self._group.broken:
                 raise GroupBroken(f"no more messages come: {self._group.why}")
             if not wait:
                 return None
 
     def close(self, wait_s: float = 0.0) -> None:
-        """Send what waits, then nothing more; return when it is sent, or after ``wait_s``. Threads that receive end
-        with the group.
+        """Send the waiting messages and no more; return when they are sent, or after ``wait_s``.
+
+        The receiving threads end with the group.
         """
         deadline = time.monotonic() + wait_s
         for box in self._outboxes.values():
@@ -93,10 +96,10 @@ class Channel:
 
     def _send_all(self, to: int, box: _Outbox) -> None:
         while (message := box.waiting.get()) is not None:
-            new = message.text not in box.known and bool(message.text)
-            layout = box.known.setdefault(message.text, len(box.known)) if message.text else -1
+            new = message.text not in box.text_numbers and bool(message.text)
+            text_number = box.text_numbers.setdefault(message.text, len(box.text_numbers)) if message.text else -1
             text = torch.frombuffer(bytearray(message.text.encode()), dtype=torch.uint8) if new else torch.empty(0)
-            sizes = [layout, len(text), message.payload.numel()]
+            sizes = [text_number, len(text), message.payload.numel()]
             for part in (torch.tensor([*message.number, *sizes]), text, message.payload):
                 if part.numel():
                     self._group.send_blocking(part, to, self._tag)
@@ -107,53 +110,58 @@ class Channel:
         while True:
             head = torch.empty(HEAD, dtype=torch.int64)
             self._group.receive_blocking(head, source, self._tag)
-            *number, layout, text_size, size = head.tolist()
+            *number, text_number, text_size, size = head.tolist()
             if text_size:
                 texts.append(bytes(self._read(text_size, source).tolist()).decode())
             first, second, third = number
             message = ChannelMessage(
-                (first, second, third), texts[layout] if layout >= 0 else "", self._read(size, source)
+                (first, second, third), texts[text_number] if text_number >= 0 else "", self._read(size, source)
             )
-            self._came.put((source, message))
+            self._arrived.put((source, message))
 
     def _read(self, size: int, source: int) -> torch.Tensor:
-        room = torch.empty(size, dtype=torch.uint8)
+        buffer = torch.empty(size, dtype=torch.uint8)
         if size:
-            self._group.receive_blocking(room, source, self._tag)
-        return room
+            self._group.receive_blocking(buffer, source, self._tag)
+        return buffer
 
     def _start(self, name: str, act: Callable[[], None]) -> None:
         def until_broken() -> None:
             try:
                 act()
             except GroupBroken:
-                self._came.put(None)  # wakes who waits for messages
+                self._arrived.put(None)  # wakes a thread that waits for messages
             except Exception as error:  # noqa: BLE001 - nobody waits for a thread that has ended
                 self._group.abandon(f"{name}: {type(error).__name__}: {error}")
 
         threading.Thread(target=until_broken, name=name, daemon=True).start()
 
 
-# [offers] Values that workers offer each other without waiting: what has come is there to be taken, newest first.
+@dataclass
+class _Outbox:
+    """The messages to one rank. ``text_numbers``: the texts that the receiver has already, each with its number."""
 
-_NOTHING = torch.empty(0, dtype=torch.uint8)
+    waiting: queue.SimpleQueue[ChannelMessage | None] = field(default_factory=queue.SimpleQueue)
+    text_numbers: dict[str, int] = field(default_factory=dict)
+    sent: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass(frozen=True)
 class AsyncValue:
-    """What came from another worker: ``number`` is the sender's, ``values`` are bytes on the CPU."""
+    """Values from another worker: ``number`` is the sender's, ``values`` are bytes on the CPU."""
 
     number: tuple[int, int, int]
     values: torch.Tensor
 
 
 class AsyncValues:
-    """This worker's offers to and from the others of a group over gloo, of several workers.
+    """Values that the workers of a gloo group offer each other, without waiting for each other.
 
-    Nobody waits: ``make`` hands an offer to a thread, ``take`` returns what has come. From one worker to each receiver
-    there is one on its way, or untaken, at a time; while there is, no other one is made. So neither a slow link nor a
-    slow worker lets offers pile up. ``served``: how many have used it, one after another; the same on all workers that
-    come to it alike.
+    ``make`` hands an offer to a thread, ``take`` returns the offers that have arrived. A sender has at most one offer
+    per receiver that is on its way or untaken; until the receiver takes it, ``make`` sends nothing. So neither a slow
+    link nor a slow worker lets offers pile up. The group must have several workers.
+
+    ``served`` counts the users of this object, one after another. Workers that use it alike have the same count.
     """
 
     def __init__(self, group: Group) -> None:
@@ -164,18 +172,26 @@ class AsyncValues:
 
     @classmethod
     def of(cls, group: Group) -> AsyncValues:
-        """The one of ``group``: its threads end with the group, so there is one for all who come."""
-        found = group.kept.setdefault("offers", None)
-        if found is None:
-            found = group.kept["offers"] = cls(group)
-        assert isinstance(found, cls)
-        return found
+        """Return the object of ``group``, which all its users share: its threads end with the group."""
+        shared = group.kept.setdefault("offers", None)
+        if shared is None:
+            shared = group.kept["offers"] = cls(group)
+        assert isinstance(shared, cls)
+        return shared
 
     def make(self, to: int, number: tuple[int, int, int], values: torch.Tensor) -> bool:
         """Offer ``values`` (bytes on the CPU that must not change any more) to rank ``to``.
 
-        ``number``: the first of the three is not negative, the second one tells the receiver there from all others.
-        False where that has not taken the last ones yet: nothing is sent. Raises ``GroupBroken``.
+        Args:
+            to: The rank on which the receiver is.
+            number: The first of the three is not negative; the second identifies the receiver on that rank.
+            values: The values.
+
+        Returns:
+            False if the receiver has not taken the last values yet: nothing is sent.
+
+        Raises:
+            GroupBroken: If the group has ended.
         """
         receiver = number[1]
         if receiver in self._untaken:
@@ -186,14 +202,14 @@ class AsyncValues:
         return True
 
     def take(self) -> list[AsyncValue]:
-        """All that have come, in the order in which they came. Raises ``GroupBroken``."""
-        found: list[AsyncValue] = []
-        while (came := self._channel.next(wait=False)) is not None:
-            sender, letter = came
-            kind, receiver, _ = letter.number
+        """Return all values that have arrived, in order of arrival. Raises ``GroupBroken``."""
+        taken: list[AsyncValue] = []
+        while (arrived := self._channel.next(wait=False)) is not None:
+            sender, message = arrived
+            kind, receiver, _ = message.number
             if kind < 0:
                 self._untaken.discard(receiver)
                 continue
             self._channel.send(sender, ChannelMessage((-1, receiver, 0), "", _NOTHING))
-            found.append(AsyncValue(letter.number, letter.payload))
-        return found
+            taken.append(AsyncValue(message.number, message.payload))
+        return taken

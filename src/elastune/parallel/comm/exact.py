@@ -21,182 +21,13 @@ from elastune.parallel.comm.group import Group, Work
 from elastune.parallel.comm.reducer import SLACK, Bucket, DeviceCopy, Reducer, outbox, plan
 from elastune.parallel.comm.relay import Relay
 
-# [levels] The levels by which sums over slots climb: first among the workers of a host, then among hosts. Pure, but for groups.
-#
-# Numbers travel least where few workers send them across. So each host first adds up what its own workers have: of
-# every piece of a bucket one of them gathers what the others bring, adds whatever nodes of the canonical tree lie within
-# the host's slots, and only their sums go to the other hosts. The order of additions stays that of the tree, so the bits
-# do, whatever the levels. One level is the plain case: everybody sends to everybody.
-
-
-@dataclass(frozen=True)
-class LevelLeg:
-    """One level of a climb, as one worker sees it.
-
-    Attributes:
-        piece: How many elements of a bucket each worker of this level's group gathers.
-        bring: By rank in that group, the nodes of the tree whose sums that worker brings.
-        sums: The nodes whose sums each of them has afterwards.
-    """
-
-    piece: int
-    bring: tuple[tuple[range, ...], ...]
-    sums: tuple[range, ...]
-
-    @property
-    def nodes(self) -> list[range]:
-        """All that arrive, by the rank of who brings them."""
-        return [node for each in self.bring for node in each]
-
-
-def host_levels(hosts: Sequence[str]) -> tuple[int, ...]:
-    """The sizes of the levels, the innermost first, of workers that run on ``hosts``, by rank.
-
-    ``(2, 3)``: two workers on each of three hosts. Empty where there is but one level: one host, one worker on each,
-    hosts with unequal numbers, or ranks that do not go host by host.
-    """
-    runs = [(host, len(list(ranks))) for host, ranks in groupby(hosts)]
-    sizes = {count for _, count in runs}
-    if len({host for host, _ in runs}) != len(runs) or len(runs) < 2 or len(sizes) > 1 or sizes == {1}:
-        return ()
-    return sizes.pop(), len(runs)
-
-
-def level_ranks(sizes: Sequence[int], rank: int) -> list[tuple[int, ...]]:
-    """At each level the ranks that ``rank`` meets there, itself included, in order."""
-    found, stride = [], 1
-    for size in sizes:
-        first = rank - rank // stride % size * stride
-        found.append(tuple(first + i * stride for i in range(size)))
-        stride *= size
-    return found
-
-
-def climb(runs: Sequence[range], num_slots: int, sizes: Sequence[int], rank: int, length: int) -> list[LevelLeg]:
-    """The legs of worker ``rank``, of whose kind there are as many as ``runs``: the slots that each has.
-
-    ``sizes``: of the levels; ``length``: of a bucket, a multiple of the workers' number.
-    """
-    if prod(sizes) != len(runs) or length % len(runs):
-        raise ValueError(f"levels of {tuple(sizes)} do not fit {len(runs)} workers and {length} elements")
-
-    def nodes(first: int, count: int) -> tuple[range, ...]:
-        """What the workers ``first`` and so many from it on have together."""
-        return tuple(subtrees({slot for run in runs[first : first + count] for slot in run}, num_slots))
-
-    legs, stride = [], 1
-    for size, meets in zip(sizes, level_ranks(sizes, rank), strict=True):
-        length //= size
-        below = [other - other % stride for other in meets]  # the first of those whose slots ``other`` speaks for
-        legs.append(LevelLeg(length, tuple(nodes(first, stride) for first in below), nodes(below[0], stride * size)))
-        stride *= size
-    return legs
-
-
-# [slot sums] One worker's slots, added up along the canonical tree while their values come in.
-
-
-class SlotSums:
-    """Flat vectors, one a slot, each made of members that come in any order; what is added up is used again.
-
-    ``room``: makes an empty vector. ``views``: cuts one into its members.
-    """
-
-    def __init__(
-        self, room: Callable[[], torch.Tensor], views: Callable[[torch.Tensor], Mapping[int, torch.Tensor]]
-    ) -> None:
-        self._make_room = room
-        self._cut = views
-        self._pool: list[torch.Tensor] = []
-        self._views_of: dict[int, Mapping[int, torch.Tensor]] = {}  # by data pointer: every slot asks for them again
-        self._in_use: list[torch.Tensor] = []  # what goes back to the pool when a step begins
-        self._missing: set[int] = set()
-        self._members: tuple[int, ...] = ()
-
-    def begin(self, run: range, num_slots: int, members: Sequence[int]) -> None:
-        """A step begins, of which this worker has the slots ``run``; whatever is left of an earlier one is dropped."""
-        self._pool.extend(self._in_use)
-        self._in_use = []
-        self._run = run
-        self._fold: Fold[torch.Tensor] = Fold(run, num_slots, self._merge)
-        self._next_slot = run.start
-        self._leaf: torch.Tensor | None = None
-        self._members = tuple(members)
-        self._missing = set(members)
-        self._views: Mapping[int, torch.Tensor] = {}
-
-    def forget(self) -> None:
-        """Somebody else may still write to or read from this memory: never use it again."""
-        self._pool, self._in_use, self._views_of = [], [], {}
-
-    def put(self, member: int, value: torch.Tensor | None) -> bool:
-        """Member ``member`` of the current slot (None: zero), copied. True once the slot is complete."""
-        if self._leaf is None:
-            self._leaf = self._blank()
-            self._views = self._views_of[self._leaf.data_ptr()]
-        self._missing.remove(member)
-        if value is None:
-            self._views[member].zero_()
-        else:
-            self._views[member].copy_(value)
-        return not self._missing
-
-    @property
-    def here(self) -> torch.Tensor:
-        """The current slot's vector, as far as it is in."""
-        assert self._leaf is not None
-        return self._leaf
-
-    def end_slot(self, slot: int) -> None:
-        """Every member of ``slot`` is in; slots that were left out before it count as zero."""
-        assert self._leaf is not None
-        assert not self._missing
-        self._skip_to(slot)
-        self._fold.push(slot, self._leaf)
-        self._next_slot = slot + self._run.step
-        self._leaf = None
-        self._missing = set(self._members)
-
-    def parts(self) -> list[torch.Tensor]:
-        """The sums of the maximal subtrees of this worker's slots, in order. It has no more to put."""
-        self._skip_to(self._run.stop)
-        return [value for _, value in self._fold.parts]
-
-    def _skip_to(self, slot: int) -> None:
-        for empty in range(self._next_slot, slot, self._run.step):
-            self._fold.push(empty, self._blank().zero_())
-            self._next_slot = empty + self._run.step
-
-    def _blank(self) -> torch.Tensor:
-        if self._pool:
-            blank = self._pool.pop()
-        else:
-            blank = self._make_room()
-            self._views_of[blank.data_ptr()] = self._cut(blank)
-        self._in_use.append(blank)
-        return blank
-
-    def _merge(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        self._in_use = [t for t in self._in_use if t is not b]
-        self._pool.append(b)
-        return a.add_(b)
-
-
-# [exact] Sums over slots in canonical order: the same bits for any number of workers, at the bandwidth of a ring.
-#
-# Every worker adds up its slots along the canonical tree. Of each bucket, chunk c of every worker's subtree sums goes to
-# worker c (all-to-all), which adds them in tree order and returns the result to all (all-gather): 2(W-1)/W of the data,
-# as a ring all-reduce moves, but in ONE order of additions. Where several workers are on each of several hosts that goes
-# by levels (``comm.levels``): within each host, then among hosts, and back. By the routes of a topology (``comm.relay``)
-# the same sums are made on other ways. Buckets leave while the backward pass still runs.
-
-
-def _add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return a.add_(b)
-
 
 class ExactBucket(Bucket):
-    """Flat vectors are padded with zeros to a multiple of the worker count."""
+    """One bucket that is summed in canonical order: in one exchange, by levels, or along the routes of a topology.
+
+    The flat vector is padded with zeros to a multiple of the number of workers. ``deal`` gives each worker its slots;
+    ``first`` is added to the number of the bucket's relay, so that several reducers of one group differ.
+    """
 
     def __init__(
         self,
@@ -236,7 +67,7 @@ class ExactBucket(Bucket):
         self._relay = Relay(group, like, self._first + self.members[0], runs, self._num_slots) if routed else None
         self.rounds = max(1, 2 * len(sizes) - 1)
         arriving = [len(leg.nodes) * leg.piece for leg in self._legs]
-        gathered = [leg.piece for leg in self._legs[:-1]]  # what the levels above return
+        gathered = [leg.piece for leg in self._legs[:-1]]  # returned by the levels above
         needed = sum(arriving) + sum(gathered)
         if self._buffer.numel() < needed:
             self._buffer = self._buffer.new_zeros(needed)
@@ -253,15 +84,15 @@ class ExactBucket(Bucket):
         self._slots.begin(self._run, self._num_slots, self.members)
         self._work: Work | None = None
         self.combined = 0
-        self._sent: list[torch.Tensor] = []  # they may be read until the step is over
+        self._sent: list[torch.Tensor] = []  # a library may read them until the step is over
         self.launched = False
 
     def put(self, index: int, value: torch.Tensor | None) -> bool:
         return self._slots.put(index, value)
 
     @property
-    def here(self) -> torch.Tensor:
-        return self._slots.here[: self._numel]
+    def slot_values(self) -> torch.Tensor:
+        return self._slots.slot_values[: self._numel]
 
     def end_slot(self, slot: int) -> None:
         self._slots.end_slot(slot)
@@ -301,18 +132,18 @@ class ExactBucket(Bucket):
     def climbs_early(self) -> bool:
         return len(self._legs) > 1 and not self._staged
 
-    def _laid_out(self, parts: list[torch.Tensor], at: int) -> torch.Tensor:
-        """The sums of several nodes, piece by piece as those of the level ``at`` gather them."""
+    def _laid_out(self, parts: list[torch.Tensor], level: int) -> torch.Tensor:
+        """The sums of several nodes, piece by piece as the workers of level ``level`` gather them."""
         if len(parts) == 1:
             return parts[0]
-        return torch.stack([part.view(self._levels[at].size, -1) for part in parts], dim=1).view(-1)
+        return torch.stack([part.view(self._levels[level].size, -1) for part in parts], dim=1).view(-1)
 
     def _climb(self, at: int) -> None:
-        """Send what was laid out last to the workers of level ``at``."""
+        """Send the vector that was laid out last to the workers of level ``at``."""
         leg, level = self._legs[at], self._levels[at]
         sizes = [len(nodes) * leg.piece for nodes in leg.bring]
-        own = [sizes[level.rank]] * level.size
-        self._work = level.all_to_all(self._received[at], self._sent[-1], sizes, own)
+        sent_sizes = [sizes[level.rank]] * level.size
+        self._work = level.all_to_all(self._received[at], self._sent[-1], sizes, sent_sizes)
 
     def combine(self) -> None:
         """Add this worker's piece in tree order, and send the sums on: up, and from the top back to all."""
@@ -357,11 +188,25 @@ class ExactBucket(Bucket):
 
 
 class ExactReducer(Reducer[ExactBucket]):
-    """Sums a list of tensors over the slots of all workers. See ``Reducer`` and ``Bucket``.
+    """Sums a list of tensors over the slots of all workers, with the same bits for any number of workers.
 
-    Slots without samples are left out: they count as zero. ``like`` gives shapes, dtypes and devices; tensors should
-    come in about the order in which ``put`` will bring them. ``deal``: which slots each worker has. ``lane``:
-    a number of its own for each of several alike whose sums are under way at once.
+    See ``Reducer`` for the calls of a step. Slots without samples are left out: they count as zero.
+
+    Args:
+        like: Gives shapes, dtypes and devices, in about the order in which ``put`` brings the tensors.
+        num_slots: The slots of a step, over all workers.
+        group: The workers.
+        gradients: How many of the first tensors are gradients.
+        hold: Keep the newest sums for another worker; see ``Bucket``.
+        deal: Which slots each worker has.
+        lane: Differs between reducers of equal tensors whose sums are under way at the same time.
+        bucket_bytes: The size of a bucket; see ``plan``.
+
+    Example::
+
+        reducer = ExactReducer([torch.zeros(8)], num_slots=4, group=group)
+        reducer.begin_with({0: [gradient_of_slot_0], 1: [gradient_of_slot_1]})
+        (total,) = reducer.finish()
     """
 
     def __init__(
@@ -377,13 +222,190 @@ class ExactReducer(Reducer[ExactBucket]):
         bucket_bytes: int | None = None,
     ) -> None:
         first, members = lane * len(like), plan(like, bucket_bytes)
-        buckets = [ExactBucket(each, like, num_slots, group, deal, hold=hold, first=first) for each in members]
+        buckets = [
+            ExactBucket(bucket_members, like, num_slots, group, deal, hold=hold, first=first)
+            for bucket_members in members
+        ]
         super().__init__(buckets, group, gradients)
 
     def begin_with(self, slots: Mapping[int, Sequence[torch.Tensor]]) -> None:
-        """Start a step, and put all that this worker has, by slot."""
+        """Start a step, and put all values of this worker, by slot."""
         self.begin()
         for slot, values in sorted(slots.items()):
             self.begin_slot(slot, last=slot == max(slots))
             for place, value in enumerate(values):
                 self.put(place, value)
+
+
+# --- a worker's slots -------------------------------------------------------------------------------------------------
+
+
+class SlotSums:
+    """One worker's slots, added up along the canonical tree while their values arrive.
+
+    Each slot is one flat vector, made of members that arrive in any order. The memory of added vectors is used again.
+
+    Args:
+        room: Makes an empty vector.
+        views: Cuts a vector into its members.
+    """
+
+    def __init__(
+        self, room: Callable[[], torch.Tensor], views: Callable[[torch.Tensor], Mapping[int, torch.Tensor]]
+    ) -> None:
+        self._make_room = room
+        self._cut = views
+        self._pool: list[torch.Tensor] = []
+        self._views_of: dict[int, Mapping[int, torch.Tensor]] = {}  # by data pointer: every slot needs them again
+        self._in_use: list[torch.Tensor] = []  # go back to the pool when a step begins
+        self._missing: set[int] = set()
+        self._members: tuple[int, ...] = ()
+
+    def begin(self, run: range, num_slots: int, members: Sequence[int]) -> None:
+        """A step begins, of which this worker has the slots ``run``; the rest of an earlier step is dropped."""
+        self._pool.extend(self._in_use)
+        self._in_use = []
+        self._run = run
+        self._fold: Fold[torch.Tensor] = Fold(run, num_slots, self._merge)
+        self._next_slot = run.start
+        self._slot_vector: torch.Tensor | None = None
+        self._members = tuple(members)
+        self._missing = set(members)
+        self._views: Mapping[int, torch.Tensor] = {}
+
+    def forget(self) -> None:
+        """Never use this memory again: a library may still write to it or read from it."""
+        self._pool, self._in_use, self._views_of = [], [], {}
+
+    def put(self, member: int, value: torch.Tensor | None) -> bool:
+        """Member ``member`` of the current slot (None: zero), copied. True once the slot is complete."""
+        if self._slot_vector is None:
+            self._slot_vector = self._blank()
+            self._views = self._views_of[self._slot_vector.data_ptr()]
+        self._missing.remove(member)
+        if value is None:
+            self._views[member].zero_()
+        else:
+            self._views[member].copy_(value)
+        return not self._missing
+
+    @property
+    def slot_values(self) -> torch.Tensor:
+        """The current slot's vector, as far as its members have arrived."""
+        assert self._slot_vector is not None
+        return self._slot_vector
+
+    def end_slot(self, slot: int) -> None:
+        """Every member of ``slot`` has arrived; slots that were left out before it count as zero."""
+        assert self._slot_vector is not None
+        assert not self._missing
+        self._skip_to(slot)
+        self._fold.push(slot, self._slot_vector)
+        self._next_slot = slot + self._run.step
+        self._slot_vector = None
+        self._missing = set(self._members)
+
+    def parts(self) -> list[torch.Tensor]:
+        """The sums of the maximal subtrees of this worker's slots, in order; after the last ``put``."""
+        self._skip_to(self._run.stop)
+        return [value for _, value in self._fold.parts]
+
+    def _skip_to(self, slot: int) -> None:
+        for empty in range(self._next_slot, slot, self._run.step):
+            self._fold.push(empty, self._blank().zero_())
+            self._next_slot = empty + self._run.step
+
+    def _blank(self) -> torch.Tensor:
+        if self._pool:
+            blank = self._pool.pop()
+        else:
+            blank = self._make_room()
+            self._views_of[blank.data_ptr()] = self._cut(blank)
+        self._in_use.append(blank)
+        return blank
+
+    def _merge(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        self._in_use = [t for t in self._in_use if t is not b]
+        self._pool.append(b)
+        return a.add_(b)
+
+
+def _add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a.add_(b)
+
+
+# --- levels: first within hosts, then across hosts --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LevelLeg:
+    """One level of a hierarchical sum, as one worker sees it.
+
+    At each level the workers of a group exchange the pieces of a bucket. Each worker receives one piece from all, and
+    adds the nodes of the canonical tree within the group's slots. Only these sums go to the next level. With one level
+    every worker sends to every other worker.
+
+    Attributes:
+        piece: How many elements of a bucket each worker of this level's group gathers.
+        bring: By rank in that group, the nodes of the tree whose sums that worker brings.
+        sums: The nodes whose sums each worker of the group has afterwards.
+    """
+
+    piece: int
+    bring: tuple[tuple[range, ...], ...]
+    sums: tuple[range, ...]
+
+    @property
+    def nodes(self) -> list[range]:
+        """All nodes that arrive, by the rank of the worker that brings them."""
+        return [node for brought in self.bring for node in brought]
+
+
+def climb(runs: Sequence[range], num_slots: int, sizes: Sequence[int], rank: int, length: int) -> list[LevelLeg]:
+    """The legs of worker ``rank``, one for each level.
+
+    Args:
+        runs: The slots of each worker, by rank.
+        num_slots: The number of all slots.
+        sizes: The sizes of the levels, the innermost first.
+        rank: The worker.
+        length: The elements of a bucket, a multiple of the number of workers.
+    """
+    if prod(sizes) != len(runs) or length % len(runs):
+        raise ValueError(f"levels of {tuple(sizes)} do not fit {len(runs)} workers and {length} elements")
+
+    def nodes(first: int, count: int) -> tuple[range, ...]:
+        """The nodes that ``count`` workers have together, from ``first`` on."""
+        return tuple(subtrees({slot for run in runs[first : first + count] for slot in run}, num_slots))
+
+    legs, stride = [], 1
+    for size, meets in zip(sizes, level_ranks(sizes, rank), strict=True):
+        length //= size
+        below = [other - other % stride for other in meets]  # the first worker whose slots ``other`` has added up
+        legs.append(LevelLeg(length, tuple(nodes(first, stride) for first in below), nodes(below[0], stride * size)))
+        stride *= size
+    return legs
+
+
+def level_ranks(sizes: Sequence[int], rank: int) -> list[tuple[int, ...]]:
+    """The ranks that ``rank`` meets at each level, itself included, in order."""
+    levels, stride = [], 1
+    for size in sizes:
+        first = rank - rank // stride % size * stride
+        levels.append(tuple(first + i * stride for i in range(size)))
+        stride *= size
+    return levels
+
+
+def host_levels(hosts: Sequence[str]) -> tuple[int, ...]:
+    """The sizes of the levels, the innermost first, of workers that run on ``hosts`` (by rank).
+
+    ``(2, 3)``: two workers on each of three hosts. The result is empty if sums need only one level: one host, or one
+    worker on each host. It is also empty if the hosts have unequal numbers of workers, or ranks are not in order of
+    hosts.
+    """
+    runs = [(host, len(list(ranks))) for host, ranks in groupby(hosts)]
+    sizes = {count for _, count in runs}
+    if len({host for host, _ in runs}) != len(runs) or len(runs) < 2 or len(sizes) > 1 or sizes == {1}:
+        return ()
+    return sizes.pop(), len(runs)

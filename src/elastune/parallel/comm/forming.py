@@ -17,16 +17,19 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from elastune.parallel.comm.group import Group, GroupBroken, drop
 
-# [forming] Groups form on a thread of their own, since nothing in a backend's way of doing it can be interrupted.
-
 LOOK_S = 0.005
 LAZY_LOOK_S = 1.0
 STORE_WAIT_S = 0.5
-CONNECT_LIMIT_S = 10.0  # once all are there; how long that takes is for their timeout
+CONNECT_LIMIT_S = 10.0  # after all workers have arrived; ``timeout_s`` limits how long they take to arrive
+
+T = TypeVar("T")
 
 
 class Forming(ABC):
-    """The making of the group ``name``. ``store`` is where its workers find each other."""
+    """The forming of the group ``name``; its workers find each other in ``store``. A subclass is one backend.
+
+    ``result`` runs ``make`` on a thread, waits for it, and gives up when it takes too long or is superseded.
+    """
 
     def __init__(self, store: Store, name: str, timeout_s: float) -> None:
         self._name = name
@@ -41,11 +44,11 @@ class Forming(ABC):
 
     @abstractmethod
     def make(self) -> Group:
-        """Form the group; blocks. Raises ``RuntimeError``, ``OSError`` or ``ValueError`` where that fails."""
+        """Form the group; blocks. Raises ``RuntimeError``, ``OSError`` or ``ValueError`` if that fails."""
 
     @abstractmethod
     def break_off(self) -> None:
-        """Make ``make`` fail soon; called again and again until it does."""
+        """Make ``make`` fail soon; called again and again until ``make`` has ended."""
 
     @property
     def given_up(self) -> bool:
@@ -53,8 +56,11 @@ class Forming(ABC):
         return self._given_up.is_set()
 
     def result(self, superseded: Callable[[], bool]) -> Group:
-        """The group. Raises ``GroupBroken`` where none forms in time, and at once when ``superseded`` turns true; a
-        half-made group is then cleared away in the background.
+        """Return the group.
+
+        Raises:
+            GroupBroken: If no group forms in time, and at once when ``superseded`` turns true. A thread then clears
+                away the half-made group.
         """
         threading.Thread(target=self._run, name=f"form {self._name}", daemon=True).start()
         while not self._ended.wait(LOOK_S):
@@ -69,17 +75,18 @@ class Forming(ABC):
         return self._group
 
     def meet(self, place: str, rank: int, size: int, message: str) -> list[str]:
-        """Tell the others ``message`` at ``place``, where each comes once, and hear theirs; all by rank, own included.
+        """Exchange one message at ``place`` with all workers; return every worker's message, by rank, own included.
 
-        How long they take to come has no bound but the timeout; what they do next together has.
+        Each worker meets at a place once. Only the timeout limits how long the others take to arrive. From then on
+        ``CONNECT_LIMIT_S`` limits what the workers do together.
         """
         self._connect_until = math.inf
         self._store.set(f"{place}/{rank}", message.encode())
         keys = [f"{place}/{other}" for other in range(size)]
         self._store.wait(keys, timedelta(seconds=self._timeout_s))
-        told = [self._store.get(key).decode() for key in keys]
+        messages = [self._store.get(key).decode() for key in keys]
         self._connect_until = time.monotonic() + CONNECT_LIMIT_S
-        return told
+        return messages
 
     def _run(self) -> None:
         try:
@@ -95,7 +102,7 @@ class Forming(ABC):
             self._ended.set()
 
     def _give_up(self) -> None:
-        """Make the thread end soon, and its result go where nobody sees it."""
+        """Make the thread end soon, and drop its result."""
         with self._lock:
             self._given_up.set()
             group, self._group = self._group, None
@@ -111,7 +118,7 @@ class Forming(ABC):
 
 
 class _Patient(Store):
-    """A store whose ``wait`` ends when nobody waits for its outcome any more."""
+    """A store whose ``wait`` ends when the forming is given up."""
 
     def __init__(self, store: Store, given_up: threading.Event) -> None:
         super().__init__()
@@ -139,21 +146,18 @@ class _Patient(Store):
                 return
             except (RuntimeError, TimeoutError):
                 now = time.monotonic()
-                if now >= deadline or now - started < patience_s / 2:  # not for want of time: the store itself fails
+                if now >= deadline or now - started < patience_s / 2:  # not a timeout: the store itself fails
                     raise
 
 
-# [preparing] Groups that form while their workers do something else.
-
-T = TypeVar("T")
-
-
 class BackgroundForming(Generic[T]):
-    """What ``form`` makes, on a thread of its own; who does not want it any more calls ``discard``.
+    """Groups that form on a thread of their own while their workers go on training.
+
+    The caller either takes the groups with ``result`` or drops them with ``discard``.
 
     Args:
         form: Forms the groups; blocks. It may raise ``GroupBroken``, or anything else.
-        let_go: Lets go of what was formed and is not wanted.
+        let_go: Lets go of groups that were formed and are not wanted.
     """
 
     def __init__(self, form: Callable[[], T], let_go: Callable[[T], None]) -> None:
@@ -171,7 +175,7 @@ class BackgroundForming(Generic[T]):
         return self._ended.is_set()
 
     def result(self) -> T:
-        """What was formed, which is the caller's from now on; waits for it. Raises what ``form`` raised."""
+        """Wait for the groups and return them; from now on they are the caller's. Raises what ``form`` raised."""
         self._ended.wait()
         if self._error is not None:
             raise self._error
@@ -181,24 +185,24 @@ class BackgroundForming(Generic[T]):
             return self._made.pop()
 
     def discard(self) -> None:
-        """Nobody will ask for the result: it is let go of now, or once it is there. From any thread."""
+        """Let go of the result, now or once it is formed; no caller will ask for it. From any thread."""
         with self._lock:
             self._unwanted = True
             made, self._made = self._made, []
-        for each in made:
-            self._let_go(each)
+        for unwanted in made:
+            self._let_go(unwanted)
 
     def _run(self) -> None:
         try:
-            found = self._form()
-        except BaseException as error:  # noqa: BLE001 - it is raised again where the result is asked for
+            formed = self._form()
+        except BaseException as error:  # noqa: BLE001 - ``result`` raises it again
             self._error = error
         else:
             with self._lock:
                 unwanted = self._unwanted
                 if not unwanted:
-                    self._made.append(found)
+                    self._made.append(formed)
             if unwanted:
-                self._let_go(found)
+                self._let_go(formed)
         finally:
             self._ended.set()

@@ -1,8 +1,8 @@
 """Groups over NCCL that can be given up from any thread, for workers that have a GPU each.
 
-NCCL can give up by itself: ``abort`` ends a communicator's kernels, whatever they wait for. What it cannot do is tell:
-a ``wait`` only makes the stream wait, so a step would count as completed while its sums are still under way. Waits
-here therefore end on the host.
+NCCL can give up by itself: ``abort`` ends a communicator's kernels, whatever they wait for. But it does not report the
+end of a collective to the host: ``wait`` only makes the stream wait, so a step would count as completed while its sums
+are still under way. Therefore the waits of this module end on the host.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ POLL_S = 0.00005
 
 @dataclass(frozen=True)
 class NcclFactory:
-    """See ``GroupFactory``. ``device``: this worker's GPU, which no other worker of a group may use; ``timeout_s``: how
-    long forming may take, and later any collective.
+    """Forms groups over NCCL; see ``GroupFactory``.
+
+    ``device``: this worker's GPU, which no other worker of a group may use. ``timeout_s``: limits forming, and later
+    each collective.
     """
 
     device: torch.device
@@ -38,7 +40,7 @@ class NcclFactory:
     def form(
         self, store: Store, name: str, rank: int, size: int, *, superseded: Callable[[], bool] = lambda: False
     ) -> Group:
-        if size == 1:  # it may grow: what is to be sent later lies on the GPU already
+        if size == 1:  # it may grow: then the tensors to send lie on the GPU already
             return Group(backend=self.backend, device=self.device)
         return _NcclForming(store, name, rank, size, self).result(superseded)
 
@@ -50,9 +52,9 @@ class _NcclForming(Forming):
         self._communicator: Communicator | None = None
 
     def make(self) -> Group:
-        # Torch's watchdog would end the process when it sees an error; here the membership decides what follows.
+        # Torch's watchdog would end the process after an error; in elastune the membership decides what follows.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
-        self.meet("at", self._rank, self._size, "here")  # the communicator's own forming is not begun without all
+        self.meet("at", self._rank, self._size, "here")  # the communicator starts to form after all have arrived
         nccl: Any = dist.ProcessGroupNCCL
         options = nccl.Options()
         options.config.blocking = 0  # forming can then be aborted as well
@@ -66,11 +68,11 @@ class _NcclForming(Forming):
         return Group(self._rank, self._size, waits, NcclFactory.backend, self._device, connections=self._communicator)
 
     def _prove(self, waits: HostWaits) -> None:
-        """A first sum: what does not block returns before it has connected, and NCCL refuses only then."""
-        here = torch.ones(1, device=self._device)
-        waits.allreduce([here]).wait()
-        if int(here) != self._size:
-            raise RuntimeError(f"{self._size} workers added up to {float(here)}")
+        """Make a first sum: non-blocking forming returns before it has connected, and NCCL reports errors only then."""
+        count = torch.ones(1, device=self._device)
+        waits.allreduce([count]).wait()
+        if int(count) != self._size:
+            raise RuntimeError(f"{self._size} workers added up to {float(count)}")
 
     def break_off(self) -> None:
         if self._communicator is not None:
@@ -78,7 +80,7 @@ class _NcclForming(Forming):
 
 
 class Communicator:
-    """A group's NCCL communicators, as a ``Group`` ends them (``comm.group.GroupConnections``)."""
+    """A group's NCCL communicators, with the methods by which a ``Group`` ends them (``GroupConnections``)."""
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
@@ -86,7 +88,7 @@ class Communicator:
         self._aborting: threading.Thread | None = None
 
     def sever(self) -> None:
-        """Abort them, on a thread: it returns only once their kernels have ended."""
+        """Abort them, on a thread of its own: ``abort`` returns only after their kernels have ended."""
         with self._lock:
             if self._aborting is None:
                 aborting = threading.Thread(target=self._backend.abort, name="abort nccl", daemon=True)
@@ -104,7 +106,7 @@ class Communicator:
 
 
 class HostWaits:
-    """A ``ProcessGroupNCCL`` whose works can be waited for on the host, as long as ``communicator`` is not ended."""
+    """A ``ProcessGroupNCCL`` whose works wait on the host, as long as ``communicator`` is not severed."""
 
     def __init__(self, backend: Any, communicator: Communicator) -> None:
         self._backend = backend
@@ -112,11 +114,11 @@ class HostWaits:
 
     def __getattr__(self, name: str) -> Any:
         start = getattr(self._backend, name)
-        return lambda *given: _HostWork(start(*given), self._communicator)
+        return lambda *args: _HostWork(start(*args), self._communicator)
 
 
 class _HostWork:
-    """A ``dist.Work`` whose wait ends when the result is here, and may time out harmlessly."""
+    """A ``dist.Work`` whose wait ends when the result has arrived, and may time out without harm."""
 
     def __init__(self, work: Any, communicator: Communicator) -> None:
         self._work = work
@@ -131,7 +133,7 @@ class _HostWork:
             if deadline is not None and time.monotonic() > deadline:
                 raise RuntimeError("not yet")
             time.sleep(POLL_S)
-        # Torch takes a kernel that an abort has ended for one that has done its work.
+        # Torch reports a kernel that an abort has ended as one that has completed.
         if self._communicator.severed:
             raise RuntimeError("the communicator was aborted")
-        self._work.wait()  # raises what ended it, if it did not end well
+        self._work.wait()  # raises the error of the work, if it failed

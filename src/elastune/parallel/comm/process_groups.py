@@ -1,7 +1,8 @@
 """All groups that one worker is in: the choice of a backend, and how the groups are formed.
 
 Only code that knows the membership forms groups; a mechanism never makes its own.
-In a static run another launcher has started the workers, and ``join`` meets them.
+``form_comms`` forms the groups of a run whose workers come and go.
+In a static run another launcher has started the workers: ``join`` meets them, and ``stand`` makes the groups.
 Engines of other packages know only torch's default process group; ``open_default_group`` opens it.
 """
 
@@ -29,7 +30,7 @@ from elastune.parallel.comm.gloo import GlooFactory
 from elastune.parallel.comm.group import Group, drop
 from elastune.parallel.comm.sockets import address_of
 
-# [comms] The groups that one worker is in. Whoever knows the membership forms them; a mechanism never makes its own.
+Backend = Literal["gloo", "nccl"]
 
 
 class GroupFactory(Protocol):
@@ -43,20 +44,24 @@ class GroupFactory(Protocol):
     def form(
         self, store: Store, name: str, rank: int, size: int, *, superseded: Callable[[], bool] = lambda: False
     ) -> Group:
-        """The group ``name`` of ``size`` workers that all call this, with ``rank`` 0 to ``size`` - 1; blocks.
+        """Form the group ``name`` of ``size`` workers, which all call this with their ``rank``; blocks.
 
-        ``store`` is where they find each other. Raises ``GroupBroken`` where it fails, and at once when ``superseded``
-        turns true.
+        The workers find each other in ``store``. Raises ``GroupBroken`` if forming fails, and at once when
+        ``superseded`` turns true.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Comms:
-    """One worker's groups: ``everyone``, and for each axis the workers that differ from it in this axis alone.
+    """All groups of one worker.
 
-    ``batch``: those that compute with the same part of the model on other samples (the axes data and shard together).
-    ``hosts``: where each worker of the mesh runs, by rank; empty where nobody has asked.
+    Attributes:
+        mesh: How the workers are arranged.
+        everyone: All workers.
+        groups: For each axis the workers that differ from this worker in this axis alone.
+        batch: The workers with the same part of the model and other samples (the axes data and shard together).
+        hosts: The host of each worker of the mesh, by rank; may be empty.
     """
 
     mesh: Mesh
@@ -66,7 +71,7 @@ class Comms:
     hosts: tuple[str, ...] = ()
 
     def group(self, axis: Axis) -> Group:
-        """The group along ``axis``; of one worker where the mesh has no more."""
+        """The group along ``axis``; it may be this worker alone."""
         return self.groups[axis]
 
     @property
@@ -77,17 +82,17 @@ class Comms:
     @cached_property
     def formed(self) -> tuple[Group, ...]:
         """The groups of several workers, each once."""
-        found = {id(group): group for group in (self.everyone, self.batch, *self.groups.values()) if group.size > 1}
-        return tuple(found.values())
+        by_id = {id(group): group for group in (self.everyone, self.batch, *self.groups.values()) if group.size > 1}
+        return tuple(by_id.values())
 
     def abandon(self) -> None:
-        """Give all of them up; see ``Group.abandon``."""
+        """Give up all groups; see ``Group.abandon``."""
         for group in self.formed:
             group.abandon()
 
 
 def replicated(everyone: Group) -> Comms:
-    """The groups where each worker carries a replica of its own."""
+    """The groups of workers that each carry a replica of their own."""
     groups = {axis: everyone if axis == "data" else Group() for axis in AXES}
     return Comms(Mesh(data=everyone.size), everyone, groups, everyone)
 
@@ -103,18 +108,30 @@ def form_comms(
     climbs: bool = False,
     superseded: Callable[[], bool] = lambda: False,
 ) -> Comms:
-    """The groups of worker ``rank`` of ``mesh``, which all its workers form together; see ``GroupFactory.form``.
+    """Form the groups of worker ``rank`` of ``mesh``; all its workers call this together.
 
-    Axes with the same members share a group. ``hosts``: where each worker runs, by rank; empty where that is one
-    machine. ``climbs``: sums go by levels, where several workers are on each of several hosts and each of them carries
-    a replica of its own; forming these takes as long again.
+    Axes with the same members share a group.
+
+    Args:
+        factory: Forms each group.
+        store: The workers find each other in it.
+        name: Differs between the views of a run.
+        rank: This worker.
+        mesh: How the workers are arranged.
+        hosts: The host of each worker, by rank; empty if all run on one machine.
+        climbs: Sums go by levels, if several workers run on each of several hosts and each worker carries a replica
+            of its own. Forming takes twice as long then.
+        superseded: See ``GroupFactory.form``.
+
+    Raises:
+        GroupBroken: See ``GroupFactory.form``.
     """
     formed: dict[tuple[int, ...], Group] = {}
 
-    def group_of(what: str, members: tuple[int, ...]) -> Group:
+    def group_of(kind: str, members: tuple[int, ...]) -> Group:
         """One group for each set of members."""
         if members not in formed:
-            part = name if len(members) == mesh.workers else f"{name}/{what}/{members[0]}"
+            part = name if len(members) == mesh.workers else f"{name}/{kind}/{members[0]}"
             formed[members] = factory.form(store, part, members.index(rank), len(members), superseded=superseded)
         return formed[members]
 
@@ -139,17 +156,17 @@ def form_levels(
     *,
     superseded: Callable[[], bool] = lambda: False,
 ) -> tuple[Group, ...]:
-    """The groups by which the sums of worker ``rank`` climb (``Group.levels``); none where they need not.
+    """Form the levels of worker ``rank`` (``Group.levels``); none if one level is enough.
 
-    All workers call this, each of which carries a replica of its own; arguments as those of ``form_comms``.
+    All workers call this, and each carries a replica of its own. The arguments are those of ``form_comms``.
     """
-    if factory.backend != "gloo":  # NCCL is not tried
+    if factory.backend != "gloo":  # levels are not tested with NCCL
         return ()
     formed: list[Group] = []
     try:
         for i, members in enumerate(level_ranks(host_levels(hosts), rank)):
-            part, own = f"{name}/level{i}/{members[0]}", members.index(rank)
-            formed.append(factory.form(store, part, own, len(members), superseded=superseded))
+            part, level_rank = f"{name}/level{i}/{members[0]}", members.index(rank)
+            formed.append(factory.form(store, part, level_rank, len(members), superseded=superseded))
     except BaseException:
         drop_all(formed)
         raise
@@ -162,19 +179,14 @@ def drop_all(groups: Iterable[Group]) -> None:
         drop(group)
 
 
-# [backend] Which backend a run's workers reduce over.
-
-Backend = Literal["gloo", "nccl"]
-
-
 def backend_for(device: str, *, own_device: bool) -> Backend:
-    """NCCL for workers that have a GPU each (``own_device``); it does not work for two on one. Else gloo."""
+    """NCCL if each worker has a GPU of its own (``own_device``), else gloo: NCCL refuses two workers on one GPU."""
     nccl = device.startswith("cuda") and own_device and dist.is_nccl_available()
     return "nccl" if nccl else "gloo"
 
 
 def factory_for(device: str, *, own_device: bool, interface: str, timeout_s: float) -> GroupFactory:
-    """What forms the groups of a run whose workers come and go."""
+    """The factory of groups for a run whose workers come and go."""
     if backend_for(device, own_device=own_device) == "gloo":
         return GlooFactory(interface, timeout_s)
     from elastune.parallel.comm.nccl import NcclFactory  # a torch without CUDA has no NCCL
@@ -182,14 +194,14 @@ def factory_for(device: str, *, own_device: bool, interface: str, timeout_s: flo
     return NcclFactory(torch.device(device), timeout_s)
 
 
-# [join] The group of a static run, whose workers another launcher has started.
+# --- static runs -----------------------------------------------------------------------------------------------------
 
 
 def join(place: Place, timeout_s: float = 1800.0) -> Group:
     """Meet the other workers of a static run at ``place.rendezvous``; no collective may last longer than ``timeout_s``.
 
-    The process must end by ``os._exit``: a process group that is destroyed while Python holds its lock may wait for a
-    thread that waits for the lock (seen with gloo: its finished collectives free tensors on a thread of their own).
+    The process must end by ``os._exit``. A process group that is destroyed while Python holds its lock may wait for a
+    thread that waits for the lock. (Seen with gloo, whose finished collectives free tensors on a thread of their own.)
     """
     if place.world == 1:
         return Group()
@@ -207,10 +219,10 @@ def join(place: Place, timeout_s: float = 1800.0) -> Group:
 
 
 def stand(group: Group, place: Place, mesh: Mesh) -> Comms:
-    """The groups of a static run whose workers, all in ``group``, stand as ``mesh`` says; all must call this.
+    """Make the groups of a static run whose workers, all in ``group``, are arranged as ``mesh``; all call this.
 
     Raises:
-        UserError: Where the mesh has other workers than the run.
+        UserError: If the mesh has more or fewer workers than the run.
     """
     if mesh.workers != group.size:
         value = f"{mesh} ({mesh.workers}) of {group.size}"
@@ -218,17 +230,17 @@ def stand(group: Group, place: Place, mesh: Mesh) -> Comms:
     formed: dict[tuple[int, ...], Group] = {tuple(range(group.size)): group}
 
     def group_of(groups: Sequence[tuple[int, ...]]) -> Group:
-        """This worker's of ``groups``; torch wants every worker to take part in making each of them."""
-        own = next(members for members in groups if group.rank in members)
+        """This worker's group among ``groups``; torch needs every worker to take part in making each of them."""
+        own_members = next(members for members in groups if group.rank in members)
         for members in groups:
             if len(members) > 1 and members not in formed:
                 pg = dist.new_group(list(members))
-                if members == own:
-                    device = torch.device(place.device)
-                    formed[own] = Group(own.index(group.rank), len(own), pg, group.backend, device)
+                if members == own_members:
+                    device, rank = torch.device(place.device), members.index(group.rank)
+                    formed[members] = Group(rank, len(members), pg, group.backend, device)
                 else:
                     formed[members] = Group()
-        return formed[own] if len(own) > 1 else Group()
+        return formed[own_members] if len(own_members) > 1 else Group()
 
     along = {axis: group_of(mesh.groups(axis)) for axis in AXES}
     batch = group_of([mesh.batch_group(rank) for rank in range(mesh.replica // mesh.shard)])
@@ -236,13 +248,13 @@ def stand(group: Group, place: Place, mesh: Mesh) -> Comms:
 
 
 def rendezvous_store() -> Store:
-    """The store by which the workers that have joined found each other."""
+    """The store in which the workers of ``join`` found each other."""
     store: Store = dist.distributed_c10d._get_default_store()
     return store
 
 
 def _refuse_unknown_host(rendezvous: str) -> None:
-    """Torch would go on trying for half an hour."""
+    """Raise ``UserError`` for an unknown host; torch would try for half an hour."""
     host = urlsplit(rendezvous).hostname if rendezvous.startswith("tcp://") else None
     if host is not None:
         try:
@@ -252,14 +264,14 @@ def _refuse_unknown_host(rendezvous: str) -> None:
             raise UserError("workers must be able to look up where they meet", f"{host}: {error}", fix) from None
 
 
-# [default group] The default process group of ``torch.distributed``, for engines of other packages that know no other one.
+# --- the default process group of torch ------------------------------------------------------------------------------
 
 
 def open_default_group(everyone: Group) -> None:
     """Make the workers of ``everyone`` torch's default process group, with the same ranks and backend; all call this.
 
-    A static run has one already. It lasts as long as the process, which must end by ``os._exit`` (``comm.join``).
-    Rank 0 keeps the store by which they meet, and tells its address through ``everyone``.
+    A static run has one already. It lasts as long as the process, which must end by ``os._exit`` (see ``join``).
+    Rank 0 serves the store in which they meet, and sends its address over ``everyone``.
     """
     if dist.is_initialized():
         if (dist.get_rank(), dist.get_world_size()) != (everyone.rank, everyone.size):
@@ -270,17 +282,17 @@ def open_default_group(everyone: Group) -> None:
         return
     if everyone.rank == 0:
         server = _serve_store(own_address())
-        told = f"{server.host} {server.port}"
+        address = f"{server.host} {server.port}"
     else:
-        server, told = None, ""
-    rows = everyone.gather_tensors(torch.frombuffer(bytearray(told.encode() or b"-"), dtype=torch.uint8))
+        server, address = None, ""
+    rows = everyone.gather_tensors(torch.frombuffer(bytearray(address.encode() or b"-"), dtype=torch.uint8))
     host, port = rows[0].numpy().tobytes().decode().split()
     store = server or TCPStore(host, int(port), is_master=False)
     dist.init_process_group(everyone.backend, store=store, rank=everyone.rank, world_size=everyone.size)
 
 
 def _serve_store(address: str) -> TCPStore:
-    """A store that listens at ``address`` alone: torch's own listener would on every interface."""
+    """A store that listens at ``address`` alone; torch's own listener would listen on every interface."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.create_server((address, 0), family=family)
     port = listener.getsockname()[1]
@@ -288,5 +300,5 @@ def _serve_store(address: str) -> TCPStore:
 
 
 def own_address() -> str:
-    """Of the interface that the run's groups use."""
+    """The address of the interface that the run's groups use."""
     return address_of(os.environ.get("GLOO_SOCKET_IFNAME", "lo"))

@@ -1,7 +1,8 @@
 """Sums of many tensors over workers, in buckets that leave while the backward pass still runs.
 
-``Bucket`` and ``Reducer`` are the contract of all such sums. ``FlatReducer`` is the plain one: one all-reduce a
-bucket, in whatever order the backend adds. Tensors of a GPU cross the host's memory where workers meet over gloo.
+``Bucket`` and ``Reducer`` are the contract of all such sums. ``FlatReducer`` is the plain one: one all-reduce for each
+bucket, in the backend's order of additions. If workers meet over gloo, tensors of a GPU cross the host's memory
+(``DeviceCopy``).
 """
 
 from __future__ import annotations
@@ -16,56 +17,24 @@ import torch
 from elastune.parallel.comm.group import Group, Work
 from elastune.parallel.comm.relay import Relay
 
-# [staging] A GPU's tensors on their way through the host's memory, where workers meet over gloo.
-
-
-def room(numel: int, dtype: torch.dtype, device: torch.device, comes_from: torch.device) -> torch.Tensor:
-    """Zeros on ``device``; page-locked where a GPU copies to and from it: several times as fast, and asynchronous."""
-    pinned = device.type == "cpu" and comes_from.type == "cuda"
-    # Written to at once: the system gives memory at the first touch, which is not to fall into a step.
-    return torch.empty(numel, dtype=dtype, device=device, pin_memory=pinned).zero_()
-
-
-class DeviceCopy:
-    """``data`` on its way to ``target``, on another device where they differ. Until ``wait`` it may not be there yet.
-
-    A GPU goes on with what it was asked before, such as the backward pass, and copies when it has come to that.
-    """
-
-    def __init__(self, data: torch.Tensor, target: torch.Tensor) -> None:
-        self._arrived: torch.cuda.Event | None = None
-        target.copy_(data, non_blocking=True)
-        if data.device.type == "cuda" and target.is_pinned():
-            self._arrived = torch.cuda.Event()
-            self._arrived.record(torch.cuda.current_stream(data.device))
-
-    def wait(self) -> None:
-        """Until all of it is there."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-
-
-def outbox(data: torch.Tensor, wire: torch.device) -> torch.Tensor:
-    """Room on ``wire`` for ``data``. Never what an earlier step has sent: a library may still read that."""
-    return torch.empty(data.shape, dtype=data.dtype, device=wire, pin_memory=data.is_cuda and wire.type == "cpu")
-
-
-# [reducer] Sums of many tensors over workers, in buckets that leave while the backward pass still runs.
-
 FIRST_BUCKET_BYTES = 1 << 20
 BUCKET_BYTES = 16 << 20
-BLOCK = 1 << 16  # elements that norms look at in one go
-TURNS = 4
+SLACK = 1024  # elements that buffers have in addition, for the padding to a multiple of the number of workers
+BLOCK = 1 << 16  # elements that a norm reads at one time
+TURNS = 4  # of large buckets one reading of norms takes every fourth block
 Scalar = float | torch.Tensor
 Pair = tuple[Scalar, Scalar]
-SLACK = 1024  # elements: buffers have room for the padding that any sensible number of workers asks for
+"""Two squared norms: of a gradient, and of the gradient times weights."""
 
 
 class Bucket(ABC):
-    """Some of the summed tensors as one flat vector.
+    """Some of the summed tensors as one flat vector. A subclass defines how the vector is summed.
 
-    ``hold``: the sums of a completed step stay as they are until the next one completes, whatever happens to what is
-    given out and whatever a step that fails has received by then.
+    A ``Reducer`` calls, in each step: ``begin``, ``put`` and ``end_slot`` for each slot, ``launch``, ``depart``,
+    ``combine`` as often as ``rounds``, ``wait``, ``give``, and ``complete``.
+
+    With ``hold`` the sums of a completed step stay until the next step completes. Neither changes to the returned
+    sums nor a failed step can change them.
     """
 
     def __init__(self, members: list[int], like: Sequence[torch.Tensor], group: Group, *, hold: bool) -> None:
@@ -80,7 +49,7 @@ class Bucket(ABC):
         self._missing: set[int] = set()
         self._sets = [self._room(group.wire) for _ in range(2 if hold else 1)]
         self._turn = 0
-        self._given = torch.zeros(self._numel, dtype=self._dtype, device=self._device) if hold else None
+        self._output = torch.zeros(self._numel, dtype=self._dtype, device=self._device) if hold else None
 
     def _room(self, device: torch.device) -> torch.Tensor:
         return room(self._numel + SLACK, self._dtype, device, self._device)
@@ -98,49 +67,49 @@ class Bucket(ABC):
         """Reduce on ``group`` from the next step on."""
 
     def renew(self) -> None:
-        """What this step has received may still change: put other memory in its place."""
+        """Take other memory for the sums of this step: the memory of a broken step may still change."""
         self._sets[self._turn] = self._room(self._group.wire)
 
     @abstractmethod
     def put(self, index: int, value: torch.Tensor | None) -> bool:
-        """Member ``index`` of the current slot (None: zero). True once the slot is complete here."""
+        """Member ``index`` of the current slot (None: zero). True once the slot is complete in this bucket."""
 
     @property
     @abstractmethod
-    def here(self) -> torch.Tensor:
-        """The current slot's values, as far as they are in; flat."""
+    def slot_values(self) -> torch.Tensor:
+        """The current slot's values, as far as they have arrived; flat."""
 
     @abstractmethod
     def end_slot(self, slot: int) -> None:
-        """Every member of ``slot`` is in."""
+        """Every member of ``slot`` has arrived."""
 
     @abstractmethod
     def launch(self) -> None:
-        """All of this worker is in: start to reduce, or to copy what is elsewhere to the wire's device."""
+        """All values of this worker have arrived: start to reduce, or first to copy them to the wire's device."""
 
     def depart(self) -> None:  # noqa: B027 - most have nothing left to do
-        """Start to reduce what ``launch`` has only begun to copy."""
+        """Start to reduce the values that ``launch`` has only begun to copy."""
 
     rounds: int = 1
-    """How often ``combine`` has to be called."""
+    """How many calls of ``combine`` a step needs."""
     combined: int = 0
-    """How often it was in this step, counted where there are several rounds."""
+    """How many calls this step has had; only counted if it needs several."""
 
     @property
     def climbs_early(self) -> bool:
-        """Whether ``combine`` may be called once as soon as the next bucket has left: it waits for neighbours only."""
+        """Whether the first ``combine`` may come as soon as the next bucket has left: it waits for this host only."""
         return False
 
     @abstractmethod
     def combine(self) -> None:
-        """Wait for what is under way and start what comes next, where a reduction goes in several legs."""
+        """Wait for the leg that is under way and start the next one, if a reduction has several legs."""
 
     @abstractmethod
     def wait(self) -> None:
         """Wait until the sums are in the set of this turn."""
 
     def settle(self) -> bool:
-        """Give up what is under way beside the group's collectives. False where its memory must never be used again."""
+        """Give up operations beside the group's collectives. False if their memory must never be used again."""
         return True
 
     def give(self) -> dict[int, torch.Tensor]:
@@ -152,12 +121,12 @@ class Bucket(ABC):
 
     def _sums(self) -> torch.Tensor:
         sums = self._sets[self._turn][: self._numel]
-        if self._staged:  # what comes next on the device comes after this copy, the next step's own copies too
+        if self._staged:  # later operations of the device run after this copy, also the next step's copies
             return sums.to(self._device, non_blocking=True)
-        return sums if self._given is None else self._given.copy_(sums)
+        return sums if self._output is None else self._output.copy_(sums)
 
     def complete(self) -> None:
-        """What this turn's set holds is the newest result: the next step goes to the other."""
+        """This turn's set becomes the newest result: the next step uses the other set."""
         self._turn = (self._turn + 1) % len(self._sets)
 
     def last_result(self) -> torch.Tensor:
@@ -165,7 +134,7 @@ class Bucket(ABC):
         return self._sets[self._turn - 1][: self._numel]
 
     def adopt(self, result: torch.Tensor) -> None:
-        """``result`` is what this step's reduction would have given."""
+        """Take ``result`` as the sums of this step's reduction."""
         self._sets[self._turn][: self._numel].copy_(result)
 
     def numel_of(self, count: int) -> int:
@@ -177,93 +146,25 @@ class Bucket(ABC):
         return {i: piece.view(shape) for i, piece, shape in zip(self.members, pieces, self._shapes, strict=True)}
 
 
-def scalar(value: torch.Tensor) -> Scalar:
-    """A number where it can be had without waiting for a device."""
-    return float(value) if value.device.type == "cpu" else value.float()
-
-
-def _total(pairs: list[Pair]) -> Pair:
-    return sum(plain for plain, _ in pairs), sum(weighed for _, weighed in pairs)
-
-
-def _square_together(blocks: list[torch.Tensor]) -> torch.Tensor:
-    """The squared norm of all ``blocks``, in a few kernels, however many there are."""
-    return torch.stack(torch._foreach_norm(blocks)).square_().sum()
-
-
-class HasSlot(Protocol):
-    """A bucket of any kind."""
-
-    @property
-    def here(self) -> torch.Tensor:
-        """The current slot's values, flat."""
-        ...
-
-
-class BucketNorms:
-    """Squared norms of a bucket's gradients, its first ``numel`` values: of one slot's, and of the sums.
-
-    ``weights``: factors on the gradients; the second of each pair of norms is then that of their products. Of many
-    values every fourth block is looked at, and stands for four; ``turn`` says which, so that four readings in turn look
-    at each once. What is compared within one reading is of the same blocks.
-    """
-
-    def __init__(self, numel: int, weights: torch.Tensor | None, turn: int) -> None:
-        self._numel = numel
-        self._weights = weights
-        self.turn = turn
-        self._slot: Pair | None = None
-        self.sums: Pair = (0.0, 0.0)
-
-    def of_slot(self, bucket: HasSlot) -> Pair:
-        """Of one slot's gradients: taken when they are all in ``bucket``, and told again while the slot lasts."""
-        if self._slot is None:
-            self._slot = self._squares(bucket.here)
-        return self._slot
-
-    def end_slot(self) -> None:
-        """The next slot's gradients are others."""
-        self._slot = None
-
-    def of_sums(self, values: torch.Tensor) -> None:
-        """The sums are in."""
-        self.sums = self._squares(values)
-
-    def _squares(self, values: torch.Tensor) -> Pair:
-        values = values[: self._numel]
-        if values.dtype not in (torch.float32, torch.float64):
-            values = values.float()
-        plain = self._looked_at(values)
-        if self._weights is None:
-            return self._square(plain), 0.0
-        weights = self._looked_at(self._weights)
-        return self._square(plain), self._square(list(torch._foreach_mul(plain, weights)))
-
-    def _looked_at(self, values: torch.Tensor) -> list[torch.Tensor]:
-        if self._numel < TURNS * BLOCK:
-            return [values]
-        return list(values.split(BLOCK)[self.turn % TURNS :: TURNS])
-
-    def _square(self, blocks: list[torch.Tensor]) -> Scalar:
-        total: Scalar = 0.0
-        if blocks[0].device.type == "cpu":
-            for block in blocks:
-                total += scalar(torch.dot(block, block))
-        else:  # a call to a GPU takes longer than a block
-            total = _square_together(blocks)
-        return total if self._numel < TURNS * BLOCK else TURNS * total
-
-
 B = TypeVar("B", bound=Bucket)
 
 
 class Reducer(Generic[B]):
-    """Sums a list of tensors over workers.
+    """Sums a list of tensors over workers, in buckets.
 
-    The first ``gradients`` of them are gradients, whose norms can be had beside.
+    The first ``gradients`` tensors are gradients; ``measure`` switches on their norms.
 
-    A step: ``begin``; for each slot of this worker ``begin_slot`` and ``put`` every tensor once; at last ``finish``.
-    A step whose ``put`` or ``finish`` raised ``GroupBroken`` is completed by ``adopt``, or begun again by ``begin``.
+    A step: ``begin``; for each slot of this worker ``begin_slot`` and ``put`` of every tensor once; at last ``finish``.
+    If ``put`` or ``finish`` raised ``GroupBroken``, complete the step by ``adopt``, or start it again by ``begin``.
+
+    Example::
+
+        reducer = FlatReducer([weight, bias], group)
+        reducer.begin()
+        reducer.begin_slot(0, last=True)
+        reducer.put(0, weight.grad)
+        reducer.put(1, bias.grad)
+        weight_sum, bias_sum = reducer.finish()
     """
 
     def __init__(self, buckets: list[B], group: Group, gradients: int = 0) -> None:
@@ -279,7 +180,7 @@ class Reducer(Generic[B]):
         self.wait_s = 0.0
 
     def begin(self) -> None:
-        """Start a step. No collective of an earlier one may be under way (``drain``)."""
+        """Start a step. No collective of an earlier step may be under way; see ``drain``."""
         self._ready = set()
         self._departed, self._legs = False, 0
         for bucket in self._buckets:
@@ -295,7 +196,7 @@ class Reducer(Generic[B]):
                 bucket.norms.end_slot()
 
     def measure(self, on: bool, weights: Sequence[torch.Tensor] | None = None, turn: int = 0) -> None:
-        """Whether norms are taken in the next step; ``weights`` and ``turn``: see ``BucketNorms``."""
+        """Whether the next step computes norms; ``weights`` and ``turn``: see ``BucketNorms``."""
         weighs = weights is not None
         if (on, weighs) == self._measures and not weighs:
             for bucket in self._buckets:
@@ -304,12 +205,12 @@ class Reducer(Generic[B]):
             return
         self._measures = on, weighs
         for bucket in self._buckets:
-            own = [i for i in bucket.members if i < self._gradients]
-            flat = None if weights is None or not own else torch.cat([weights[i].reshape(-1) for i in own])
-            bucket.norms = BucketNorms(bucket.numel_of(len(own)), flat, turn) if on and own else None
+            gradients = [i for i in bucket.members if i < self._gradients]
+            flat = None if weights is None or not gradients else torch.cat([weights[i].reshape(-1) for i in gradients])
+            bucket.norms = BucketNorms(bucket.numel_of(len(gradients)), flat, turn) if on and gradients else None
 
     def slot_norms(self) -> Pair:
-        """The squared norms of the gradients that were ``put`` for the current slot, and of these times weights."""
+        """The squared norms of the current slot's gradients, plain and times weights."""
         return _total([bucket.norms.of_slot(bucket) for bucket in self._buckets if bucket.norms is not None])
 
     def norms(self) -> Pair:
@@ -317,7 +218,7 @@ class Reducer(Generic[B]):
         return _total([bucket.norms.sums for bucket in self._buckets if bucket.norms is not None])
 
     def put(self, index: int, value: torch.Tensor | None) -> None:
-        """Tensor ``index`` of the current slot; it is copied. Starts the reduction of whatever became complete."""
+        """Copy tensor ``index`` of the current slot; start the reduction of each bucket that becomes complete."""
         bucket = self._bucket_of[index]
         if bucket.put(index, value):
             if bucket.norms is not None:
@@ -327,7 +228,7 @@ class Reducer(Generic[B]):
                 self._launch_in_order(bucket)
 
     def _launch_in_order(self, ready: B) -> None:
-        """Every worker must start its collectives in the same order, whatever order its gradients came in."""
+        """Launch ready buckets in bucket order: all workers must start their collectives in the same order."""
         self._ready.add(id(ready))
         before: B | None = None
         for bucket in self._buckets:
@@ -340,21 +241,21 @@ class Reducer(Generic[B]):
             before = bucket
 
     def launch(self) -> None:
-        """This worker has no more to put."""
+        """Launch the remaining buckets, after the last ``put``."""
         for bucket in self._buckets:
             if not bucket.launched:
                 bucket.launch()
 
     @property
     def legs(self) -> int:
-        """How many legs of a step follow the first; see ``advance``. The same on all workers of the group."""
+        """How many legs of a step follow the first one; see ``advance``. The same on all workers of the group."""
         return max((bucket.rounds for bucket in self._buckets), default=0)
 
     def advance(self, legs: int = 0) -> None:
-        """See that all which this worker has put has left, and that ``legs`` of the legs that follow are begun.
+        """Send this worker's values, and begin the next legs until ``legs`` of them have begun.
 
-        For sums that travel while training goes on: each leg waits for the one before it, so all workers have to call
-        this alike, at places that lie as far apart as a leg takes. ``finish`` begins what is left.
+        For sums that travel while training goes on. Each leg waits for the leg before it, so all workers must call
+        this alike, at times that are one leg apart. ``finish`` begins the remaining legs.
         """
         self.launch()
         if not self._departed:
@@ -368,7 +269,11 @@ class Reducer(Generic[B]):
             self._legs += 1
 
     def finish(self) -> list[torch.Tensor]:
-        """The sums over all workers, on every worker. The views live until the next step."""
+        """Return the sums over all workers, on every worker. The views live until the next step.
+
+        Raises:
+            GroupBroken: If the group ends first; see ``adopt``.
+        """
         started = time.perf_counter()
         self.advance(self.legs)
         sums: dict[int, torch.Tensor] = {}
@@ -381,14 +286,14 @@ class Reducer(Generic[B]):
     def last_result(self) -> list[torch.Tensor]:
         """The sums of the newest completed step, flat and on the wire's device, whatever the number of workers.
 
-        They live until the next step completes, in a reducer that holds and has reduced among several workers.
+        They live until the next step completes. The reducer must ``hold`` and have reduced among several workers.
         """
         if self.group.size == 1:
             raise RuntimeError("a lone worker has no result for others")
         return [bucket.last_result() for bucket in self._buckets]
 
     def result_room(self) -> list[torch.Tensor]:
-        """Room for another worker's ``last_result``."""
+        """Memory for another worker's ``last_result``."""
         return [torch.empty_like(bucket.last_result()) for bucket in self._buckets]
 
     def adopt(self, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -404,7 +309,7 @@ class Reducer(Generic[B]):
         return [sums[i] for i in range(len(sums))]
 
     def drain(self) -> None:
-        """See that nothing of a step that broke changes any buffer any more."""
+        """Make sure that no operation of a broken step changes any buffer any more."""
         settled = [bucket.settle() for bucket in self._buckets]
         if not (self.group.drain() and all(settled)) and self._renewed is not self.group:
             self._renewed = self.group
@@ -420,9 +325,14 @@ class Reducer(Generic[B]):
 
 
 def plan(like: Sequence[torch.Tensor], bucket_bytes: int | None = None) -> list[list[int]]:
-    """Members of each bucket: runs of equal dtype and device, the first small so that sending starts early.
+    """Divide tensors into buckets: runs of equal dtype and device; the first is small, so that sending starts early.
 
-    ``bucket_bytes``: a bucket is full with so many; None: with ``BUCKET_BYTES``.
+    Args:
+        like: The tensors.
+        bucket_bytes: The size of a full bucket; None: ``BUCKET_BYTES``.
+
+    Returns:
+        The places in ``like`` of each bucket's members.
     """
     full = BUCKET_BYTES if bucket_bytes is None else bucket_bytes
     buckets: list[list[int]] = []
@@ -437,15 +347,15 @@ def plan(like: Sequence[torch.Tensor], bucket_bytes: int | None = None) -> list[
     return buckets
 
 
-# [flat] Sums over workers in whatever order comes: one all-reduce a bucket, or by the routes of a topology.
+# --- sums in any order ------------------------------------------------------------------------------------------------
 
 
 class FlatBucket(Bucket):
-    """One all-reduce of what this worker ``put``."""
+    """One all-reduce of this worker's values, or one sum along the routes of a topology."""
 
     def __init__(self, members: list[int], like: Sequence[torch.Tensor], group: Group, *, hold: bool) -> None:
         super().__init__(members, like, group, hold=hold)
-        # What lies on another device than the wire's is gathered there first.
+        # Tensors on another device than the wire's are first gathered on their own device.
         self._gathered = self._room(self._device) if self._staged else None
         self._views: dict[int, torch.Tensor] = {}
         self._work: Work | Relay | None = None
@@ -477,7 +387,7 @@ class FlatBucket(Bucket):
         return not self._missing
 
     @property
-    def here(self) -> torch.Tensor:
+    def slot_values(self) -> torch.Tensor:
         return (self._sets[self._turn] if self._gathered is None else self._gathered)[: self._numel]
 
     def end_slot(self, slot: int) -> None:
@@ -495,7 +405,7 @@ class FlatBucket(Bucket):
             self._work = self._relay
 
     def combine(self) -> None:
-        """An all-reduce goes all the way by itself."""
+        """Do nothing: an all-reduce has one leg."""
 
     def wait(self) -> None:
         assert self._work is not None
@@ -503,7 +413,7 @@ class FlatBucket(Bucket):
 
 
 class FlatReducer(Reducer[FlatBucket]):
-    """Sums what each worker ``put``, once a step. See ``Reducer`` and ``Bucket``."""
+    """Sums the values of each worker once a step, in the backend's order. See ``Reducer`` and ``Bucket``."""
 
     def __init__(
         self,
@@ -514,5 +424,123 @@ class FlatReducer(Reducer[FlatBucket]):
         hold: bool = False,
         bucket_bytes: int | None = None,
     ) -> None:
-        members = plan(like, bucket_bytes)
-        super().__init__([FlatBucket(each, like, group, hold=hold) for each in members], group, gradients)
+        buckets = [FlatBucket(members, like, group, hold=hold) for members in plan(like, bucket_bytes)]
+        super().__init__(buckets, group, gradients)
+
+
+# --- norms of gradients -----------------------------------------------------------------------------------------------
+
+
+class BucketNorms:
+    """Squared norms of a bucket's gradients, its first ``numel`` values: of one slot's, and of the sums.
+
+    In a large bucket the norm reads every fourth block and multiplies by four. ``turn`` selects the blocks, so four
+    readings with different turns read each block once. All norms of one reading are of the same blocks.
+
+    Args:
+        numel: How many values of the bucket are gradients.
+        weights: Factors on the gradients, for the second norm of each pair.
+        turn: Selects the blocks.
+    """
+
+    def __init__(self, numel: int, weights: torch.Tensor | None, turn: int) -> None:
+        self._numel = numel
+        self._weights = weights
+        self.turn = turn
+        self._slot: Pair | None = None
+        self.sums: Pair = (0.0, 0.0)
+
+    def of_slot(self, bucket: HasSlot) -> Pair:
+        """The norms of one slot's gradients: computed once ``bucket`` has them all, then kept until ``end_slot``."""
+        if self._slot is None:
+            self._slot = self._squares(bucket.slot_values)
+        return self._slot
+
+    def end_slot(self) -> None:
+        """Forget the norms of this slot."""
+        self._slot = None
+
+    def of_sums(self, values: torch.Tensor) -> None:
+        """Compute the norms of the sums."""
+        self.sums = self._squares(values)
+
+    def _squares(self, values: torch.Tensor) -> Pair:
+        values = values[: self._numel]
+        if values.dtype not in (torch.float32, torch.float64):
+            values = values.float()
+        plain = self._sampled(values)
+        if self._weights is None:
+            return self._square(plain), 0.0
+        weights = self._sampled(self._weights)
+        return self._square(plain), self._square(list(torch._foreach_mul(plain, weights)))
+
+    def _sampled(self, values: torch.Tensor) -> list[torch.Tensor]:
+        if self._numel < TURNS * BLOCK:
+            return [values]
+        return list(values.split(BLOCK)[self.turn % TURNS :: TURNS])
+
+    def _square(self, blocks: list[torch.Tensor]) -> Scalar:
+        total: Scalar = 0.0
+        if blocks[0].device.type == "cpu":
+            for block in blocks:
+                total += scalar(torch.dot(block, block))
+        else:  # a call to a GPU takes longer than the norm of one block
+            total = _square_together(blocks)
+        return total if self._numel < TURNS * BLOCK else TURNS * total
+
+
+class HasSlot(Protocol):
+    """An object that has the current slot's values, such as a bucket."""
+
+    @property
+    def slot_values(self) -> torch.Tensor:
+        """The current slot's values, flat."""
+        ...
+
+
+def scalar(value: torch.Tensor) -> Scalar:
+    """``value`` as a number if that needs no wait for a device."""
+    return float(value) if value.device.type == "cpu" else value.float()
+
+
+def _total(pairs: list[Pair]) -> Pair:
+    return sum(plain for plain, _ in pairs), sum(weighed for _, weighed in pairs)
+
+
+def _square_together(blocks: list[torch.Tensor]) -> torch.Tensor:
+    """The squared norm of all ``blocks``, in a few kernels, however many there are."""
+    return torch.stack(torch._foreach_norm(blocks)).square_().sum()
+
+
+# --- between a device and the host's memory ---------------------------------------------------------------------------
+
+
+class DeviceCopy:
+    """A copy of ``data`` to ``target``, which may be on another device; it is complete after ``wait``.
+
+    A GPU first finishes the work that was queued before, such as the backward pass, and then copies.
+    """
+
+    def __init__(self, data: torch.Tensor, target: torch.Tensor) -> None:
+        self._arrived: torch.cuda.Event | None = None
+        target.copy_(data, non_blocking=True)
+        if data.device.type == "cuda" and target.is_pinned():
+            self._arrived = torch.cuda.Event()
+            self._arrived.record(torch.cuda.current_stream(data.device))
+
+    def wait(self) -> None:
+        """Wait until the copy is complete."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+
+
+def room(numel: int, dtype: torch.dtype, device: torch.device, comes_from: torch.device) -> torch.Tensor:
+    """Zeros on ``device``; page-locked if a GPU copies to and from it: several times as fast, and asynchronous."""
+    pinned = device.type == "cpu" and comes_from.type == "cuda"
+    # Written at once: the system allocates memory at the first touch, which must not slow down a step.
+    return torch.empty(numel, dtype=dtype, device=device, pin_memory=pinned).zero_()
+
+
+def outbox(data: torch.Tensor, wire: torch.device) -> torch.Tensor:
+    """New memory on ``wire`` for ``data``. Memory that an earlier step has sent is not reused: it may still be read."""
+    return torch.empty(data.shape, dtype=data.dtype, device=wire, pin_memory=data.is_cuda and wire.type == "cpu")

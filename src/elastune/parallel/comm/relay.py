@@ -1,9 +1,9 @@
 """Sums of one flat vector along the routes of a topology, chunk behind chunk.
 
-A thread does this worker's part while training goes on. Routes do not decide the order of additions where that
-order matters: a worker then adds only what the canonical tree allows, and passes on several partial sums.
-Before a step uses new routes, all workers compare their routes and check one small sum. Nobody could wait for a
-message that another worker does not send.
+A thread does this worker's part while training goes on. If the order of additions matters, the routes do not decide
+it: a worker adds only what the canonical tree over slots allows, and passes on several partial sums (``RouteNodes``).
+Before a step uses new routes, all workers compare their routes (``known``, ``unlike``) and check one small sum
+(``adds_up``). Without this check a worker could wait for a message that no other worker sends.
 """
 
 from __future__ import annotations
@@ -19,65 +19,28 @@ from elastune.core.communication import MOST_CHUNKS, Hop, RelayStep, Route, chun
 from elastune.core.slots import cut, node_sum, subtrees
 from elastune.parallel.comm.group import FIRST_ROUTE_TAG, LOOK, Group, GroupBroken, PendingMessage
 
-# [relay] Sums of one flat vector over the workers of a group, along the routes of a topology, chunk behind chunk.
-#
-# A thread does this worker's part while training goes on. In what order numbers are added is not the route's to say where
-# it matters: then a worker adds only what the canonical tree over slots lets it, and passes on the sums of several nodes
-# of that tree side by side (``RouteNodes``).
-
-ENDS_S = 0.05  # after its group was given up, a thread that has not ended within this may never
+ENDS_S = 0.05  # a thread that has not ended within this after its group was given up may never end
+NUMBER = 1 << 19  # of the sum of a check, above the numbers of all vectors that a step sums
+DIGEST_BYTES = 6  # exact as a floating-point number
 Nodes = tuple[range, ...]
 AnyOrder: Nodes = (range(1),)
 
 
-@dataclass(frozen=True)
-class RouteNodes:
-    """The nodes of the canonical tree whose sums pass through one worker on one route.
-
-    Attributes:
-        own: Those that this worker has by itself.
-        brought: By rank, those that others give it.
-        sums: What becomes of them: what it gives on.
-        ordered: Sums follow the tree; else each worker gives on one sum, added up as it comes.
-    """
-
-    own: Nodes
-    brought: Mapping[int, Nodes]
-    sums: Nodes
-    ordered: bool
-
-    def add(self, rows: Sequence[tuple[range, torch.Tensor]]) -> list[torch.Tensor]:
-        """The sums of ``rows``, own ones first, then as ``brought`` has them. Their memory is used again."""
-        if self.ordered:
-            return [node_sum([row for row in rows if row[0].start in node], node, _add) for node in self.sums]
-        total = rows[0][1]
-        for _, row in rows[1:]:
-            total.add_(row)
-        return [total]
-
-
-def _add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return a.add_(b)
-
-
-def passing(route: Route, rank: int, runs: Sequence[range] = (), num_slots: int = 0) -> RouteNodes:
-    """What passes through ``rank``; ``runs``: the slots that each worker has; none: sums in any order."""
-    children = route.children(rank)
-    if not runs:
-        return RouteNodes(AnyOrder, dict.fromkeys(children, AnyOrder), AnyOrder, ordered=False)
-
-    def nodes(ranks: Sequence[int]) -> Nodes:
-        return tuple(subtrees({slot for other in ranks for slot in runs[other]}, num_slots))
-
-    brought = {giver: nodes(sorted(route.below(giver))) for giver in children}
-    return RouteNodes(nodes([rank]), brought, nodes(sorted(route.below(rank))), ordered=True)
-
-
 class Relay:
-    """This worker's part in the sums of one vector, step after step.
+    """This worker's part in the sums of one vector along the group's routes, step after step.
 
-    ``number``: tells this vector from others of the group; equal on all workers. ``runs`` and ``num_slots``: in the
-    order of the canonical tree over slots, see ``passing``.
+    Args:
+        group: The workers; its ``routes`` must not be empty.
+        like: Gives size and dtype of the vector.
+        number: Identifies this vector within the group; equal on all workers.
+        runs: The slots of each worker, for sums in the order of the canonical tree; empty: in any order.
+        num_slots: The number of all slots, with ``runs``.
+
+    Example::
+
+        relay = Relay(group, vector, number=0)
+        relay.start([vector], total)  # returns at once
+        relay.wait()  # ``total`` now has the sum
     """
 
     def __init__(
@@ -87,12 +50,12 @@ class Relay:
         chunks = chunks_of(like.numel(), like.element_size(), len(group.routes), group.chunk_kib)
         self._stops = relay_steps(group.routes, chunks, group.rank)
         used = group.routes[: min(chunks, len(group.routes))]
-        ways = [passing(route, group.rank, runs, num_slots) for route in used]
-        self._ways = [ways[chunk % len(ways)] for chunk in range(chunks)]
+        by_route = [passing(route, group.rank, runs, num_slots) for route in used]
+        self._nodes = [by_route[chunk % len(by_route)] for chunk in range(chunks)]
         self._edges = cut(like.numel(), chunks)
         self._dtype = like.dtype
         hops = [hop for stop in self._stops for hop in stop.leaves]
-        rows = sum(len(self._edges[hop.chunk]) * (len(self._ways[hop.chunk].sums) if hop.up else 1) for hop in hops)
+        rows = sum(len(self._edges[hop.chunk]) * (len(self._nodes[hop.chunk].sums) if hop.up else 1) for hop in hops)
         self._sent_bytes = rows * like.element_size()
         self._room = self._new_room()
         self._ended = threading.Event()
@@ -100,34 +63,36 @@ class Relay:
         self._under_way = False
 
     def _new_room(self) -> dict[Hop, list[torch.Tensor]]:
-        """A row for each node of each part that will arrive."""
-        found = {}
+        """Memory: a row for each node of each chunk that will arrive."""
+        rows_of = {}
         for stop in self._stops:
             if (hop := stop.arrives) is not None and hop.up:
-                rows, edge = len(self._ways[hop.chunk].brought[hop.source]), self._edges[hop.chunk]
+                rows, edge = len(self._nodes[hop.chunk].brought[hop.source]), self._edges[hop.chunk]
                 room = torch.zeros(rows * len(edge), dtype=self._dtype)
-                found[hop] = list(room.view(rows, len(edge)).unbind(0)) if rows else []
-        return found
+                rows_of[hop] = list(room.view(rows, len(edge)).unbind(0)) if rows else []
+        return rows_of
 
     def start(self, parts: Sequence[torch.Tensor], total: torch.Tensor) -> None:
-        """Sum ``parts``, a vector for each node that this worker has, over all workers into ``total``.
+        """Start to sum ``parts``, one vector for each node of this worker, over all workers into ``total``.
 
-        All are on the CPU, and this relay's until ``wait`` is over; parts are changed.
+        All tensors are on the CPU. Until ``wait`` returns they belong to this relay, which changes ``parts``.
         """
         if self._routes is not self._group.routes and self._routes != self._group.routes:
-            raise RuntimeError("a sum would go by routes that are laid no more: regroup what sums")
+            raise RuntimeError(
+                "the routes of the group have changed since this sum was prepared: regroup its reducer first"
+            )
         self._group.count_sent(self._sent_bytes)
         self._under_way, self._why, self._ended = True, "", threading.Event()
-        act = _Act(self._group, self._number, self._ways, self._edges, self._room, parts, total)
+        act = _Act(self._group, self._number, self._nodes, self._edges, self._room, parts, total)
 
         def run() -> None:
-            # The error itself is not kept: it holds on to all that was under way, which nobody but this thread may let
-            # go of, since that can take seconds.
+            # Only the text of the error is kept. The error itself would keep all operations under way alive. To let go
+            # of these can take seconds, so only this thread may do it.
             try:
                 act.run(self._stops)
             except GroupBroken as error:
                 self._why = str(error)
-            except Exception as error:  # noqa: BLE001 - it is told where the sums are waited for
+            except Exception as error:  # noqa: BLE001 - ``wait`` raises it
                 self._why = f"a relay failed: {type(error).__name__}: {error}"
                 self._group.abandon(self._why)
             self._ended.set()
@@ -135,9 +100,9 @@ class Relay:
         threading.Thread(target=run, name=f"relay {self._number}", daemon=True).start()
 
     def wait(self) -> None:
-        """Until the total is here, and nothing that was given to ``start`` is read or written any more.
+        """Wait until the total is complete, and the arguments of ``start`` are not read or written any more.
 
-        Raises ``GroupBroken`` where it will not come.
+        Raises ``GroupBroken`` if the total will not arrive.
         """
         while not self._ended.wait(LOOK.total_seconds()):
             if self._group.given_up:
@@ -147,56 +112,56 @@ class Relay:
         self._under_way = False
 
     def settle(self) -> bool:
-        """Give up what is under way, and the group with it. False where its memory must never be used again."""
+        """Give up the sum that is under way, and the group with it. False if its memory must never be used again."""
         if not self._under_way:
             return True
         self._group.abandon()
         self._ended.wait(ENDS_S)
         self._under_way = False
-        if self._why or not self._ended.is_set():  # what has not arrived yet may still be written to
+        if self._why or not self._ended.is_set():  # messages that have not arrived yet may still write to it
             self._room = self._new_room()
             return False
         return True
 
 
 class _Act:
-    """One sum, as the thread makes it."""
+    """One sum, on the thread of a relay."""
 
     def __init__(
         self,
         group: Group,
         number: int,
-        ways: Sequence[RouteNodes],
+        nodes: Sequence[RouteNodes],
         edges: Sequence[range],
         room: Mapping[Hop, list[torch.Tensor]],
         parts: Sequence[torch.Tensor],
         total: torch.Tensor,
     ) -> None:
-        self._group, self._number, self._ways, self._edges, self._room = group, number, ways, edges, room
+        self._group, self._number, self._nodes, self._edges, self._room = group, number, nodes, edges, room
         self._parts, self._total = parts, total
         self._sent: list[PendingMessage] = []
 
     def run(self, stops: Sequence[RelayStep]) -> None:
-        """All of it. Raises ``GroupBroken``."""
+        """Do every step of this worker. Raises ``GroupBroken``."""
         arriving = {stop.arrives: self._receive(stop.arrives) for stop in stops if stop.arrives is not None}
         for stop in stops:
             if stop.arrives is not None:
-                for each in arriving.pop(stop.arrives):
-                    each.wait_blocking()
+                for message in arriving.pop(stop.arrives):
+                    message.wait_blocking()
             sums = self._sums(stop) if stop.completes else []
             for hop in stop.leaves:
                 self._send(hop, sums)
-        for sent in self._sent:
-            sent.wait_blocking()
+        for message in self._sent:
+            message.wait_blocking()
 
     def _sums(self, stop: RelayStep) -> list[torch.Tensor]:
-        """Add all that came of a chunk to this worker's own. At the root that is the total."""
+        """Add the received rows of a chunk to this worker's own rows. At the root the sum is the total."""
         chunk, up = stop.leaves[0].chunk, stop.leaves[0].up
-        way, edge = self._ways[chunk], self._edges[chunk]
-        rows = list(zip(way.own, (part[edge.start : edge.stop] for part in self._parts), strict=True))
-        for source, nodes in way.brought.items():
+        route_nodes, edge = self._nodes[chunk], self._edges[chunk]
+        rows = list(zip(route_nodes.own, (part[edge.start : edge.stop] for part in self._parts), strict=True))
+        for source, nodes in route_nodes.brought.items():
             rows += zip(nodes, self._room[Hop(chunk, True, source, self._group.rank)], strict=True)
-        sums = way.add(rows)
+        sums = route_nodes.add(rows)
         if not up and sums[0].data_ptr() != self._piece(chunk).data_ptr():
             self._piece(chunk).copy_(sums[0])
         return sums
@@ -217,29 +182,68 @@ class _Act:
         return FIRST_ROUTE_TAG + 2 * (self._number * MOST_CHUNKS + hop.chunk) + hop.up
 
 
-# [route check] Whether all workers that sum along routes mean the same ones, and whether sums along them come out right.
-#
-# For where routes or workers change, between two steps: what each worker takes itself and the others for is compared
-# before anything travels, since nobody can wait for a message that another one does not send; then one small sum takes
-# all routes.
+@dataclass(frozen=True)
+class RouteNodes:
+    """The nodes of the canonical tree whose sums pass through one worker on one route.
 
-NUMBER = 1 << 19  # of the sum, above those of all vectors that a step sums
-DIGEST_BYTES = 6  # exact as a floating-point number
+    Attributes:
+        own: The nodes of this worker's own slots.
+        brought: By rank, the nodes that other workers send to it.
+        sums: The nodes whose sums it sends on.
+        ordered: Sums follow the tree. If False, each worker sends on one sum, added in order of arrival.
+    """
+
+    own: Nodes
+    brought: Mapping[int, Nodes]
+    sums: Nodes
+    ordered: bool
+
+    def add(self, rows: Sequence[tuple[range, torch.Tensor]]) -> list[torch.Tensor]:
+        """The sums of ``rows``: first the own ones, then in the order of ``brought``. Their memory is used again."""
+        if self.ordered:
+            return [node_sum([row for row in rows if row[0].start in node], node, _add) for node in self.sums]
+        total = rows[0][1]
+        for _, row in rows[1:]:
+            total.add_(row)
+        return [total]
+
+
+def passing(route: Route, rank: int, runs: Sequence[range] = (), num_slots: int = 0) -> RouteNodes:
+    """The nodes that pass through ``rank``; ``runs``: the slots of each worker; empty: sums in any order."""
+    children = route.children(rank)
+    if not runs:
+        return RouteNodes(AnyOrder, dict.fromkeys(children, AnyOrder), AnyOrder, ordered=False)
+
+    def nodes(ranks: Sequence[int]) -> Nodes:
+        return tuple(subtrees({slot for other in ranks for slot in runs[other]}, num_slots))
+
+    brought = {giver: nodes(sorted(route.below(giver))) for giver in children}
+    return RouteNodes(nodes([rank]), brought, nodes(sorted(route.below(rank))), ordered=True)
+
+
+def _add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a.add_(b)
+
+
+# --- the check before new routes are used -----------------------------------------------------------------------------
 
 
 class RouteMismatch(Exception):
-    """Workers would not have summed along the same routes, or a sum along them did not come out right."""
+    """Workers would not have summed along the same routes, or a sum along the routes was wrong."""
 
 
 def known(group: Group) -> list[float]:
-    """What this worker takes itself and its ``group`` for: its rank, how many there are, and a digest of the routes."""
-    told = repr((group.chunk_kib, [(route.up, route.down) for route in group.routes])).encode()
-    digest = int.from_bytes(blake2b(told, digest_size=DIGEST_BYTES).digest(), "big")
+    """This worker's view of its ``group``, to compare with others: rank, size, and a digest of the routes."""
+    text = repr((group.chunk_kib, [(route.up, route.down) for route in group.routes])).encode()
+    digest = int.from_bytes(blake2b(text, digest_size=DIGEST_BYTES).digest(), "big")
     return [float(group.rank), float(group.size), float(digest)]
 
 
 def unlike(rows: Sequence[Sequence[float]]) -> Mapping[int, str]:
-    """What each rank means, in words, if not all mean the same; empty if they do. ``rows``: by rank, ``known``."""
+    """Each rank's view of the group, in words, if the views differ; empty if they agree.
+
+    ``rows``: the results of ``known``, by rank.
+    """
     if all(list(row) == [rank, len(rows), rows[0][2]] for rank, row in enumerate(rows)):
         return {}
     return {
@@ -253,12 +257,12 @@ def adds_up(group: Group) -> bool:
 
     Raises ``GroupBroken``.
     """
-    own = torch.arange(1, 1 + max(1, len(group.routes)), dtype=torch.int64)  # one for each route
-    total = torch.zeros_like(own)
-    relay = Relay(group, own, NUMBER)
-    relay.start([own * (group.rank + 1)], total)
+    values = torch.arange(1, 1 + max(1, len(group.routes)), dtype=torch.int64)  # one for each route
+    total = torch.zeros_like(values)
+    relay = Relay(group, values, NUMBER)
+    relay.start([values * (group.rank + 1)], total)
     try:
         relay.wait()
     finally:
         relay.settle()
-    return torch.equal(total, own * (group.size * (group.size + 1) // 2))
+    return torch.equal(total, values * (group.size * (group.size + 1) // 2))

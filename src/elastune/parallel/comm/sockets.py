@@ -1,11 +1,10 @@
 """This process's TCP connections, found by their addresses, and the network interfaces of this machine.
 
-Some libraries do not give access to their connections. They are found by address, so that they can be shut down.
+Some libraries do not give access to their connections. This module finds them by address, to shut them down.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import ipaddress
 import os
@@ -20,161 +19,161 @@ from typing import NamedTuple
 
 from elastune.core.errors import UserError
 
-# [interfaces] The network interface by which a machine's workers are reached, and its address.
-
 SIOCGIFADDR = 0x8915  # <linux/sockios.h>
-LINK_LOCAL_SCOPE = "20"  # <net/ipv6.h>, as /proc/net/if_inet6 tells it
+LINK_LOCAL_SCOPE = "20"  # <net/ipv6.h>, as in /proc/net/if_inet6
+TCP_RTO_MAX_MS = 44  # <linux/tcp.h>
+GIVEN_UP_AFTER_MS = 600_000
+Address = tuple[str, int]
+
+# --- interfaces ------------------------------------------------------------------------------------------------------
 
 
 def addresses() -> dict[str, list[str]]:
-    """The addresses of each interface of this machine, IPv4 before IPv6; link-local ones of IPv6 are left out."""
-    found: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
+    """The addresses of each interface of this machine, IPv4 before IPv6, without link-local addresses of IPv6."""
+    by_interface: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        for name in found:
-            with suppress(OSError):  # it has none
+        for name in by_interface:
+            with suppress(OSError):  # it has no IPv4 address
                 answer = fcntl.ioctl(any_socket.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                found[name].append(socket.inet_ntoa(answer[20:24]))
+                by_interface[name].append(socket.inet_ntoa(answer[20:24]))
     with suppress(OSError):  # a kernel without IPv6
         for line in Path("/proc/net/if_inet6").read_text().splitlines():
             digits, _, _, scope, _, name = line.split()
-            if scope != LINK_LOCAL_SCOPE and name in found:
-                found[name].append(str(ipaddress.IPv6Address(int(digits, 16))))
-    return found
+            if scope != LINK_LOCAL_SCOPE and name in by_interface:
+                by_interface[name].append(str(ipaddress.IPv6Address(int(digits, 16))))
+    return by_interface
 
 
 def interface_with(address: str) -> str:
     """The interface that has ``address``. Raises ``UserError``."""
     wanted = ipaddress.ip_address(address)
     mapped = getattr(wanted, "ipv4_mapped", None)
-    known = addresses()
-    for name, own in known.items():
-        if str(mapped or wanted) in own or (wanted.is_loopback and name == "lo"):
+    by_interface = addresses()
+    for name, interface_addresses in by_interface.items():
+        if str(mapped or wanted) in interface_addresses or (wanted.is_loopback and name == "lo"):
             return name
-    raise UserError("an address must be this machine's", address, f"choose by --interface: {', '.join(known)}")
+    raise UserError("an address must be this machine's", address, f"choose by --interface: {', '.join(by_interface)}")
 
 
 def address_of(interface: str) -> str:
     """The first address of ``interface``. Raises ``UserError``."""
-    known = addresses()
-    if not known.get(interface):
-        having = ", ".join(name for name, own in known.items() if own)
-        raise UserError("--interface must name one of this machine's with an address", interface, f"such as {having}")
-    return known[interface][0]
+    by_interface = addresses()
+    if not by_interface.get(interface):
+        usable = ", ".join(name for name, interface_addresses in by_interface.items() if interface_addresses)
+        raise UserError("--interface must name one of this machine's with an address", interface, f"such as {usable}")
+    return by_interface[interface][0]
 
 
-# [sockets] This process's TCP connections, found by their addresses: for libraries that do not give theirs away.
-
-Address = tuple[str, int]
-TCP_RTO_MAX_MS = 44  # <linux/tcp.h>
-GIVEN_UP_AFTER_MS = 600_000
+# --- sockets ---------------------------------------------------------------------------------------------------------
 
 
 class SocketRef(NamedTuple):
-    """A socket of this process: its number may be another's by now, its inode not."""
+    """A socket of this process. Its number ``fd`` may belong to another socket by now, its ``inode`` cannot."""
 
     fd: int
     inode: int
 
 
 def sockets() -> frozenset[SocketRef]:
-    """All sockets: who looks for new ones later need not look at these again."""
+    """All sockets of this process. A later search for new sockets can leave these out (``but``)."""
     return frozenset(_sockets())
 
 
 def listeners(but: Collection[SocketRef] = ()) -> dict[SocketRef, Address]:
-    """The TCP sockets that listen, and where; ``but`` for these."""
-    found = {}
-    for it in _sockets(but):
-        with borrowed(it) as sock, contextlib.suppress(OSError):  # closed by another thread just now
+    """The TCP sockets that listen, with their addresses, except the sockets ``but``."""
+    listening = {}
+    for ref in _sockets(but):
+        with borrowed(ref) as sock, suppress(OSError):  # closed by another thread just now
             if sock is not None and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                found[it] = _address(sock.getsockname())
-    return found
+                listening[ref] = _address(sock.getsockname())
+    return listening
 
 
 def connections(own: Address, others: Collection[Address], but: Collection[SocketRef] = ()) -> list[SocketRef]:
-    """The connections that came in at ``own``, or go out to one of ``others``; ``but`` for these."""
-    found = []
-    for it in _sockets(but):
-        with borrowed(it) as sock, contextlib.suppress(OSError):  # not connected, or not any more
+    """The connections that came in at ``own`` or go out to one of ``others``, except the sockets ``but``."""
+    connected = []
+    for ref in _sockets(but):
+        with borrowed(ref) as sock, suppress(OSError):  # not connected, or not any more
             if sock is not None and (_address(sock.getpeername()) in others or _address(sock.getsockname()) == own):
-                found.append(it)
-    return found
+                connected.append(ref)
+    return connected
 
 
 class Endpoints(NamedTuple):
-    """A connection's two ends; the other process that has it calls them the other way round."""
+    """A connection's two ends; in the other process the two ends are exchanged."""
 
     own: Address
     other: Address
 
 
-def ends(found: Collection[SocketRef]) -> dict[SocketRef, Endpoints]:
-    """Both ends of each, of those that are connected still."""
-    known = {}
-    for it in found:
-        with borrowed(it) as sock, contextlib.suppress(OSError):
+def ends(refs: Collection[SocketRef]) -> dict[SocketRef, Endpoints]:
+    """Both ends of each connection that is still open."""
+    endpoints = {}
+    for ref in refs:
+        with borrowed(ref) as sock, suppress(OSError):
             if sock is not None:
-                known[it] = Endpoints(_address(sock.getsockname()), _address(sock.getpeername()))
-    return known
+                endpoints[ref] = Endpoints(_address(sock.getsockname()), _address(sock.getpeername()))
+    return endpoints
 
 
 class Connections:
-    """Connections that a library has opened and will close."""
+    """Connections that a library has opened and will close; a ``Group`` ends them (``GroupConnections``)."""
 
-    def __init__(self, found: Collection[SocketRef]) -> None:
-        self.found = found
+    def __init__(self, refs: Collection[SocketRef]) -> None:
+        self._refs = refs
 
     def sever(self) -> None:
         """End them; from any thread, at any time."""
-        sever(self.found)
+        sever(self._refs)
 
     def all_closed(self) -> bool:
         """Whether the library has closed them all: it will neither read nor write any more."""
-        return not any(_is(it) for it in self.found)
+        return not any(_is_same(ref) for ref in self._refs)
 
 
-def sever(found: Collection[SocketRef]) -> None:
-    """End these connections in both directions at once; who reads or writes them sees an error."""
-    for it in found:
-        with borrowed(it) as sock, contextlib.suppress(OSError):
+def sever(refs: Collection[SocketRef]) -> None:
+    """End these connections in both directions at once; a read or write on them raises an error."""
+    for ref in refs:
+        with borrowed(ref) as sock, suppress(OSError):
             if sock is not None:
                 sock.shutdown(socket.SHUT_RDWR)
 
 
-def _is(it: SocketRef) -> bool:
+def _is_same(ref: SocketRef) -> bool:
+    """Whether the number ``ref.fd`` still belongs to the same socket."""
     try:
-        return os.fstat(it.fd).st_ino == it.inode
+        return os.fstat(ref.fd).st_ino == ref.inode
     except OSError:
         return False
 
 
 def _sockets(but: Collection[SocketRef] = ()) -> Iterator[SocketRef]:
     for name in os.listdir("/dev/fd"):
-        with contextlib.suppress(OSError):  # closed in the meantime
+        with suppress(OSError):  # closed in the meantime
             status = os.fstat(int(name))
-            if stat.S_ISSOCK(status.st_mode) and (it := SocketRef(int(name), status.st_ino)) not in but:
-                yield it
+            if stat.S_ISSOCK(status.st_mode) and (ref := SocketRef(int(name), status.st_ino)) not in but:
+                yield ref
 
 
 def repeat_soon(sock: socket.socket) -> None:
-    """Have what is not acknowledged sent again at least once a second, where the kernel can (Linux 6.15).
+    """Make the kernel repeat unacknowledged segments at least once a second, if it can (Linux 6.15).
 
-    Else the pauses in between double: after a network was away for 40 s, nothing would come for another 20. The kernel
-    gives a connection up after a number of times; here, after a time.
+    Without this the pauses between repeats double: after a network outage of 40 s no segment would arrive for another
+    20 s. The kernel then gives a connection up after ``GIVEN_UP_AFTER_MS``, and not after a number of repeats.
     """
     if sys.platform == "linux":
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GIVEN_UP_AFTER_MS)
             sock.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, 1000)
 
 
 @contextmanager
-def borrowed(it: SocketRef) -> Iterator[socket.socket | None]:
-    """The socket itself, which stays its owner's; None where the number is not its own any more, or it is not TCP."""
+def borrowed(ref: SocketRef) -> Iterator[socket.socket | None]:
+    """The socket of ``ref``, still owned by the library; None if its number has another owner, or it is not TCP."""
     sock = None
-    with contextlib.suppress(OSError):
-        if _is(it):
-            sock = socket.socket(fileno=it.fd)
+    with suppress(OSError):
+        if _is_same(ref):
+            sock = socket.socket(fileno=ref.fd)
     try:
         tcp = sock is not None and sock.type == socket.SOCK_STREAM and sock.family in (socket.AF_INET, socket.AF_INET6)
         yield sock if tcp else None

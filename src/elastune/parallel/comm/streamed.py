@@ -1,9 +1,10 @@
 """Sums over slots whose gradients leave block by block: no worker has the gradients of a whole model.
 
 All workers go through a model's blocks in one order. When a backward pass has finished a block, each part of the
-block's gradients goes to the worker that reduces it. That worker adds it to what earlier passes brought, along the
-canonical tree, to the same bits as ``comm.owned``. Slots are dealt in turn, so few partial sums wait for others.
-The price: gradients travel once a slot, not once a worker. Buffers are reused, because new ones are slow to get.
+block's gradients goes to the worker that reduces it. That worker adds it to the sums of earlier passes, along the
+canonical tree, to the same bits as ``comm.owned``. Slots are dealt in turn, so the slots that end in one pass are
+neighbours, and few partial sums wait for others. The price: gradients travel once for each slot, and not once for each
+worker. Buffers are reused, because a library returns large blocks to the system and new ones are slow to get.
 """
 
 from __future__ import annotations
@@ -23,94 +24,23 @@ from elastune.parallel.comm.group import Group, Work
 from elastune.parallel.comm.norms import unit_squares
 from elastune.parallel.comm.owned import Owners, square
 
-# [rooms] Memory for what travels, used again: a library gives large blocks back to the system, and asking anew is slow.
-
-
-class BufferPool:
-    """Flat memory of one device. As much is kept as was in use at one time; what was given back goes out again."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._free: list[torch.Tensor] = []  # bytes, from small to large
-
-    def take(self, size: int, dtype: torch.dtype) -> torch.Tensor:
-        """Room for ``size`` elements of undefined values."""
-        wanted = size * dtype.itemsize
-        fitting = next((i for i, each in enumerate(self._free) if len(each) >= wanted), None)
-        if fitting is not None:
-            found = self._free.pop(fitting)
-        else:
-            if self._free:  # a larger one in its place
-                self._free.pop()
-            found = torch.empty(wanted, dtype=torch.uint8, device=self._device)
-        return found[:wanted].view(dtype)
-
-    def give(self, room: torch.Tensor) -> None:
-        """``room``, which ``take`` has given, is used no more."""
-        whole = torch.empty(0, dtype=torch.uint8, device=self._device).set_(room.untyped_storage())
-        self._free.append(whole)
-        self._free.sort(key=len)
-
-
-# [streamed] Sums over slots whose gradients leave block by block, in each pass: nobody has the gradients of a whole model.
-#
-# All workers go through a model's blocks in one order. When a backward pass is through with one, each part of its
-# gradients goes to the worker that adds it up, which adds what this pass brings to what earlier ones have brought, along
-# the canonical tree, to the bits that ``comm.owned`` comes to. Slots are dealt out in turn, so that those that end in one
-# pass lie side by side: few partial sums wait for others. The price: gradients travel once a slot, not once a worker.
-
 MESSAGE = 4 << 20
-"""Elements that travel as one, at most."""
+"""Elements of one message, at most."""
 IN_FLIGHT_BYTES = 16 << 20
-"""What a worker sends and receives at one time; a single message may be more."""
+"""Bytes that a worker sends and receives at one time; a single message may be larger."""
 Parts = tuple[Sequence[Segment], ...]
 """By batch rank: the segments that it adds up."""
 
 
-@dataclass
-class _Message:
-    """Some of a block's gradients, and the sum of those that this worker adds up.
-
-    ``home``: where that sum belongs, while nothing is there and it is one piece of memory.
-    """
-
-    parts: Parts
-    dtype: torch.dtype
-    sum: TreeSum[torch.Tensor]
-    home: torch.Tensor | None = None
-
-    def size(self, reducer: int) -> int:
-        """Elements that ``reducer`` adds up."""
-        return sum(segment.size for segment in self.parts[reducer])
-
-    def add(self, slots: Sequence[int], rows: torch.Tensor) -> None:
-        """What ``slots`` bring, a row each; ``rows`` may change after this, and be changed by it."""
-        for slot, row in zip(slots, rows.unbind(0), strict=True):
-            self.sum.put(slot, row)
-        memory = rows.untyped_storage().data_ptr()
-        self.sum.change(lambda value: self._kept(value) if value.untyped_storage().data_ptr() == memory else value)
-
-    def _kept(self, value: torch.Tensor) -> torch.Tensor:
-        home, self.home = self.home, None
-        return value.clone() if home is None else home.copy_(value)
-
-
-@dataclass(frozen=True)
-class _UnderWay:
-    """What is to ``arrive`` in ``room``. ``sent`` is kept as long as it may be read."""
-
-    work: Work
-    room: torch.Tensor
-    sent: torch.Tensor
-    arrive: Callable[[torch.Tensor], None]
-
-
 class StreamedReducer:
-    """Sums gradients over the batch group. ``blocks``: the leaves whose gradients leave together.
+    """Sums gradients over the batch group, block by block. ``regroup`` comes first.
 
-    A step: ``begin``; for each pass ``begin_pass``, ``put`` of every leaf where this worker ends a slot in it, and
-    ``leave`` of every block; then ``launch``, ``combine``, ``wait``. Where one of them raises ``GroupBroken`` there
-    must be a ``drain`` before the next ``begin`` or ``regroup``.
+    ``blocks``: the parameter blocks whose gradients leave together.
+
+    A step begins with ``begin``. Each pass has ``begin_pass``, ``put`` of every parameter block (if a slot of this
+    worker ends in the pass), and ``leave`` of every block. The step ends with ``launch``, ``combine`` and ``wait``. If
+    one of these calls raises ``GroupBroken``, call ``drain`` before the next ``begin`` or ``regroup``.
+    ``OwnedReducer`` has the same calls.
     """
 
     def __init__(self, blocks: Sequence[Sequence[int]]) -> None:
@@ -132,21 +62,18 @@ class StreamedReducer:
         num_slots: int,
         owners: Owners,
     ) -> None:
-        """Sum on ``group`` from the next step on, over ``num_slots`` slots; ``plans`` say who adds up what."""
+        """Sum on ``group`` from the next step on, over ``num_slots`` slots; ``plans`` give each part its reducer."""
         self.drain()
         self.group, self._plans, self._split = group, plans, split
         self._device, self._num_slots = device, num_slots
         rank = group.rank
         self._held_of = [reducer for reducer in range(group.size) if rank in owners[reducer]]
         self._others = [owner for owner in owners[rank] if owner != rank]
-        self._keeps = all(
-            each == (reducer,) for reducer, each in enumerate(owners)
-        )  # nobody holds what another adds up
+        # True: no worker owns a sum that another worker adds up.
+        self._keeps = all(part_owners == (reducer,) for reducer, part_owners in enumerate(owners))
         self._held: dict[int, list[Segment]] = {}
-        for reducers in (
-            [rank],
-            [reducer for reducer in self._held_of if reducer != rank],
-        ):  # updated one after the other
+        # The own part and the copied parts have separate memory, because they are updated one after the other.
+        for reducers in ([rank], [reducer for reducer in self._held_of if reducer != rank]):
             for segment in joined([s for plan in plans for reducer in reducers for s in plan.parts[reducer]]):
                 self._held.setdefault(segment.param_block, []).append(segment)
         self._adds_on = device if group.size == 1 else group.wire
@@ -156,9 +83,9 @@ class StreamedReducer:
         self.begin()
 
     def _renew(self) -> None:
-        """A library may still use the memory of what was under way: take other memory."""
+        """Take other memory: a library may still use the memory of exchanges under way."""
         self._under_way.clear()
-        self._rooms, self._wire_rooms = BufferPool(self._device), BufferPool(self.group.wire)
+        self._buffers, self._wire_buffers = BufferPool(self._device), BufferPool(self.group.wire)
 
     def begin(self) -> None:
         """A step begins: forget the last one."""
@@ -168,22 +95,22 @@ class StreamedReducer:
     def _message(self, parts: Parts) -> _Message:
         param_block = next(segment.param_block for part in parts for segment in part)
         dtype: torch.dtype = getattr(torch, self._split.param_blocks[param_block].dtype)
-        own = parts[self.group.rank]
-        home = self._view(own[0], dtype) if len(own) == 1 and self._adds_on == self._device else None
+        segments = parts[self.group.rank]
+        home = self._view(segments[0], dtype) if len(segments) == 1 and self._adds_on == self._device else None
         return _Message(parts, dtype, TreeSum(self._num_slots, torch.Tensor.add_), home)
 
     # -- a pass -------------------------------------------------------------------------------------------------------
 
     def begin_pass(self, ending: Sequence[int]) -> None:
-        """A backward pass comes, in which these slots end, by batch rank; -1: none does there."""
+        """A backward pass begins. ``ending``: by batch rank, the slot that ends in it; -1: none."""
         self._ending = ending[: self.group.size]
 
     def begin_slot(self, slot: int, *, last: bool) -> None:
-        """What is ``put`` from here on is of another slot. Which, and that it is the last, the others know."""
+        """The next ``put`` calls belong to another slot; ``begin_pass`` has already given its number."""
         self._squares = {}
 
     def put(self, param_block: int, gradient: torch.Tensor | None) -> None:
-        """The gradient of ``param_block`` for the slot that ends here in this pass; it is kept until its block leaves."""
+        """Keep the gradient of ``param_block``, for the slot that ends in this pass, until its block leaves."""
         if self.measures:
             self._squares[param_block] = 0.0 if gradient is None else square(gradient)
         self._gradients[param_block] = gradient
@@ -193,7 +120,7 @@ class StreamedReducer:
         return fsum(self._squares.values())
 
     def leave(self, block: int) -> None:
-        """This pass is through with ``block``: its gradients leave. All workers call this in one order, 0 last."""
+        """Send the gradients of ``block``, which this pass has finished. All workers call this in one order, 0 last."""
         flat = {}
         for param_block in self._blocks[block]:
             gradient = self._gradients.pop(param_block, None)
@@ -209,27 +136,27 @@ class StreamedReducer:
         group, ending = self.group, self._ending
         ends = ending[group.rank] >= 0
         segments = [segment for part in message.parts for segment in part] if ends else []
-        mine = _one_piece(segments, flat)
+        sent = _one_piece(segments, flat)
         room = None
-        if mine is None:
-            mine = room = self._rooms.take(sum(segment.size for segment in segments), message.dtype)
+        if sent is None:
+            sent = room = self._buffers.take(sum(segment.size for segment in segments), message.dtype)
             self._collect(segments, flat, room)
         slots, size = [slot for slot in ending if slot >= 0], message.size(group.rank)
 
         def arrive(received: torch.Tensor) -> None:
             message.add(slots, received.view(len(slots), size))
             if room is not None:
-                self._rooms.give(room)
+                self._buffers.give(room)
 
         if group.size == 1:
-            arrive(mine)
+            arrive(sent)
             return
         sizes = [message.size(reducer) if ends else 0 for reducer in range(group.size)]
-        self._start(mine, sizes, [size if slot >= 0 else 0 for slot in ending], arrive)
+        self._start(sent, sizes, [size if slot >= 0 else 0 for slot in ending], arrive)
 
     @staticmethod
     def _collect(segments: Sequence[Segment], flat: Mapping[int, torch.Tensor], room: torch.Tensor) -> None:
-        """The gradients of ``segments`` into ``room``, one behind the other."""
+        """Copy the gradients of ``segments`` into ``room``, one behind the other."""
         for segment, place in zip(segments, room.split([segment.size for segment in segments]), strict=True):
             if segment.param_block in flat:
                 place.copy_(flat[segment.param_block][segment.start : segment.stop])
@@ -239,11 +166,11 @@ class StreamedReducer:
     # -- the end of a step --------------------------------------------------------------------------------------------
 
     def launch(self) -> None:
-        """This worker has no more to put."""
+        """Wait for the gradients under way, after the last ``put``."""
         self._settle(0)
 
     def combine(self) -> None:
-        """What this worker adds up is complete; it starts for its other holders."""
+        """Complete this worker's sums, and start to send them to their other owners."""
         rank = self.group.rank
         for message in (message for of_block in self._messages for message in of_block):
             total = message.sum.total(
@@ -266,14 +193,14 @@ class StreamedReducer:
         self._start(copies, sizes, out_sizes, arrive)
 
     def _write(self, segments: Sequence[Segment], values: torch.Tensor) -> None:
-        """Sums that this worker holds are here."""
+        """Write ``values``, sums that this worker owns, into their memory."""
         for segment, part in zip(segments, values.split([segment.size for segment in segments]), strict=True):
             place = self._view(segment, values.dtype)
             if place.data_ptr() != part.data_ptr():
                 place.copy_(part)
 
     def _view(self, segment: Segment, dtype: torch.dtype) -> torch.Tensor:
-        """Where the sums of ``segment`` lie."""
+        """The memory of the sums of ``segment``."""
         place = next(s for s in self._held[segment.param_block] if s.start <= segment.start < s.stop)
         if place not in self._sums:
             self._sums[place] = torch.empty(place.size, dtype=dtype, device=self._device)
@@ -282,20 +209,20 @@ class StreamedReducer:
     def squares(self) -> torch.Tensor:
         """The squared norm of each unit that this worker adds up, in order of the plans; float64, on the CPU."""
         rank, param_blocks = self.group.rank, self._split.param_blocks
-        own = [segment for plan in self._plans for segment in plan.parts[rank]]
-        return unit_squares([self._view(s, getattr(torch, param_blocks[s.param_block].dtype)) for s in own])
+        segments = [segment for plan in self._plans for segment in plan.parts[rank]]
+        return unit_squares([self._view(s, getattr(torch, param_blocks[s.param_block].dtype)) for s in segments])
 
     def wait(self) -> None:
-        """Until everything that this worker holds is here."""
+        """Wait until all sums that this worker owns have arrived."""
         self._settle(0)
 
     @property
     def held(self) -> list[torch.Tensor]:
-        """All sums that this worker holds."""
+        """All sums that this worker owns."""
         return list(self._sums.values())
 
     def sums(self) -> list[tuple[Segment, torch.Tensor]]:
-        """The same: segments of leaves, neighbours joined, each with its sums."""
+        """The same sums by segment of a parameter block; adjoining segments are joined."""
         return list(self._sums.items())
 
     # -- on the wire --------------------------------------------------------------------------------------------------
@@ -311,28 +238,92 @@ class StreamedReducer:
         sent = data.to(group.wire)
         size = sum(out_sizes)
         self._settle(max(0, IN_FLIGHT_BYTES - sent.nbytes - size * data.itemsize))
-        room = self._wire_rooms.take(size, data.dtype)
+        room = self._wire_buffers.take(size, data.dtype)
         self._under_way.append(_UnderWay(group.all_to_all(room, sent, out_sizes, sizes), room, sent, arrive))
 
     def _settle(self, most: int) -> None:
         """Wait until no more than ``most`` bytes are under way."""
-        while sum(each.room.nbytes + each.sent.nbytes for each in self._under_way) > most or (
+        while sum(exchange.room.nbytes + exchange.sent.nbytes for exchange in self._under_way) > most or (
             most == 0 and self._under_way
         ):
             first = self._under_way.popleft()
             first.work.wait()
             first.arrive(first.room)
-            self._wire_rooms.give(first.room)
+            self._wire_buffers.give(first.room)
 
     def drain(self) -> None:
-        """See that nothing of a step that broke changes any memory any more."""
+        """Make sure that no operation of a broken step changes any memory any more."""
         self.group.drain()
         self._renew()
         self._gradients = {}
 
 
+@dataclass
+class _Message:
+    """Some of a block's gradients, and the sum of the part that this worker adds up.
+
+    ``home``: the memory in which that sum ends, if it is one piece; None after the first sum was written there.
+    """
+
+    parts: Parts
+    dtype: torch.dtype
+    sum: TreeSum[torch.Tensor]
+    home: torch.Tensor | None = None
+
+    def size(self, reducer: int) -> int:
+        """Elements that ``reducer`` adds up."""
+        return sum(segment.size for segment in self.parts[reducer])
+
+    def add(self, slots: Sequence[int], rows: torch.Tensor) -> None:
+        """Add the values of ``slots``, one row for each; this may change ``rows``, and the caller may reuse them."""
+        for slot, row in zip(slots, rows.unbind(0), strict=True):
+            self.sum.put(slot, row)
+        memory = rows.untyped_storage().data_ptr()
+        self.sum.change(lambda value: self._kept(value) if value.untyped_storage().data_ptr() == memory else value)
+
+    def _kept(self, value: torch.Tensor) -> torch.Tensor:
+        home, self.home = self.home, None
+        return value.clone() if home is None else home.copy_(value)
+
+
+@dataclass(frozen=True)
+class _UnderWay:
+    """One exchange: ``arrive`` takes the values that it receives in ``room``. ``sent`` lives as long as ``work``."""
+
+    work: Work
+    room: torch.Tensor
+    sent: torch.Tensor
+    arrive: Callable[[torch.Tensor], None]
+
+
+class BufferPool:
+    """Flat memory of one device, used again and again. It keeps as much as was in use at one time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._free: list[torch.Tensor] = []  # bytes, from small to large
+
+    def take(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+        """A tensor of ``size`` undefined elements; return it with ``give``."""
+        needed = size * dtype.itemsize
+        fitting = next((i for i, buffer in enumerate(self._free) if len(buffer) >= needed), None)
+        if fitting is not None:
+            buffer = self._free.pop(fitting)
+        else:
+            if self._free:  # a larger buffer takes the place of the largest one
+                self._free.pop()
+            buffer = torch.empty(needed, dtype=torch.uint8, device=self._device)
+        return buffer[:needed].view(dtype)
+
+    def give(self, room: torch.Tensor) -> None:
+        """Take back ``room``, a result of ``take`` that is not used any more."""
+        whole = torch.empty(0, dtype=torch.uint8, device=self._device).set_(room.untyped_storage())
+        self._free.append(whole)
+        self._free.sort(key=len)
+
+
 def _one_piece(segments: Sequence[Segment], flat: Mapping[int, torch.Tensor]) -> torch.Tensor | None:
-    """The gradient of ``segments`` where they adjoin in one leaf: its own memory, which nobody else uses any more."""
+    """The gradient of ``segments``, in its own memory, if they adjoin in one parameter block; else None."""
     adjoin = all(a.param_block == b.param_block and a.stop == b.start for a, b in pairwise(segments))
     if not segments or not adjoin or segments[0].param_block not in flat:
         return None
@@ -340,13 +331,13 @@ def _one_piece(segments: Sequence[Segment], flat: Mapping[int, torch.Tensor]) ->
 
 
 def _parts(param_blocks: frozenset[int], plans: Sequence[BucketPlan], most: int) -> Iterator[Parts]:
-    """What ``plans`` have of ``param_blocks``, in messages of at most ``most`` elements for each worker."""
+    """The parts of ``plans`` in ``param_blocks``, in messages of at most ``most`` elements for each worker."""
     for plan in plans:
-        own = [
+        runs = [
             list(_runs([segment for segment in part if segment.param_block in param_blocks], most))
             for part in plan.parts
         ]
-        yield from zip_longest(*own, fillvalue=())
+        yield from zip_longest(*runs, fillvalue=())
 
 
 def _runs(segments: Sequence[Segment], most: int) -> Iterator[list[Segment]]:

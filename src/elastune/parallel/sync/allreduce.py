@@ -1,7 +1,7 @@
 """Synchronous SGD: after every step all replicas have the gradient of the mean loss over the global batch.
 
-``ExactAllReduce`` sums in canonical order, ``FastAllReduce`` in whatever order is fastest. ``CompressedAllReduce``
-sends fewer bytes, and keeps what a worker has not sent yet, also when workers come and go.
+``ExactAllReduce`` sums in canonical order, ``FastAllReduce`` in the fastest order. ``CompressedAllReduce`` sends fewer
+bytes, and keeps the residuals that a worker has not sent yet, also when workers come and go.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from elastune.parallel.comm.reducer import FlatBucket, FlatReducer, Pair, Reduce
 from elastune.parallel.mechanisms.base import Replica
 from elastune.parallel.sync.base import STATISTICS, Sync, squared_norms, step_statistics
 
-# [allreduce] Synchronous SGD: after every step all replicas have the gradient of the mean loss over the global batch.
+FACTORS = "factors"
+"""The key of PowerSGD's factors in a state dict."""
 
 
 class AllReduce(Sync):
-    """Gradients go into buckets while the backward pass runs; buckets leave as they fill.
+    """The base of all-reduce strategies: gradients fill buckets during the backward pass, and full buckets leave.
 
-    Gradients come in about the reverse order of definition; what is known last (buffers, and the tail of flags of used
-    parameters, control and statistics) rides in the last bucket.
+    Gradients arrive in about the reverse order of definition. The last bucket also carries the values that are known
+    last: the buffers, and the *tail*, which has the flags of used parameters, control and statistics.
     """
 
     name: ClassVar[str] = "allreduce"
@@ -45,7 +46,7 @@ class AllReduce(Sync):
         self._tail = torch.zeros(numbers, dtype=torch.float32, device=self._params[0].device)
 
     def _like(self, buffers: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        """What is reduced, in the reducer's order."""
+        """The reduced tensors, in the reducer's order."""
         return [t.detach() for t in (*reversed(self._params), *buffers, self._tail)]
 
     def begin(self, share: BatchSlice, *, starts_step: bool) -> None:
@@ -89,7 +90,7 @@ class AllReduce(Sync):
     # -- to the reducer and back --------------------------------------------------------------------------------------
 
     def _begin_part(self) -> None:
-        """No parameter has been used by the part of the batch whose gradients come next."""
+        """Begin a part of the batch: no parameter has a gradient from it yet."""
         self._used = [0.0] * len(self._params)
 
     def _put(self, i: int, gradient: torch.Tensor | None) -> None:
@@ -102,10 +103,10 @@ class AllReduce(Sync):
 
     @abstractmethod
     def _dense(self, gradient: torch.Tensor) -> torch.Tensor:
-        """A sparse gradient, as a reducer takes it."""
+        """A sparse gradient in the form that the reducer takes."""
 
     def _put_rest(self, moved: Iterable[torch.Tensor], *, with_control: bool) -> None:
-        """After all gradients: buffers, and the tail."""
+        """Put the buffers and the tail, after all gradients."""
         assert self._reducer is not None
         control = self.control if with_control else [0.0] * len(self.control)
         values = self._part.values
@@ -124,7 +125,7 @@ class AllReduce(Sync):
         self._adopt_sums(sums)
 
     def _adopt_sums(self, sums: Sequence[torch.Tensor]) -> None:
-        """Give every parameter that any worker used its gradient."""
+        """Give its gradient to every parameter that any worker has used."""
         assert self._reducer is not None
         count, tail = len(self._params), sums[-1].tolist()
         self.totals = tail[count : -len(STATISTICS)]
@@ -134,10 +135,10 @@ class AllReduce(Sync):
         self._move_buffers(sums[count:-1])
 
     def _move_buffers(self, moved: Sequence[torch.Tensor]) -> None:
-        """Apply the sums of what ``_put_rest`` was given as ``moved``."""
+        """Apply the sums of the buffers, the ``moved`` of ``_put_rest``."""
 
     def _accumulate_apart(self, loss: torch.Tensor, weight: float) -> Pair:
-        """A pass that is a part of its own; the squared norms of its gradient."""
+        """Run a pass that is a part of its own; return the squared norms of its gradient."""
         self.replica.run_apart(loss, weight)
         norms = squared_norms(self._params, self._weights)
         self.replica.join_earlier()
@@ -151,9 +152,10 @@ class AllReduce(Sync):
 
 
 class ExactAllReduce(AllReduce):
-    """Sums follow the canonical tree over slots: weights do not depend on how many workers there are, or were.
+    """Synchronous SGD whose sums follow the canonical tree over slots.
 
-    Every slot is run by itself, on the buffers of the step's start: BatchNorm normalises over a slot's own samples.
+    The weights do not depend on how many workers the run has now or had before. Every slot runs by itself, on the
+    buffers of the step's start: BatchNorm normalises over a slot's own samples.
     """
 
     exact: bool = True
@@ -227,13 +229,13 @@ class ExactAllReduce(AllReduce):
 
 
 class FastAllReduce(AllReduce):
-    """What a worker has of a batch runs as one pass, and sums are made in the backend's order.
+    """Synchronous SGD that runs a worker's part of a batch as one pass, and sums in the backend's order.
 
-    Equal to ``ExactAllReduce`` up to rounding for models without dropout or BatchNorm, which here normalises over what
-    a worker runs in one pass; so buffers drift apart. What torch's DistributedDataParallel does, overlap included, but
-    on a group that may change under it. (A DDP over a group of one with a hook that reduces could be had too; it
-    rebuilds its buckets after the first backward pass in the order that this worker saw, which nobody would then
-    compare with the order that others saw.)
+    For models without dropout and BatchNorm the result equals ``ExactAllReduce`` up to rounding. BatchNorm normalises
+    over the samples of one worker's pass, so buffers drift apart. This is what torch's DistributedDataParallel does,
+    overlap included, but on a group that may change. (A DDP over a group of one worker, with a hook that reduces, does
+    not work. It rebuilds its buckets after the first backward pass in the order of this worker's gradients, and the
+    orders of several workers may differ.)
     """
 
     exact: bool = False
@@ -294,7 +296,7 @@ class FastAllReduce(AllReduce):
         self._part.clear()  # an optimizer may evaluate the whole batch again and again
 
     def _with_others(self, reducer: Reducer[FlatBucket], loss: torch.Tensor, share: BatchSlice) -> None:
-        """All that this worker runs in a step is one part."""
+        """All slices that this worker runs in a step are one part."""
         replica = self.replica
         if share.weight:
             self._add_part(loss, share.weight)
@@ -316,17 +318,13 @@ class FastAllReduce(AllReduce):
         return gradient.to_dense()
 
 
-# [compressed] Synchronous SGD whose gradients travel in fewer bytes, and what becomes of what a worker has not sent yet.
-
-FACTORS = "factors"
-
-
 class CompressedAllReduce(FastAllReduce):
-    """As ``FastAllReduce``, but a step's gradient is what came through ``compression``.
+    """As ``FastAllReduce``, but gradients travel through ``compression``.
 
-    Where that leaves residuals (``comm.compress.residual``) each worker has its own. Of a worker that leaves one that
-    stays takes it over; a worker that is alone adds its own to its next gradient, since it sends nothing; that of a
-    worker that dies is lost, as they all are where training begins again from a snapshot or a checkpoint.
+    Compression may leave a residual on each worker (``comm.gradient_compression.ResidualBucket``). When a worker
+    leaves, a staying worker takes its residual over. A worker that is alone sends nothing, so it adds its residual to
+    its gradient. When a worker dies, its residual is lost. All residuals are lost when training begins again from a
+    snapshot or a checkpoint.
     """
 
     def __init__(
@@ -374,16 +372,16 @@ class CompressedAllReduce(FastAllReduce):
         reducer = self._compressed
         if over is None or reducer is None:
             return
-        members, given = comms.everyone.size, []
+        members, received = comms.everyone.size, []
         for leaver in range(members + comms.rank, over.size, members):
-            room = [torch.empty_like(tensor) for tensor in reducer.owed]
-            for tensor in room:
+            residuals = [torch.empty_like(tensor) for tensor in reducer.owed]
+            for tensor in residuals:
                 over.receive(tensor, leaver)
-            given.append(room)
-        for room in given:  # all of them, or none
-            reducer.owe(room)
+            received.append(residuals)
+        for residuals in received:  # after the loop above: take over all of them, or none
+            reducer.owe(residuals)
 
-    # -- what is saved ------------------------------------------------------------------------------------------------
+    # -- saved state ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         factors = {} if self._compressed is None else self._compressed.factors

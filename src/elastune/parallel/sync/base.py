@@ -20,107 +20,49 @@ from elastune.parallel.comm.process_groups import Comms
 from elastune.parallel.comm.reducer import Pair, Scalar, scalar
 from elastune.parallel.mechanisms.base import Replica
 
-# [statistics] What a step's reduction tells beside gradients: sums over the parts of a global batch, from which monitors read.
-
 STATISTICS = ("square", "weighted", "count", "loss", "sharpness", "trace")
-"""What each part of a global batch (a slot, or what a worker runs) adds to the step's sums, beside its gradients: the
-squared norm of its mean gradient and of that times weights, each times the part's weight; 1; its weighted loss; and
-what was measured of it (``Sync.record_statistic``)."""
+"""The numbers that each part of a global batch adds to the step's sums, beside its gradients.
+
+A part is a slot, or all samples of one worker. "square" and "weighted" are the squared norms of its mean gradient and
+of that times weights, each times the part's weight. "count" is 1, and "loss" its weighted loss. "sharpness" and "trace"
+are measurements (``Sync.record_statistic``)."""
 _COUNT, _LOSS = STATISTICS.index("count"), STATISTICS.index("loss")
 
 
-@dataclass(frozen=True)
-class StepStatistics:
-    """A step's: sums over parts (``STATISTICS``), and the squared norms of the summed gradient, plain and weighted.
-
-    ``distance``: how far apart learners were where a round ended (``sync.distance``); None where there are none.
-    ``staleness``: how many global batches old on average what learners took of others without waiting was, in a round;
-    None where nobody took anything so.
-    """
-
-    parts: dict[str, float]
-    norms: tuple[float, float] | None
-    distance: float | None = None
-    staleness: float | None = None
-
-
-def step_statistics(parts: Sequence[Scalar], norms: Pair | None, distance: float | None = None) -> StepStatistics:
-    """From the sums, in the order of ``STATISTICS``."""
-    named = {name: float(value) for name, value in zip(STATISTICS, parts, strict=True)}
-    return StepStatistics(named, None if norms is None else (float(norms[0]), float(norms[1])), distance)
-
-
-class PartStatistics:
-    """What this worker has to say of the parts that it has run since ``clear``."""
-
-    def __init__(self) -> None:
-        self.values: list[Scalar] = [0.0] * len(STATISTICS)
-
-    def clear(self) -> None:
-        """Nothing yet."""
-        self.values = [0.0] * len(STATISTICS)
-
-    def add(self, other: PartStatistics) -> None:
-        """All that ``other`` has."""
-        self.values = [own + value for own, value in zip(self.values, other.values, strict=True)]
-
-    def tensor(self) -> torch.Tensor:
-        """The values, in single precision, on the CPU."""
-        return torch.tensor([float(value) for value in self.values], dtype=torch.float32)
-
-    def record(self, name: str, value: float) -> None:
-        """One of ``STATISTICS`` that was measured, weighted already."""
-        self.values[STATISTICS.index(name)] += value
-
-    def add_loss(self, loss: torch.Tensor, weight: float) -> None:
-        """The loss of a pass."""
-        value = loss.item() if loss.device.type == "cpu" else scalar(loss.detach().reshape(()))
-        self.values[_LOSS] += value * weight
-
-    def add_norms(self, norms: Pair, weight: float) -> None:
-        """A part of weight ``weight`` is done: ``norms`` are those of its weighted gradient."""
-        for place, norm in enumerate(norms):
-            self.values[place] += norm / weight
-        self.values[_COUNT] += 1.0
-
-
-def squared_norms(params: Sequence[torch.Tensor], weights: Sequence[torch.Tensor] | None) -> Pair:
-    """The squared norms of what the parameters have for gradients, and of these times ``weights``; as a reducer's."""
-    pairs = [(p.grad, i) for i, p in enumerate(params) if p.grad is not None]
-    if not pairs:
-        return 0.0, 0.0
-    grads = [(grad.coalesce().values() if grad.is_sparse else grad).float() for grad, _ in pairs]
-    plain = scalar(torch.stack(torch._foreach_norm(grads)).square().sum())
-    if weights is None:
-        return plain, 0.0
-    weighed = [(grad.to_dense() if grad.is_sparse else grad) * weights[i] for grad, i in pairs]
-    return plain, scalar(torch.stack(torch._foreach_norm(weighed)).square().sum())
-
-
-# [base] The contract of a synchronisation strategy: when and how the replicas of a model come together.
-
-
 class Sync(ABC):
-    """One worker's side of a strategy, over the replica that the worker is a part of.
+    """One worker's side of a synchronisation strategy, over the replica that the worker is a part of.
 
-    A step is one or more batch slices; for each: ``begin``, the user's forward pass through ``replica.model``,
-    ``backward``; after the last the user's optimizer step, then ``after_step``. Between the slices of a step no
-    parameter has a gradient, so that whatever the user does with gradients there (clip, step, zero) does nothing.
+    A step has one or more batch slices. For each slice: ``begin``, the user's forward pass through ``replica.model``,
+    ``backward``. After the last slice come the user's optimizer step and ``after_step``. Between the slices of a step
+    no parameter has a gradient. So a user who clips, steps or zeroes there changes nothing.
 
-    A *round*, one step or several, ends with an exchange that all workers complete, or that is done again: it
-    returns with the round complete, or raises ``GroupBroken`` with nothing applied. The round is then completed by
-    ``adopt_result`` with what another worker has of it, or dropped by ``abandon``; training goes on after ``regroup``.
-    A run with several models has a ``Sync`` for each of them.
+    A *round* is one step or several. It ends with an exchange that all workers complete, or that is done again. The
+    exchange returns with the round complete, or raises ``GroupBroken`` with nothing applied. In the second case
+    ``adopt_result`` completes the round with another worker's result, or ``abandon`` drops it. Training goes on after
+    ``regroup``. A run with several models has one ``Sync`` for each model.
 
-    ``plan``: its learners and rounds. ``meets_after_step``: the exchange comes after the round's last optimizer step,
-    in ``after_step``, and not with the last ``backward``. ``exact``: how many workers there are does not show in the
-    result. ``drifts``: buffers move at each worker by itself.
+    Example (one step, as ``train.step`` calls it)::
 
-    ``parts``, set before a step, are the slices that this worker runs in it.
-    ``control``, set before a step, of the length that was told at the beginning, is summed over the workers that have
-    samples (where ``all_contribute``, over all); ``totals``, those sums, are known to all after the round, and so are
-    its ``statistics`` and the learners that it ended without (``absent``). ``wait_s``: how long the last step waited
-    for others. ``wants_statistics``: whether anybody reads them; on a GPU they cost a wait for the device.
+        for share in sync.parts:
+            sync.begin(share, starts_step=share is sync.parts[0])
+            sync.backward(loss_of(sync.replica.model, share), share)
+        sync.replica.optimizer.step()
+        sync.after_step()
+
+    Attributes:
+        exact: The number of workers does not change the result.
+        drifts: Buffers change on each worker by itself.
+        all_contribute: ``control`` is summed over all workers, and not only over the workers that have samples.
+        meets_after_step: The exchange comes after the round's last optimizer step, in ``after_step``, and not with the
+            last ``backward``.
+        plan: Its learners and rounds.
+        parts: The slices that this worker runs in a step; set before the step.
+        control: This worker's numbers for the exchange, of a fixed length; set before the step.
+        totals: The sums of ``control`` over workers, on all workers after the round.
+        statistics: The statistics of the round, on all workers.
+        absent: The learners without which the round ended.
+        wait_s: How long the last step waited for other workers.
+        wants_statistics: Whether a monitor reads the statistics; on a GPU they cost a wait for the device.
     """
 
     name: ClassVar[str]
@@ -152,14 +94,15 @@ class Sync(ABC):
 
     @abstractmethod
     def backward(self, loss: torch.Tensor, share: BatchSlice) -> None:
-        """Add the gradient of ``loss``, the mean over the slice's samples. After the step's last slice the parameters
-        have the gradient that the optimizer is to use.
+        """Add the gradient of ``loss``, the mean over the slice's samples.
+
+        After the step's last slice the parameters have the gradient for the optimizer.
         """
 
     def add(self, loss: torch.Tensor, share: BatchSlice) -> None:
-        """Add the gradient of ``loss``, one of several of the slice whose ``backward`` is still to come.
+        """Add the gradient of ``loss``, one of several losses of the slice before its ``backward``.
 
-        Raises ``UserError`` where workers hold parts of the model.
+        Raises ``UserError`` if workers hold parts of the model.
         """
         if not self.replica.has_all:
             fix = "add them up: session.backward(one + other)"
@@ -171,46 +114,48 @@ class Sync(ABC):
                 self._part.add_loss(loss, share.weight)
 
     def after_step(self) -> None:  # noqa: B027 - most strategies have nothing to do here
-        """The user's optimizer step is done: a strategy that ``meets_after_step`` has its exchange here."""
+        """Called after the user's optimizer step; a strategy that ``meets_after_step`` has its exchange here."""
 
-    # -- what rides along ---------------------------------------------------------------------------------------------
+    # -- statistics ---------------------------------------------------------------------------------------------------
 
     def measure(self, on: bool, weights: list[torch.Tensor] | None = None, turn: int = 0) -> None:
-        """Whether the next step takes gradients' norms; ``weights``: a factor for every parameter; ``turn``: which
-        blocks of large ones are looked at (``comm.reducer.BucketNorms``).
+        """Whether the next step computes gradients' norms.
+
+        ``weights``: a factor for every parameter. ``turn``: see ``comm.reducer.BucketNorms``.
         """
         self._measures, self._weights, self._turn = on, weights, turn
 
     @property
     def sent_bytes(self) -> int:
-        """How many bytes this worker's collectives have sent, in all groups since this was made; see ``comm.group``."""
+        """How many bytes this worker's collectives have sent, in all groups since this object was made."""
         return self._sent_before + sum(group.sent_bytes for group in self._comms.formed)
 
     def count_on_from(self, before: Sync) -> None:
-        """Count the bytes that ``before``, whose place this takes over the same groups, has sent in earlier ones."""
+        """Count also the bytes of earlier groups of ``before``; this object takes its place over the same groups."""
         self._sent_before = before._sent_before
 
     def record_statistic(self, name: str, value: float) -> None:
-        """One of ``STATISTICS`` that was measured of the current slice, weighted; before its ``backward``."""
+        """Add a measured, weighted value of one of ``STATISTICS`` of the current slice, before its ``backward``."""
         self._part.record(name, value)
 
     # -- when workers come and go -------------------------------------------------------------------------------------
 
     @abstractmethod
     def last_result(self) -> list[torch.Tensor]:
-        """The complete result of the newest completed round: flat tensors on the group's wire device, whose shapes do
-        not depend on the number of workers. They live until the next round completes.
+        """The complete result of the newest completed round: flat tensors on the group's wire device.
+
+        Their shapes do not depend on the number of workers. They live until the next round completes.
         """
 
     @abstractmethod
     def result_room(self) -> list[torch.Tensor]:
-        """Room for another worker's ``last_result``."""
+        """Memory for another worker's ``last_result``."""
 
     @abstractmethod
     def adopt_result(self, result: Sequence[torch.Tensor]) -> None:
-        """Complete the round by another worker's ``last_result``, exactly as if the exchange had succeeded here.
+        """Complete the round with another worker's ``last_result``, exactly as if the exchange had succeeded here.
 
-        For a worker that contributed all it had: its exchange raised ``GroupBroken``.
+        For a worker that has contributed all its values and whose exchange raised ``GroupBroken``.
         """
 
     @abstractmethod
@@ -219,36 +164,118 @@ class Sync(ABC):
 
     @property
     def awaits_step(self) -> bool:
-        """Whether others may have to wait until the user's optimizer step has applied what this worker has: until then
-        it must not do anything with them."""
+        """Whether other workers may have to wait until the user's optimizer step has applied this worker's sums.
+
+        Until then this worker must take part in nothing with them.
+        """
         return False
 
     def regroup(self, comms: Comms, over: Group | None = None) -> None:
-        """Exchange with these workers from the next step on; the replica is told as well.
+        """Exchange with these workers from the next step on; the replica regroups as well.
 
-        ``over``: those, and behind them such as leave and have state to hand over; None: none do. Where replicas lie on
-        several workers, all of ``over`` move state, so this raises ``GroupBroken`` and ``Unrecoverable``.
+        Args:
+            comms: The new groups.
+            over: The new workers, and after them the leaving workers that hand state over; None: no worker does.
+
+        Raises:
+            GroupBroken: Only if replicas lie on several workers, because all of ``over`` then move state.
+            Unrecoverable: Likewise.
         """
         self._sent_before, self._comms = self.sent_bytes, comms
-        self._sent_before -= sum(group.sent_bytes for group in comms.formed)  # the same ones, perhaps
+        self._sent_before -= sum(group.sent_bytes for group in comms.formed)  # some groups may stay the same
         self.group = comms.group("data")
         self.replica.regroup(comms)
 
     def close(self) -> None:  # noqa: B027 - most have nothing to let go of
-        """Another strategy takes this one's place over the same replica, between two rounds."""
+        """Let go of the replica: another strategy takes this one's place over it, between two rounds."""
 
     def hand_over(self, over: Group, members: int) -> None:  # noqa: B027 - most strategies have nothing to give
-        """This worker leaves: give what it alone holds to one of the first ``members`` of ``over``, whose ``regroup``
-        expects it. Raises ``GroupBroken``.
+        """Give the state that this leaving worker alone holds to one of the first ``members`` of ``over``.
+
+        The ``regroup`` of that worker expects it. Raises ``GroupBroken``.
         """
 
-    # -- what is saved ------------------------------------------------------------------------------------------------
+    # -- saved state ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What this strategy keeps from round to round (outer momenta, centre weights); equal on all workers."""
+        """The state that this strategy keeps from round to round, such as outer momenta; equal on all workers."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from ``state_dict``."""
         if state:
             raise ValueError(f"{self.name} keeps nothing from round to round, not {sorted(state)}")
+
+
+# --- statistics -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StepStatistics:
+    """The statistics of one step; monitors read them.
+
+    Attributes:
+        parts: The sums over parts, by the names of ``STATISTICS``.
+        norms: The squared norms of the summed gradient, plain and weighted; None if they were not measured.
+        distance: How far apart learners were at the end of a round (``sync.rounds.distance``); None without learners.
+        staleness: The mean age, in global batches, of values that learners took from others without waiting; None if
+            no learner took any in this round.
+    """
+
+    parts: dict[str, float]
+    norms: tuple[float, float] | None
+    distance: float | None = None
+    staleness: float | None = None
+
+
+def step_statistics(parts: Sequence[Scalar], norms: Pair | None, distance: float | None = None) -> StepStatistics:
+    """Name the sums ``parts``, which are in the order of ``STATISTICS``."""
+    named = {name: float(value) for name, value in zip(STATISTICS, parts, strict=True)}
+    return StepStatistics(named, None if norms is None else (float(norms[0]), float(norms[1])), distance)
+
+
+class PartStatistics:
+    """The sums of ``STATISTICS`` over the parts that this worker has run since ``clear``."""
+
+    def __init__(self) -> None:
+        self.values: list[Scalar] = [0.0] * len(STATISTICS)
+
+    def clear(self) -> None:
+        """Set all sums to zero."""
+        self.values = [0.0] * len(STATISTICS)
+
+    def add(self, other: PartStatistics) -> None:
+        """Add the sums of ``other``."""
+        self.values = [a + b for a, b in zip(self.values, other.values, strict=True)]
+
+    def tensor(self) -> torch.Tensor:
+        """The values, in single precision, on the CPU."""
+        return torch.tensor([float(value) for value in self.values], dtype=torch.float32)
+
+    def record(self, name: str, value: float) -> None:
+        """Add a measured value of the statistic ``name``, weighted already."""
+        self.values[STATISTICS.index(name)] += value
+
+    def add_loss(self, loss: torch.Tensor, weight: float) -> None:
+        """Add the loss of a pass."""
+        value = loss.item() if loss.device.type == "cpu" else scalar(loss.detach().reshape(()))
+        self.values[_LOSS] += value * weight
+
+    def add_norms(self, norms: Pair, weight: float) -> None:
+        """Count a finished part of weight ``weight``; ``norms`` are the squared norms of its weighted gradient."""
+        for place, norm in enumerate(norms):
+            self.values[place] += norm / weight
+        self.values[_COUNT] += 1.0
+
+
+def squared_norms(params: Sequence[torch.Tensor], weights: Sequence[torch.Tensor] | None) -> Pair:
+    """The squared norms of the parameters' gradients, plain and times ``weights``; as those of a reducer."""
+    pairs = [(p.grad, i) for i, p in enumerate(params) if p.grad is not None]
+    if not pairs:
+        return 0.0, 0.0
+    grads = [(grad.coalesce().values() if grad.is_sparse else grad).float() for grad, _ in pairs]
+    plain = scalar(torch.stack(torch._foreach_norm(grads)).square().sum())
+    if weights is None:
+        return plain, 0.0
+    weighed = [(grad.to_dense() if grad.is_sparse else grad) * weights[i] for grad, i in pairs]
+    return plain, scalar(torch.stack(torch._foreach_norm(weighed)).square().sum())

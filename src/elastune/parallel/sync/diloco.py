@@ -15,37 +15,36 @@ from elastune.parallel.comm.exact import ExactReducer
 from elastune.parallel.comm.group import Group
 from elastune.parallel.sync.local_sgd import Local, Values
 
-# [diloco] DiLoCo: the mean of learners is a step of an outer optimizer with Nesterov's momentum.
-
 
 class DiLoCo(Local):
-    """The way from where a round began to the learners' mean, turned round, is the outer gradient d. With the momentum
-    m <- mu m + d parameters become begun - lr (d + mu m).
+    """At the end of a round an outer optimizer takes a step, with Nesterov's momentum as in ``torch.optim.SGD``.
 
-    (Source: Douillard et al., "DiLoCo", arXiv 2311.08105, algorithm 1, with Nesterov's momentum as in
-    ``torch.optim.SGD``.) Every worker holds the momentum, and all the same.
+    The outer gradient is d = begun - mean: the parameters at the round's beginning minus the learners' mean. With the
+    momentum m <- mu m + d the parameters become begun - lr (d + mu m). Every worker holds the same momentum.
+
+    (Source: Douillard et al., "DiLoCo", arXiv 2311.08105, algorithm 1.)
     """
 
     def __init__(self, plan: SyncPlan, like: Values, group: Group) -> None:
         super().__init__(plan, like, group)
         self._momentum = [torch.zeros_like(value) for value in like]
-        # Of this round: what the outer steps have come to, and their momentum. A round that is dropped leaves none.
+        # Of this round: the parameters after its outer steps, and their momentum. A dropped round leaves none.
         self._centre: list[torch.Tensor] = []
         self._moving: list[torch.Tensor] = []
 
     def begin(self, values: Values) -> None:
         self._centre, self._moving = list(values), list(self._momentum)
 
-    def end(self, begun: Values, execution: Values) -> Values:
-        super().end(begun, execution)
-        values = self._outer_step(range(len(execution)), execution)
+    def end(self, begun: Values, averages: Values) -> Values:
+        super().end(begun, averages)
+        values = self._outer_step(range(len(averages)), averages)
         self._momentum, self._centre, self._moving = self._moving, [], []
         return values
 
-    def _outer_step(self, places: Sequence[int], execution: Values) -> list[torch.Tensor]:
-        """One with the parameters at ``places``, whose ``execution`` these are; what they come to."""
+    def _outer_step(self, places: Sequence[int], averages: Values) -> list[torch.Tensor]:
+        """Take an outer step with the parameters at ``places``, whose means are ``averages``; return the new values."""
         begun = [self._centre[place] for place in places]
-        steps = torch._foreach_sub(begun, list(execution))
+        steps = torch._foreach_sub(begun, list(averages))
         moved = torch._foreach_mul([self._moving[place] for place in places], self.plan.outer_momentum)
         torch._foreach_add_(moved, steps)
         torch._foreach_add_(steps, moved, alpha=self.plan.outer_momentum)
@@ -62,28 +61,27 @@ class DiLoCo(Local):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        for own, value in zip(self._momentum, state["momentum"], strict=True):
-            own.copy_(value)
-
-
-# [streaming] DiLoCo in fragments: parts of the model come together one after another, while training goes on.
+        for momentum, value in zip(self._momentum, state["momentum"], strict=True):
+            momentum.copy_(value)
 
 
 class StreamingDiLoCo(DiLoCo):
-    """After its steps of a round (``core.fragments.send_schedule``) a fragment of each learner leaves; ``plan.delay`` steps
-    later the mean is waited for, the fragment takes an outer step from where its last one had come to, and each learner
-    adopts that: x becomes blend x + (1 - blend) outer. At most one fragment is under way. A round's end is DiLoCo's,
-    with an outer step of every fragment from its newest one.
+    """DiLoCo that exchanges the model in fragments, while training goes on.
 
-    All of it is counted in steps, none in time: the result does not depend on who was quick. Where a round
-    ends early no fragment leaves that could not be adopted before it, and all are exchanged there anyway.
+    A fragment of each learner leaves at its step of the round (``core.sync_plan.send_schedule``). ``plan.delay`` steps
+    later the strategy waits for the mean. The fragment takes an outer step from its last outer values, and each learner
+    adopts the result: x becomes blend x + (1 - blend) outer. At most one fragment is under way. At the end of the round
+    every fragment takes an outer step from its newest outer values, as in DiLoCo.
 
-    (Source: Douillard et al., "Streaming DiLoCo with overlapping communication", arXiv 2501.18512, algorithm 2. There
-    learners never become equal; and theirs are fragments of layers, here of whole tensors of nearly equal bytes.)
+    The schedule counts steps, not time, so the result does not depend on which worker is quick. If a round ends early,
+    a fragment that could not be adopted before the end does not leave; the end exchanges all fragments anyway.
+
+    (Source: Douillard et al., "Streaming DiLoCo with overlapping communication", arXiv 2501.18512, algorithm 2. In the
+    paper learners never become equal, and fragments are layers; here they are whole tensors of nearly equal bytes.)
     """
 
     def __init__(self, plan: SyncPlan, like: Values, group: Group) -> None:
-        """Raises ``UserError`` where there are fewer parameters than fragments."""
+        """Raises ``UserError`` if the model has fewer parameters than fragments."""
         super().__init__(plan, like, group)
         self._fragments = fragments_of([value.nbytes for value in like], plan.fragments)
         self._reducers = [
@@ -97,7 +95,7 @@ class StreamingDiLoCo(DiLoCo):
         if self._under_way is not None:
             fragment, left = self._under_way
             reducer, age = self._reducers[fragment], steps - left
-            if age < self.plan.delay:  # sums that go in several legs begin them at even distances
+            if age < self.plan.delay:  # a sum of several legs begins them at equal distances
                 reducer.advance(age * (reducer.legs + 1) // self.plan.delay)
             else:
                 self._adopt(fragment, learners)
@@ -112,9 +110,9 @@ class StreamingDiLoCo(DiLoCo):
 
     def _adopt(self, fragment: int, learners: Mapping[int, Values]) -> None:
         places = self._fragments[fragment]
-        execution = [total / self.plan.learners for total in self._reducers[fragment].finish()]
+        averages = [total / self.plan.learners for total in self._reducers[fragment].finish()]
         self._under_way = None
-        outer = self._outer_step(places, execution)
+        outer = self._outer_step(places, averages)
         for values in learners.values():
             for place, value in zip(places, outer, strict=True):
                 values[place].lerp_(value, 1.0 - self.plan.blend)

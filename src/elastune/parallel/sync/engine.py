@@ -1,4 +1,4 @@
-"""Engines of other packages reduce gradients by themselves; what else a step has to exchange goes in one small sum."""
+"""Engines of other packages reduce gradients by themselves; one small sum carries all other values of a step."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from elastune.parallel.sync.base import STATISTICS, Sync, step_statistics
 
 
 class EngineReduce(Sync):
-    """After the engine's last backward pass of a step one all-reduce brings the control vector and statistics.
+    """The strategy of an engine that reduces gradients itself.
 
-    Workers stay as they are: a reduction that breaks ends the run. Buffers move at each worker by itself.
+    After the engine's last backward pass of a step, one all-reduce sums the control vector and statistics. The workers
+    of a run stay the same: a broken reduction ends the run. Buffers change on each worker by itself.
     """
 
     name: ClassVar[str] = "engine"
@@ -74,9 +75,10 @@ class EngineReduce(Sync):
 
 
 class OrderedEngineReduce(EngineReduce):
-    """Slots run by themselves, each on the buffers of the step's start, and the engine adds them up in canonical order.
+    """The strategy of an engine that sums slots in canonical order.
 
-    What the engine does not know of travels with the control vector: buffers, and which parameters were used.
+    Each slot runs by itself, on the buffers of the step's start. The engine does not know the buffers and the flags of
+    used parameters, so these travel with the control vector.
     """
 
     exact: bool = True
@@ -112,9 +114,9 @@ class OrderedEngineReduce(EngineReduce):
 
     def _end_slot(self, share: BatchSlice) -> None:
         control = self.control if share.ends_step else [0.0] * len(self.control)
-        told = torch.tensor([*map(float, self.replica.used), *control, *map(float, self._part.values)])
+        tail = torch.tensor([*map(float, self.replica.used), *control, *map(float, self._part.values)])
         self._reducer.begin_slot(share.slot, last=share.ends_step)
-        for place, value in enumerate([*self.replica.buffers.moves(self._slot_weight), told]):
+        for place, value in enumerate([*self.replica.buffers.moves(self._slot_weight), tail]):
             self._reducer.put(place, value)
         self._slot_weight = 0.0
         self._part.clear()

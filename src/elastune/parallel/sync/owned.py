@@ -22,15 +22,17 @@ from elastune.parallel.mechanisms.owned.state import place
 from elastune.parallel.sync.base import STATISTICS, PartStatistics, Sync, step_statistics
 
 _KNOWN_TO_ONE = torch.tensor([float(name in ("loss", "sharpness", "trace")) for name in STATISTICS])
-"""Of the statistics of a slot: those that only who has its samples knows."""
+"""1 for the statistics of a slot that only the worker with its samples knows."""
 
 
 class OwnedAllReduce(Sync):
-    """A step's gradients are added up along the canonical tree, each share by one worker, and sent to its holders.
+    """Synchronous SGD for replicas whose parameters and optimizer state have owners (``mechanisms.owned``).
 
-    ``exact``: over slots, each on the buffers of the step's start; weights do not show the workers, nor the mesh.
-    ``fast``: what a worker runs is one part, as if it were a slot; buffers drift.
-    A step is committed once this worker is through the gate: whoever is knows that every sum lies with all its holders.
+    One worker adds up each part of the gradients, along the canonical tree, and sends the sum to the part's owners.
+
+    In ``exact`` mode the sums are over slots, each on the buffers of the step's start: weights depend neither on the
+    workers nor on the mesh. In ``fast`` mode all samples of one worker are one part, like a slot, and buffers drift.
+    A step is committed when this worker has passed the commit barrier: then all owners have every sum.
     """
 
     name: ClassVar[str] = "owned"
@@ -50,10 +52,10 @@ class OwnedAllReduce(Sync):
         super().__init__(replica, comms, control)
         self.exact = mode == "exact"
         self.drifts = not self.exact  # type: ignore[misc]
-        self._elastic = elastic
-        self._leaves_early = not replica.equal_passes  # else passes have collectives of their own, in one order
+        # Equal passes have collectives of their own, in a fixed order; then no bucket may leave early.
+        self._leaves_early = not replica.equal_passes
         deal = dealt if replica.in_turn and self.exact else cut
-        self._gate = CommitBarrier(replica.split, control, len(STATISTICS), num_slots if self.exact else None, deal)
+        self._barrier = CommitBarrier(replica.split, control, len(STATISTICS), num_slots if self.exact else None, deal)
         self._reducer: OwnedReducer | StreamedReducer = OwnedReducer()
         if replica.blocks:
             self._reducer = StreamedReducer(replica.blocks)
@@ -70,11 +72,13 @@ class OwnedAllReduce(Sync):
     def _enter(self, comms: Comms) -> None:
         self.comms = comms
         self.group = comms.batch
-        self._gate.regroup(comms.everyone, comms.mesh)
+        self._barrier.regroup(comms.everyone, comms.mesh)
         replica, store = self.replica, self.replica.store
         layout = replica.plans, replica.split, store.parameters[0].device
-        self._reducer.regroup(*layout, comms.batch, self._gate.num_slots, replica.held_by)
-        self._wards = RemoteOwnerSums(replica.remote_owners, replica.split, comms.everyone, store.parameters[0].device)
+        self._reducer.regroup(*layout, comms.batch, self._barrier.num_slots, replica.held_by)
+        self._remote_sums = RemoteOwnerSums(
+            replica.remote_owners, replica.split, comms.everyone, store.parameters[0].device
+        )
         self._computed = frozenset(store.computed)
         self._rank = comms.mesh.batch_rank(comms.rank)
 
@@ -112,15 +116,15 @@ class OwnedAllReduce(Sync):
             self._part.clear()
             if self.wants_statistics:
                 part.add_loss(loss, share.weight)
-        for each in share.together:  # what other workers of this replica run: their gradients come here, too
-            if each.weight and not (share.weight and each.slot == slot):
-                self._weights_of[each.slot] = each.weight
-                self._of_others.add(each.slot)
-                self._parts[each.slot] = PartStatistics()
+        for other in share.together:  # the slices of other workers of this replica, whose gradients come here, too
+            if other.weight and not (share.weight and other.slot == slot):
+                self._weights_of[other.slot] = other.weight
+                self._of_others.add(other.slot)
+                self._parts[other.slot] = PartStatistics()
         self._reducer.begin_pass(self._ending(share))
         for done in replica.run(loss, share, self._begin_slot, self._put):
             if self.exact:
-                replica.buffers.passed()  # the stages of a pipeline know only now how far it has moved them
+                replica.buffers.passed()  # a pipeline's stages have moved their buffers only now
             if done.weight and done.ends_slot:
                 self._end_slot(done)
         if share.ends_step:
@@ -169,52 +173,52 @@ class OwnedAllReduce(Sync):
             self._moved = self._moves.finish()
         squares = reducer.squares()
         reducer.wait()
-        self._wards.exchange(reducer.sums())
+        self._remote_sums.exchange(reducer.sums())
         if self.replica.apart:
-            self._hear_of_others()
+            self._share_known_to_one()
         statistics = {slot: part.tensor() for slot, part in self._parts.items()}
-        self._gate.wait_for_all(self.control, statistics, self._used, squares)
+        self._barrier.wait_for_all(self.control, statistics, self._used, squares)
         self.wait_s = time.perf_counter() - started
         self._complete()
 
-    def _hear_of_others(self) -> None:
-        """What only the worker that ran a slot knows of it (its loss) goes to all workers of the replica."""
+    def _share_known_to_one(self) -> None:
+        """Send the statistics that only the worker of a slot knows (its loss) to all workers of the replica."""
         group, width = self.comms.group("tensor"), len(STATISTICS)
         if group.size == 1:
             return
-        own = torch.zeros(self._gate.num_slots, width)
+        table = torch.zeros(self._barrier.num_slots, width)
         for slot, part in self._parts.items():
             if slot not in self._of_others:
-                own[slot] = part.tensor() * _KNOWN_TO_ONE
-        told = torch.zeros(group.size * own.numel(), device=group.wire)
-        group.all_gather(told, own.view(-1).to(group.wire)).wait()
-        sums = told.cpu().view(group.size, *own.shape).sum(0)  # of one worker's values and zeros: exact
+                table[slot] = part.tensor() * _KNOWN_TO_ONE
+        tables = torch.zeros(group.size * table.numel(), device=group.wire)
+        group.all_gather(tables, table.view(-1).to(group.wire)).wait()
+        sums = tables.cpu().view(group.size, *table.shape).sum(0)  # of one worker's values and zeros: exact
         for slot in self._of_others:
             self._parts[slot].values = (self._parts[slot].tensor() + sums[slot]).tolist()
 
     def _complete(self) -> None:
-        """Through the gate: the step counts."""
-        gate, replica = self._gate, self.replica
-        self.totals = gate.control
-        norms = (float(gate.squares.sum()), 0.0) if self._measures else None
-        self.statistics = step_statistics(gate.statistics, norms)
-        held, sums = [*self._reducer.held, *self._wards.held], [*self._reducer.sums(), *self._wards.sums()]
-        replica.receive(sums, gate.used, gate.squares, lambda factor: _scale(held, factor))
+        """Apply the committed step, after the barrier."""
+        barrier, replica = self._barrier, self.replica
+        self.totals = barrier.control
+        norms = (float(barrier.squares.sum()), 0.0) if self._measures else None
+        self.statistics = step_statistics(barrier.statistics, norms)
+        held, sums = [*self._reducer.held, *self._remote_sums.held], [*self._reducer.sums(), *self._remote_sums.sums()]
+        replica.receive(sums, barrier.used, barrier.squares, lambda factor: _scale(held, factor))
         if self.exact:
             replica.buffers.move(self._moved)
 
     # -- when workers come and go -------------------------------------------------------------------------------------
 
     def last_result(self) -> list[torch.Tensor]:
-        return [self._gate.result]
+        return [self._barrier.result]
 
     def result_room(self) -> list[torch.Tensor]:
-        return [torch.empty_like(self._gate.result)]
+        return [torch.empty_like(self._barrier.result)]
 
     def adopt_result(self, result: Sequence[torch.Tensor]) -> None:
-        """As in the contract. This worker stood at the gate, so all that it holds of the step is here."""
+        """As in the contract. This worker has entered the barrier, so all sums that it owns have arrived."""
         self._drain()
-        (self._gate.result,) = result
+        (self._barrier.result,) = result
         self._complete()
 
     def abandon(self) -> None:
@@ -223,7 +227,7 @@ class OwnedAllReduce(Sync):
 
     def _drain(self) -> None:
         self._reducer.drain()
-        self._wards.drain()
+        self._remote_sums.drain()
         if self._moves is not None:
             self._moves.drain()
 
@@ -236,8 +240,10 @@ class OwnedAllReduce(Sync):
             self.replica.settle()
 
     def regroup(self, comms: Comms, over: Group | None = None) -> None:
-        """As in the contract. Where this worker has a step's sums and has not applied them, it lives in the old layout
-        until it has: then state moves, and the others, who have applied it or wait for the same, wait for this worker.
+        """As in the contract, but later if this worker has a step's sums that it has not applied.
+
+        It then stays in the old layout until it has applied them; then the state moves. The other workers have applied
+        the same sums or will do so, and wait for this worker.
         """
         self._drain()
         if self.awaits_step:
@@ -254,5 +260,5 @@ class OwnedAllReduce(Sync):
 
 
 def _scale(sums: Sequence[torch.Tensor], factor: float) -> None:
-    for each in sums:
-        each.mul_(factor)
+    for total in sums:
+        total.mul_(factor)

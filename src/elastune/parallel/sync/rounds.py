@@ -1,11 +1,11 @@
-"""Rounds: learners take steps of their own, may mix within a round, and become one again where it ends.
+"""Rounds: learners take steps of their own, may mix within a round, and become one again at its end.
 
-What may travel rounded is a learner's change since the round began. What rounding loses is small beside the change,
-but not beside the number itself: a second moment that moves by a thousandth would not move at all.
-How far learners are apart needs no second exchange: one number of each learner travels with the mean.
-With d_i the change of learner i since the round began, mean |x_i - mean x|^2 = mean |d_i|^2 - |mean d|^2.
-Changes are short beside parameters, so the difference keeps its digits. Where learners are closer together than
-some 1e-3 of their common change, the result is rounding.
+``RoundSync`` runs the rounds. ``strategy_of`` chooses how the parameters come together: local SGD, DiLoCo, averaging,
+gossip, pair averaging or a parameter server.
+
+If numbers travel rounded, a learner sends its change since the round began, as all learners begin a round alike. The
+loss of rounding is small beside the change. If the numbers themselves were rounded, a second moment that changes by a
+thousandth would not change at all.
 """
 
 from __future__ import annotations
@@ -43,79 +43,14 @@ from elastune.parallel.sync.learners import Learners, StateEntry, agreed
 from elastune.parallel.sync.local_sgd import Averaging, Local, ParameterServer, Values
 from elastune.parallel.sync.peer_averaging import AsyncPairAveraging, Gossip, PairAveraging
 
-# [distance] How far apart learners are where a round ends, from what each of them knows alone before the exchange.
-#
-# With d_i the way of learner i since the round began, mean |x_i - mean x|^2 = mean |d_i|^2 - |mean d|^2: one number of
-# each learner rides in the exchange that brings the mean, and nothing is exchanged twice. Ways are short beside
-# parameters, so the difference keeps its digits; where learners are closer together than some 1e-3 of their common way,
-# it is rounding.
-
 Tensors = Sequence[torch.Tensor]
-
-
-def squared_delta(values: Tensors, begun: Tensors) -> torch.Tensor:
-    """The squared norm of ``values - begun``, as one number on their device, in single precision."""
-    # One tensor at a time: a second copy of all parameters is not held for a figure.
-    norms = [torch.linalg.vector_norm((now - then).float()) for now, then in zip(values, begun, strict=True)]
-    return torch.stack(norms).square().sum()
-
-
-def distance(mean_square: float, execution: Tensors, begun: Tensors) -> float | None:
-    """The root mean square of learners' distances from their mean, over the norm of the mean; relative, without unit.
-
-    (Consensus distance, over the norm of the model: Kong et al., ICML 2021, arXiv 2102.04828.)
-
-    Args:
-        mean_square: The mean of learners' ``squared_delta``.
-        means: The means of their parameters.
-        begun: The parameters that the round began with.
-
-    Returns:
-        None where it is no finite number: a learner has diverged, or all parameters are zero.
-    """
-    norms = torch.stack([torch.linalg.vector_norm(mean.float()) for mean in execution])
-    common, square = torch.stack([squared_delta(execution, begun), norms.square().sum()]).tolist()
-    if not (math.isfinite(mean_square - common) and 0 < square < math.inf):
-        return None
-    return math.sqrt(max(0.0, mean_square - common) / square)
-
-
-# [sending] How the numbers of learners travel where a round ends: which of them are rounded, and to what.
-#
-# All learners begin a round alike, so a number can travel as the way that it has come since. What is lost of a way is
-# small beside the way, and not beside the number: a second moment that moves by a thousandth in a round would not move at
-# all, if it were rounded itself.
 
 _CODECS: dict[Send, tuple[Codec, Codec]] = {
     "bf16": (Half(torch.bfloat16), ShorterHalf()),
     "int8": (Blocks(), ShorterFloat8()),
     "int4": (HalfBytes(), ShorterFloat8()),
 }
-"""Of parameters' ways, and of those of optimizers' states."""
-
-
-def codecs_of(send: Send, numbers: Sequence[torch.Tensor], params: int, buffers: int) -> dict[int, Codec]:
-    """The codec of each of a learner's ``numbers`` that is rounded, by its place.
-
-    They are ``params`` parameters, ``buffers`` buffers, and the optimizer's state. Buffers, counts of steps and what
-    has less than a block of numbers travel as they are: gains and biases are few.
-    """
-    if send == "whole":
-        return {}
-    of_params, of_state = _CODECS[send]
-    found = dict.fromkeys(range(params), of_params) | dict.fromkeys(range(params + buffers, len(numbers)), of_state)
-    return {i: codec for i, codec in found.items() if numbers[i].numel() >= BLOCK and numbers[i].is_floating_point()}
-
-
-def check_rounding(plan: SyncPlan, optimizer: torch.optim.Optimizer) -> None:
-    """Raise ``UserError`` where parts of an optimizer's state have to fit each other more exactly than they would."""
-    centred = isinstance(optimizer, torch.optim.RMSprop) and any(group["centered"] for group in optimizer.param_groups)
-    if plan.send != "whole" and plan.moments == "mean" and centred:
-        rule = "RMSprop(centered=True) takes the root of a difference, which rounded numbers make negative"
-        raise UserError(rule, str(plan), "use moments=fresh, or send=whole")
-
-
-# [strategies] What learners do within a round and at its end, by what a plan asks for.
+"""The codec of parameters, and the codec of optimizers' states."""
 
 _STRATEGIES: dict[Strategy, type[Local]] = {
     "local": Local,
@@ -127,38 +62,22 @@ _STRATEGIES: dict[Strategy, type[Local]] = {
 }
 
 
-def strategy_of(plan: SyncPlan, like: Values, group: Group, mode: Mode) -> Local:
-    """The strategy of ``plan`` for learners whose parameters are ``like``. Raises as ``check_model``."""
-    kind = _STRATEGIES[plan.strategy]
-    if plan.streams:
-        kind = StreamingDiLoCo
-    elif mode == "fast" and kind is PairAveraging:
-        kind = AsyncPairAveraging
-    return kind(plan, like, group)
-
-
-def check_model(plan: SyncPlan, like: Values) -> None:
-    """Raise ``UserError`` where a model with the parameters ``like`` cannot be trained so."""
-    fragments_of([value.nbytes for value in like], plan.fragments)
-
-
-# [rounds] Rounds: learners take steps of their own, may mix within a round, and become one again where it ends.
-
-
 class RoundSync(Sync):
-    """One worker's learners: each takes the gradient of its own slots, the program's optimizer takes its step, and
-    after ``plan.every`` of them all learners become one: parameters as the plan's strategy says (``sync.local``),
-    buffers and the optimizer's state the mean of all.
+    """Training in rounds, as one worker sees it.
 
-    A round is what is completed by all workers, adopted, or done again from its beginning: between two exchanges a
-    learner is on one worker alone, and between rounds all are equal, so that no learner dies with its worker. Where the
-    plan has a quorum it may be completed by those that are left: they exchange again what they have, and the mean is
-    over the learners that are there (``absent``: those that were not). Means are taken along the canonical tree over
-    learners, and in ``exact`` mode a learner's gradient along that over its slots: who carries which learner does not
-    show. (Averaging momenta as well as parameters: Yu, Jin and Yang, ICML 2019, arXiv 1905.03817.)
+    Each learner takes the gradient of its own slots, and the program's optimizer takes the learner's step. After
+    ``plan.every`` steps all learners become one: the parameters by the plan's strategy (``sync.local_sgd.Local``),
+    buffers and the optimizer's state by their mean. (Averaging momenta as well as parameters: Yu, Jin and Yang, ICML
+    2019, arXiv 1905.03817.)
 
-    Where the plan has what is sent rounded (``sync.sending``) numbers travel as ways from the round's beginning. In
-    ``fast`` mode each worker rounds the sum of its learners then, so the number of workers shows.
+    A round is completed by all workers, adopted, or done again from its beginning. Within a round a learner is on one
+    worker alone. Between rounds all learners are equal, so no learner is lost with its worker. If the plan has a
+    quorum, the remaining workers may complete the round: they exchange again, and the mean is over the present
+    learners; ``absent`` lists the others.
+
+    Means follow the canonical tree over learners, and in ``exact`` mode the gradient of a learner follows the tree over
+    its slots. So the result does not depend on which worker carries which learner. If the plan sends rounded numbers,
+    each worker rounds the sum of its learners in ``fast`` mode, and the result then depends on the number of workers.
     """
 
     name: ClassVar[str] = "rounds"
@@ -184,7 +103,7 @@ class RoundSync(Sync):
         self.plan, self._elastic = plan, elastic
         self._slots = num_slots // plan.learners
         alone = replicated(Group())
-        self._own: AllReduce = (
+        self._learner_sync: AllReduce = (
             ExactAllReduce(replica, alone, self._slots) if self.exact else FastAllReduce(replica, alone)
         )
         self._learners = Learners(replica, keeps_moments=plan.moments == "mean")
@@ -192,15 +111,15 @@ class RoundSync(Sync):
         self._strategy.seed = seed
         self._reducer: ExactReducer | EncodedReducer | None = None
         self._rounding = plan.send != "whole"
-        self._entries: list[StateEntry] = []  # of the optimizer's state, that it sums beside parameters and buffers
+        self._entries: list[StateEntry] = []  # the optimizer's state that it sums beside parameters and buffers
         self._sums = [0.0] * len(STATISTICS)
         self._starts = True
-        self._local_steps = 0  # of this round, that all learners here have taken
-        self._due = False  # a mix, before the next pass
+        self._local_steps = 0  # of this round, that all learners of this worker have taken
+        self._due = False  # a mix is due before the next pass
         self._mixing_s = 0.0
         self._owes_step = False
         self._carried: list[int] = []
-        self._counted = 0.0  # the part of the round that this worker's learners are
+        self._counted = 0.0  # the share of the round that this worker's learners have
         self._hook = replica.optimizer.register_step_post_hook(lambda *_: self._stepped())
 
     def _stepped(self) -> None:
@@ -221,16 +140,16 @@ class RoundSync(Sync):
             self._learners.enter(share.learner)
             if share.learner not in self._carried:
                 self._carried.append(share.learner)
-        self._own.begin(self._within(share), starts_step=self._starts)
+        self._learner_sync.begin(self._within(share), starts_step=self._starts)
         self._starts = share.ends_update
 
     def backward(self, loss: torch.Tensor, share: BatchSlice) -> None:
-        self._own.wants_statistics = self.wants_statistics
-        self._own.backward(loss, self._within(share))
+        self._learner_sync.wants_statistics = self.wants_statistics
+        self._learner_sync.backward(loss, self._within(share))
         if share.ends_update:
-            parts = self._own.statistics.parts
-            own = [parts.get(name, 0.0) * share.counts for name in STATISTICS]
-            self._sums = [a + b for a, b in zip(self._sums, own, strict=True)]
+            parts = self._learner_sync.statistics.parts
+            weighted = [parts.get(name, 0.0) * share.counts for name in STATISTICS]
+            self._sums = [a + b for a, b in zip(self._sums, weighted, strict=True)]
             self._counted += share.counts
         if share.ends_local_step:
             self._local_steps += 1
@@ -238,19 +157,19 @@ class RoundSync(Sync):
         self._owes_step = share.ends_step
 
     def _mix(self) -> None:
-        """Raises ``GroupBroken``."""
+        """Mix the learners within the round. Raises ``GroupBroken``."""
         started = time.perf_counter()
         self._strategy.mix(self._learners.values(self._carried), self._local_steps // self.plan.mix - 1)
         self._mixing_s += time.perf_counter() - started
 
     def _within(self, share: BatchSlice) -> BatchSlice:
-        """``share`` as the learner's own sums see it: they know its slots alone."""
+        """``share`` with slots counted within its learner, for the learner's own sums."""
         return replace(share, slot=share.slot - share.learner * self._slots, ends_step=share.ends_update)
 
     # -- the exchange -------------------------------------------------------------------------------------------------
 
     def after_step(self) -> None:
-        """Raises ``GroupBroken``."""
+        """Exchange with the other workers and complete the round. Raises ``GroupBroken``."""
         self._due = False
         started = time.perf_counter()
         self._strategy.finish()
@@ -258,8 +177,8 @@ class RoundSync(Sync):
         self._mixing_s += time.perf_counter() - started
         parts, slots = self._contributions(self._carried), self._carried
         if self.plan.has_quorum or (self._rounding and not self.exact):
-            # All as one part, in a slot that this worker has: its learners may be of an earlier deal than the group's,
-            # and what is rounded travels once a worker then, not once a learner.
+            # All learners as one part, in a slot that this worker has. Its learners may be of an earlier deal than the
+            # group's. And rounded numbers then travel once for each worker, not once for each learner.
             slots = [self.plan.carried(self.group.size, self.group.rank).start]
             parts = iter([(slots[0], _sum(parts))])
         for slot, values in parts:
@@ -275,7 +194,7 @@ class RoundSync(Sync):
         self._adopt_sums(sums)
 
     def _complete(self) -> None:
-        """All learners have the same numbers from here on: an optimizer may have met a parameter with one of them only.
+        """Give all learners the same state entries: an optimizer may have met a parameter with one of them only.
 
         Raises ``GroupBroken``.
         """
@@ -287,13 +206,17 @@ class RoundSync(Sync):
             self._entries, self._reducer = entries, None
 
     def _contributions(self, carried: Sequence[int]) -> Iterator[tuple[int, list[torch.Tensor]]]:
-        """What each learner of this worker adds to the sums; the last one tells what the worker tells, too."""
+        """The tensors that each learner of this worker adds to the sums.
+
+        The last tensor is the tail: the worker's numbers (only of its last learner), the presence of the learner, and
+        its ``squared_delta``. ``_adopt_sums`` reads it from the other end.
+        """
         strategy, params = self._strategy, self.replica.params
-        told = [*self.control, *self._sums, float(strategy.taken), float(strategy.taken_age * self.plan.mix)]
+        worker_numbers = [*self.control, *self._sums, float(strategy.taken), float(strategy.taken_age * self.plan.mix)]
         for learner, numbers in self._learners.states(carried):
-            ours = told if learner == carried[-1] else [0.0] * len(told)
-            here = self._here(learner, last=learner == carried[-1])
-            tail = torch.tensor([*ours, *here, 0.0], device=params[0].device)
+            head = worker_numbers if learner == carried[-1] else [0.0] * len(worker_numbers)
+            presence = self._presence(learner, last=learner == carried[-1])
+            tail = torch.tensor([*head, *presence, 0.0], device=params[0].device)
             tail[-1] = squared_delta(numbers[: len(params)], self._learners.begun)
             if self._rounding:
                 begun, codecs = self._learners.begun_numbers(self._entries), self._codecs_of(numbers)
@@ -302,19 +225,19 @@ class RoundSync(Sync):
                 ]
             yield learner, [*numbers, tail]
 
-    def _here(self, learner: int, *, last: bool) -> list[float]:
-        """Where a round may end without some learners: a 1 at the place of this one, and the worker's part of it."""
+    def _presence(self, learner: int, *, last: bool) -> list[float]:
+        """With a quorum: a 1 at the place of ``learner``, and the worker's share of the round (with its last one)."""
         if not self.plan.has_quorum:
             return []
-        return [*(float(each == learner) for each in range(self.plan.learners)), self._counted if last else 0.0]
+        return [*(float(other == learner) for other in range(self.plan.learners)), self._counted if last else 0.0]
 
     def _reducer_of(self, like: Sequence[torch.Tensor]) -> ExactReducer | EncodedReducer:
-        """An optimizer has no state before its first step."""
+        """The reducer for tensors like ``like``, made late: an optimizer has no state before its first step."""
         if self._reducer is None:
             like, learners = [value.detach() for value in like], self.plan.learners
             codecs = self._codecs_of(like[:-1])
             self._reducer = (
-                EncodedReducer(like, learners, self.group, codecs, each=self.exact, hold=self._elastic)
+                EncodedReducer(like, learners, self.group, codecs, by_slot=self.exact, hold=self._elastic)
                 if self._rounding
                 else ExactReducer(like, learners, self.group, hold=self._elastic)
             )
@@ -324,24 +247,25 @@ class RoundSync(Sync):
         return codecs_of(self.plan.send, numbers, len(self.replica.params), self._learners.buffers)
 
     def _adopt_sums(self, sums: Sequence[torch.Tensor]) -> None:
+        """Complete the round with the sums over learners: set the tail's results, and make all learners one."""
         *numbers, tail = sums
-        *told, square = tail.tolist()
+        *totals, square = tail.tolist()
         count, part = self.plan.learners, 1.0
         if self.plan.has_quorum:
-            *told, part = told
-            told, here = told[:-count], told[-count:]
-            self.absent = tuple(learner for learner, there in enumerate(here) if there == 0)
+            *totals, part = totals
+            totals, presence = totals[:-count], totals[-count:]
+            self.absent = tuple(learner for learner, present in enumerate(presence) if present == 0)
             count -= len(self.absent)
-        *told, taken, taken_age = told
-        params, execution = self.replica.params, [number / count for number in numbers]
+        *totals, taken, taken_age = totals
+        params, averages = self.replica.params, [number / count for number in numbers]
         if self._rounding:
             begun = self._learners.begun_numbers(self._entries)
-            for i in self._codecs_of(execution):
-                execution[i] = begun[i] + execution[i]
-        apart = distance(square / count, execution[: len(params)], self._learners.begun)
-        self._learners.settle(execution, self._strategy.end)
-        self.totals = told[: -len(STATISTICS)]
-        self.statistics = step_statistics([each / (part or 1.0) for each in told[-len(STATISTICS) :]], None, apart)
+            for i in self._codecs_of(averages):
+                averages[i] = begun[i] + averages[i]
+        apart = distance(square / count, averages[: len(params)], self._learners.begun)
+        self._learners.settle(averages, self._strategy.end)
+        self.totals = totals[: -len(STATISTICS)]
+        self.statistics = step_statistics([total / (part or 1.0) for total in totals[-len(STATISTICS) :]], None, apart)
         self.statistics = replace(self.statistics, staleness=taken_age / taken if taken else None)
         for p in params:
             p.grad = None
@@ -371,7 +295,7 @@ class RoundSync(Sync):
         if self._reducer is not None:
             self._reducer.drain()
         self._strategy.abandon()
-        self._own.abandon()
+        self._learner_sync.abandon()
         self._learners.restore()
         self._owes_step, self._starts, self._due = False, True, False
 
@@ -384,7 +308,7 @@ class RoundSync(Sync):
     def close(self) -> None:
         self._hook.remove()
 
-    # -- what is saved ------------------------------------------------------------------------------------------------
+    # -- saved state ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         return self._strategy.state_dict()
@@ -394,12 +318,88 @@ class RoundSync(Sync):
 
 
 def _sum(parts: Iterator[tuple[int, list[torch.Tensor]]]) -> list[torch.Tensor]:
-    """Of what several learners add; a lone one's is not copied."""
+    """The sum of several learners' tensors; those of a single learner are not copied."""
     _, total = next(parts)
     copied = False
     for _, values in parts:
         if not copied:
             total, copied = [value.detach().clone() for value in total], True
-        for own, value in zip(total, values, strict=True):
-            own += value.detach()
+        for summed, value in zip(total, values, strict=True):
+            summed += value.detach()
     return total
+
+
+def strategy_of(plan: SyncPlan, like: Values, group: Group, mode: Mode) -> Local:
+    """The strategy of ``plan`` for learners whose parameters are ``like``. Raises as ``check_model``."""
+    kind = _STRATEGIES[plan.strategy]
+    if plan.streams:
+        kind = StreamingDiLoCo
+    elif mode == "fast" and kind is PairAveraging:
+        kind = AsyncPairAveraging
+    return kind(plan, like, group)
+
+
+def check_model(plan: SyncPlan, like: Values) -> None:
+    """Raise ``UserError`` if ``plan`` cannot train a model with the parameters ``like``."""
+    fragments_of([value.nbytes for value in like], plan.fragments)
+
+
+# --- rounding, and the distance of learners ---------------------------------------------------------------------------
+
+
+def codecs_of(send: Send, numbers: Sequence[torch.Tensor], params: int, buffers: int) -> dict[int, Codec]:
+    """The codecs of the tensors that travel rounded, by their place in ``numbers``.
+
+    Buffers, counts of steps, and tensors with less than a block of numbers (gains and biases) travel whole.
+
+    Args:
+        send: How the plan sends numbers.
+        numbers: A learner's tensors: parameters, buffers, and the optimizer's state.
+        params: How many of them are parameters.
+        buffers: How many of them are buffers.
+    """
+    if send == "whole":
+        return {}
+    of_params, of_state = _CODECS[send]
+    codecs = dict.fromkeys(range(params), of_params) | dict.fromkeys(range(params + buffers, len(numbers)), of_state)
+    return {i: codec for i, codec in codecs.items() if numbers[i].numel() >= BLOCK and numbers[i].is_floating_point()}
+
+
+def check_rounding(plan: SyncPlan, optimizer: torch.optim.Optimizer) -> None:
+    """Raise ``UserError`` if rounding would break a relation between parts of the optimizer's state."""
+    centred = isinstance(optimizer, torch.optim.RMSprop) and any(group["centered"] for group in optimizer.param_groups)
+    if plan.send != "whole" and plan.moments == "mean" and centred:
+        rule = "RMSprop(centered=True) takes the root of a difference, which rounded numbers make negative"
+        raise UserError(rule, str(plan), "use moments=fresh, or send=whole")
+
+
+def distance(mean_square: float, averages: Tensors, begun: Tensors) -> float | None:
+    """How far learners are apart: the root mean square of their distances from their mean, over the norm of the mean.
+
+    (Consensus distance, over the norm of the model: Kong et al., ICML 2021, arXiv 2102.04828.)
+
+    It needs no second exchange, because one number of each learner travels with the mean. With d_i the change of
+    learner i since the round began, mean |x_i - mean x|^2 = mean |d_i|^2 - |mean d|^2. Changes are short beside
+    parameters, so the difference keeps its digits. If learners are closer together than some 1e-3 of their common
+    change, the result is rounding.
+
+    Args:
+        mean_square: The mean of learners' ``squared_delta``.
+        averages: The means of their parameters.
+        begun: The parameters at the round's beginning.
+
+    Returns:
+        None if the result is not finite: a learner has diverged, or all parameters are zero.
+    """
+    norms = torch.stack([torch.linalg.vector_norm(mean.float()) for mean in averages])
+    common, square = torch.stack([squared_delta(averages, begun), norms.square().sum()]).tolist()
+    if not (math.isfinite(mean_square - common) and 0 < square < math.inf):
+        return None
+    return math.sqrt(max(0.0, mean_square - common) / square)
+
+
+def squared_delta(values: Tensors, begun: Tensors) -> torch.Tensor:
+    """The squared norm of ``values - begun``, as one number on their device, in single precision."""
+    # One tensor at a time, so that no second copy of all parameters is in memory.
+    norms = [torch.linalg.vector_norm((now - then).float()) for now, then in zip(values, begun, strict=True)]
+    return torch.stack(norms).square().sum()

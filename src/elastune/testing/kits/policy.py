@@ -83,21 +83,21 @@ class PolicyDriver:
 
     def __init__(self, policy: Policy | PolicyEntry) -> None:
         self.named = policy if isinstance(policy, PolicyEntry) else PolicyEntry("it", policy)
-        self.standing = begin(self.named)
+        self.policy_state = begin(self.named)
 
     @property
     def state(self) -> Any:
         """The state that the policy keeps."""
-        return self.standing.state
+        return self.policy_state.state
 
     def decide(self, hook: Hook = "after_step", **run: Any) -> Decision:
         """Return what ``hook`` asks for with ``fake_run(**run)``, as far as guards let it through."""
-        self.standing, decision = decide_standing(self.named, self.standing, hook, fake_run(**run))
+        self.policy_state, decision = decide_standing(self.named, self.policy_state, hook, fake_run(**run))
         return decision
 
     def travel_to(self, other: PolicyDriver) -> None:
         """Let ``other`` go on from here, by JSON."""
-        other.standing = from_json(other.named, json.loads(json.dumps(to_json(self.standing))))
+        other.policy_state = from_json(other.named, json.loads(json.dumps(to_json(self.policy_state))))
 
 
 def decide(policy: Policy | PolicyEntry, hook: Hook = "after_step", **run: Any) -> Decision:
@@ -122,7 +122,7 @@ def moved(snapshot: Snapshot, decision: Decision) -> Snapshot:
 
 
 @dataclass(frozen=True)
-class VoteResult:
+class VoteOutcome:
     """The outcome of what workers asked for, at the boundary after ``step`` steps."""
 
     step: int
@@ -150,7 +150,7 @@ class SimulatedWorkers:
         self.limits = limits
         self.snapshot = replace(snapshot or make_snapshot(step=0, epoch=0, samples=0, seconds=0.0), workers=workers)
         self.hosts = [PolicyHost(make(rank)) for rank in range(workers)]
-        self.verdicts: list[VoteResult] = []
+        self.verdicts: list[VoteOutcome] = []
         self.exchanges = 0
 
     @property
@@ -212,7 +212,7 @@ class SimulatedWorkers:
         if not any(votes):
             return
         agreed = all(vote == votes[0] for vote in votes)
-        self.verdicts.append(VoteResult(self.snapshot.step, tuple(votes[0]), "applied" if agreed else "disagreed"))
+        self.verdicts.append(VoteOutcome(self.snapshot.step, tuple(votes[0]), "applied" if agreed else "disagreed"))
         for proposal in votes[0] if agreed else ():
             self.snapshot = moved(self.snapshot, proposal.decision)
         self._become(self.snapshot.workers)

@@ -1,4 +1,4 @@
-"""Settings that a user gives for those of the program: wrong ones are refused before a worker starts."""
+"""Settings by which a user replaces those of a program; wrong kinds of values are refused before a worker starts."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from elastune.train.program.space import Sample, Space
 
 KINDS = {"bool": "true or false", "number": "a number", "list": "a list", "text": "a text", "null": "null"}
-MOST_SHOWN = 8  # choices in an error
+MOST_SHOWN = 8  # choices in an error text
 
 
 def override(own: Config, changes: Config, space: Space | None = None) -> Config:
     """Return a program's ``own`` config with a user's ``changes``.
 
-    A change must be of the same kind as the program's value: a number, a truth value or a list. A text may become
-    anything, and anything may become null. A text must be one of the choices that ``space`` has for it, if any, or the
-    program's own. A value that the space returns itself is allowed, whatever its kind.
+    A change must be of the same kind as the program's value: a number, a truth or a list. A text may become anything,
+    and any value may become null. A text must be one of the choices of ``space``, if any, or the program's own value.
+    A value that the space returns itself is allowed whatever its kind.
 
     Args:
         own: The program's config.
@@ -28,7 +28,7 @@ def override(own: Config, changes: Config, space: Space | None = None) -> Config
         space: The program's search space.
 
     Raises:
-        UserError: The config lacks a name, or a value is not allowed.
+        UserError: For a name that the config lacks, and for a value of a wrong kind.
 
     Example:
         >>> override({"lr": 0.1}, {"lr": 0.2})
@@ -53,7 +53,7 @@ def override(own: Config, changes: Config, space: Space | None = None) -> Config
 
 
 def _doubtful(default: ConfigValue, value: ConfigValue) -> bool:
-    """Whether the space decides: for a value of another kind, and for a text that is not the program's own."""
+    """Whether the space must allow a value: it is of another kind, or a text that is not the program's own."""
     return not _fits(default, value) or (isinstance(value, str) and value != default)
 
 
@@ -70,24 +70,24 @@ def _kind(value: object) -> str:
     return "list" if isinstance(value, list | tuple) else "text"
 
 
-def _alike(value: object, other: object) -> bool:
-    """Whether two values are equal and of one kind; all numbers are alike, and 1 is no truth value."""
-    return _kind(value) == _kind(other) and (value == other or _kind(value) != "text")
+def _alike(value: object, allowed: object) -> bool:
+    """Whether both are equal and of one kind; any two numbers are alike, since a space need not hold a number."""
+    return _kind(value) == _kind(allowed) and (value == allowed or _kind(value) != "text")
 
 
 def _samples(space: Space) -> list[Sample]:
-    from elastune.train.program.space import corners  # imports Optuna, which few runs need
+    from elastune.train.program.space import corners  # loads Optuna, which few runs need
 
     try:
         return corners(space, seed=0)
-    except UserError:  # a search refuses a space that fails; a run does not need it
+    except UserError:  # a study refuses a space that fails; a run does not need one
         return []
 
 
 def _choices(samples: list[Sample], name: str) -> list[Any]:
-    """The choices that the space has for the parameter ``name``."""
+    """The choices of the space for the parameter ``name``."""
     distributions = (sample.distributions.get(name) for sample in samples)
-    return [choice for distribution in distributions for choice in getattr(distribution, "choices", ())]
+    return [choice for each in distributions for choice in getattr(each, "choices", ())]
 
 
 def _returned(samples: list[Sample], name: str) -> list[Any]:

@@ -1,4 +1,8 @@
-"""Calls a user's define-by-run ``space(trial)`` without training, for one configuration, random ones, or all."""
+"""Run a user's define-by-run ``space(trial)`` without training: one configuration, random ones, or all of them.
+
+The file uses private names of Optuna: ``_contains`` of distributions, and ``_suggest``, ``_distributions`` and
+``_suggested_params`` of ``FixedTrial``. They were checked on Optuna 5.0; pyproject.toml requires optuna>=5.0,<5.1.
+"""
 
 from __future__ import annotations
 
@@ -28,29 +32,50 @@ from elastune.train.program.errors import cause_of
 
 Space = Callable[[Any], dict[str, Any]]
 Distributions = Mapping[str, BaseDistribution]
-MOST_CORNERS = 256
-_FOREIGN_FOLDERS = tuple(str(folder) for folder in (Path(__file__).parents[2], Path(optuna.__file__).parent))
+MOST_CORNERS = 256  # configurations
+_LIBRARY_FOLDERS = tuple(str(folder) for folder in (Path(__file__).parents[2], Path(optuna.__file__).parent))
 Chooser = Callable[[str, BaseDistribution], Any]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One call of ``space``: the parameters it asked for, their distributions, and the values that it returned."""
+    """One configuration: the result of one call of ``space``.
+
+    Attributes:
+        params: The parameters that the space requested.
+        distributions: The distributions of the parameters.
+        values: The dict that the space returned.
+    """
 
     params: dict[str, Any]
     distributions: dict[str, BaseDistribution]
     values: dict[str, Any]
 
 
-def call(space: Space, trial: BaseTrial) -> dict[str, Any]:
-    """The result of ``space(trial)``, as plain JSON values.
+class _FixedChoices(FixedTrial):
+    """A trial outside any study. ``choose`` decides each parameter when the space requests it."""
 
-    Raises:
-        UserError: The space raises, with the user's file and line; or it returns anything but a dict of numbers, text,
-            booleans, None or lists of these, with text keys.
+    def __init__(self, choose: Chooser) -> None:
+        super().__init__({})
+        self._choose = choose
+
+    def _suggest(self, name: str, distribution: BaseDistribution) -> Any:
+        if name in self._distributions:
+            check_distribution_compatibility(self._distributions[name], distribution)
+        else:
+            self._distributions[name] = distribution
+            self._suggested_params[name] = self._choose(name, distribution)
+        return self._suggested_params[name]
+
+
+def call(space: Space, trial: BaseTrial) -> dict[str, Any]:
+    """Return the result of ``space(trial)`` as plain JSON values.
+
+    Raises ``UserError``, with the user's file and line, if the space raises. It also raises unless the result is a dict
+    with text keys and numbers, text, booleans, None or lists of these as values.
     """
     try:
-        result = space(trial)
+        returned = space(trial)
     except UserError:
         raise
     except KeyboardInterrupt:
@@ -58,10 +83,10 @@ def call(space: Space, trial: BaseTrial) -> dict[str, Any]:
     except BaseException as error:
         value = cause_of(error, _program_of(error))
         raise UserError("space(trial) must not raise", value, "fix that line") from error
-    if not isinstance(result, dict) or not all(isinstance(name, str) for name in result):
-        raise UserError("space(trial) must return a dict with text keys", result, "return {'lr': lr, ...}")
+    if not isinstance(returned, dict) or not all(isinstance(name, str) for name in returned):
+        raise UserError("space(trial) must return a dict with text keys", returned, "return {'lr': lr, ...}")
     try:
-        plain: dict[str, Any] = json.loads(json.dumps(result, allow_nan=False))
+        plain: dict[str, Any] = json.loads(json.dumps(returned, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
         fix = "return finite numbers, text, booleans or lists of them"
         raise UserError("what space(trial) returns must be plain values", error, fix) from error
@@ -69,23 +94,23 @@ def call(space: Space, trial: BaseTrial) -> dict[str, Any]:
 
 
 def compose(space: Space, choose: Chooser) -> Sample:
-    """The configuration whose parameters ``choose`` decides one by one, as the space asks for them."""
+    """Return the configuration whose parameters ``choose`` decides, one by one, as the space requests them."""
     trial = _FixedChoices(choose)
     values = call(space, trial)
     return Sample(dict(trial.params), dict(trial.distributions), values)
 
 
 def probe(space: Space, n: int, seed: int) -> list[Sample]:
-    """``n`` random configurations, each parameter uniform on its own scale (log if it has ``log=True``)."""
+    """Return ``n`` random configurations, each parameter uniform on its own scale (linear or log)."""
     rng = np.random.default_rng(seed)
     return [compose(space, lambda _, distribution: draw(distribution, rng)) for _ in range(n)]
 
 
 def corners(space: Space, seed: int) -> list[Sample]:
-    """Configurations at the ends of the space, at most ``MOST_CORNERS``.
+    """Return configurations at the ends of the space, at most ``MOST_CORNERS``.
 
-    They are: all parameters at their low ends; all at their high ends; and each parameter at each of its ends, or at
-    each of its choices, with the others drawn.
+    These are all parameters at their low ends, all at their high ends, and each parameter at each of its ends with the
+    others drawn. The ends of a categorical parameter are all its choices.
     """
     rng = np.random.default_rng(seed)
     samples = [
@@ -93,109 +118,19 @@ def corners(space: Space, seed: int) -> list[Sample]:
         compose(space, lambda _, distribution: _ends(distribution)[-1]),
     ]
     tried: set[tuple[str, int]] = set()
-    for sample in samples:  # the list grows: a corner may have parameters that no other one has
+    for sample in samples:  # the list grows: a corner may have parameters that no other corner has
         for name, distribution in sample.distributions.items():
-            for at in range(len(_ends(distribution))):
-                if (name, at) in tried or len(samples) >= MOST_CORNERS:
+            for end in range(len(_ends(distribution))):
+                if (name, end) in tried or len(samples) >= MOST_CORNERS:
                     continue
-                tried.add((name, at))
-                kept = {**sample.params, name: _ends(distribution)[at]}
+                tried.add((name, end))
+                kept = {**sample.params, name: _ends(distribution)[end]}
                 samples.append(_at_corner(space, name, kept, sample, rng))
     return samples
 
 
-def redraw(space: Space, sample: Sample, keep: float, rng: np.random.Generator) -> Sample:
-    """``sample`` with each parameter drawn again, or kept with probability ``keep`` if its distribution is the same."""
-
-    def choose(name: str, distribution: BaseDistribution) -> Any:
-        kept = rng.random() < keep and sample.distributions.get(name) == distribution
-        return sample.params[name] if kept else draw(distribution, rng)
-
-    return compose(space, choose)
-
-
-def fill_in(space: Space, params: Mapping[str, Any], rng: np.random.Generator) -> Sample:
-    """The configuration with these parameters; missing ones are drawn.
-
-    Raises ``UserError`` for a value out of range.
-    """
-
-    def choose(name: str, distribution: BaseDistribution) -> Any:
-        if name not in params:
-            return draw(distribution, rng)
-        if not distribution._contains(distribution.to_internal_repr(params[name])):
-            raise UserError(f"{name} must be in its range", params[name], f"choose from {distribution}")
-        return params[name]
-
-    return compose(space, choose)
-
-
-def enumerate_all(space: Space, limit: int) -> list[Sample] | None:
-    """Every configuration; None if there are more than ``limit``, or a parameter is continuous."""
-    samples: list[Sample] = []
-    for sample in _walk(space):
-        if sample is None or len(samples) == limit:
-            return None
-        samples.append(sample)
-    return samples
-
-
-def draw(distribution: BaseDistribution, rng: np.random.Generator) -> Any:
-    """A random value of ``distribution``."""
-    match distribution:
-        case CategoricalDistribution(choices=choices):
-            return choices[int(rng.integers(len(choices)))]
-        case IntDistribution(log=True, low=low, high=high):
-            return min(max(round(math.exp(rng.uniform(math.log(low - 0.5), math.log(high + 0.5)))), low), high)
-        case FloatDistribution(log=True, low=low, high=high):
-            return min(max(math.exp(rng.uniform(math.log(low), math.log(high))), low), high)
-        case FloatDistribution(step=None, low=low, high=high):
-            return float(rng.uniform(low, high))
-        case IntDistribution() | FloatDistribution():
-            return nth(distribution, int(rng.integers(int(size(distribution)))))
-    raise AssertionError(f"unknown distribution {distribution}")
-
-
-def size(distribution: BaseDistribution) -> float:
-    """How many values ``distribution`` has (infinite for a continuous one)."""
-    match distribution:
-        case CategoricalDistribution(choices=choices):
-            return len(choices)
-        case IntDistribution(low=low, high=high, step=step):
-            return (high - low) // step + 1
-        case FloatDistribution(step=float() as step, low=low, high=high):
-            return round((high - low) / step) + 1
-    return 1 if distribution.single() else math.inf
-
-
-def nth(distribution: BaseDistribution, index: int) -> Any:
-    """Value ``index`` of a finite distribution."""
-    match distribution:
-        case CategoricalDistribution(choices=choices):
-            return choices[index]
-        case IntDistribution(low=low, step=step):
-            return low + index * step
-        case FloatDistribution(low=low, high=high, step=step):
-            return min(low + index * (step or 0.0), high)
-    raise AssertionError(f"unknown distribution {distribution}")
-
-
-def to_json(distributions: Distributions) -> dict[str, str]:
-    """Distributions as Optuna's JSON texts, by parameter, in the same order."""
-    return {name: distribution_to_json(distribution) for name, distribution in distributions.items()}
-
-
-def from_json(texts: Mapping[str, str]) -> dict[str, BaseDistribution]:
-    """The reverse of ``to_json``. Raises ``UserError`` for a text that is no distribution of Optuna."""
-    try:
-        return {name: json_to_distribution(text) for name, text in texts.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        rule = "a journal's distributions must be Optuna's"
-        raise UserError(rule, error, "start a new study in another output folder") from error
-
-
 def _at_corner(space: Space, corner: str, params: Mapping[str, Any], near: Sample, rng: np.random.Generator) -> Sample:
-    """The configuration with ``params[corner]``: parameters before it are as in ``near``, the others are drawn."""
+    """The configuration with ``params[corner]``; parameters requested before it are as in ``near``, others drawn."""
     before = list(near.params)[: list(near.params).index(corner) + 1]
 
     def choose(name: str, distribution: BaseDistribution) -> Any:
@@ -211,8 +146,100 @@ def _ends(distribution: BaseDistribution) -> list[Any]:
     return [distribution.low, distribution.high]
 
 
+def redraw(space: Space, sample: Sample, keep: float, rng: np.random.Generator) -> Sample:
+    """Return ``sample`` with each parameter redrawn, or kept with probability ``keep`` where it still fits."""
+
+    def choose(name: str, distribution: BaseDistribution) -> Any:
+        kept = rng.random() < keep and sample.distributions.get(name) == distribution
+        return sample.params[name] if kept else draw(distribution, rng)
+
+    return compose(space, choose)
+
+
+def fill_in(space: Space, params: Mapping[str, Any], rng: np.random.Generator) -> Sample:
+    """Return the configuration with ``params``; missing ones are drawn. Raises ``UserError`` for one out of range."""
+
+    def choose(name: str, distribution: BaseDistribution) -> Any:
+        if name not in params:
+            return draw(distribution, rng)
+        if not contains(distribution, params[name]):
+            raise UserError(f"{name} must be in its range", params[name], f"choose from {distribution}")
+        return params[name]
+
+    return compose(space, choose)
+
+
+def enumerate_all(space: Space, limit: int) -> list[Sample] | None:
+    """Return all configurations, or None for more than ``limit``, or if a parameter is continuous."""
+    samples: list[Sample] = []
+    for sample in _walk(space):
+        if sample is None or len(samples) == limit:
+            return None
+        samples.append(sample)
+    return samples
+
+
+def draw(distribution: BaseDistribution, rng: np.random.Generator) -> Any:
+    """Return a random value of ``distribution``."""
+    match distribution:
+        case CategoricalDistribution(choices=choices):
+            return choices[int(rng.integers(len(choices)))]
+        case IntDistribution(log=True, low=low, high=high):
+            return min(max(round(math.exp(rng.uniform(math.log(low - 0.5), math.log(high + 0.5)))), low), high)
+        case FloatDistribution(log=True, low=low, high=high):
+            return min(max(math.exp(rng.uniform(math.log(low), math.log(high))), low), high)
+        case FloatDistribution(step=None, low=low, high=high):
+            return float(rng.uniform(low, high))
+        case IntDistribution() | FloatDistribution():
+            return nth(distribution, int(rng.integers(int(size(distribution)))))
+    raise AssertionError(f"unknown distribution {distribution}")
+
+
+def contains(distribution: BaseDistribution, value: Any) -> bool:
+    """Return whether ``value`` is in ``distribution``. A value of another type may raise an error of Optuna."""
+    return bool(distribution._contains(distribution.to_internal_repr(value)))
+
+
+def size(distribution: BaseDistribution) -> float:
+    """Return how many values ``distribution`` has; infinite for a continuous one."""
+    match distribution:
+        case CategoricalDistribution(choices=choices):
+            return len(choices)
+        case IntDistribution(low=low, high=high, step=step):
+            return (high - low) // step + 1
+        case FloatDistribution(step=float() as step, low=low, high=high):
+            return round((high - low) / step) + 1
+    return 1 if distribution.single() else math.inf
+
+
+def nth(distribution: BaseDistribution, index: int) -> Any:
+    """Return value ``index`` of a finite distribution."""
+    match distribution:
+        case CategoricalDistribution(choices=choices):
+            return choices[index]
+        case IntDistribution(low=low, step=step):
+            return low + index * step
+        case FloatDistribution(low=low, high=high, step=step):
+            return min(low + index * (step or 0.0), high)
+    raise AssertionError(f"unknown distribution {distribution}")
+
+
+def to_json(distributions: Distributions) -> dict[str, str]:
+    """Return distributions as Optuna's JSON texts, by parameter, in the same order."""
+    return {name: distribution_to_json(distribution) for name, distribution in distributions.items()}
+
+
+def from_json(texts: Mapping[str, str]) -> dict[str, BaseDistribution]:
+    """Return distributions from Optuna's JSON texts. Raises ``UserError`` for a text that is not a distribution."""
+    try:
+        return {name: json_to_distribution(text) for name, text in texts.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        rule = "a journal's distributions must be Optuna's"
+        raise UserError(rule, error, "start a new study in another output folder") from error
+
+
 def _walk(space: Space) -> Iterator[Sample | None]:
-    """All configurations, depth first: an odometer whose wheels are the parameters as each run asks for them.
+    """All configurations, depth first: an odometer whose wheels are the parameters in the order of their requests.
 
     Yields None, and ends, at the first parameter with infinitely many values.
     """
@@ -240,22 +267,6 @@ def _walk(space: Space) -> Iterator[Sample | None]:
 
 
 def _program_of(error: BaseException) -> str:
-    """The user's file nearest to the error: a space is called through elastune, and calls Optuna."""
+    """The user's file nearest to the error, since elastune calls the space, and the space calls Optuna."""
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    return next((name for name in reversed(files) if not name.startswith((*_FOREIGN_FOLDERS, "<"))), "")
-
-
-class _FixedChoices(FixedTrial):
-    """A trial outside of any study; ``choose`` decides each parameter when the space asks for it."""
-
-    def __init__(self, choose: Chooser) -> None:
-        super().__init__({})
-        self._choose = choose
-
-    def _suggest(self, name: str, distribution: BaseDistribution) -> Any:
-        if name in self._distributions:
-            check_distribution_compatibility(self._distributions[name], distribution)
-        else:
-            self._distributions[name] = distribution
-            self._suggested_params[name] = self._choose(name, distribution)
-        return self._suggested_params[name]
+    return next((name for name in reversed(files) if not name.startswith((*_LIBRARY_FOLDERS, "<"))), "")

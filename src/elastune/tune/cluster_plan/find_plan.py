@@ -55,7 +55,7 @@ from elastune.tune.cluster_plan.commands import (
 )
 from elastune.tune.cluster_plan.measured_plans import BATCH, MeasuredPlan, measure_plans, plans_here, plans_on
 from elastune.tune.cluster_plan.probes import MachineProbes, NodeLink, beside_bytes, held_by, journals_in, step_work
-from elastune.tune.search.samplers.registry import check_sampler, generation_size, generational
+from elastune.tune.search.samplers import check_sampler, generation_size, generational
 from elastune.tune.study.api import Train, program_of, resolve_cluster
 
 # [cluster planning] ``elastune plan``: how to split a cluster to tune a program. Rehearse it, measure it here, judge every plan.

@@ -26,7 +26,7 @@ from elastune.tune.frontier.worker_layouts import WorkerLayouts, chosen_layout, 
 from elastune.tune.search.constraint import Constraint, all_texts, parse_constraints, violations
 from elastune.tune.search.early_stopping import make_schedule
 from elastune.tune.search.objective import Objective, parse_objectives
-from elastune.tune.search.samplers.registry import check_sampler
+from elastune.tune.search.samplers import check_sampler
 from elastune.tune.study.request import FrontierRequest
 from elastune.tune.study.resume import SpaceSummary, summarize_space
 from elastune.tune.study.trial_results import EXECUTION_PARAMETERS, SYSTEM_PARAMETERS

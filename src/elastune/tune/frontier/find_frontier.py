@@ -77,11 +77,11 @@ from elastune.tune.search.early_stopping import make_schedule
 from elastune.tune.search.front import nondominated
 from elastune.tune.search.schedule import FixedTrial, FixedTrials, Schedule
 from elastune.tune.search.suggester import Suggester
-from elastune.tune.study.allocation.rebalancer import sharing
 from elastune.tune.study.api import Train, program_of, resolve_cluster, resolve_prices, results_folder
 from elastune.tune.study.budget import Bounds, with_prices
 from elastune.tune.study.experiment import trials_left
 from elastune.tune.study.proposals import Proposals
+from elastune.tune.study.rebalancer import sharing
 from elastune.tune.study.request import FrontierRequest
 from elastune.tune.study.resume import study_changes
 from elastune.tune.study.retention import Keeper, KeepNothing

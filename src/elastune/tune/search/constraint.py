@@ -32,7 +32,14 @@ _EXAMPLE = "for example 'workers * micro_batch == 4096'"
 
 @dataclass(frozen=True)
 class Constraint:
-    """``left comparison right`` over ``names``. Two constraints are equal if their texts are equal."""
+    """A condition on settings and metrics: ``left comparison right`` over ``names``.
+
+    Two constraints are equal if their texts are equal.
+
+    Example:
+        >>> Constraint.parse("workers * micro_batch <= 4096").violation({"workers": 8, "micro_batch": 1024})
+        4096.0
+    """
 
     text: str
     comparison: str = field(compare=False)
@@ -44,7 +51,7 @@ class Constraint:
     def parse(cls, text: str) -> Constraint:
         """Read a comparison (``<= < >= > ==``) of numbers, names, ``+ - * / // % **``, ``min``, ``max``, ``abs``.
 
-        Nothing is ever executed but these. Raises ``UserError`` for any other text.
+        No other code is ever executed. Raises ``UserError`` for any other text.
         """
         comparison, left, right = _parse(text)
         names = {node.id for side in (left, right) for node in ast.walk(side) if isinstance(node, ast.Name)}
@@ -54,13 +61,14 @@ class Constraint:
         return cls(text.strip(), comparison, left, right, frozenset(names))
 
     def decidable(self, names: Collection[str]) -> bool:
-        """Whether ``names`` are all that must be known."""
+        """Return whether ``names`` hold all names of the constraint."""
         return self.names <= set(names)
 
     def violation(self, values: Mapping[str, object]) -> float:
-        """By how much ``values`` break it: <= 0 where it holds, in the unit of its sides; infinite where undefined.
+        """Return by how much ``values`` break the constraint, in the unit of its sides.
 
-        Raises ``KeyError`` where a name is missing, ``UserError`` where its value is no number.
+        The violation is 0 or less where the constraint holds, and infinite where a side is undefined. Raises
+        ``KeyError`` where a name is missing, ``UserError`` where its value is not a number.
         """
         numbers = {name: self._number(name, values[name]) for name in self.names}
         try:
@@ -77,27 +85,27 @@ class Constraint:
 
 
 def all_texts(own: Iterable[str], added: Iterable[str]) -> tuple[str, ...]:
-    """A program's ``own`` constraints and those ``added`` to them, as texts; one that comes twice is kept once."""
+    """Return a program's ``own`` constraints and the ``added`` ones, as texts, without duplicates."""
     return tuple(dict.fromkeys((*own, *added)))
 
 
 def parse_constraints(texts: Iterable[str]) -> tuple[Constraint, ...]:
-    """Every text as a constraint; one that comes twice is kept once."""
+    """Parse every text as a constraint; duplicates are dropped."""
     return tuple(dict.fromkeys(Constraint.parse(text) for text in texts))
 
 
 def violations(constraints: Iterable[Constraint], values: Mapping[str, object]) -> dict[str, float]:
-    """By text, the violation of each constraint that ``values`` decide."""
+    """Return, by text, the violation of each constraint that ``values`` decide."""
     return {c.text: c.violation(values) for c in constraints if c.decidable(values)}
 
 
 def fulfilled(constraints: Collection[Constraint], values: Mapping[str, object]) -> bool:
-    """Whether ``values`` decide all ``constraints``, and none is broken."""
+    """Return whether ``values`` decide all ``constraints`` and break none."""
     return all(c.decidable(values) and c.violation(values) <= 0 for c in constraints)
 
 
 def evaluate(node: ast.expr, numbers: Mapping[str, float]) -> float:
-    """The value of a checked expression. All arithmetic is in floats, so that no text can ask for a huge integer."""
+    """Return the value of a checked expression. All arithmetic is in floats, so no text can make a huge integer."""
     match node:
         case ast.Constant(value=int() | float() as value):
             return float(value)
@@ -107,10 +115,10 @@ def evaluate(node: ast.expr, numbers: Mapping[str, float]) -> float:
             value = evaluate(operand, numbers)
             return -value if isinstance(op, ast.USub) else value
         case ast.BinOp(left=left, op=op, right=right):
-            found = OPERATORS[type(op)](evaluate(left, numbers), evaluate(right, numbers))
-            if isinstance(found, complex):
+            result = OPERATORS[type(op)](evaluate(left, numbers), evaluate(right, numbers))
+            if isinstance(result, complex):
                 raise ValueError("a root of a negative number")
-            return found
+            return result
         case ast.Call(func=ast.Name(id=name), args=args):
             return FUNCTIONS[name](*(evaluate(each, numbers) for each in args))
     raise AssertionError(f"unchecked expression {ast.dump(node)}")

@@ -1,4 +1,4 @@
-"""Early stopping as it is written on a command line: "none", "asha", "hyperband:eta=4", "pbt:every=2"."""
+"""Early stopping as users write it: "none", "asha", "hyperband:eta=4", "pbt:every=2"."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HALVING = ("asha", "hyperband")
 
 
 def halves(text: str) -> bool:
-    """Whether most of the trials that it pauses never go on; with others all do."""
+    """Return whether most of the trials that this early stopping pauses never go on."""
     return text.strip().partition(":")[0] in _HALVING
 
 
@@ -30,9 +30,17 @@ def make_schedule(
     space: Space | None = None,
     constraints: Sequence[Constraint] = (),
 ) -> Schedule:
-    """The schedule that ``text`` names, see ``STOPPINGS``, ``Halving`` and ``Selection``. Raises ``UserError``.
+    """Return the schedule that ``text`` names.
 
-    ``seed``, ``space`` and ``constraints`` are for schedules that propose configurations: population-based training.
+    Args:
+        text: A name of ``STOPPINGS``, with options of ``Halving`` or ``Selection``.
+        objectives: The objectives of the study.
+        seed: For population-based training, which changes settings.
+        space: The space in which it changes them.
+        constraints: The constraints that the changed settings must hold.
+
+    Raises:
+        UserError: For an unknown name or option.
     """
     name, options = split(text, "early stopping", "asha:eta=3,min_resource=1")
     if name not in STOPPINGS:
@@ -53,5 +61,5 @@ def make_schedule(
         )
     if name == "asha":
         return SuccessiveHalving(objectives, parse(name, options, Halving, brackets=1))
-    given = {"brackets": 3, **read(name, options, options_of(Halving))}
-    return SuccessiveHalving(objectives, Halving(**given))
+    fields = {"brackets": 3, **read(name, options, options_of(Halving))}
+    return SuccessiveHalving(objectives, Halving(**fields))

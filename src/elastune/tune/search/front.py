@@ -1,4 +1,4 @@
-"""The Pareto front: which points are on it, how much it covers, and which of its points to take.
+"""The Pareto front: which points are on it, how points rank, how much a front covers, and which point to take.
 
 Arrays of points have shape (n, k): n points, k objectives, smaller is better (see ``objective.oriented``). A row with
 a value that is not finite stands for a trial without a valid result: it is never on a front and covers nothing.
@@ -6,6 +6,7 @@ a value that is not finite stands for a trial without a valid result: it is neve
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,7 +21,10 @@ KEEPS = 0.05  # of the best quality: what a cheaper trial may lose and still be 
 
 
 def nondominated(points: Floats) -> NDArray[np.bool_]:
-    """Which rows no other row dominates (at least as good everywhere and better somewhere). Equal rows all stay."""
+    """Return which rows no other row dominates. Equal rows all stay.
+
+    A row dominates another one if it is at least as good in all objectives and better in one.
+    """
     points = _checked(points)
     keep: NDArray[np.bool_] = np.all(np.isfinite(points), axis=1)
     order = np.flatnonzero(keep)
@@ -38,17 +42,57 @@ def nondominated(points: Floats) -> NDArray[np.bool_]:
 
 
 def _staircase(x: Floats, y: Floats) -> NDArray[np.bool_]:
-    """Of points sorted by x, then y: those below all before them, and their equals."""
+    """Which of the points, sorted by x, then y, are lower than all points before them, or equal to such a point."""
     before = np.minimum.accumulate(np.concatenate([[np.inf], y]))[:-1]
     new = y < before
     owner = np.maximum.accumulate(np.where(new, np.arange(len(x)), 0))
     return new | ((x == x[owner]) & (y == y[owner])) if len(x) else new
 
 
-def hypervolume(points: Floats, reference: Floats) -> float:
-    """The volume that ``points`` dominate, bounded by ``reference`` (shape (k,)); exact for any k.
+def best_first(points: Floats, k: int) -> list[int]:
+    """Return the indices of the ``k`` fittest rows of ``points``, fittest first.
 
-    Slices the last objective and sums (Zitzler's HSO): n log n for k = 2, n^2 for k = 3, n^(k-1) beyond.
+    One objective ranks by value. Of equal values the last comes first, so that a search drifts across a plateau.
+    Several objectives rank by non-dominated front, and within a front by crowding distance, the loneliest point first
+    (NSGA-II, Deb et al. 2002, III.C).
+    """
+    n = len(points)
+    if points.shape[1] == 1:
+        return [int(i) for i in np.lexsort((-np.arange(n), points[:, 0]))[:k]]
+    chosen: list[int] = []
+    left = np.arange(n)
+    while len(chosen) < k and len(left):
+        on_front = nondominated(points[left])
+        if not on_front.any():
+            raise ValueError("the values that are ranked must be finite")
+        front = left[on_front]
+        order = np.lexsort((-front, -crowding(points[front])))
+        chosen += [int(i) for i in front[order]][: k - len(chosen)]
+        left = left[~on_front]
+    return chosen
+
+
+def crowding(points: Floats) -> Floats:
+    """Return the crowding distance of each row of one front, shape (n,); infinite for the extremes of an objective.
+
+    The distance is the sum over the objectives of the gap between a row's two neighbours, in units of the front's
+    range (Deb et al. 2002, III.B).
+    """
+    distance = np.zeros(len(points))
+    for column in points.T:
+        order = np.argsort(column, kind="stable")
+        spread = column[order[-1]] - column[order[0]]
+        distance[order[[0, -1]]] = math.inf
+        if spread > 0:
+            distance[order[1:-1]] += (column[order[2:]] - column[order[:-2]]) / spread
+    return distance
+
+
+def hypervolume(points: Floats, reference: Floats) -> float:
+    """Return the volume that ``points`` dominate, bounded by ``reference`` (shape (k,)); exact for any k.
+
+    The last objective is cut into slices, and their volumes are added (Zitzler's HSO). The time grows with n log n for
+    k = 2, n^2 for k = 3, and n^(k-1) for more objectives.
     """
     points, reference = _checked(points), np.asarray(reference, dtype=float)
     if reference.shape != points.shape[1:]:
@@ -77,21 +121,22 @@ def _volume(points: Floats, reference: Floats) -> float:
 
 
 def default_reference(points: Floats) -> Floats:
-    """The worst of the front in each objective, a tenth of the front's range further out. Shape (k,)."""
+    """Return the front's worst value in each objective, a tenth of the front's range further out. Shape (k,)."""
     ideal, nadir = bounds(points)
     return nadir + 0.1 * np.where(nadir > ideal, nadir - ideal, np.maximum(np.abs(nadir), 1.0))
 
 
 def bounds(points: Floats) -> tuple[Floats, Floats]:
-    """Ideal and nadir of the front of ``points``: its best and its worst value in each objective. Shapes (k,)."""
+    """Return ideal and nadir of the front of ``points``: its best and worst value in each objective. Shapes (k,)."""
     front = points[_front(points)]
     return front.min(axis=0), front.max(axis=0)
 
 
 def representative(points: Floats, k: int, reference: Floats | None = None) -> list[int]:
-    """Indices of at most ``k`` front points that together cover the most, the most important first.
+    """Return the indices of at most ``k`` front points that together cover the most, the most important first.
 
-    Greedy in the hypervolume gained, which reaches at least 1 - 1/e of the best subset's (Nemhauser et al. 1978).
+    Each step takes the point that adds most hypervolume. This reaches at least 1 - 1/e of the best subset's volume
+    (Nemhauser et al. 1978).
     """
     if k < 1:
         raise UserError("a subset needs at least one point", k, "ask for 1 or more")
@@ -144,18 +189,18 @@ def pick(
             raise UserError("a pick may name objectives only", name, f"known: {', '.join(names)}")
     points = oriented(values, objectives)
     front = _front(points)
-    told = ""
+    reason = ""
     if targets:
         front = _reaching(values, objectives, points, front, targets)
-        told = "reaches " + " and ".join(f"{name} {goal:g}" for name, goal in targets.items()) + " with "
+        reason = "reaches " + " and ".join(f"{name} {goal:g}" for name, goal in targets.items()) + " with "
     if weights:
-        return _by_weights(objectives, points, front, weights, told)
+        return _by_weights(objectives, points, front, weights, reason)
     if targets:
         order = [i for i, o in enumerate(objectives) if o.name not in targets] or list(range(len(objectives)))
         order += [i for i in range(len(objectives)) if i not in order]
         best = min(front, key=lambda row: tuple(points[row, order]))
         chosen = objectives[order[0]]
-        return Pick(int(best), f"{told}the best {chosen.name} ({valued(chosen.name, values[best][chosen.name])})")
+        return Pick(int(best), f"{reason}the best {chosen.name} ({valued(chosen.name, values[best][chosen.name])})")
     return recommend(values, objectives)[0]
 
 
@@ -167,18 +212,18 @@ def recommend(
     floor: float | None = None,
     condition: str = "",
 ) -> tuple[Pick, ...]:
-    """Choose the points to name where nobody has said a preference.
+    """Choose the points to recommend where the user has no preference.
 
     These are the point that is best in ``quality``, the fastest within 1 % of it, and the cheapest that keeps 95 % of
-    it. One point may be all of them. Of points that are equally fast within 1 % the best one is taken. All are on the
-    front.
+    it. One point may be all of them. Of points that are equally fast within 1 % the best one is taken. All points are
+    on the front.
 
     Args:
         values: One mapping of objective values for each trial; leave out infeasible trials.
         objectives: The objectives.
-        proportional: Objectives that are another one times a constant, such as a cost at one price. They do not count.
-        floor: No point with a worse ``quality`` is chosen: that of chance, or of a simple baseline.
-        condition: What all ``values`` fulfil. The third point is then the cheapest of all.
+        proportional: Objectives that are another one times a constant, such as a cost at one price. They are ignored.
+        floor: The quality of chance, or of a simple baseline. No point with a worse ``quality`` is chosen.
+        condition: A text: the condition that all ``values`` fulfil. The third point is then the cheapest of all.
 
     Returns:
         One to three different points, the pick first: the fastest within 1 % of the best.
@@ -211,39 +256,39 @@ def recommend(
     sooner = _superlative(points, near, taken, fast[0], objectives)
     if sooner == "the fastest" and "cost" in proportional:
         sooner = "the fastest and cheapest"
-    told = {taken: f"{sooner} within {EQUAL:.0%} of the best {name}"}
-    told[best] = f"the best {name}, and {sooner} within {EQUAL:.0%} of it" if best == taken else f"the best {name}"
+    reasons = {taken: f"{sooner} within {EQUAL:.0%} of the best {name}"}
+    reasons[best] = f"the best {name}, and {sooner} within {EQUAL:.0%} of it" if best == taken else f"the best {name}"
     what = f"that fulfils {condition}" if condition else f"within {KEEPS:.0%} of the best {name}"
-    told.setdefault(least, f"{_superlative(points, enough, least, cheap[0], objectives)} {what}")
-    return tuple(Pick(row, reason) for row, reason in told.items())
+    reasons.setdefault(least, f"{_superlative(points, enough, least, cheap[0], objectives)} {what}")
+    return tuple(Pick(row, reason) for row, reason in reasons.items())
 
 
 def quality(objectives: Sequence[Objective]) -> Objective:
-    """Return the objective that says how good a trial is: the first that is neither a time nor a price, if any."""
+    """Return the objective that measures how good a trial is: the first that is neither a time nor a price, if any."""
     return next((each for each in objectives if each.clock is None), objectives[0])
 
 
 def _eagerness(objective: Objective, kind: str) -> tuple[bool, bool, bool]:
-    """Sorts what a trial should need little of: ``kind``, then time and cost, then other times, then the rest."""
+    """Sort key of objectives to keep small: first ``kind``, then time and cost, then other times, then the rest."""
     return objective.name != kind, objective.clock != "total", objective.clock is None
 
 
 def _within(points: Floats, rows: NDArray[np.intp], column: int, share: float) -> NDArray[np.intp]:
-    """Those of ``rows`` that are worse than their best by no more than a ``share`` of it."""
+    """The ``rows`` that are worse than the best of them by no more than a ``share`` of it."""
     best = float(points[rows, column].min())
     near: NDArray[np.intp] = rows[points[rows, column] <= best + share * abs(best)]
     return near
 
 
 def _least(points: Floats, rows: NDArray[np.intp], columns: Sequence[int]) -> int:
-    """The row with the least of all ``columns`` but the first, in their order; of equal ones the best in the first."""
+    """The row with the least of all ``columns`` but the first, in their order; of equal rows the best in the first."""
     for column in columns[1:]:
         rows = _within(points, rows, column, EQUAL)
     return int(min(rows, key=lambda row: tuple(points[row, list(columns)])))
 
 
 def _superlative(points: Floats, rows: NDArray[np.intp], row: int, column: int, objectives: Sequence[Objective]) -> str:
-    """What ``row`` is among ``rows`` by the objective ``column``."""
+    """The words for ``row`` among ``rows`` by the objective ``column``, such as "the fastest"."""
     name = objectives[column].name
     word = {"seconds": "the fastest", "cost": "the cheapest"}.get(name, f"the best {name}")
     exact = points[row, column] <= points[rows, column].min()
@@ -251,7 +296,7 @@ def _superlative(points: Floats, rows: NDArray[np.intp], row: int, column: int, 
 
 
 def _by_weights(
-    objectives: Sequence[Objective], points: Floats, front: NDArray[np.intp], weights: Mapping[str, float], told: str
+    objectives: Sequence[Objective], points: Floats, front: NDArray[np.intp], weights: Mapping[str, float], reason: str
 ) -> Pick:
     vector = np.array([float(weights.get(o.name, 0.0)) for o in objectives])
     if not np.isfinite(vector).all() or (vector < 0).any() or vector.sum() == 0:
@@ -259,7 +304,7 @@ def _by_weights(
     sums = _scaled(points, front) @ vector
     best = front[min(range(len(front)), key=lambda at: (sums[at], *points[front[at]]))]  # of equals the best in order
     shown = ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
-    return Pick(int(best), f"{told}the smallest weighted sum ({shown}; scaled by the front's best and worst)")
+    return Pick(int(best), f"{reason}the smallest weighted sum ({shown}; scaled by the front's best and worst)")
 
 
 def _reaching(

@@ -1,9 +1,9 @@
 """How much each parameter decides an objective: Optuna's PED-ANOVA, one objective at a time.
 
-A parameter matters as far as its values among the best quarter of the trials are distributed in another way than among
-all (Watanabe, Bansal, Hutter, "PED-ANOVA", IJCAI 2023). That takes milliseconds, knows log scales, and compares a
-parameter that only some trials have among those alone. With few trials something always seems to decide them. So the
-same is computed with the objective's values shuffled, which says how much is chance; below that nothing is said.
+A parameter is important if its values among the best quarter of the trials are distributed differently from its values
+among all trials (Watanabe, Bansal, Hutter, "PED-ANOVA", IJCAI 2023). The method takes milliseconds and uses log scales.
+It compares a parameter that only some trials have among these trials alone. With few trials some parameter always seems
+important. So importance is computed again with shuffled values of the objective, and results below that are not shown.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from elastune.train.program.space import from_json
 from elastune.tune.search.history import new_study, quiet
 from elastune.tune.search.objective import Objective, oriented
 
-FEWEST = 10  # trials below which nothing is said
+FEWEST = 10  # trials that an importance needs at least
 FEWEST_PER_PARAMETER = 2
-MOST = 500  # trials that are looked at, evenly spread over the study: more cost time and change little
-SHUFFLES = 19  # a one in twenty chance to take chance for a cause
+MOST = 500  # trials that count, evenly spread over the study: more would cost time and change little
+SHUFFLES = 19  # a one in twenty chance to report an importance that is only chance
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class EvaluatedTrial:
 
 @dataclass(frozen=True)
 class ParameterShare:
-    """The share, from 0 to 1, that parameter ``name`` has in what decides an objective.
+    """The share, from 0 to 1, of parameter ``name`` in the importance of all parameters for an objective.
 
     ``trials`` is how many trials have the parameter.
     """
@@ -49,11 +49,13 @@ class ParameterShare:
 
 @dataclass(frozen=True)
 class Importance:
-    """What decides one objective, learnt from ``trials``.
+    """Which parameters decide one objective.
 
     Attributes:
+        objective: The name of the objective.
+        trials: How many trials have a value of it.
         parameters: The parameters, the most important first; their shares sum to 1.
-        why_not: Why there are none, in words; "" where there are.
+        why_not: The reason if there are no parameters, else "".
     """
 
     objective: str
@@ -75,8 +77,8 @@ def _importance(tried: Sequence[EvaluatedTrial], objective: Objective) -> Import
         return Importance(name, n, why_not="no trial has a value of it")
     if n > MOST:
         valued = [valued[i] for i in np.linspace(0, n - 1, MOST).astype(int)]
-    found = [(trial, from_json({name: trial.distributions[name] for name in trial.params})) for trial in valued]
-    searched = {param for _, ranges in found for param, range_ in ranges.items() if not range_.single()}
+    with_ranges = [(trial, from_json({name: trial.distributions[name] for name in trial.params})) for trial in valued]
+    searched = {param for _, ranges in with_ranges for param, range_ in ranges.items() if not range_.single()}
     if not searched:
         return Importance(name, n, why_not="no parameter was searched")
     fewest = max(FEWEST, FEWEST_PER_PARAMETER * len(searched))
@@ -88,7 +90,7 @@ def _importance(tried: Sequence[EvaluatedTrial], objective: Objective) -> Import
         return Importance(name, n, why_not="all trials reached the same")
     with quiet():
         study = new_study([objective])
-        for trial, ranges in found:
+        for trial, ranges in with_ranges:
             study.add_trial(create_trial(params=dict(trial.params), distributions=ranges, value=0.0))
         weights = _weights(study, y)
         draw = np.random.default_rng(0)
@@ -105,7 +107,7 @@ def _importance(tried: Sequence[EvaluatedTrial], objective: Objective) -> Import
 
 
 def _weights(study: Any, y: Any) -> dict[str, float]:
-    """By parameter, how far its values among the best quarter by ``y``, where less is better, differ from all."""
+    """By parameter, how much its values among the best quarter by ``y`` (smaller is better) differ from all values."""
     from optuna.importance import PedAnovaImportanceEvaluator  # here: it brings scikit-learn along, a second of a start
 
     evaluator = PedAnovaImportanceEvaluator(target_quantile=0.25)

@@ -1,7 +1,8 @@
 """Objectives: named numbers with a direction and a unit, and the scale on which a search sees their values.
 
 A Gaussian process assumes a smooth objective with even noise, and TPE weighs fronts by hypervolume. Training times that
-span three decades look to both like a few slow trials and nothing else. A monotone scale, chosen from the data, spreads
+span three decades look to both like a few slow trials and nothing else. Early stopping, which ranks the trials of a
+front by their distances, has the same problem. A monotone scale, chosen from the data, spreads
 the values evenly. It keeps all ranks, so the Pareto front does not change, and reported values stay as they are
 (Snoek et al. 2014, "Input Warping", does the same to inputs; Salinas et al. 2020, "A Quantile-based Approach for
 Hyperparameter Transfer Learning", does it to objectives).
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-# [objective] The objectives of a study: named numbers, each with a direction and a unit.
-
 Direction = Literal["max", "min"]
 Clock = Literal["total", "duration"]
 Floats: TypeAlias = "NDArray[np.float64]"
@@ -46,8 +45,9 @@ class Objective:
     Attributes:
         name: The name of the metric.
         direction: Which way is better.
-        unit: The unit to show it in; "" where it is not known.
-        low, high: The bounds of its values, as declared, else by its name (``bounds``).
+        unit: The unit of its values in reports; "" where it is unknown.
+        low: The lower bound of its values, as declared, else by its name (``bounds``).
+        high: The upper bound.
     """
 
     name: str
@@ -58,18 +58,18 @@ class Objective:
 
     @property
     def clock(self) -> Clock | None:
-        """Whether it is a time: see ``clock``."""
+        """Whether the objective is a time: see ``clock``."""
         return clock(self.name)
 
 
 def parse_objectives(given: Mapping[str, str] | Iterable[str]) -> tuple[Objective, ...]:
-    """Objectives from ``{"accuracy": "max"}`` or ``["accuracy:max", "seconds:min"]``, in the order given.
+    """Return objectives from ``{"accuracy": "max"}`` or ``["accuracy:max", "seconds:min"]``, in their order.
 
-    What a metric lies between may follow its direction: ``{"score": "max 0..100", "loss": "min 0.."}``; else its name
-    tells, see ``bounds``.
+    Bounds of a metric may follow its direction: ``{"score": "max 0..100", "loss": "min 0.."}``. Without them its name
+    decides, see ``bounds``.
 
-    Raises ``UserError`` for an empty set, a missing name, an unknown direction, bounds that are none or a name that
-    comes twice.
+    Raises:
+        UserError: For an empty set, a missing name, an unknown direction, invalid bounds or a name that comes twice.
     """
     if isinstance(given, str):
         given = [given]
@@ -84,11 +84,11 @@ def parse_objectives(given: Mapping[str, str] | Iterable[str]) -> tuple[Objectiv
 
 
 def clock(name: str) -> Clock | None:
-    """Whether the metric ``name`` is a time, or its price, and so depends on the machine; None where it is neither.
+    """Return whether the metric ``name`` is a time, or its price, and so depends on the machine; None: it is neither.
 
-    "total": since the training began; it grows with every pass over the data. ``seconds`` and ``cost`` (measured by
-    elastune), and ``time`` where a program reports it. "duration": of one thing, however long the training is: every
-    other name that ends in ``_s`` or ``_seconds``, such as ``latency_s``, and ``seconds_to_target``.
+    "total" counts since the training began, and grows with every pass over the data: ``seconds`` and ``cost``, which
+    elastune measures, and ``time``, which a program reports. "duration" is independent of the length of the training:
+    every other name that ends in ``_s`` or ``_seconds``, such as ``latency_s``, and ``seconds_to_target``.
     """
     if name in (*MEASURED, "time"):
         return "total"
@@ -96,16 +96,16 @@ def clock(name: str) -> Clock | None:
 
 
 def valued(name: str, value: float | None, price_per_worker_hour: float | None = None) -> str:
-    """The value of the metric ``name`` in a unit that a person reads; costs need the price that they are made of."""
+    """Return the value of the metric ``name`` as a text with a unit; costs need the price they are computed from."""
     if name == "cost":
         return f"{number(value)} price units" if price_per_worker_hour is None else cost(value, price_per_worker_hour)
     return duration(value) if clock(name) else number(value)
 
 
 def bounds(name: str) -> tuple[float, float]:
-    """What the metric ``name`` lies between, as far as names tell: fractions in [0, 1], losses and errors from 0 on.
+    """Return the bounds of the metric ``name`` by its name: fractions in [0, 1], losses and errors from 0 on.
 
-    A value outside of them tells that the name was used for something else; who asks must look.
+    A program may use such a name for another metric, so callers must check values against the bounds.
     """
     if name in ("error", "error_rate") or name.endswith(_FRACTIONS):
         return 0.0, 1.0
@@ -113,12 +113,12 @@ def bounds(name: str) -> tuple[float, float]:
 
 
 def chance(name: str) -> float | None:
-    """What guessing gives of the metric ``name``, where its name tells; None where it depends on the data."""
+    """Return the value of the metric ``name`` for guessing; None where it depends on the data."""
     return 0.5 if name == "auc" or name.endswith("_auc") else None
 
 
 def oriented(values: Mapping[str, float] | Sequence[Mapping[str, float]], objectives: Sequence[Objective]) -> Floats:
-    """Values as an array where smaller is better: shape (k,) for one mapping, (n, k) for a sequence of n."""
+    """Return values as an array where smaller is better: shape (k,) for one mapping, (n, k) for a sequence of n."""
     import numpy as np  # here: a controller that takes workers over does without
 
     if isinstance(values, Mapping):
@@ -140,19 +140,19 @@ def _pair(text: object) -> tuple[str, str]:
 def _objective(name: str, direction: str) -> Objective:
     if not isinstance(name, str) or not name.isidentifier():
         raise UserError("an objective must name a metric", repr(name), "for example accuracy:max")
-    way, _, within = direction.strip().partition(" ") if isinstance(direction, str) else ("", "", "")
-    known = _DIRECTIONS.get(way)
-    if known is None:
+    word, _, limits = direction.strip().partition(" ") if isinstance(direction, str) else ("", "", "")
+    parsed = _DIRECTIONS.get(word)
+    if parsed is None:
         raise UserError(
             f"the direction of {name} must be max or min", repr(direction), f"write {name}:max or {name}:min"
         )
-    low, high = _declared(name, within) if within else bounds(name)
-    return Objective(name, known, _unit(name), low, high)
+    low, high = _declared(name, limits) if limits else bounds(name)
+    return Objective(name, parsed, _unit(name), low, high)
 
 
 def _declared(name: str, within: str) -> tuple[float, float]:
-    found = re.fullmatch(rf"\s*({_NUMBER})?\.\.({_NUMBER})?\s*", within)
-    low, high = (found[1] or "-inf", found[2] or "inf") if found else ("inf", "-inf")
+    match = re.fullmatch(rf"\s*({_NUMBER})?\.\.({_NUMBER})?\s*", within)
+    low, high = (match[1] or "-inf", match[2] or "inf") if match else ("inf", "-inf")
     if within.strip() == ".." or not float(low) < float(high):
         raise UserError(f"the bounds of {name} must be LOW..HIGH", repr(within), "for example max 0..1 or min 0..")
     return float(low), float(high)
@@ -164,24 +164,18 @@ def _unit(name: str) -> str:
     return "fraction" if name.endswith(("accuracy", "error")) else ""
 
 
-# [scales] Objectives as samplers and early stopping see them: on a scale, chosen from the data, on which values spread evenly.
-#
-# A Gaussian process takes an objective for smooth with even noise, and TPE weighs fronts by hypervolume: training times
-# that span three decades look to both like a few slow trials and nothing else; so they do to early stopping, which ranks
-# the trials of a front by the distances between them. A monotone scale changes no ranks in one objective, so the
-# front stays the front; reported values stay as they are (Snoek et al. 2014, "Input Warping", do the same to inputs;
-# Salinas et al. 2020, "A Quantile-based Approach for Hyperparameter Transfer Learning", the same to objectives).
+# --- scales: the values as samplers and early stopping see them ---
 
-ENOUGH = 8  # values, before their shape says anything
+ENOUGH = 8  # values, before their distribution counts
 HEAVY = 1.0  # skewness from which a tail is heavy: that of a normal sample of 8 is beyond it once in 20 times
-FAR = 3.0  # and beyond this, neither mean nor spread say where most values are
+FAR = 3.0  # skewness from which neither mean nor spread describe where most values are
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How values of one objective are told to a sampler.
+    """Maps values of one objective to the values that samplers see.
 
-    ``raw``: as they are; ``log``: their logarithm; ``rank``: the normal quantile of their rank among ``known``, sorted.
+    ``raw``: as they are. ``log``: their logarithm. ``rank``: the normal quantile of their rank among ``known``.
     """
 
     name: Literal["raw", "log", "rank"] = "raw"
@@ -200,10 +194,10 @@ RAW = Scale()
 
 
 def scale_of(values: Sequence[float]) -> Scale:
-    """The scale for an objective of which ``values`` are known: a function of them alone, whatever their order.
+    """Return the scale that suits ``values`` of an objective, whatever their order.
 
-    A heavy tail to the right of positive values becomes a logarithm; a tail so heavy that this does not help, or to
-    the other side, becomes ranks; anything else stays.
+    Positive values with a heavy tail to the right get a logarithm. A tail that a logarithm does not even out, or a
+    heavy tail to the left, gets ranks. Other values stay raw.
     """
     if len(values) < ENOUGH:
         return RAW
@@ -217,9 +211,9 @@ def scale_of(values: Sequence[float]) -> Scale:
 
 
 def on_scales(points: Floats) -> Floats:
-    """Each column of ``points`` (n, objectives) on the scale that suits it, its order kept.
+    """Return each column of ``points`` (n, objectives) on the scale that suits it; ranks are kept.
 
-    What is maximised is often turned round before, so a column of negative values has the scale of its magnitudes.
+    Callers often negate a maximised objective, so a column of negative values has the scale of its magnitudes.
     """
     columns = []
     for column in points.T:
@@ -230,7 +224,7 @@ def on_scales(points: Floats) -> Floats:
 
 
 def skewness(x: Floats) -> float:
-    """The third standardised moment; 0 where all values are equal."""
+    """Return the third standardised moment; 0 where all values are equal."""
     x = x / (float(np.abs(x).max()) or 1.0)  # else the squares of large values overflow
     centred = x - x.mean()
     spread = math.sqrt(float(np.mean(centred**2)))

@@ -27,14 +27,18 @@ from elastune.core.errors import UserError
 from elastune.core.options import Range
 from elastune.core.run import derive
 from elastune.core.sync_plan import SETTING_NAMES, SYNC_NAMES, chooses
-from elastune.train.program.space import Sample, Space, compose, draw, nth, probe, size
+from elastune.train.program.space import Sample, Space, compose, contains, draw, nth, probe, size
 from elastune.tune.search.objective import Objective
 from elastune.tune.search.schedule import ForkTrial, IntermediateResult, NewTrial, Resume, RungEntry, Schedule, ranked
 
-# [explore] How a child's settings differ from its parent's in population-based training: *explore*, by resampling or a push.
-#
-# Jaderberg et al. 2017, "Population Based Training of Neural Networks", section 4: each hyperparameter is drawn afresh
-# from its prior (*resample*), or multiplied by 1.2 or 0.8 (*perturb*).
+ALWAYS_FIXED = ("mode", "compress", "workers", "optimizer", *SYNC_NAMES)
+"""A run that changes one of these cannot begin with its parent's checkpoint."""
+ENOUGH = 0.75
+"""The share of a population that a ranking needs. With two of four, half would be replaced instead of a quarter."""
+_ATTEMPTS = 20  # to change settings so that constraints allow them
+_PROBES = 100  # configurations drawn to find the parameters of the space
+
+# --- explore: how the settings of a child differ from its parent's ---
 
 
 def explore(
@@ -46,13 +50,14 @@ def explore(
     fixed: Collection[str],
     rng: np.random.Generator,
 ) -> Sample:
-    """``params`` with each parameter drawn afresh with probability ``resample``, else pushed; ``fixed`` ones stay.
+    """Return ``params`` with each parameter drawn afresh with probability ``resample``, else ``pushed``.
 
-    What ``params`` lack, or hold out of range because another parameter decides the range, is drawn.
+    The ``fixed`` parameters stay. A parameter that ``params`` lack is drawn. So is one that is out of range because
+    another parameter decides the range. The original paper calls this *resample* and *perturb* (section 4).
     """
 
     def choose(name: str, distribution: BaseDistribution) -> Any:
-        if name not in params or not distribution._contains(distribution.to_internal_repr(params[name])):
+        if name not in params or not contains(distribution, params[name]):
             return draw(distribution, rng)
         if name in fixed:
             return params[name]
@@ -63,21 +68,21 @@ def explore(
 
 
 def pushed(distribution: BaseDistribution, value: Any, factor: float, *, up: bool) -> Any:
-    """``value`` times ``factor`` or, not ``up``, divided by it, within the bounds.
+    """Return ``value`` times ``factor`` or, not ``up``, divided by it, within the bounds.
 
-    Where values have steps, the nearest one, but at least the next. Categories that are ascending numbers: the next.
-    Others have no order, and stay.
+    A value on a grid moves to the nearest grid value, but at least one place. A category moves one place if the
+    categories are ascending numbers. Other categories have no order, and stay.
     """
     towards = 1 if up else -1
     match distribution:
         case CategoricalDistribution(choices=choices):
-            at = choices.index(value)
-            return choices[min(max(at + towards, 0), len(choices) - 1)] if _ascends(choices) else value
+            index = choices.index(value)
+            return choices[min(max(index + towards, 0), len(choices) - 1)] if _ascends(choices) else value
         case FloatDistribution(step=None, low=low, high=high):
             return min(max(value * factor**towards, low), high)
         case IntDistribution(low=low, step=unit) | FloatDistribution(low=low, step=float() as unit):
-            at, target = round((value - low) / unit), round((value * factor**towards - low) / unit)
-            if target == at:
+            index, target = round((value - low) / unit), round((value * factor**towards - low) / unit)
+            if target == index:
                 target += towards
             return nth(distribution, min(max(target, 0), int(size(distribution)) - 1))
     raise AssertionError(f"unknown distribution {distribution}")
@@ -88,37 +93,20 @@ def _ascends(choices: tuple[Any, ...]) -> bool:
     return len(numbers) == len(choices) and all(a < b for a, b in pairwise(numbers))
 
 
-# [population] Population-based training: members that do badly begin again from the checkpoint of one that does well.
-#
-# Jaderberg et al. 2017, "Population Based Training of Neural Networks", algorithm 1 with truncation selection: a member
-# that is among the worst after some passes takes over weights and settings of one of the best (*exploit*), and changes
-# the settings a little (*explore*). So settings become schedules, found while the population trains once.
-#
-# Here the successor is a trial of its own, a child; whom it replaces never goes on. Members are compared by what they had
-# reached after as many passes, however far they are now, so that being slow is no fault, nor, in seconds, a merit.
-# Nobody waits: whoever is the least far has the next free worker.
-
-ALWAYS_FIXED = (
-    "mode",
-    "compress",
-    "workers",
-    "optimizer",
-    *SYNC_NAMES,
-)  # with others of them a run cannot begin with this checkpoint
-ENOUGH = (
-    0.75  # of a population, to judge by: of two of four the worse would be replaced, half of all instead of a quarter
-)
-_ATTEMPTS = 20  # to change settings so that they are allowed
-_PROBES = 100  # configurations that are looked at for their parameters
+# --- the schedule ---
 
 
 @dataclass(frozen=True)
 class Selection:
-    """How a population is selected: ``population`` members pause ``every`` so many passes.
+    """How a population is selected. Children of the best members replace the worst.
 
-    The worst ``quantile`` of them are replaced by children of the best ``quantile``. A parameter is drawn afresh
-    with probability ``resample``, else multiplied by ``factor`` or divided by it. Those ``fixed`` stay: what decides
-    the model's shapes must.
+    Attributes:
+        population: Number of members.
+        every: Passes after which a member pauses.
+        quantile: The share of members that count as best, and as worst.
+        resample: Probability that a parameter is drawn afresh.
+        factor: A parameter that is not drawn afresh is multiplied by it, or divided by it.
+        fixed: Parameters that stay. Parameters that decide the shapes of the model must be among them.
     """
 
     population: Annotated[int, Range(2, 65536)] = 8
@@ -131,9 +119,10 @@ class Selection:
 
 @dataclass
 class _Member:
-    """A trial that holds a seat of a population. ``shown``: by passes, what it and its ancestors had reached then.
+    """A trial that is a member of a population.
 
-    ``saved``: it has paused, so there surely is a checkpoint. ``judged``: after how many passes it was, last.
+    ``results``: by passes, the values and the violation that it and its ancestors had reached by then. ``saved``: it
+    has paused, so that a checkpoint exists. ``judged``: the passes at its last comparison.
     """
 
     trial: int
@@ -143,28 +132,35 @@ class _Member:
     epochs: int = 0
     saved: bool = False
     judged: int = 0
-    shown: dict[int, tuple[tuple[float, ...], float]] = field(default_factory=dict)
+    results: dict[int, tuple[tuple[float, ...], float]] = field(default_factory=dict)
 
     @property
     def trains(self) -> bool:
         return self.state in ("running", "paused")
 
     def at(self, epoch: int) -> RungEntry | None:
-        """What it had reached after ``epoch`` passes; None where it is not so far, or says nothing."""
-        newest = max((e for e in self.shown if e <= epoch), default=None)
+        """Its values after ``epoch`` passes; None if it is not so far, has not reported, or failed."""
+        newest = max((e for e in self.results if e <= epoch), default=None)
         if self.epoch < epoch or newest is None or self.state == "failed":
             return None
-        return RungEntry(self.trial, *self.shown[newest])
+        return RungEntry(self.trial, *self.results[newest])
 
 
 Population = list[_Member]
 
 
 class PopulationBasedTraining(Schedule):
-    """See the module. Further populations begin where workers are free and the study's budget is not spent.
+    """Population-based training. Further populations begin while workers are free and the study has budget.
 
-    ``space``: to change settings within their ranges; ``allowed``: whether such a configuration may run. Raises
-    ``UserError`` where something is to be fixed that the space does not ask for.
+    Args:
+        objectives: The objectives that rank members.
+        space: The space in which settings change.
+        selection: How members are selected; None: the defaults.
+        seed: Decides parents and changes of settings.
+        allowed: Whether a configuration may run.
+
+    Raises:
+        UserError: If ``selection.fixed`` names a parameter that the space does not have.
     """
 
     parents = True
@@ -185,37 +181,37 @@ class PopulationBasedTraining(Schedule):
         self._populations: list[Population] = []
         samples = probe(space, _PROBES, seed)
         self._of_strategies = SETTING_NAMES if any(chooses(sample.values) for sample in samples) else ()
-        known = {name for sample in samples for name in sample.params}
+        names = {name for sample in samples for name in sample.params}
         for name in self._selection.fixed:
-            if name not in known:
-                raise UserError("what is fixed must be a parameter of the space", name, f"one of {sorted(known)}")
+            if name not in names:
+                raise UserError("what is fixed must be a parameter of the space", name, f"one of {sorted(names)}")
 
-    # -- what happens -------------------------------------------------------------------------------------------------
+    # -- events --
 
     def started(self, trial: int, params: Mapping[str, Any], parent: int | None = None) -> None:
         member = _Member(trial, dict(params))
         for population in self._populations if parent is not None else ():
             for other in population:
                 if other.trial == parent:
-                    member.epoch, member.epochs, member.shown = other.epoch, other.epochs, dict(other.shown)
-                    member.judged = other.epoch  # what it inherits is its parent's merit
+                    member.epoch, member.epochs, member.results = other.epoch, other.epochs, dict(other.results)
+                    member.judged = other.epoch  # inherited results are its parent's merit
                     replaced = (m.trial for m in _waiting(population) if self._successor(m, population))
-                    self._seat(member, population, next(replaced, None))
+                    self._add_member(member, population, next(replaced, None))
                     return
         for population in self._populations:
             failed = next((m.trial for m in population if m.state == "failed"), None)
             if failed is not None or len(population) < self._selection.population:
-                self._seat(member, population, failed)
+                self._add_member(member, population, failed)
                 return
         self._populations.append([member])
 
-    def _seat(self, member: _Member, population: Population, instead: int | None) -> None:
-        population[:] = [other for other in population if other.trial != instead] + [member]
+    def _add_member(self, member: _Member, population: Population, replaced: int | None) -> None:
+        population[:] = [other for other in population if other.trial != replaced] + [member]
 
     def reported(self, intermediate: IntermediateResult) -> str:
         if member := self._find(intermediate.trial):
             oriented = tuple(sign * value for sign, value in zip(self._signs, intermediate.values, strict=True))
-            member.shown[intermediate.epoch] = oriented, intermediate.violation
+            member.results[intermediate.epoch] = oriented, intermediate.violation
             member.epoch, member.epochs = max(member.epoch, intermediate.epoch), intermediate.epochs
         return ""
 
@@ -235,10 +231,10 @@ class PopulationBasedTraining(Schedule):
             member.state = "failed" if values is None else "finished"
 
     def _find(self, trial: int) -> _Member | None:
-        """The member; None where its place was taken."""
+        """The member; None if another trial replaced it."""
         return next((m for population in self._populations for m in population if m.trial == trial), None)
 
-    # -- what is to be done -------------------------------------------------------------------------------------------
+    # -- decisions --
 
     def next(self, fresh: bool) -> Resume | ForkTrial | NewTrial | None:
         for population in self._populations:
@@ -254,13 +250,13 @@ class PopulationBasedTraining(Schedule):
         return NewTrial(self._selection.every) if fresh else None
 
     def estimates(self) -> Mapping[int, tuple[float, ...]]:
-        """None: what a member will reach depends on settings that it does not have yet."""
+        """No estimates: the result of a member depends on settings that it will get later."""
         return {}
 
     def _successor(self, member: _Member, population: Population) -> ForkTrial | None:
-        """Who is to take the member's place: None where the member goes on, or nobody can be its successor's parent."""
+        """The trial that replaces the member; None if the member goes on, or no other member can be a parent."""
         failed = member.state == "failed"
-        after = min((m.epoch for m in population if m.shown and m.trains), default=0) if failed else member.epoch
+        after = min((m.epoch for m in population if m.results and m.trains), default=0) if failed else member.epoch
         after, order = self._ranking(population, after, 0 if failed else member.judged)
         count = min(math.ceil(self._selection.quantile * len(order)), len(order) // 2)
         if not count or (not failed and member.trial not in order[-count:]):
@@ -276,11 +272,13 @@ class PopulationBasedTraining(Schedule):
         return ForkTrial(parent.trial, self._changed(parent.params, rng), reason, self._pause_after(parent.epoch))
 
     def _ranking(self, population: Population, epoch: int, judged: int) -> tuple[int, list[int]]:
-        """Trials by what they had reached after at most ``epoch`` passes, best first, and after how many that was.
+        """Rank the members at the latest pass, at most ``epoch``, that enough of them have reached.
 
-        After the most for which enough of them have come so far: who is the first to arrive is judged by what all had
-        reached before, or it would never be judged at all. But nobody is ``judged`` twice after as many passes, or more
-        would be replaced than the quantile says; then there are no trials.
+        So the first member to arrive is compared at an earlier pass, else it would never be compared. No member is
+        compared twice at the same pass (``judged``), else more members than ``quantile`` would be replaced.
+
+        Returns:
+            That pass, and the trials, best first; no trials without such a pass.
         """
         enough = max(2, math.ceil(ENOUGH * self._selection.population))
         for after in range(epoch, judged, -1):
@@ -303,6 +301,6 @@ class PopulationBasedTraining(Schedule):
 
 
 def _waiting(population: Population) -> list[_Member]:
-    """Members whose turn it may be, the least far first; those that failed start again."""
+    """Members that may train next, the least advanced first. Failed members come before, since they start again."""
     waiting = [member for member in population if member.state in ("paused", "failed")]
     return sorted(waiting, key=lambda m: (0 if m.state == "failed" else m.epoch, m.trial))

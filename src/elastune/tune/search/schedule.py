@@ -1,8 +1,9 @@
 """Which trials go on, pause or resume: the contract of early stopping, its simplest schedules, and its rungs.
 
-A schedule decides and starts nothing. The study loop tells it every event in the order of the journal, and asks it what
-to do with free workers. It has no clock, and no randomness beyond its seed: told the same events again, it decides
-the same again. A rung is a number of passes after which trials are compared, by constrained domination.
+A schedule decides and starts nothing. The study loop passes it every event in the order of the journal, and asks it
+what to do with free workers. It has no clock, and no randomness beyond its seed: for the same events it decides the
+same again, as when a study resumes from its journal. A rung is a number of passes after
+which trials are compared, by constrained domination.
 """
 
 from __future__ import annotations
@@ -17,22 +18,17 @@ import numpy as np
 
 from elastune.core.journal.records import Phase, TrialStarted
 from elastune.core.run import Config, ExecutionSettings
+from elastune.tune.search.front import best_first
 from elastune.tune.search.objective import Floats, on_scales
-from elastune.tune.search.samplers.genetic import best_first
-
-# [schedule] Which trials go on, pause or are taken up again, by what they have shown: the contract of early stopping.
-#
-# A schedule decides, it starts nothing: the driver tells it what happens, in the order of the journal, and asks what to
-# do with free workers. It has no clock and no chance of its own beyond ``seed``: told the same again, as when a study
-# resumes from its journal, it says the same again.
 
 
 @dataclass(frozen=True)
 class IntermediateResult:
-    """What a trial has shown by one of its reports, after ``epoch`` of ``epochs`` planned training passes.
+    """One report of a running trial, after ``epoch`` of ``epochs`` planned training passes.
 
-    ``values``: one number per objective, as the user counts them; time and cost are those so far. ``violation``: the
-    largest violation of the constraints on what is measured, by now; 0 or less where all hold.
+    Attributes:
+        values: One number per objective, in the user's units; time and cost are those so far.
+        violation: The largest violation so far of the constraints on measured values; 0 or less where all hold.
     """
 
     trial: int
@@ -44,7 +40,7 @@ class IntermediateResult:
 
 @dataclass(frozen=True)
 class Resume:
-    """Let a paused trial go on, until it has completed ``epoch`` passes (None: to its end, or until told to pause)."""
+    """Let a paused trial go on until it has completed ``epoch`` passes; None: to its end, or to the next pause."""
 
     trial: int
     reason: str
@@ -70,13 +66,17 @@ class NewTrial:
 
 @dataclass(frozen=True)
 class FixedTrial:
-    """Start a trial whose settings are given: no sampler proposes it, and no search learns from it.
+    """Start a trial with fixed settings: no sampler proposes it, and no search learns from it.
 
-    ``phase``: what it is for. ``max_steps``: it ends after so many; None: it is trained to its end. ``spread``: on as
-    many hosts as there are. ``like``: the trial whose policies and strategy it has; None: there are none. ``source``:
-    the trial with whose weights it begins, but for those that are ``fresh`` (see ``core.start_from``); None: as all do.
-    ``told``: how its workers agree and what adapts it, as a journal holds it beside ``execution``. ``parts``: for how many
-    workers it speaks; None: for its own.
+    Attributes:
+        phase: The purpose of the trial, such as a confirmation.
+        max_steps: The trial ends after so many steps; None: it trains to its end.
+        spread: Place its workers on as many hosts as possible.
+        like: The trial whose policies and strategy this one has; None: it has none.
+        source: The trial whose weights it begins with; None: a fresh start.
+        fresh: Weights that do not come from ``source`` (see ``core.start_from``).
+        told: Its strategy and policies, as a journal holds them beside ``execution``.
+        parts: The number of workers for which its result counts; None: its own workers.
     """
 
     config: Config
@@ -96,12 +96,14 @@ Next = Resume | ForkTrial | NewTrial | FixedTrial | None
 
 
 class Schedule(ABC):
-    """Told of everything that happens to a study's trials; asked for verdicts.
+    """The contract of early stopping: receives all events of a study's trials, and decides which trials train.
 
-    ``pauses``: whether trials may pause, so that they keep checkpoints. ``parents``: whether trials begin with those of
-    others, which must then outlive their ends. ``phase``: what its trials are for. ``proposes``: whether its new trials
-    are proposed by a sampler; others are ``FixedTrial``s. ``shares``: whether a study that shares its workers out does
-    so among its trials.
+    Attributes:
+        pauses: Whether trials may pause, so that they keep checkpoints.
+        parents: Whether trials begin with checkpoints of others, which must then outlive the ends of these trials.
+        phase: The purpose of its trials.
+        proposes: Whether a sampler proposes its new trials; others are ``FixedTrial``s.
+        shares: Whether a study with ``trial_workers`` moves workers between its trials.
     """
 
     pauses = True
@@ -112,7 +114,7 @@ class Schedule(ABC):
 
     @property
     def supplies(self) -> bool:
-        """Whether it has new trials to begin, as far as it knows."""
+        """Whether it may have further new trials to begin."""
         return True
 
     @abstractmethod
@@ -121,11 +123,11 @@ class Schedule(ABC):
 
     @abstractmethod
     def reported(self, intermediate: IntermediateResult) -> str:
-        """A trial reported: why it is to be paused now; empty: it goes on."""
+        """A trial reported. Returns the reason to pause it now; "": it goes on."""
 
     @abstractmethod
     def paused(self, trial: int, epoch: int) -> None:
-        """A trial has stopped, with ``epoch`` completed passes, and can be resumed."""
+        """A trial paused after ``epoch`` completed passes, and can be resumed."""
 
     @abstractmethod
     def resumed(self, trial: int) -> None:
@@ -133,19 +135,21 @@ class Schedule(ABC):
 
     @abstractmethod
     def ended(self, trial: int, values: tuple[float, ...] | None, violation: float = 0.0) -> None:
-        """A trial is over, with its values or (None) without valid ones."""
+        """A trial ended, with its values or (None) without valid ones."""
 
     @abstractmethod
     def next(self, fresh: bool) -> Next:
-        """What to do with free workers; None: nothing, until something else happens.
+        """Return what to do with free workers; None: nothing, until the next event.
 
-        ``fresh``: whether new trials may begin. Without it, what was promised is brought to an end: paused trials that
-        could still be on the front go on. Asked again before anything happened, the answer is the same.
+        A second call without an event in between returns the same.
+
+        Args:
+            fresh: Whether new trials may begin. If not, only paused trials that could still reach the front go on.
         """
 
     @abstractmethod
     def estimates(self) -> Mapping[int, tuple[float, ...]]:
-        """Trial -> the values that it would end with, for those that have reported and are not over."""
+        """Return, for each running or paused trial that has reported, the values that it is expected to end with."""
 
 
 class ToTheEnd(Schedule):
@@ -175,13 +179,14 @@ class ToTheEnd(Schedule):
         return {}
 
 
-# [fixed trials] A schedule of trials whose settings are given: some at once, each to its end.
-
-
 class FixedTrials(Schedule):
-    """Starts ``trials`` in their order, ``at_once`` at a time (None: as many as there is room for).
+    """Starts trials with fixed settings in their order, each to its end.
 
-    ``shares``: as of any schedule; else each has the workers that it was given.
+    Args:
+        phase: The purpose of the trials.
+        trials: The trials; ``todo`` takes further ones later.
+        at_once: How many train at a time; None: as many as fit.
+        shares: See ``Schedule``; without it each trial keeps the workers that it was given.
     """
 
     proposes = False
@@ -227,12 +232,12 @@ class FixedTrials(Schedule):
         return {}
 
 
-# [rungs] Rungs of successive halving: after how many passes trials are compared, and who of them ranks first.
+# --- rungs of successive halving ---
 
 
 @dataclass(frozen=True)
 class RungEntry:
-    """A trial at a rung: its values there, smaller is better, and its largest violation (0 or less: feasible)."""
+    """A trial at a rung: its values at that time, smaller is better, and its largest violation (0: feasible)."""
 
     trial: int
     values: tuple[float, ...]
@@ -244,25 +249,25 @@ class RungEntry:
 
 
 def levels(min_resource: int, eta: int, epochs: int) -> list[int]:
-    """Passes after which trials of ``epochs`` are compared: min_resource, min_resource x eta, ..., below ``epochs``."""
-    found = []
+    """Return the passes after which trials are compared: min_resource, min_resource x eta, ..., below ``epochs``."""
+    passes = []
     level = min_resource
     while level < epochs:
-        found.append(level)
+        passes.append(level)
         level *= eta
-    return found
+    return passes
 
 
 def ranked(entrants: Sequence[RungEntry], k: int) -> list[int]:
-    """The ``k`` best trials, best first, by constrained domination (Deb et al. 2002, VI).
+    """Return the ``k`` best trials, best first, by constrained domination (Deb et al. 2002, VI).
 
-    The feasible come first, by front and by crowding on the scales that samplers see; then the infeasible, by their
-    violation. The earlier of equals.
+    Feasible trials come first, by front and by crowding on the scales that samplers see. Infeasible trials follow, by
+    their violation. Of equal trials the earlier comes first.
     """
     feasible = [e for e in reversed(entrants) if e.feasible]  # best_first prefers the later of equals
-    found = [feasible[i].trial for i in best_first(_points(feasible), k)] if feasible else []
+    best = [feasible[i].trial for i in best_first(_points(feasible), k)] if feasible else []
     broken = sorted((e for e in entrants if not e.feasible), key=_brokenness)
-    return found + [e.trial for e in broken[: k - len(found)]]
+    return best + [e.trial for e in broken[: k - len(best)]]
 
 
 def _brokenness(entrant: RungEntry) -> float:
@@ -274,9 +279,10 @@ def _points(entrants: Sequence[RungEntry]) -> Floats:
 
 
 class Rung:
-    """Who came to a rung, in order, and who went on from it. 1 of ``eta`` is among its best.
+    """The trials that reached a rung, in order, and those promoted from it. The best 1 of ``eta`` may go on.
 
-    Ranking many by several objectives takes long: from the hundredth on it is done for each fiftieth part more.
+    Ranking many trials by several objectives takes long. From the hundredth trial on, a ranking therefore waits until
+    the rung has grown by 2 %.
     """
 
     def __init__(self, eta: int) -> None:
@@ -290,7 +296,7 @@ class Rung:
         return len(self._entrants)
 
     def enter(self, entrant: RungEntry) -> bool:
-        """A trial has come; whether all are compared again."""
+        """Add a trial that reached the rung. Returns whether all trials are compared again."""
         self._entrants.append(entrant)
         again = len(entrant.values) == 1 or len(self) >= int(1.02 * self._compared)
         if again:
@@ -299,7 +305,7 @@ class Rung:
 
     @property
     def best(self) -> frozenset[int]:
-        """The best 1/eta of those that are compared."""
+        """The best 1/eta of the compared trials."""
         if self._best is None:
             self._best = frozenset(ranked(self._entrants[: self._compared], self._compared // self._eta))
         return self._best

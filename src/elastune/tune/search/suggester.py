@@ -35,10 +35,10 @@ from elastune.core.sync_plan import in_full
 from elastune.train.program import space as spaces
 from elastune.train.program.space import Sample, Space
 from elastune.tune.search.constraint import Constraint, violations
+from elastune.tune.search.genetic import parse_genetics, unfinished
 from elastune.tune.search.history import History, Outcome
 from elastune.tune.search.objective import Objective
-from elastune.tune.search.samplers.genetic import parse_genetics, unfinished
-from elastune.tune.search.samplers.registry import (
+from elastune.tune.search.samplers import (
     GENERATIONAL,
     MODELS,
     check_sampler,
@@ -48,22 +48,25 @@ from elastune.tune.search.samplers.registry import (
 )
 from elastune.tune.search.warm_start import fit
 
-# [suggest] Ask for the next configuration, tell how it went: the search of a study, one process, any number outstanding.
-
-GRID = 20_000  # configurations of a grid at most
-PROPOSALS = 2  # of a sampler for one trial, before one that breaks a constraint is repaired
-REPAIRS = 2000
-_PROBES = 50
+GRID = 20_000  # configurations of a grid, at most
+PROPOSALS = 2  # of a sampler for one trial, before a proposal that breaks a constraint is repaired
+REPAIRS = 2000  # attempts to repair a proposal
+_PROBES = 50  # configurations drawn to find the names of the space
 Estimates = Mapping[int, tuple[Sequence[float], float]]
-"""What open trials are expected to reach, and by how much they break constraints."""
+"""By trial number, the expected values of an open trial, and its expected violation of constraints."""
 
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A configuration to try as trial ``number``: ``values`` is what the space returned.
+    """A configuration to try. The trial's ``TrialStarted`` must record it, so that ``SearchReplay`` can repeat it.
 
-    ``params`` and ``distributions`` (Optuna's JSON) belong into the trial's ``TrialStarted``, for ``SearchReplay``, and so
-    does ``dismissed``: the parameters of what was proposed first and breaks a constraint. ``sampler`` proposed it.
+    Attributes:
+        number: The number of the trial.
+        params: The parameters that the sampler chose.
+        distributions: The distributions of the parameters (Optuna's JSON).
+        values: The values that the space returned.
+        sampler: The sampler that proposed it.
+        dismissed: The parameters of earlier proposals for this trial, which broke a constraint.
     """
 
     number: int
@@ -75,13 +78,21 @@ class Suggestion:
 
 
 class Suggester:
-    """A search over ``space`` for ``objectives`` under ``constraints``.
+    """The search of one study: proposes configurations (``ask``) and learns from results (``tell``).
 
-    ``known``: what is fixed beside the space's values and known before a trial starts; constraints over these names
-    are decided before anything is launched. What ``ask`` returns is a pure function of the seed and of what was asked
-    and told before.
+    Any number of trials may be open. A proposal is a pure function of the seed and of all earlier calls.
 
-    Raises ``UserError`` for an unknown sampler or one that cannot have these objectives or this space.
+    Args:
+        space: The search space.
+        objectives: The objectives.
+        constraints: Constraints on settings and metrics.
+        sampler: A name of ``SAMPLERS``, or of an installed sampler.
+        seed: The seed of all proposals.
+        known: Fixed values that are known before a trial starts. Constraints on these and on values of the space are
+            decided before a trial is launched.
+
+    Raises:
+        UserError: For an unknown sampler, or a sampler that does not support these objectives or this space.
     """
 
     def __init__(
@@ -98,18 +109,21 @@ class Suggester:
         self.space = space
         self.objectives = tuple(objectives)
         self.rejected = 0  # configurations dismissed so far because they broke a constraint
-        self._told_rejected = 0
+        self._recorded_rejections = 0
         self._sampler = sampler
         self._seed = seed
-        self._known = dict(known or {})
-        self.next_number = 0  # of the trial that is asked for next
+        self._fixed_values = dict(known or {})
+        self.next_number = 0  # of the next trial
         self._open: dict[int, tuple[int, Sample]] = {}
         self._estimated: dict[int, tuple[tuple[float, ...], float]] = {}
         self._seen: set[str] = set()
-        self._took: list[float] = []  # seconds of complete trials
+        self._durations: list[float] = []  # seconds of complete trials
         self._paused: frozenset[int] = frozenset()
-        self._proposed: deque[dict[str, Any]] = deque()  # by earlier studies, to be tried first
-        names = {*self._known, *(n for s in spaces.probe(space, _PROBES, derive(seed, "names")) for n in s.values)}
+        self._proposed: deque[dict[str, Any]] = deque()  # proposals of earlier studies, to be tried first
+        names = {
+            *self._fixed_values,
+            *(n for s in spaces.probe(space, _PROBES, derive(seed, "names")) for n in s.values),
+        }
         self._static = tuple(c for c in constraints if c.decidable(names))
         self._measured = tuple(c for c in constraints if not c.decidable(names))
         self._grid = self._all() if sampler == "grid" else []
@@ -122,10 +136,9 @@ class Suggester:
         )
 
     def ask(self) -> Suggestion | None:
-        """The next configuration; None once a grid is exhausted.
+        """Return the next configuration; None once a grid is exhausted.
 
-        Raises ``UserError`` where the user's space fails, or where no configuration that satisfies the constraints
-        is found.
+        Raises ``UserError`` if the user's space fails, or if no configuration satisfies the constraints.
         """
         while self._proposed:
             proposed = fit(self.space, self._proposed.popleft())
@@ -133,26 +146,26 @@ class Suggester:
                 return self.adopt(proposed.params)
         number = self.next_number
         dismissed: list[dict[str, Any]] = []
-        found = self._from_grid() if self._sampler == "grid" else self._from_sampler(number, dismissed)
-        if found is None:
+        proposal = self._from_grid() if self._sampler == "grid" else self._from_sampler(number, dismissed)
+        if proposal is None:
             return None
         self.next_number = number + 1
-        index, sample, sampler = found
+        index, sample, sampler = proposal
         self._open[number] = index, sample
         self._seen.add(_key(sample))
         distributions = spaces.to_json(sample.distributions)
         return Suggestion(number, sample.params, distributions, sample.values, sampler, tuple(dismissed))
 
     def ready(self) -> bool:
-        """Whether ``ask`` may be called now: a genetic search with ``steady=0`` waits for its generation to end."""
+        """Return whether ``ask`` may be called now: a genetic search with ``steady=0`` waits for its generation."""
         if not generational(self._sampler):
             return True
         return unfinished(self._history.frozen(), parse_genetics(self._sampler)) == 0
 
     def adopt(self, params: Mapping[str, Any]) -> Suggestion:
-        """The next configuration, from ``params`` that somebody else chose; what they lack is drawn at random.
+        """Return the next configuration from ``params`` that the caller chose; missing parameters are drawn at random.
 
-        Raises ``UserError`` as ``ask`` does, and for a value outside of its range.
+        Raises ``UserError`` as ``ask`` does, and for a value outside its range.
         """
         number, self.next_number = self.next_number, self.next_number + 1
         sample = spaces.fill_in(self.space, params, np.random.default_rng(derive(self._seed, "adopt", number)))
@@ -162,9 +175,9 @@ class Suggester:
         return Suggestion(number, sample.params, spaces.to_json(sample.distributions), sample.values, "given")
 
     def learn(self, earlier: WarmStarted) -> None:
-        """Take over what an earlier study found: its results for samplers, its proposals to be asked for first.
+        """Take over an earlier study: samplers learn from its results, and ``ask`` returns its proposals first.
 
-        They are no trials of this search. What does not fit its space, by now, is left out.
+        The results are not trials of this search. Trials that do not fit the present space are left out.
         """
         for past in earlier.told:
             sample = fit(self.space, past.params)
@@ -177,21 +190,21 @@ class Suggester:
         self._proposed.extend(earlier.proposed)
 
     def reserve(self) -> int:
-        """A trial number that ``ask`` will not give out: for a trial that the search does not decide."""
+        """Return a trial number that ``ask`` will not use, for a trial that the search does not choose."""
         self.next_number += 1
         return self.next_number - 1
 
     def expect(self, estimates: Estimates, paused: Collection[int] = ()) -> None:
-        """``estimate`` of each of these trials. ``paused``: the open ones without workers, until this is told anew."""
+        """Call ``estimate`` for each of these trials. ``paused``: open trials without workers, until the next call."""
         self._paused = frozenset(paused)
         for number, (values, violation) in estimates.items():
             self.estimate(number, values, violation)
 
     def estimate(self, number: int, values: Sequence[float], violation: float = 0.0) -> None:
-        """What open trial ``number`` is expected to reach, one value per objective: samplers take it for its result.
+        """Set the expected values of open trial ``number``: samplers use them as its result.
 
-        Until it is told, or estimated again. ``violation``: of the constraints on what is measured, the largest; where
-        there are several, each is taken to be violated so. Raises ``ValueError`` where the trial is not open.
+        They count until ``tell``, or the next estimate. ``violation`` is the largest violation of the constraints on
+        measured values, and stands for each of them. Raises ``ValueError`` if the trial is not open.
         """
         if number not in self._open:
             raise ValueError(f"trial {number} is not open; open are {sorted(self._open)}")
@@ -205,22 +218,22 @@ class Suggester:
         self._history.estimate(index, Outcome(tuple(map(float, values)), broken, True, self._forbidden(sample)))
 
     def tell(self, number: int, finished: TrialFinished) -> None:
-        """Trial ``number`` of ``ask`` ended. Raises ``ValueError`` where it was not asked, or told already."""
+        """Record the end of trial ``number``. Raises ``ValueError`` if the trial is not open."""
         if number not in self._open:
             raise ValueError(f"trial {number} is not open; open are {sorted(self._open)}")
         index, sample = self._open.pop(number)
         self._estimated.pop(number, None)
         if finished.state == "complete" and finished.seconds > 0:
-            self._took.append(finished.seconds)
+            self._durations.append(finished.seconds)
         self._history.tell(index, self._outcome(sample, finished))
 
     def is_open(self, number: int) -> bool:
-        """Whether trial ``number`` was asked for and has not been told."""
+        """Return whether trial ``number`` was proposed and has not ended."""
         return number in self._open
 
     @property
     def open_trials(self) -> list[int]:
-        """The numbers of the trials that were asked for and have not been told."""
+        """The numbers of the trials that were proposed and have not ended."""
         return list(self._open)
 
     def drop(self, number: int) -> None:
@@ -229,12 +242,14 @@ class Suggester:
         self._history.drop(self._open.pop(number)[0])
 
     def reopen(self, record: TrialStarted) -> None:
-        """Open the trial of ``record`` as ``ask`` did, without asking a sampler."""
+        """Open the trial of ``record`` as ``ask`` did, without a call of the sampler."""
         number = record.trial
         if number in self._open:  # the same trial started twice: the later start counts
             self.drop(number)
-        given = record.parent is not None or record.params in self._proposed
-        name = self._sampler if self._sampler in GENERATIONAL and not given else "random"  # others keep no notes
+        chosen = record.parent is not None or record.params in self._proposed
+        name = (
+            self._sampler if self._sampler in GENERATIONAL and not chosen else "random"
+        )  # other samplers keep no notes
         learn = self._learns_of_dismissed()
         for attempt, params in enumerate(record.dismissed):
             sample = fit(self.space, params)
@@ -251,9 +266,9 @@ class Suggester:
         return resolve(self._sampler, self.objectives, trials, trained=trained, every_s=self._every_s())
 
     def _every_s(self) -> float:
-        """How often a worker wants a proposal: complete trials took so long, and so many run at once."""
+        """Expected seconds between two proposals: the median duration of a trial over the number of running ones."""
         running = len(self._open.keys() - self._paused)
-        return median(self._took) / (running + 1) if self._took else math.inf
+        return median(self._durations) / (running + 1) if self._durations else math.inf
 
     def _make(self, name: str, seed: int) -> BaseSampler:
         return make_sampler(name, seed, self._history.frozen())
@@ -275,13 +290,13 @@ class Suggester:
         return derive(self._seed, "sampler", number, *([attempt] if attempt else []))
 
     def _learns_of_dismissed(self) -> bool:
-        """Whether samplers are told what is dismissed: rejections must not drown what was measured."""
-        return self._told_rejected < 10 + len(self._history) // 2
+        """Whether samplers learn from dismissed proposals: these must stay few beside measured trials."""
+        return self._recorded_rejections < 10 + len(self._history) // 2
 
     def _dismiss(self, index: int, sample: Sample, learn: bool) -> None:
         self.rejected += 1
         if learn:
-            self._told_rejected += 1
+            self._recorded_rejections += 1
             self._history.tell(index, Outcome(None, {}, None, self._forbidden(sample)))
         else:
             self._history.drop(index)
@@ -291,11 +306,11 @@ class Suggester:
         return Sample(dict(trial.params), dict(trial.distributions), values)
 
     def _repair(self, proposal: Sample, seed: int) -> Sample:
-        """A configuration near ``proposal`` that satisfies the constraints: redraw ever more of its parameters."""
+        """Redraw more and more parameters of ``proposal`` until it satisfies the constraints."""
         rng = np.random.default_rng(seed)
         closest: dict[str, float] = {}
         for trial in range(REPAIRS):
-            keep = 0.9 * (1 - trial / (REPAIRS / 2))  # the second half is drawn afresh
+            keep = 0.9 * (1 - trial / (REPAIRS / 2))  # the second half of the attempts draws all parameters afresh
             sample = spaces.redraw(self.space, proposal, keep, rng)
             broken = {text: v for text, v in self._decided(sample).items() if v > 0}
             if not broken:
@@ -309,7 +324,7 @@ class Suggester:
 
     def _decided(self, sample: Sample) -> dict[str, float]:
         """Violations of the constraints that the configuration alone decides."""
-        return violations(self._static, {**self._known, **sample.values})
+        return violations(self._static, {**self._fixed_values, **sample.values})
 
     def _allowed(self, sample: Sample) -> bool:
         return (self._forbidden(sample) or 0.0) <= 0
@@ -318,8 +333,8 @@ class Suggester:
         return max(self._decided(sample).values(), default=None)
 
     def _outcome(self, sample: Sample, finished: TrialFinished) -> Outcome:
-        """What counts of a trial's end. A violation that its record lacks is computed from what it measured."""
-        names = {**self._known, **sample.values, **finished.metrics, **finished.values}
+        """The outcome of a finished trial. A violation that its record lacks is computed from its metrics."""
+        names = {**self._fixed_values, **sample.values, **finished.metrics, **finished.values}
         broken = violations(self._measured, names)
         broken |= {c.text: finished.violations[c.text] for c in self._measured if c.text in finished.violations}
         forbidden = self._forbidden(sample)
@@ -331,7 +346,7 @@ class Suggester:
         return Outcome(None, broken, None if finished.state == "rejected" and breaks else False, forbidden)
 
     def _all(self) -> list[Sample]:
-        """Every configuration that satisfies the constraints, in an order that the seed decides."""
+        """All configurations that satisfy the constraints, in an order that the seed decides."""
         for sample in spaces.probe(self.space, _PROBES, derive(self._seed, "grid")):
             for name, distribution in sample.distributions.items():
                 if math.isinf(spaces.size(distribution)):
@@ -361,20 +376,22 @@ def _values(record: TrialStarted) -> dict[str, Any]:
     return in_full({**record.execution, **record.config}, record.config)
 
 
-# [recall] A search taken up from its journal: told again what it was told, in the same order, so that it goes on alike.
-#
-# A proposal rests on what had been told when it was asked for, not on what was told until its trial began: others may
-# have ended meanwhile, or the controller may have died. So the journal holds that moment (``ProposalAsked``), and here
-# each trial is opened at it, with the estimates of then and what was dismissed on the way. Samplers are asked only for
-# what had been asked for and never came.
+# --- replay of a journal ---
 
 
 class SearchReplay:
-    """Tells ``suggester``, which was not asked yet, the ``records`` of its journal, one by one.
+    """Replays the records of a journal into a new ``suggester``, one by one.
 
-    ``unfinished``: whether trials that never ended stay open, or nothing is learnt of them. ``pending``: proposals that
-    were asked for and whose trials never began; they are open. Raises ``ValueError`` where the suggester was asked
-    already.
+    Each trial is opened at the point where its proposal was requested. ``pending`` holds the requested proposals whose
+    trials never began; their trials are open.
+
+    Args:
+        suggester: A suggester without trials.
+        records: All records of the journal.
+        unfinished: Whether trials that never ended stay open, or are dropped.
+
+    Raises:
+        ValueError: If the suggester has trials already.
     """
 
     def __init__(self, suggester: Suggester, records: Iterable[Record], unfinished: Literal["open", "drop"]) -> None:
@@ -390,10 +407,10 @@ class SearchReplay:
             if isinstance(record, TrialStarted) and record.phase == "search" and record.parent is None:
                 self._starts.setdefault(record.trial, record)
         self._paused: set[int] = set()
-        self._opened: set[int] = set()  # by the moment they were asked for; their starts say nothing new
+        self._opened: set[int] = set()  # opened at their requests, so that their starts add nothing
 
     def hear(self, record: Record, estimates: Callable[[], Estimates] = dict) -> Suggestion | None:
-        """The next record. ``estimates``: those of this moment. Returns a proposal that has to be made now."""
+        """Replay the next record, with the ``estimates`` of this point. Returns a proposal that never got an answer."""
         suggester = self._suggester
         match record:
             case ProposalAsked(trial=number):
@@ -402,9 +419,9 @@ class SearchReplay:
                 if number in self._starts:
                     self._opened.add(number)
                     self._reopen(self._starts[number])
-                elif (found := suggester.ask()) is not None:
-                    self.pending.append(found)
-                    return found
+                elif (proposal := suggester.ask()) is not None:
+                    self.pending.append(proposal)
+                    return proposal
             case TrialPaused(trial=number, cut_off=False):
                 self._paused.add(number)
             case TrialResumed(trial=number):
@@ -423,7 +440,7 @@ class SearchReplay:
         return None
 
     def finish(self) -> None:
-        """There are no more."""
+        """End the replay: all records were heard."""
         for number in self._suggester.open_trials:
             if number in self._ended:  # it was started again after its end
                 self._suggester.drop(number)
@@ -435,12 +452,12 @@ class SearchReplay:
 
 
 def replay(suggester: Suggester, entries: Iterable[Entry], *, unfinished: Literal["open", "drop"] = "drop") -> None:
-    """Take up a study from its journal, before the first ``ask``: see ``SearchReplay``.
+    """Resume a search from its journal, before the first ``ask``: see ``SearchReplay``.
 
-    The numbers of trials that were lost, and of those that were not suggested, are not given out again.
+    The numbers of lost trials, and of trials that the search did not choose, are not used again.
     """
     records = [entry.record for entry in entries]
-    recall = SearchReplay(suggester, records, unfinished)
+    search_replay = SearchReplay(suggester, records, unfinished)
     for record in records:
-        recall.hear(record)
-    recall.finish()
+        search_replay.hear(record)
+    search_replay.finish()

@@ -1,4 +1,4 @@
-"""Run a study on a simulated cluster: the driver of real ones, with another clock and other workers."""
+"""Run a study on a simulated cluster: the same study loop, with a virtual clock and simulated workers."""
 
 from __future__ import annotations
 
@@ -26,27 +26,32 @@ from elastune.tune.study.request import StudyRequest
 from elastune.tune.study.results import Study
 from elastune.tune.study.run import Environment, tune
 
-SAMPLES = 10_000  # of an epoch of a surrogate, which tells of none
-BATCH = 100  # where its config has no batch_size
+SAMPLES = 10_000  # of an epoch of a surrogate, which has no samples
+BATCH = 100  # of a config without batch_size
 MOST_EPOCHS = 100_000
-_CACHED_CURVES = 16_384  # remembered: more than trials run at once
+_CACHED_CURVES = 16_384  # more than trials run at once
 
 
 class DescribedTrialModel(TrialModel, Protocol):
-    """A model of trials that says what it rests on."""
+    """A model of trials that describes its source."""
 
     @property
     def source(self) -> str:
-        """In words, once a study has been simulated."""
+        """The source in words; complete once a study has been simulated."""
         ...
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """A simulated ``study``: how long it would have taken on ``workers`` workers, and how long it took to reckon.
+    """The result of ``simulate``.
 
-    ``used``: the part of the workers' time that trials had, with starting and pauses. ``source``: what the trials'
-    courses and times rest on.
+    Attributes:
+        study: The simulated study.
+        workers: Workers of the simulated cluster.
+        seconds: How long the study would have taken.
+        real_seconds: How long the simulation took.
+        used: The share of the workers' time that trials held, including starts and pauses.
+        source: The source of the trials' metrics and times, in words.
     """
 
     study: Study
@@ -58,9 +63,9 @@ class Simulation:
 
 
 class SurrogateModel:
-    """Trials as the user's ``surrogate(config, workers)`` tells of them: seconds and metrics of each epoch.
+    """A model of trials by the user's ``surrogate(config, workers)``, which returns seconds and metrics of each epoch.
 
-    Workers change how long an epoch takes, never what it brings: metrics are those told for one worker.
+    The number of workers changes the seconds of an epoch, never its metrics: these are the metrics for one worker.
     """
 
     def __init__(
@@ -70,13 +75,15 @@ class SurrogateModel:
         self.start_s = start_s
         self.resize_pause_s = resize_pause_s
         self._surrogate = surrogate
-        self._course = lru_cache(maxsize=_CACHED_CURVES)(self._ask)
+        self._curve = lru_cache(maxsize=_CACHED_CURVES)(self._call_checked)
 
     def epochs(self, config: Config, asked: int | None) -> int:
-        told = len(self._course(_key(config), 1))
-        if asked is not None and asked > told:
-            raise UserError(f"the surrogate tells of {told} epochs", f"{asked} asked", "ask for fewer with --epochs")
-        return told if asked is None else asked
+        available = len(self._curve(_key(config), 1))
+        if asked is not None and asked > available:
+            raise UserError(
+                f"the surrogate tells of {available} epochs", f"{asked} asked", "ask for fewer with --epochs"
+            )
+        return available if asked is None else asked
 
     def samples(self, config: Config) -> int:
         return SAMPLES
@@ -86,25 +93,25 @@ class SurrogateModel:
         return size if isinstance(size, int) and not isinstance(size, bool) and size > 0 else BATCH
 
     def metrics(self, config: Config, seed: int, epoch: int) -> dict[str, float]:
-        return dict(self._course(_key(config), 1)[epoch - 1][1])
+        return dict(self._curve(_key(config), 1)[epoch - 1][1])
 
     def epoch_s(self, config: Config, workers: int, epoch: int) -> float:
-        return self._course(_key(config), workers)[epoch - 1][0]
+        return self._curve(_key(config), workers)[epoch - 1][0]
 
-    def _ask(self, key: str, workers: int) -> list[tuple[float, Mapping[str, float]]]:
-        told = _told(self._surrogate, json.loads(key), workers)
+    def _call_checked(self, key: str, workers: int) -> list[tuple[float, Mapping[str, float]]]:
+        curve = _call(self._surrogate, json.loads(key), workers)
         fix = "return [(seconds, {'accuracy': ...}), ...], one pair an epoch"
-        if not 1 <= len(told) <= MOST_EPOCHS:
-            raise UserError(f"surrogate must tell of 1 to {MOST_EPOCHS} epochs", len(told), fix)
-        for pair in told:
+        if not 1 <= len(curve) <= MOST_EPOCHS:
+            raise UserError(f"surrogate must tell of 1 to {MOST_EPOCHS} epochs", len(curve), fix)
+        for pair in curve:
             if not (isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[1], Mapping)):
                 raise UserError("surrogate must tell seconds and metrics of each epoch", repr(pair), fix)
             if not 0 <= float(pair[0]) < math.inf:
                 raise UserError("an epoch's seconds must be 0 or more, and finite", pair[0], fix)
-        return [(float(seconds), metrics) for seconds, metrics in told]
+        return [(float(seconds), metrics) for seconds, metrics in curve]
 
 
-def _told(surrogate: Surrogate, config: Config, workers: int) -> list[tuple[float, Mapping[str, float]]]:
+def _call(surrogate: Surrogate, config: Config, workers: int) -> list[tuple[float, Mapping[str, float]]]:
     try:
         return list(islice(surrogate(config, workers), MOST_EPOCHS + 1))
     except (UserError, KeyboardInterrupt):
@@ -122,13 +129,21 @@ def simulate(
     losses: WorkerFailures | None = None,
     observe: Observe | None = None,
 ) -> Simulation:
-    """What ``tune`` would find with trials that go as ``model`` says, on ``request.workers`` simulated workers.
+    """Run ``tune`` with trials of ``model``, on ``request.workers`` simulated workers.
 
-    The study's folder is that of a real one, with simulated times: seconds since its beginning, as if that had been
-    at the start of 1970. The same request gives the same journal; one that is killed and resumed tries the same trials,
-    as its runs go on where they were (not those that are resized, or lose workers: they go on from their last
-    checkpoints). Raises ``UserError`` as ``tune`` does, and for a
-    folder whose trials were trained.
+    The folder of the study is like that of a real one, with simulated times: seconds since its beginning, as if it
+    began with 1970. The same request gives the same journal. A study that is killed and resumed tries the same trials,
+    and its runs go on where they were. Runs that were resized or lose workers go on from their last checkpoints.
+
+    Args:
+        request: The study.
+        model: How fast trials run, and what they report.
+        space: The search space; None: the program's.
+        losses: Failures of workers; None: no failures.
+        observe: Receives each record of the journal.
+
+    Raises:
+        UserError: As ``tune`` does, and for a folder whose trials were trained.
     """
     path = request.out / JOURNAL
     before = read(path) if request.resume and path.exists() else []
@@ -139,18 +154,18 @@ def simulate(
     request = replace(request, simulated=True)
     started_s = before[-1].at if before else 0.0
     clock = VirtualClock(now_s=started_s)
-    begun = time.monotonic()
-    around = Environment(clock, background=False, durable=False)
+    begun_s = time.monotonic()
+    environment = Environment(clock, background=False, durable=False)
     cluster = SimulatedCluster(request.workers, model, clock, losses)
     with cluster:
-        study = tune(request, space=space, cluster=cluster, environment=around, observe=observe)
+        study = tune(request, space=space, cluster=cluster, environment=environment, observe=observe)
         seconds = clock.now() - started_s
         offered_s = request.workers * seconds
         return Simulation(
             study=study,
             workers=request.workers,
             seconds=seconds,
-            real_seconds=time.monotonic() - begun,
+            real_seconds=time.monotonic() - begun_s,
             used=cluster.busy_s / offered_s if offered_s > 0 else 0.0,
             source=model.source,
         )

@@ -29,50 +29,56 @@ from elastune.core.run import Config, Position
 from elastune.runtime.job.output import JOURNAL
 from elastune.train.program.space import from_json
 
-# [trial model] What a simulated run has to know of its trial, and how far it is: pure, but for the file that keeps it.
-
 PROGRESS = "simulated.json"
 _SAME = 1e-6  # of a step: times this close to a step's end are its end
+_REMEMBERED = 65_536  # nearest trials in the cache
+
+# --- the contract, and the progress of a run ---
 
 
 class TrialModel(Protocol):
-    """How trials would go. Pure: the same arguments give the same answer.
+    """How fast a simulated trial runs, and what it reports: the contract of all models.
 
-    Epochs are counted from 1. What a method raises is the failure of the run that asked.
+    Methods are pure: the same arguments give the same result. Epochs count from 1. An exception of a method is a
+    failure of the run that calls it.
     """
 
     start_s: float
-    """From the start of a worker to its first step."""
+    """Seconds from the start of a worker to its first step."""
     resize_pause_s: float
-    """What training stands still for when workers change."""
+    """Seconds for which training stands still when workers change."""
 
     def epochs(self, config: Config, asked: int | None) -> int:
-        """Planned training passes, of which the user ``asked`` for so many (None: what the program says)."""
+        """Return the planned training passes; ``asked``: the user's number of passes (None: the program decides)."""
         ...
 
     def samples(self, config: Config) -> int:
-        """Samples of one training pass."""
+        """Return the samples of one training pass."""
         ...
 
     def batch(self, config: Config) -> int:
-        """Samples of one step."""
+        """Return the samples of one step."""
         ...
 
     def metrics(self, config: Config, seed: int, epoch: int) -> dict[str, float]:
-        """What is reported after ``epoch`` training passes."""
+        """Return the metrics reported after ``epoch`` training passes."""
         ...
 
     def epoch_s(self, config: Config, workers: int, epoch: int) -> float:
-        """Seconds of training pass number ``epoch`` on so many workers."""
+        """Return the seconds of training pass number ``epoch`` on ``workers`` workers."""
         ...
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a simulated run is: what its checkpoint holds.
+    """How far a simulated run is: the content of its checkpoint.
 
-    ``history``: (digest of configuration and seed, the step up to which it was trained with these). ``losses``: what
-    divergence is judged by.
+    Attributes:
+        position: Its position in training.
+        seconds: Its training time.
+        metrics: The newest metrics.
+        history: Pairs of a digest of configuration and seed, and the step up to which the run trained with these.
+        losses: The losses by which divergence is detected.
     """
 
     position: Position = field(default_factory=Position)
@@ -82,19 +88,19 @@ class Progress:
     losses: dict[str, LossTrack] = field(default_factory=dict)
 
     def trained(self, digest: str, position: Position, seconds: float) -> Progress:
-        """Further progress, with the configuration and seed of ``digest``."""
+        """Return the progress after further training with the configuration and seed of ``digest``."""
         earlier = self.history[:-1] if self.history and self.history[-1][0] == digest else self.history
         return replace(self, position=position, seconds=seconds, history=(*earlier, (digest, position.step)))
 
     @property
     def sha256(self) -> str:
-        """Equal for runs that trained as many steps with the same configurations and seeds: their states are equal."""
+        """A digest of the state: equal for runs that trained the same steps with the same configurations and seeds."""
         return hashlib.sha256(json.dumps(self.history).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class RunSegment:
-    """Steps at one pace, from second ``since`` on: at most ``steps``, to the end of an epoch of ``samples`` samples."""
+    """Steps of equal length from second ``since`` on, at most to the end of an epoch of ``samples`` samples."""
 
     since: float
     start: Position
@@ -107,19 +113,19 @@ class RunSegment:
         return -(-(self.samples - self.start.offset) // self.batch)
 
     def when(self, steps: int) -> float:
-        """The time at which so many steps are completed."""
+        """Return the time at which ``steps`` steps are complete."""
         return self.since + steps * self.step_s
 
     def done(self, now: float) -> int:
-        """Steps completed by ``now``."""
+        """Return the steps completed by ``now``."""
         return self.steps if self.step_s == 0 else min(self.steps, max(0, math.floor(self._steps_by(now) + _SAME)))
 
     def boundary(self, at: float) -> int:
-        """Steps completed at the first step boundary at or after ``at``; more than there are, if it is past the end."""
+        """Return the steps completed at the first step boundary from ``at`` on; beyond the end, more than ``steps``."""
         return 0 if self.step_s == 0 else max(0, math.ceil(self._steps_by(at) - _SAME))
 
     def after(self, steps: int) -> Position:
-        """Where the run is then."""
+        """Return the position after ``steps`` steps."""
         used = min(steps * self.batch, self.samples - self.start.offset)
         offset = self.start.offset + used
         over = offset == self.samples
@@ -135,14 +141,15 @@ class RunSegment:
 
 
 def digest_of(config: Config, seed: int) -> str:
-    """A name for a run's meaning."""
+    """Return a short digest of a run's configuration and seed."""
     return hashlib.sha256(json.dumps([config, seed], sort_keys=True).encode()).hexdigest()[:16]
 
 
 def save_progress(folder: Path, progress: Progress, at: float) -> None:
-    """Keep it in ``folder``, whole or not at all, as of time ``at``; and what was kept there before that time.
+    """Save ``progress`` of time ``at`` in ``folder`` atomically, beside the progress from before that time.
 
-    A run whose end nobody heard of ends again under the next controller, and the next: what it began from must stay.
+    If a controller dies before it records the end of a run, the run ends again under the next controller. The progress
+    from which it began must therefore stay.
     """
     folder.mkdir(parents=True, exist_ok=True)
     before = _read(folder)
@@ -153,17 +160,17 @@ def save_progress(folder: Path, progress: Progress, at: float) -> None:
 
 
 def load_progress(folder: Path, at: float) -> Progress | None:
-    """What ``folder`` held at time ``at``; None where it held nothing.
+    """Return the progress that ``folder`` held at time ``at``; None if it held none.
 
-    A journal may be behind the folder, by one end that nobody heard of. Raises ``UserError`` for anything else than
-    progress.
+    The folder may be ahead of the journal by one end that no controller recorded. Raises ``UserError`` for a file that
+    does not hold progress.
     """
     tree = _read(folder)
     if tree and tree.get("at", 0.0) > at:
         tree = tree["before"]
     if not tree:
         return None
-    losses = {name: LossTrack.from_json(told) for name, told in tree["losses"].items()}
+    losses = {name: LossTrack.from_json(track) for name, track in tree["losses"].items()}
     return Progress(Position(**tree["position"]), tree["seconds"], tree["metrics"], _pairs(tree["history"]), losses)
 
 
@@ -181,16 +188,15 @@ def _pairs(history: Sequence[Any]) -> tuple[tuple[str, int], ...]:
     return tuple((digest, step) for digest, step in history)
 
 
-# [recorded model] Trials as an earlier study recorded them: whatever is asked for, the nearest of its trials answers.
+# --- trials recorded by an earlier study ---
 
 Scaling = Callable[[Config, int, int], float]
-"""Config, workers measured, workers wanted -> time wanted over time measured."""
-_REMEMBERED = 65_536
+"""Config, measured workers, wanted workers -> wanted time over measured time."""
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """A recorded training pass: its seconds on ``workers`` workers, and what was reported up to its end."""
+    """A recorded training pass: its seconds on ``workers`` workers, and the metrics reported by its end."""
 
     seconds: float
     workers: int
@@ -199,7 +205,7 @@ class Epoch:
 
 @dataclass
 class TrialTrace:
-    """A recorded trial: what it reported after each epoch, as (seconds, workers, metrics)."""
+    """A recorded trial: its ``reports`` hold (seconds, workers, metrics) after each epoch."""
 
     config: Config
     logs: dict[str, bool] = field(default_factory=dict)  # parameters -> whether on a log scale
@@ -208,24 +214,32 @@ class TrialTrace:
     reports: dict[int, tuple[float, int, dict[str, float]]] = field(default_factory=dict)
 
     def epochs(self) -> list[Epoch]:
-        """Its training passes. Those without a report share the time to the next one, and report what was before."""
-        found: list[Epoch] = []
+        """Return its passes. Passes without a report share the time to the next report, and repeat the last metrics."""
+        passes: list[Epoch] = []
         at_s, metrics = 0.0, dict[str, float]()
-        for epoch, (seconds, workers, news) in sorted(self.reports.items()):
-            silent = epoch - len(found)
-            found += [Epoch((seconds - at_s) / silent, workers, metrics)] * (silent - 1)
-            metrics = {**metrics, **news}
-            found.append(Epoch((seconds - at_s) / silent, workers, metrics))
+        for epoch, (seconds, workers, reported) in sorted(self.reports.items()):
+            silent = epoch - len(passes)
+            passes += [Epoch((seconds - at_s) / silent, workers, metrics)] * (silent - 1)
+            metrics = {**metrics, **reported}
+            passes.append(Epoch((seconds - at_s) / silent, workers, metrics))
             at_s = seconds
-        return found
+        return passes
 
 
 class RecordedModel:
-    """The courses of the finished trials in a study's journal; the model of trials that a simulated cluster asks.
+    """A model that replays the finished trials of a study's journal: the nearest recorded trial stands for each trial.
 
-    Nearest: by the settings in which the recorded trials differ; numbers scaled to the range that was recorded (on a
-    log scale where the space has one), other values equal or not; Euclidean distance. Worker counts other than those
-    recorded: ``scaling``. Raises ``UserError`` where no finished trial reported anything.
+    The distance is Euclidean, over the settings in which the recorded trials differ. Numbers are scaled to their
+    recorded range, on a log scale where the space has one. Other values are equal or not.
+
+    Args:
+        out: The folder of the recorded study.
+        scaling: How times change to numbers of workers that were not recorded: see ``parse_scaling``.
+        start_s: Seconds from the start of a worker to its first step.
+        resize_pause_s: Seconds for which training stands still when workers change.
+
+    Raises:
+        UserError: If no finished trial reported anything.
     """
 
     def __init__(
@@ -234,44 +248,44 @@ class RecordedModel:
         entries = read(out / JOURNAL)
         self.start_s = start_s
         self.resize_pause_s = resize_pause_s
-        self.distances: list[float] = []  # of what was asked for to what answered; 0 to sqrt(number of settings)
+        self.distances: list[float] = []  # to the nearest trials; 0 to sqrt(number of settings)
         self._scaling = parse_scaling(scaling, entries)
-        courses = _traces(entries)
-        if not courses:
+        traces = _traces(entries)
+        if not traces:
             raise UserError("recorded trials must have ended and reported", out, "record a study with finished trials")
-        self._trial_curves = [(course, course.epochs()) for course in courses]
-        self._metric = _Metric([course.config for course in courses], courses[-1].logs)
+        self._trial_curves = [(trace, trace.epochs()) for trace in traces]
+        self._metric = _Metric([trace.config for trace in traces], traces[-1].logs)
         self._nearest = lru_cache(maxsize=_REMEMBERED)(self._find)
-        self._label = f"the nearest of {len(courses)} recorded trials in {out}, {scaling} scaling"
+        self._label = f"the nearest of {len(traces)} recorded trials in {out}, {scaling} scaling"
 
     @property
     def source(self) -> str:
-        """What it rests on, and how near what was asked for was to what answered."""
+        """The recorded study in words, and the median distance to the nearest trials."""
         near = f"; distance {median(self.distances):.2g} in the median" if self.distances else ""
         return self._label + near
 
     def epochs(self, config: Config, asked: int | None) -> int:
-        told = len(self._course(config)[1])
-        if asked is not None and asked > told:
-            rule = f"the nearest recorded trial has {told} epochs"
+        recorded = len(self._curve(config)[1])
+        if asked is not None and asked > recorded:
+            rule = f"the nearest recorded trial has {recorded} epochs"
             raise UserError(rule, f"{asked} asked", "ask for fewer with --epochs")
-        return told if asked is None else asked
+        return recorded if asked is None else asked
 
     def samples(self, config: Config) -> int:
-        return self._course(config)[0].samples
+        return self._curve(config)[0].samples
 
     def batch(self, config: Config) -> int:
-        course = self._course(config)[0]
-        return max(1, round(course.samples / course.steps))
+        trace = self._curve(config)[0]
+        return max(1, round(trace.samples / trace.steps))
 
     def metrics(self, config: Config, seed: int, epoch: int) -> dict[str, float]:
-        return dict(self._course(config)[1][epoch - 1].metrics)
+        return dict(self._curve(config)[1][epoch - 1].metrics)
 
     def epoch_s(self, config: Config, workers: int, epoch: int) -> float:
-        recorded = self._course(config)[1][epoch - 1]
+        recorded = self._curve(config)[1][epoch - 1]
         return recorded.seconds * self._scaling(config, recorded.workers, workers)
 
-    def _course(self, config: Config) -> tuple[TrialTrace, list[Epoch]]:
+    def _curve(self, config: Config) -> tuple[TrialTrace, list[Epoch]]:
         return self._trial_curves[self._nearest(json.dumps(config, sort_keys=True))]
 
     def _find(self, key: str) -> int:
@@ -282,10 +296,10 @@ class RecordedModel:
 
 
 class _Metric:
-    """How far configurations are from the recorded ones."""
+    """The distances of configurations to the recorded ones."""
 
     def __init__(self, configs: Sequence[Config], logs: Mapping[str, bool]) -> None:
-        self._scales: dict[str, tuple[bool, float, float]] = {}  # numbers: on a log scale?, lowest, range
+        self._scales: dict[str, tuple[bool, float, float]] = {}  # of numbers: (log scale?, lowest, range)
         self._numbers: dict[str, Any] = {}
         self._others: dict[str, list[str]] = {}
         self._count = len(configs)
@@ -304,7 +318,7 @@ class _Metric:
                 self._others[name] = [_text(value) for value in column]
 
     def distances(self, config: Config) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """To each of the recorded ones. A setting that is missing, or no number where others are, is 1 away."""
+        """Return the distance to each recorded configuration. A missing setting, or a text among numbers, is 1 away."""
         squares = np.zeros(self._count)
         for name, (log, low, span) in self._scales.items():
             value = config.get(name)
@@ -319,8 +333,16 @@ class _Metric:
 
 
 def parse_scaling(text: str, entries: Sequence[Entry] = ()) -> Scaling:
-    """How times change with workers: "linear"; "amdahl:F", F of the work not shared (Amdahl, AFIPS 1967); "fitted", by
-    the step-time model in the journal, for the ``batch_size`` of the configuration. Raises ``UserError``."""
+    """Return how times change with the number of workers.
+
+    Args:
+        text: "linear"; "amdahl:F", where workers do not share the part F of the work (Amdahl, AFIPS 1967); or "fitted":
+            by the step-time model in the journal, for the ``batch_size`` of the configuration.
+        entries: The journal.
+
+    Raises:
+        UserError: For another text, or if the journal has no step-time model.
+    """
     name, _, rest = text.partition(":")
     fix = "use linear, amdahl:0.05 or fitted"
     if text == "linear":
@@ -356,17 +378,17 @@ def _amdahl(serial: float, workers: int) -> float:
 
 
 def _traces(entries: Sequence[Entry]) -> list[TrialTrace]:
-    """The finished trials that began by themselves and reported."""
-    lives = fold(entries).trials.values()
-    ran = [life for life in lives if life.finished is not None and life.finished.run is not None]
-    found = [_trace(life) for life in ran if life.started.parent is None]
-    return [trace for trace in found if trace.reports]
+    """The finished trials that reported and had no parent."""
+    summaries = fold(entries).trials.values()
+    finished = [summary for summary in summaries if summary.finished is not None and summary.finished.run is not None]
+    traces = [_trace(summary) for summary in finished if summary.started.parent is None]
+    return [trace for trace in traces if trace.reports]
 
 
-def _trace(life: TrialSummary) -> TrialTrace:
-    logs = {n: bool(getattr(d, "log", False)) for n, d in from_json(life.started.distributions).items()}
-    trace = TrialTrace(life.started.config, logs)
-    for report, workers in life.reports:
+def _trace(summary: TrialSummary) -> TrialTrace:
+    logs = {n: bool(getattr(d, "log", False)) for n, d in from_json(summary.started.distributions).items()}
+    trace = TrialTrace(summary.started.config, logs)
+    for report, workers in summary.reports:
         if report.epoch <= 0:
             continue
         _, _, before = trace.reports.get(report.epoch, (0.0, 0, {}))

@@ -39,7 +39,8 @@ from elastune.tune.study.request import StudyRequest
 from elastune.tune.study.results import Study
 from elastune.tune.study.run import tune as run_study
 
-# [run] The result of a run, for the program that called it.
+Train = Callable[[Any], None]
+LONGEST_S = 366 * 24 * 3600.0  # of ``grace_s``
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +48,7 @@ class RunResult(RunFinished):
     """The last record of a run, and what the run has cost.
 
     Attributes:
-        money: The cost, in units of the prices; None where no prices were given.
+        money: The cost, in units of the prices; None without prices.
     """
 
     money: RunMoney | None = None
@@ -58,14 +59,8 @@ class RunResult(RunFinished):
         return cls(**{field.name: getattr(finished, field.name) for field in fields(finished)}, money=money)
 
 
-# [api] The functions ``elastune.run`` and ``elastune.tune``: what the command line offers, for Python programs.
-
-Train = Callable[[Any], None]
-LONGEST_S = 366 * 24 * 3600.0
-
-
 def program_of(train: Train) -> Program:
-    """Return where workers find ``train``: its file and its name.
+    """Return the file and the name by which workers import ``train``.
 
     Raises:
         UserError: For a function that no file defines at its top level.
@@ -109,30 +104,32 @@ def run(
     Args:
         train: A plain function at the top level of a file.
         config: Settings that replace those of the program's own ``config``.
-        workers: Number of worker processes; None: ``means.workers``.
+        workers: Number of worker processes; None: ``execution.workers``.
         seed: The seed of everything random.
         out: The folder of the results, or, as text, a URL that fsspec can open; None: the next free folder.
-        means: System parameters, such as mode, mechanism and device.
-        sync: How workers agree, such as "local:learners=8,every=16" (docs/sync.md).
-        sync_schedule: How workers agree from given steps on, such as
+        execution: Execution settings, such as mode, mechanism and device.
+        sync: The training strategy, such as "local:learners=8,every=16" (docs/sync.md).
+        sync_schedule: Changes of the strategy at given steps, such as
             "1000=local:learners=8,every=16; 5000=allreduce".
-        topology: The routes of the workers' sums, instead of those of ``execution``, such as "tree" or "parents=[0,0,1,0]"
-            (docs/topologies.md).
-        epochs: Replaces the number of epochs that the program asks of ``session.epochs``.
+        topology: The routes of the workers' sums, instead of those of ``execution``, such as "tree" or
+            "parents=[0,0,1,0]" (docs/topologies.md).
+        epochs: Replaces the number of epochs that the program passes to ``session.epochs``.
         policies: Policies as on the command line, such as ``["gns:max_batch=2048"]``. A policy class that the file of
             ``train`` defines has its class name.
         monitors: Monitors as on the command line, such as ``["noise_scale:every=10"]``.
         divergence: The run fails once its training loss is this many times the loss at its start (see
             ``core.divergence``); None: once the loss is not finite.
         resume: Continue the run that is in ``out``.
-        accept_changes: With ``resume``: go on though the program or the data have changed; the journal says what.
-        cluster, grace_s: As in ``tune``.
+        accept_changes: With ``resume``: go on although the program or the data have changed. The journal records the
+            changes.
+        cluster: As in ``tune``.
+        grace_s: As in ``tune``.
         price_per_worker_hour: What one worker-hour costs.
         prices: A file with the prices of hosts by their kind (docs/spot.md), instead of ``price_per_worker_hour``.
 
     Returns:
-        The last record of the run: its metrics, training time in seconds, and more. With a price its ``money`` says
-        what the run has cost; without one ``money`` is None.
+        The last record of the run: its metrics, training time in seconds, and more. With a price, ``money`` is the cost
+        of the run; without one it is None.
 
     Raises:
         UserError: For a wrong request.
@@ -141,28 +138,30 @@ def run(
     Example:
         >>> elastune.run(train, {"lr": 0.1}, workers=4).metrics
     """
-    program, paid = program_of(train), resolve_prices(price_per_worker_hour, prices, cluster)
+    program, known_prices = program_of(train), resolve_prices(price_per_worker_hour, prices, cluster)
     place = from_environment(os.environ)
     base = execution or ExecutionSettings()
     if topology is not None:
         base = replace(base, topology=Topology.parse(topology))
     count = place.world if place is not None else base.workers if workers is None else workers
-    agreed = SyncChoice.parse(sync, sync_schedule)
+    strategy = SyncChoice.parse(sync, sync_schedule)
     slots = max(base.num_slots, count)
-    slots = agreed.slots(slots) if execution is None else slots
-    asked, elastic = resolve_cluster(cluster, grace_s), Elastic(grace_s=grace_s)
+    slots = strategy.slots(slots) if execution is None else slots
+    cluster_request, elastic = resolve_cluster(cluster, grace_s), Elastic(grace_s=grace_s)
     if place is not None and (out is None or is_url(str(out))):
         raise UserError("workers of a launcher need one folder", out or "no out", "give out=..., the same for all")
     with results_folder(out, program, "run", resume=resume) as folder:
-        begun = begun_means(folder) if resume and execution is None and base.mode == "exact" else None
+        first_execution = begun_means(folder) if resume and execution is None and base.mode == "exact" else None
         spec = RunSpec(
             program=program,
             out=folder,
             config=dict(config or {}),
             seed=seed,
-            execution=replace(base, workers=count, num_slots=slots if begun is None else begun.num_slots),
-            sync=agreed.sync,
-            sync_schedule=agreed.schedule,
+            execution=replace(
+                base, workers=count, num_slots=slots if first_execution is None else first_execution.num_slots
+            ),
+            sync=strategy.sync,
+            sync_schedule=strategy.schedule,
             epochs=epochs,
             resume=resume,
             accept_changes=accept_changes,
@@ -173,8 +172,8 @@ def run(
         adopts = may_adopt(spec)
         if not adopts:
             accepted_changes(spec)
-        if beyond := check_resumed(spec):
-            say(f"the run is to be longer than it was begun for: {beyond}")
+        if longer := check_resumed(spec):
+            say(f"the run is to be longer than it was begun for: {longer}")
         with nullcontext() if adopts or place is not None else examined_meanwhile(spec):
             loaded = load_as_guest(program)
             check_adapt(spec.adapt, loaded, spec)
@@ -185,9 +184,9 @@ def run(
             os._exit(code)  # see comm.group.join
         check_free(folder, resume)
         room = CapacityRequest(folder, count, spec.most_workers, grace_s=grace_s, adopts=adopts, spot=spot)
-        with opened(asked, room) as found:
-            finished = run_job(spec, cluster=found)
-        return RunResult.of(finished, None if paid is None else money(read(folder / JOURNAL), paid))
+        with opened(cluster_request, room) as opened_cluster:
+            finished = run_job(spec, cluster=opened_cluster)
+        return RunResult.of(finished, None if known_prices is None else money(read(folder / JOURNAL), known_prices))
 
 
 def tune(
@@ -230,12 +229,12 @@ def tune(
     ``space(trial)`` is a define-by-run function as in Optuna: it returns a dict of settings. Some names are reserved:
 
     - workers, mode, mechanism, mesh, copies, virtual_tensor, schedule, zero_stage, offload, compress, micro_batch and
-      policy set system parameters;
-    - sync (with learners, every, ...) and sync_schedule set how workers agree.
+      policy are execution settings;
+    - sync (with learners, every, ...) and sync_schedule set the training strategy.
 
-    A trial whose system parameters do not go together is infeasible: it does not run, and the study keeps the reason.
-    At least one of ``trials``, ``budget_s``, ``worker_hours`` and ``patience`` must bound the search, or the sampler
-    "grid", which ends with its last configuration.
+    A trial whose execution settings do not fit together is infeasible: it does not run, and the study records the
+    reason. At least one of ``trials``, ``budget_s``, ``worker_hours`` and ``patience`` must bound the search, or the
+    sampler "grid", which ends with its last configuration.
 
     Args:
         train: A plain function at the top level of a file, ``train(session)``.
@@ -243,8 +242,8 @@ def tune(
         objectives: Metric names, each with "max" or "min".
         workers: Number of workers of all trials together.
         trial_workers: (low, high): move workers among the running trials; each trial has from low to high of them.
-        allocation: How ``trial_workers`` are shared: "short_first", under which the longest trials wait, or "steepest"
-            (docs/studies.md).
+        allocation: How workers are distributed among trials: "short_first", under which the longest trials wait, or
+            "steepest" (docs/studies.md).
         trials: Number of trials after which the search ends.
         budget_s: Wall time of the search, in seconds.
         worker_hours: Worker-hours that all trials together may use.
@@ -252,35 +251,35 @@ def tune(
         patience: The search ends after this many trials in a row without a better one (in a genetic search:
             generations).
         target: A comparison, such as "accuracy >= 0.97". ``seconds_to_target`` may then be an objective.
-        stopping: Early stopping: "asha" pauses trials that do not promise to be on the front; see ``--stopping``.
-        warm_start: Folders of earlier studies. Their best settings are tried first; what they measured in the same
-            context counts for the search.
-        constraints: Such as "workers * micro_batch == 4096" or "accuracy >= 0.9", beside those that the file of
-            ``train`` has as ``constraints``.
+        stopping: Early stopping: "asha" pauses trials that are unlikely to reach the front; see ``--stopping``.
+        warm_start: Folders of earlier studies. Their best settings are tried first. Results from the same context count
+            for the search.
+        constraints: Such as "workers * micro_batch == 4096" or "accuracy >= 0.9", in addition to the ``constraints`` in
+            the file of ``train``.
         sampler: "auto", "random", "grid", "tpe", "gp", "nsga2", "nsga3", "genetic" or "cmaes".
         config: Settings that replace those of the program's own ``config``; values of ``space`` replace both.
         seed: The seed of everything random.
         divergence: A trial ends as infeasible once its loss is this many times the loss at its start; None: once its
             loss is not finite.
-        out: The folder of the results; None: the next free folder. Given as text, it may be a URL that fsspec can
-            open: results are copied there, and ``resume`` brings them back.
-        price_per_worker_hour: The price by which the objective ``cost`` is counted.
-        prices: A file with the prices of hosts by their kind (docs/spot.md), for the objective ``cost``. A host that
-            does not tell its kind counts as an on-demand host.
+        out: The folder of the results; None: the next free folder. A text may be a URL that fsspec can open: results
+            are copied to it, and ``resume`` copies them back.
+        price_per_worker_hour: The price of a worker-hour, for the objective ``cost``.
+        prices: A file with the prices of hosts by their kind (docs/spot.md), for the objective ``cost``. A host of
+            unknown kind counts as an on-demand host.
         resume: Continue the study that is in ``out``.
-        accept_changes: With ``resume``: go on though the program, its space or the data have changed. Front and pick
-            are then of the trials since.
+        accept_changes: With ``resume``: go on although the program, its space or the data have changed. Front and pick
+            then consider only later trials.
         cluster: Where trials run, as ``--cluster`` names it (docs/clusters.md), such as
             "hosts:7070,token_file=token,interface=eth0"; None: on this machine.
-        grace_s: Seconds that trials go on without this process, should it die. The same call with ``resume`` takes
-            them over.
-        sync, sync_schedule: How workers agree where ``space`` does not say it, as in ``run``.
+        grace_s: Seconds for which trials go on if this process dies. The same call with ``resume`` adopts them.
+        sync: The training strategy unless ``space`` sets it, as in ``run``.
+        sync_schedule: Changes of the strategy, as in ``run``.
         keep: Which trials' weights and predictions stay on the disk, such as "all" or "front+last:3" (see
-            ``study.loop.retention``). Ensembles are made of them.
+            ``tune.study.retention``). Ensembles need them.
         keep_bytes: The most bytes of the disk for ``keep``.
-        plan: The folder of a plan of this program. No trial gets more workers than the plan says are of use. The plan
-            also decides how ``trial_workers`` are shared until steps are measured.
-        monitors: What every trial measures, such as ``["noise_scale"]``, as in ``run``.
+        plan: The folder of a plan of this program. No trial gets more workers than are useful by the plan. Until steps
+            are measured, the plan also decides how workers are distributed.
+        monitors: Monitors of every trial, such as ``["noise_scale"]``, as in ``run``.
 
     Returns:
         The study: its trials, their front, and what to pick.
@@ -293,7 +292,11 @@ def tune(
         >>> study.front()
         >>> study.pick(accuracy=0.98).command
     """
-    program, asked, agreed = program_of(train), resolve_cluster(cluster, grace_s), SyncChoice.parse(sync, sync_schedule)
+    program, cluster_request, strategy = (
+        program_of(train),
+        resolve_cluster(cluster, grace_s),
+        SyncChoice.parse(sync, sync_schedule),
+    )
     request = StudyRequest(
         program=program,
         out=Path(),
@@ -311,8 +314,8 @@ def tune(
         workers=workers,
         trial_workers=trial_workers,
         allocation=allocation,
-        execution=replace(StudyRequest.execution, num_slots=agreed.slots(StudyRequest.execution.num_slots)),
-        sync=agreed,
+        execution=replace(StudyRequest.execution, num_slots=strategy.slots(StudyRequest.execution.num_slots)),
+        sync=strategy,
         config=dict(config or {}),
         seed=seed,
         divergence=divergence,
@@ -327,24 +330,24 @@ def tune(
     )
     request = with_prices(request, resolve_prices(None, prices, cluster), SystemClock())
     with results_folder(out, program, "tune", resume=resume) as folder:
-        return run_study(replace(request, out=folder), space=space, cluster=asked)
+        return run_study(replace(request, out=folder), space=space, cluster=cluster_request)
 
 
 def resolve_prices(price: float | None, file: str | Path | None, cluster: Cluster | str | None) -> Prices | None:
-    """Return what a worker-hour costs; None where neither a price nor a file was given.
+    """Return the prices of worker-hours; None without a price and a file.
 
     Raises:
         UserError: For a wrong price or file.
     """
-    told = cluster.varies if isinstance(cluster, Cluster) else cluster not in (None, LocalKind.name)
-    return prices_of(price, None if file is None else Path(file), ON_DEMAND, told=told)
+    kinds_known = cluster.varies if isinstance(cluster, Cluster) else cluster not in (None, LocalKind.name)
+    return prices_of(price, None if file is None else Path(file), ON_DEMAND, told=kinds_known)
 
 
 def resolve_cluster(cluster: Cluster | str | None, grace_s: float) -> Cluster | ClusterRequest | None:
-    """Return where workers run; they are to outlive this process by ``grace_s`` seconds.
+    """Return the cluster of the workers, or the request for one that is opened later.
 
     Raises:
-        UserError: For a ``grace_s`` that is out of range, or that the given cluster cannot have.
+        UserError: For a ``grace_s`` that is out of range, or that the given cluster does not support.
     """
     if not 0 <= grace_s <= LONGEST_S:  # nor NaN
         raise UserError("grace_s must be from 0 to a year, in seconds", grace_s, "such as 60.0")
@@ -356,7 +359,7 @@ def resolve_cluster(cluster: Cluster | str | None, grace_s: float) -> Cluster | 
 
 @contextmanager
 def results_folder(out: str | Path | None, program: Program, command: str, *, resume: bool) -> Iterator[Path]:
-    """Yield the folder to write results into. When the block ends, the results are where ``out`` says."""
+    """Yield the folder for results. When the block ends, the results are in ``out``, also if that is a URL."""
     if out is None:
         if resume:
             raise UserError("resume needs to know what to go on with", "no out", "give out=... of the earlier call")

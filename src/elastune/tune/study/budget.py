@@ -23,22 +23,25 @@ from elastune.tune.search.objective import Floats, Objective, oriented
 from elastune.tune.study.request import SearchRequest
 from elastune.tune.study.trial_results import known, visible
 
-# [stop rules] When a study has found enough, or finds nothing better any more: the rules of ``--until`` and ``--patience``.
+TICK_S = 0.01  # the shortest wait
+Request = TypeVar("Request", bound=SearchRequest)
+
+# --- ends by results ---
 
 
 class StopRules:
-    """Told of everything that happens to a study's trials, in the order of its journal; says why it is to end.
+    """Decides by results when a study ends: the rules of ``--until`` and ``--patience``.
 
-    Trials belong to generations of ``generation`` by the order in which they were begun (1: each is one of its own). A
-    trial is better where, at its end, no earlier one is at least as good in every objective: with one objective a new
-    best, with several a new point of the front. A generation is over once its trials, and all begun before, have ended
-    or were paused by the search.
+    It hears all events of a study's trials, in the order of the journal. Trials belong to generations by the order in
+    which they began. A trial is better if, at its end, no earlier one is at least as good in all objectives. With one
+    objective it is a new best, with several a new point of the front. A generation is over once its trials, and all
+    that began before, have ended or were paused by the search.
 
     Args:
-        until: What one complete trial must reach, by its settings and metrics, for the study to end.
+        until: The conditions that one complete trial must reach, by its settings and metrics, to end the study.
         patience: Generations in a row without a better trial, after which no further trial begins; None: any number.
-        generation: How many trials one has.
-        objectives: Those of the search.
+        generation: How many trials a generation has; 1: each trial is a generation.
+        objectives: The objectives of the search.
     """
 
     def __init__(
@@ -55,19 +58,19 @@ class StopRules:
         self._met = ""
         self._reported: set[str] = set()
         self._order: dict[int, int] = {}
-        self._over: set[int] = set()  # of the order
-        self._prefix = 0  # so many of those begun first are over
-        self._better_by = 0  # generations, at the end of which something was better
+        self._over: set[int] = set()  # ended trials, by their order
+        self._prefix = 0  # so many of the first trials are over
+        self._better_by = 0  # the last generation, counted from 1, with a better trial
         self._front: Floats = np.empty((0, len(self._objectives)))
 
     @property
     def met(self) -> str:
-        """Why what runs is to be paused and the study is to end; empty while it is not."""
+        """The reason to end the study and pause its trials; "": it goes on."""
         return self._met
 
     @property
     def stale(self) -> str:
-        """Why no further trial is to begin; empty while some may."""
+        """The reason why no further trial may begin; "": trials may begin."""
         if self._patience is None or self._prefix // self._size - self._better_by < self._patience:
             return ""
         what = "no better trial" if len(self._objectives) == 1 else "no trial joined the front"
@@ -76,7 +79,7 @@ class StopRules:
         return f"{what} in {self._patience} generations of {self._size} trials"
 
     def hear(self, record: Record, life: TrialSummary) -> None:
-        """Take in what happened to the trial of ``life``. Raises ``UserError`` where no trial can tell its rules."""
+        """Record an event of the trial of ``life``. Raises ``UserError`` if a rule names an unknown metric."""
         if life.started.phase != "search":
             return
         order = self._order.setdefault(life.number, len(self._order))
@@ -86,20 +89,20 @@ class StopRules:
             case TrialPaused(cut_off=False):
                 self._ended(order)
             case TrialFinished():
-                better = record.state == "complete" and self._joins(record)
+                better = record.state == "complete" and self._add_to_front(record)
                 self._ended(order)
                 if better:
                     self._better_by = max(self._better_by, order // self._size + 1, self._prefix // self._size)
                 if record.state == "complete":
-                    self._look(record, life)
+                    self._check_until(record, life)
 
     def _ended(self, order: int) -> None:
         self._over.add(order)
         while self._prefix in self._over:
             self._prefix += 1
 
-    def _joins(self, record: TrialFinished) -> bool:
-        """Whether a complete trial is on the front of those that have ended; keep that front."""
+    def _add_to_front(self, record: TrialFinished) -> bool:
+        """Add a complete trial to the front of the ended ones. Returns whether it is on it."""
         point = oriented(record.values, self._objectives)
         if (self._front <= point).all(axis=1).any():
             return False
@@ -107,8 +110,8 @@ class StopRules:
         self._front = np.vstack([self._front[~beaten], point])
         return True
 
-    def _look(self, record: TrialFinished, life: TrialSummary) -> None:
-        """Whether a complete trial has reached what the study is to end by."""
+    def _check_until(self, record: TrialFinished, life: TrialSummary) -> None:
+        """Check whether a complete trial has reached the conditions that end the study."""
         names = {**known(life.started), **visible(record.metrics)}
         self._reported |= names.keys()
         for rule in self._until:
@@ -122,17 +125,18 @@ class StopRules:
             self._met = f"trial {life.number} reached {rules}" + (f" ({values})" if values else "")
 
 
-# [budget] What a study may still use: trials, time, worker-hours.
-
-TICK_S = 0.01
+# --- ends by budgets ---
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a study may use: trials, seconds, worker-hours; None: as much as it takes.
+    """What a study may use; None: no bound.
 
-    ``reserve_s``: new trials begin while more seconds than these are left; None: as many as the complete trials took in
-    the median.
+    Attributes:
+        trials: Number of trials.
+        budget_s: Seconds.
+        worker_hours: Worker-hours.
+        reserve_s: New trials begin while more seconds than these are left; None: the median of the complete trials.
     """
 
     trials: int | None = None
@@ -142,7 +146,14 @@ class Bounds:
 
 
 class Budget:
-    """``bounds``, against what trials on ``pool``, and those of ``table`` before, have used; and what they found."""
+    """Compares ``bounds`` with what the trials of a study have used, and applies the stop rules.
+
+    Args:
+        table: All trials of the study.
+        pool: The running trials.
+        clock: The clock of the study.
+        rules: The stop rules.
+    """
 
     def __init__(self, table: TrialTable, pool: Pool, clock: Clock, rules: StopRules) -> None:
         self.bounds = Bounds()
@@ -154,7 +165,7 @@ class Budget:
         self._started = clock.now()
 
     def resume(self) -> None:
-        """Count what earlier controllers took, by the trials' table."""
+        """Count the time of earlier controllers, by the table of trials."""
         self._spent_before_s = self._table.seconds
 
     @property
@@ -177,12 +188,12 @@ class Budget:
 
     @property
     def soonest_s(self) -> float:
-        """Seconds until a budget can be over, with the workers that are busy now; never so few that no clock shows."""
+        """Seconds until a budget can end, with the workers that are busy now; at least ``TICK_S``."""
         busy = sum(job.workers for job in self._pool.jobs.values())
         return max(min(self.left_s, self.left_worker_s / busy if busy else float("inf")), TICK_S)
 
     def over(self) -> str:
-        """The budget, or the find, that ends what runs; empty while there is some left."""
+        """Return the budget, or the result, that ends running trials; "": they go on."""
         if self._rules.met:
             return self._rules.met
         if self.left_s <= 0:
@@ -192,7 +203,7 @@ class Budget:
         return ""
 
     def spent(self) -> str:
-        """The budget that has no room for one more new trial, or why none is wanted; empty while it has."""
+        """Return the reason why no new trial may begin; "": one may."""
         if self._rules.stale:
             return self._rules.stale
         tried = sum(life.started.phase != "member" for life in self._table.trials.values())
@@ -201,28 +212,26 @@ class Budget:
         budget_s, hours = self.bounds.budget_s, self.bounds.worker_hours
         if budget_s is not None:
             reserve_s = self.bounds.reserve_s
-            if self.left_s <= (self._usual(lambda life: life.seconds) if reserve_s is None else reserve_s):
+            if self.left_s <= (self._median_used(lambda life: life.seconds) if reserve_s is None else reserve_s):
                 return f"a budget of {budget_s:g} s"
-        if hours is not None and self.left_worker_s <= self._usual(lambda life: life.worker_seconds):
+        if hours is not None and self.left_worker_s <= self._median_used(lambda life: life.worker_seconds):
             return f"a budget of {hours:g} worker-hours"
         return ""
 
-    def _usual(self, used_s: Callable[[TrialSummary], float]) -> float:
-        """Of what the complete trials have used, the median."""
+    def _median_used(self, used_s: Callable[[TrialSummary], float]) -> float:
+        """The median of ``used_s`` over the complete trials."""
         ended = (self._table.trials[number] for number in self._table.ended)
         used = [used_s(life) for life in ended if life.finished is not None and life.finished.state == "complete"]
         return median(used) if used else 0.0
 
 
-# [metering] What the prices of hosts are to a study: its meter goes on where the controller before it has ended.
-
-Request = TypeVar("Request", bound=SearchRequest)
+# --- prices ---
 
 
 def with_prices(request: Request, prices: Prices | None, clock: Clock) -> Request:
-    """``request`` at ``prices``, where there are any, which know hosts that do not tell their kind.
+    """Return ``request`` with ``prices``, if any. The first price of a host of unknown kind becomes the study's price.
 
-    Raises ``UserError``.
+    Raises ``UserError`` for a request that has one price already, and for a price of 0.
     """
     if prices is None:
         return request
@@ -236,12 +245,12 @@ def with_prices(request: Request, prices: Prices | None, clock: Clock) -> Reques
 
 
 def resume_meter(prices: Prices | None, before: Sequence[Entry], clock: Clock) -> MoneyMeter | None:
-    """What counts the costs of trials; None without prices.
+    """Return the meter that counts the costs of trials; None without prices.
 
     Args:
-        prices: Seconds in them count from the study's first beginning, dates are dates.
-        before: The journal so far. What a trial was paid for after its last record in there is not known.
-        clock: That of the pool.
+        prices: The prices. Their seconds count from the first beginning of the study; dates are dates.
+        before: The journal so far. Costs of a trial after its last record are unknown.
+        clock: The clock of the pool.
     """
     if prices is None:
         return None

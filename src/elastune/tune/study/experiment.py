@@ -28,15 +28,19 @@ from elastune.tune.study.retention import trial_folder
 from elastune.tune.study.trial_results import execution_settings_of, intermediate_result, judge, known, settings
 from elastune.tune.study.validate import Plan
 
-# [experiment] What a study loop tries: how a trial is run, and what its results are worth to the search. A contract.
+LIKE, SOURCE, FRESH = "like", "source", "fresh"  # tags of a fixed trial: whose settings it has, and whose weights
 
 
 @dataclass(frozen=True)
 class PreparedTrial:
-    """A trial that is to start, or to go on, as soon as there is room for it.
+    """A trial that will start or resume as soon as workers are free.
 
-    ``refused``: why it cannot run as it is meant to, known before a worker starts; "" where it can. ``last``: it is
-    held back, and goes on with idle workers only.
+    Attributes:
+        number: The number of the trial.
+        spec: Its run.
+        record: The record of its start or resumption.
+        refused: The reason why it cannot run, known before a worker starts; "": it can.
+        last: Whether it is held back, and resumes with idle workers only.
     """
 
     number: int
@@ -50,7 +54,7 @@ class PreparedTrial:
         return isinstance(self.record, TrialStarted)
 
     def on(self, workers: int) -> PreparedTrial:
-        """The same on ``workers`` workers."""
+        """Return the same trial on ``workers`` workers."""
         spec = replace(self.spec, execution=self.spec.execution.on(workers))
         if isinstance(self.record, TrialResumed):
             return PreparedTrial(self.number, spec, replace(self.record, workers=workers))
@@ -59,7 +63,7 @@ class PreparedTrial:
 
 
 class Experiment(Protocol):
-    """How trials are run and judged. ``objectives``: what the search sees."""
+    """The contract: how trials run and how they are judged. ``objectives`` are those of the search."""
 
     @property
     def objectives(self) -> Sequence[Objective]: ...
@@ -67,46 +71,47 @@ class Experiment(Protocol):
     def new(
         self, suggestion: Suggestion, until_epoch: int | None, parent: int | None = None
     ) -> PreparedTrial | TrialFinished:
-        """A trial of what the search proposed, begun with the newest checkpoint of ``parent`` if there is one.
+        """Return a trial of a proposal, which begins with the newest checkpoint of ``parent``, if any.
 
-        Or its result, where the same was trained already.
+        If the same configuration was trained already, return its result instead.
         """
         ...
 
     def fixed(self, number: int, trial: FixedTrial) -> PreparedTrial:
-        """A trial that no search proposed."""
+        """Return a trial with fixed settings."""
         ...
 
     def again(
         self, life: TrialSummary, reason: str, until_epoch: int | None = None, cut_off: bool = False
     ) -> PreparedTrial:
-        """A trial that goes on from its last checkpoint, or from its beginning where it has none."""
+        """Return a trial that resumes from its last checkpoint, or from its beginning without one."""
         ...
 
     def left(self, life: TrialSummary) -> RunSpec | None:
-        """The run of a trial whose workers may have outlived its controller; None where none can have."""
+        """Return the run of a trial whose workers may have survived its controller; None: they cannot have."""
         ...
 
     def intermediate(self, life: TrialSummary) -> IntermediateResult | None:
-        """What early stopping may see of a trial's newest report; None: nothing."""
+        """Return what early stopping sees of a trial's newest report; None: nothing."""
         ...
 
     def result(self, life: TrialSummary, ended: JobEvent) -> TrialFinished:
-        """The result of a trial whose job has ended. Raises ``UserError`` where no trial could succeed."""
+        """Return the result of a trial whose job has ended. Raises ``UserError`` if no trial could succeed."""
         ...
 
     def for_search(self, life: TrialSummary) -> TrialFinished:
-        """What the search learns of a trial that is over."""
+        """Return what the search learns from a trial that has ended."""
         ...
 
 
-# [tuning] The experiment of ``elastune tune``: trials with the settings that a search proposes, judged by their objectives.
-
-LIKE, SOURCE, FRESH = "like", "source", "fresh"  # of a given trial's tags: whose settings, and whose weights
-
-
 class Tuning:
-    """The trials of ``plan``. ``checkpoints``: they write some, since they may pause, or what they reached stays."""
+    """The experiment of ``elastune tune``: trains proposals of the search, and judges them by the objectives.
+
+    Args:
+        plan: The checked request.
+        files: The files of runs on the cluster.
+        checkpoints: Whether trials write checkpoints, since they may pause, or their weights are kept.
+    """
 
     def __init__(self, plan: Plan, files: RunFiles, *, checkpoints: bool) -> None:
         self._plan = plan
@@ -147,7 +152,7 @@ class Tuning:
         return PreparedTrial(suggestion.number, spec, record, refused or self._refused(spec))
 
     def _refused(self, spec: RunSpec) -> str:
-        """Why it cannot run as it is meant to; "" where it can."""
+        """The reason why a run cannot start; "": it can."""
         try:
             check_means(spec)
             check_adapt(spec.adapt, self._plan.program, spec)
@@ -156,7 +161,7 @@ class Tuning:
         return ""
 
     def _sync(self, values: Mapping[str, object]) -> SyncChoice:
-        """How the workers of a trial agree. Raises ``UserError``."""
+        """The training strategy of a trial. Raises ``UserError``."""
         return SyncChoice.of({**self._plan.request.sync.to_json(), **values}, self._plan.config)
 
     def fixed(self, number: int, trial: FixedTrial) -> PreparedTrial:
@@ -179,19 +184,19 @@ class Tuning:
         return PreparedTrial(number, spec, record)
 
     def _member(self, number: int, trial: FixedTrial) -> PreparedTrial:
-        """A trial as the search would have run it with ``trial.config``."""
-        before = {} if trial.like is None else known(trial.like)
+        """A trial that runs as if the search had proposed ``trial.config``."""
+        inherited = {} if trial.like is None else known(trial.like)
         tags: dict[str, Any] = {} if trial.like is None else {LIKE: trial.like.trial}
         tags |= {} if trial.source is None else {SOURCE: trial.source, FRESH: list(trial.fresh)}
-        spec = replace(self._spec(number, {**before, **trial.config}), start_from=self._begins(tags))
+        spec = replace(self._spec(number, {**inherited, **trial.config}), start_from=self._initial_weights(tags))
         execution = {"policy": NO_POLICY} if trial.like is None else trial.like.execution
         record = TrialStarted(
             number, spec.config, {**execution, **spec.execution.to_json()}, spec.seed, trial.phase, tags=tags
         )
         return PreparedTrial(number, spec, record, self._refused(spec))
 
-    def _begins(self, tags: Mapping[str, Any]) -> StartFrom | None:
-        """With whose weights a trial begins."""
+    def _initial_weights(self, tags: Mapping[str, Any]) -> StartFrom | None:
+        """The weights with which a trial begins."""
         if SOURCE not in tags:
             return self._plan.request.start_from
         folder = self._folder(int(tags[SOURCE])).resolve()
@@ -202,23 +207,23 @@ class Tuning:
     ) -> PreparedTrial:
         folder = self._folder(life.number)
         self._files.set_aside(folder, self._files.damaged(folder))
-        spec = self._going_on(life, until_epoch)
+        spec = self._resumed_spec(life, until_epoch)
         record = TrialResumed(life.number, spec.execution.workers, reason, until_epoch, cut_off)
         return PreparedTrial(life.number, spec, record)
 
     def left(self, life: TrialSummary) -> RunSpec | None:
         if not self._plan.request.simulated and left_behind(self._folder(life.number)) is None:
             return None
-        told = execution_settings_of(life.started.execution)
+        recorded = execution_settings_of(life.started.execution)
         shared = self._plan.request.trial_workers is not None
-        execution = told.on(life.workers if shared else life.first_workers)
-        return replace(self._going_on(life, life.until_epoch), execution=execution)
+        execution = recorded.on(life.workers if shared else life.first_workers)
+        return replace(self._resumed_spec(life, life.until_epoch), execution=execution)
 
-    def _going_on(self, life: TrialSummary, until_epoch: int | None) -> RunSpec:
+    def _resumed_spec(self, life: TrialSummary, until_epoch: int | None) -> RunSpec:
         parent = life.started.parent
         return replace(
             self._spec(life.number, known(life.started)),
-            start_from=self._begins(life.started.tags),
+            start_from=self._initial_weights(life.started.tags),
             resume=True,
             until_epoch=until_epoch,
             parent=None if parent is None else self._folder(parent),
@@ -268,7 +273,7 @@ class Tuning:
 
     @property
     def _divergence(self) -> Divergence:
-        """Metrics that should go down may explode as the training loss does."""
+        """The divergence rule; metrics to minimise may explode like the training loss."""
         falling = [o.name for o in self.objectives if o.direction == "min" and o.clock is None]
         return Divergence(self._plan.request.divergence, tuple(falling))
 
@@ -277,5 +282,5 @@ class Tuning:
 
 
 def trials_left(out: Path, before: Sequence[Entry]) -> bool:
-    """Whether trials of the study in ``out``, of which its journal tells ``before``, may outlive its controller."""
+    """Return whether workers of the study in ``out`` with the journal ``before`` may have survived its controller."""
     return any(left_behind(trial_folder(out, number)) is not None for number in fold(before).of("running"))

@@ -1,4 +1,4 @@
-"""The search of a study, asked in the background: a proposal may take seconds, in which trials want to be heard."""
+"""Proposals of a study's search in the background: a proposal may take seconds, in which the study loop must run."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from itertools import count
 from elastune.core.journal.records import Entry, ProposalAsked, Record, TrialFinished, TrialStarted, WarmStarted
 from elastune.tune.search.suggester import Estimates, SearchReplay, Suggester, Suggestion
 
-WAIT_S = 0.01  # most proposals are there by then; the loop looks again this often while one is not
+WAIT_S = 0.01  # most proposals are ready by then; while one is not, the loop checks again after so long
 
 
 class Proposals:
-    """Asks ``suggester``, one proposal at a time, in a thread of its own, or (``inline``) at once.
+    """Requests proposals from ``suggester``, one at a time, in a thread of its own, or (``inline``) at once.
 
-    What it is told meanwhile it hears after the proposal: nobody else may use the suggester. ``note`` hears of every
-    moment at which a proposal is asked for, before it is.
+    Only this object may use the suggester. Results that come while a proposal is computed reach the suggester after it.
+
+    Args:
+        suggester: The search.
+        inline: Compute proposals in the calling thread.
+        note: Receives a record of every request, before the request is made.
     """
 
     def __init__(
@@ -27,12 +31,12 @@ class Proposals:
         self._suggester = suggester
         self._thread = None if inline else ThreadPoolExecutor(1, "proposals")
         self._request: Future[Suggestion | None] | None = None
-        self._spare_proposals: list[Suggestion] = []  # proposals that came when something else was wanted
+        self._spare_proposals: list[Suggestion] = []  # proposals that came when they were not needed
         self._unsent_results: list[tuple[int, TrialFinished]] = []
 
     @property
     def asking(self) -> bool:
-        """Whether a proposal is on its way: ask again."""
+        """Whether a proposal is being computed: call ``ask`` again."""
         return self._request is not None
 
     def ready(self) -> bool:
@@ -40,10 +44,10 @@ class Proposals:
         return self.asking or bool(self._spare_proposals) or self._suggester.ready()
 
     def ask(self, estimates: Estimates, paused: Collection[int] = ()) -> Suggestion | None:
-        """The next configuration; None while it is on its way (``asking``), else once a grid is exhausted.
+        """Return the next configuration; None while it is being computed (``asking``), or once a grid is exhausted.
 
-        ``estimates``: what open trials are expected to reach, and by how much they break constraints; ``paused``: which
-        of them have no workers. Raises as ``Suggester.ask``.
+        ``estimates`` are the expected values and violations of open trials, ``paused`` the trials without workers.
+        Raises as ``Suggester.ask``.
         """
         if self._spare_proposals:
             return self._spare_proposals.pop(0)
@@ -66,18 +70,20 @@ class Proposals:
         return self._suggester.reserve()
 
     def replay(self, entries: Sequence[Entry], since: int = 0) -> SearchReplay:
-        """To tell the search its journal again, before the first proposal; ``finish_replay`` says when that is done.
+        """Return a replay of the journal into the search, before the first proposal; ``finish_replay`` ends it.
 
-        ``since``: the first trial that the search is told of.
+        ``since``: the first trial that the search learns of.
         """
-        found = SearchReplay(self._suggester, [entry.record for entry in entries], "open")
+        search_replay = SearchReplay(self._suggester, [entry.record for entry in entries], "open")
         self._suggester.next_number = since
-        return found
+        return search_replay
 
     def finish_replay(self, replay: SearchReplay) -> None:
-        """Trials that never finished stay open, and what was asked for and never began is proposed next."""
+        """End a replay. Unfinished trials stay open, and requested proposals whose trials never began come next."""
         replay.finish()
-        self._spare_proposals.extend(one for one in replay.pending if self._suggester.is_open(one.number))
+        self._spare_proposals.extend(
+            suggestion for suggestion in replay.pending if self._suggester.is_open(suggestion.number)
+        )
 
     def learn(self, earlier: WarmStarted) -> None:
         """As ``Suggester.learn``, before the first proposal."""
@@ -90,25 +96,25 @@ class Proposals:
             self._catch_up()
 
     def close(self) -> None:
-        """Wait for a proposal that is on its way, and let go of the search's files. Idempotent."""
+        """Wait for a proposal that is being computed, and end the thread. Idempotent."""
         if self._thread is not None:
             self._thread.shutdown()
             self._request = None
             self._catch_up()
 
     def _wait(self) -> None:
-        """Keep the proposal that is on its way for later: nobody else may use the suggester."""
-        if self._request is not None and (found := self._collect()) is not None:
-            self._spare_proposals.append(found)
+        """Wait for the proposal that is being computed, and keep it for later."""
+        if self._request is not None and (suggestion := self._collect()) is not None:
+            self._spare_proposals.append(suggestion)
 
     def _collect(self) -> Suggestion | None:
         assert self._request is not None
-        asked, error = self._request, self._request.exception()
+        request, error = self._request, self._request.exception()
         self._request = None
         self._catch_up()
         if error is not None:
             raise error
-        return asked.result()
+        return request.result()
 
     def _catch_up(self) -> None:
         while self._unsent_results:
@@ -116,15 +122,15 @@ class Proposals:
 
 
 class NoProposals(Proposals):
-    """For loops whose trials are all given: numbers, and nothing to propose.
+    """Proposals of a loop whose trials all have fixed settings: it only gives out trial numbers.
 
-    ``before``: what the journal tells already, whose trials keep their numbers, and those that were asked for, too.
+    ``before`` is the journal so far: its trials and requested proposals keep their numbers.
     """
 
     def __init__(self, before: Iterable[Entry] = ()) -> None:
-        told = (entry.record for entry in before)
-        taken = [one.trial for one in told if isinstance(one, TrialStarted | ProposalAsked)]
-        self._numbers = count(max(taken, default=-1) + 1)
+        records = (entry.record for entry in before)
+        numbers = [record.trial for record in records if isinstance(record, TrialStarted | ProposalAsked)]
+        self._numbers = count(max(numbers, default=-1) + 1)
 
     @property
     def asking(self) -> bool:
@@ -150,7 +156,7 @@ class NoProposals(Proposals):
 
 
 class _NoReplay(SearchReplay):
-    """There is no search that would have to be told."""
+    """A replay without a search: it ignores all records."""
 
     def __init__(self) -> None:
         pass

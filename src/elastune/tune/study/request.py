@@ -1,7 +1,7 @@
-"""What a study or a frontier is asked to do: complete, checked once, and written into the journal as it is.
+"""The requests of a study and a frontier, complete and as the journal holds them.
 
-A knob has its default, and what is told of it, in one place: here. Options of the command line take their help and
-their defaults from the fields, and ``elastune.tune`` and ``elastune.find_frontier`` their defaults.
+This file is the only place for the default and the help text of an option. The command line takes help and defaults
+from the fields; ``elastune.tune`` and ``elastune.find_frontier`` take the defaults.
 """
 
 from __future__ import annotations
@@ -22,26 +22,27 @@ T = TypeVar("T")
 EXACT, FAST = ExecutionSettings(), ExecutionSettings(mode="fast")
 
 
-def option_field(default: T, told: str) -> T:
-    """A field that is ``default`` where nothing else is asked for; ``told``: what it is, as the command line says."""
-    return field(default=default, metadata={"told": told})
+def option_field(default: T, help_text: str) -> T:
+    """Return a dataclass field with ``default`` and the help text of its command-line option."""
+    return field(default=default, metadata={"told": help_text})
 
 
 @dataclass(frozen=True)
 class SearchRequest:
-    """What is asked of trainings whose settings the program's ``space`` chooses.
+    """The common part of a study and a frontier: trainings whose settings the program's ``space`` chooses.
 
-    Raises ``UserError`` for a price or a factor that cannot be.
+    Among the values of ``space``, the names of ``trial_results.EXECUTION_PARAMETERS`` set ``execution``. The name
+    ``policy`` sets the policies of a trial: "none", the text of a policy, or a list of texts. All other names are
+    configuration.
 
-    Of what ``space`` returns, the names of ``study.trial_results.EXECUTION_PARAMETERS`` are system parameters (they set ``execution``),
-    and so is ``policy`` ("none", the text of a policy, or a list of texts: what adapts the trial while it runs). The
-    rest is configuration.
+    Raises:
+        UserError: For an impossible price or divergence factor.
     """
 
     program: Program
     out: Path
     _: KW_ONLY
-    config: Config = field(default_factory=dict)  # over the program's own; what ``space`` returns goes over both
+    config: Config = field(default_factory=dict)  # replaces the program's own; values of ``space`` replace both
     execution: ExecutionSettings = EXACT
     constraints: tuple[str, ...] = option_field(
         (),
@@ -75,14 +76,14 @@ class SearchRequest:
     price_per_worker_hour: float = option_field(
         1.0, "Price of a worker-hour in dollars. At 1, a cost is the number of worker-hours."
     )
-    prices: Prices | None = None  # a cost is then all that was paid, and the price, for tables, that of the beginning
+    prices: Prices | None = None  # a cost is then all paid money; tables show the price of the beginning
     collective_timeout_s: float = option_field(
         Elastic.collective_timeout_s,
         "How long workers wait for a worker that is alive but does not take part in an exchange.",
     )
     grace_s: float = option_field(Elastic.grace_s, "How long workers train on if this command dies")
     resume: bool = option_field(False, "Continue what is in --out. With nothing there, start from the beginning.")
-    command: CommandLine | None = field(default=None, compare=False)  # that asks for it
+    command: CommandLine | None = field(default=None, compare=False)  # the command line of this request
     accept_changes: bool = option_field(
         False, "With --resume: go on though the program, its space or the data have changed, and say so in the report."
     )
@@ -96,10 +97,8 @@ class SearchRequest:
 class StudyRequest(SearchRequest):
     """A multi-objective search.
 
-    At least one of ``trials``, ``budget_s``, ``worker_hours`` and ``patience`` bounds it, or the sampler "grid", which
-    ends with its last configuration.
-
-    ``objectives`` (name -> "max" | "min") default to the program's own.
+    At least one of ``trials``, ``budget_s``, ``worker_hours`` and ``patience`` must bound it, or the sampler "grid",
+    which ends with its last configuration. ``objectives`` (name -> "max" | "min") default to the program's own.
     """
 
     objectives: dict[str, str] = field(default_factory=dict)
@@ -128,10 +127,10 @@ class StudyRequest(SearchRequest):
         "Output folder of an earlier study. Its best settings are tried first, and the sampler learns from its trials "
         "as far as they compare.",
     )
-    sync: SyncChoice = field(default_factory=SyncChoice)  # where ``space`` does not say it
+    sync: SyncChoice = field(default_factory=SyncChoice)  # unless ``space`` sets it
     trial_timeout_s: float | None = option_field(None, "Longest time of one trial")
-    start_from: StartFrom | None = None  # with whose weights every trial begins
-    monitors: tuple[str, ...] = ()  # what every trial measures, beside what its policy needs
+    start_from: StartFrom | None = None  # the weights with which every trial begins
+    monitors: tuple[str, ...] = ()  # monitors of every trial, beside those that its policy needs
     keep: str = option_field(
         "none",
         "Trials whose weights and predictions are kept: none, all, front, best[:K] by each objective, diverse[:K] "
@@ -143,32 +142,35 @@ class StudyRequest(SearchRequest):
         "The --out folder of elastune plan. With --trial-workers, no trial gets more workers than the plan says are of "
         "use. Until steps are measured, the plan also decides how workers are shared out.",
     )
-    simulated: bool = False  # nothing is trained, so its folder never goes on with trials that were
+    simulated: bool = False  # no trial trains, so its folder cannot go on with trained trials
 
     @classmethod
-    def of_settings(cls, told: Mapping[str, Any], out: Path) -> StudyRequest:
-        """What a study was begun with, by its journal, to go on with in ``out``.
+    def of_settings(cls, settings: Mapping[str, Any], out: Path) -> StudyRequest:
+        """Return the request of the study in ``out`` by the settings in its journal, to resume it.
 
-        Raises ``UserError`` for what is no trained search, and for one with prices, of which a journal has the digest.
+        Raises ``UserError`` for a journal without a trained search. It also raises for a study with prices, since a
+        journal has only their digest.
         """
-        if told.get("kind") != "tune" or told.get("simulated") or told.get("prices") is not None:
+        if settings.get("kind") != "tune" or settings.get("simulated") or settings.get("prices") is not None:
             rule = "more is trained in a study of elastune tune, without --prices and not simulated"
             raise UserError(rule, out, "begin another one")
-        plain = {each.name: told[each.name] for each in fields(cls) if each.name in told}
-        data, begun, bounds = told.get("data"), told.get("start_from"), told.get("trial_workers")
+        plain = {each.name: settings[each.name] for each in fields(cls) if each.name in settings}
+        data, begun, bounds = settings.get("data"), settings.get("start_from"), settings.get("trial_workers")
         plain |= {
-            "program": Program(Path(told["program"]), told.get("train", "train"), None if data is None else Path(data)),
+            "program": Program(
+                Path(settings["program"]), settings.get("train", "train"), None if data is None else Path(data)
+            ),
             "out": out,
             "resume": True,
-            "execution": ExecutionSettings.from_json(told["execution"]),
-            "sync": SyncChoice.of(told),
+            "execution": ExecutionSettings.from_json(settings["execution"]),
+            "sync": SyncChoice.of(settings),
             "start_from": None if begun is None else StartFrom.from_json(begun),
-            "warm_start": tuple(map(Path, told.get("warm_start", ()))),
-            "constraints": tuple(told.get("constraints", ())),
-            "until": tuple(told.get("until", ())),
-            "monitors": tuple(told.get("monitors", ())),
+            "warm_start": tuple(map(Path, settings.get("warm_start", ()))),
+            "constraints": tuple(settings.get("constraints", ())),
+            "until": tuple(settings.get("until", ())),
+            "monitors": tuple(settings.get("monitors", ())),
             "trial_workers": None if bounds is None else tuple(bounds),
-            "plan": None if told.get("plan") is None else Path(told["plan"]),
+            "plan": None if settings.get("plan") is None else Path(settings["plan"]),
             "command": None,
         }
         return cls(**plain)
@@ -176,25 +178,28 @@ class StudyRequest(SearchRequest):
 
 @dataclass(frozen=True)
 class FrontierRequest(SearchRequest):
-    """How far does this program scale before accuracy pays, and which settings buy it back?
+    """A frontier: how far the program scales before it loses accuracy, and which settings regain it.
 
-    ``workers``: the worker counts asked about, ascending; counts beyond this machine's are modelled, and labelled so.
-    ``meshes``: asked about beside them, each under the mechanism of ``execution`` or, where that is "replicated", under the
-    least that it needs.
     The program's config must hold ``lr`` and ``batch_size``: the naive rule multiplies both by the worker count.
-    ``margin``: by how much quality may be worse than the baseline's and still hold (None: a hundredth of the metric's
-    range, or a fiftieth of the baseline's quality).
-    ``target`` and the front's quality axis speak of the program's first objective (or ``quality``).
-    ``budget_s`` is for all phases; None: chosen from the first steps, so that all of them fit. The search gets at least
-    two fifths of it. Where that cannot be the request is refused, unless it is ``short``: then the search is left out.
-    ``policies``: each is trained beside static settings, with the naive rule's for each worker count, and is a
-    parameter of the search where the space has no ``policy``. ``throughput``: look for means that give the same bits
-    sooner, see ``frontier.throughput``.
-    ``stopping`` and ``trial_workers`` are for the trainings of the search alone. The cost of a row is that of its
-    workers for its time, on hosts that do not tell their kind, begun when the frontier does. ``grace_s``: trainings
-    end before the next controller measures step times.
-    ``execution``: its ``workers`` and ``num_slots`` do not matter, since what is told of a worker count is trained with one
-    slot for each part that its workers cut a batch into.
+    ``stopping`` and ``trial_workers`` are for the trainings of the search alone. ``workers`` and ``num_slots`` of
+    ``execution`` do not matter: each worker count trains with one slot for each part of its batch. The cost of a row
+    is that of its workers for its time, on hosts of unknown kind from the beginning of the frontier on. With
+    ``grace_s``, surviving trainings end before the next controller measures step times.
+
+    Attributes:
+        workers: The worker counts of the frontier, ascending. Counts beyond this machine's are modelled and marked.
+        budget_s: The budget of all phases; None: chosen by the first steps, so that all phases fit. The search gets at
+            least two fifths of it.
+        short: Leave the search out if the budget is too small for it; else such a request is refused.
+        meshes: Further rows, each under the mechanism of ``execution``. If that is "replicated", each mesh gets the
+            smallest mechanism that supports it.
+        target: A value of the quality objective.
+        quality: The quality objective; None: the program's first objective.
+        margin: By how much quality may be worse than the baseline's. None: a hundredth of the metric's range, or a
+            fiftieth of the baseline's quality.
+        policies: Each trains beside static settings, with the naive rule's for each worker count. It is a parameter
+            of the search if the space has no ``policy``.
+        throughput: Search execution settings that give the same bits faster, see ``frontier.throughput``.
     """
 
     workers: tuple[int, ...]

@@ -55,150 +55,17 @@ from elastune.tune.study.trials import (
     tasks,
 )
 
-# [assets] One front of all models that a study offers: single trials, soups, ensembles, joined and stacked models.
-
 TRAINING, INFERENCE = "training_s", "parameters"
 COSTS = (TRAINING, INFERENCE)
-
-
-@dataclass(frozen=True)
-class AssetPoint:
-    """A model that can be used.
-
-    Attributes:
-        form: "trial", "soup", "ensemble", "joined" or "stacked".
-        trials: The trials that it is made of.
-        parts: The trials of a joined or stacked model, each with the name of its study: "gate 3".
-        values: The score by its name, ``training_s`` and ``parameters``. ``training_s`` is the worker-seconds of its
-            trials together with those of the weights they began with, whatever else the search has tried.
-            ``parameters`` is the number of parameters that one inference uses.
-        method: How its trials were found and weighed; "" for a trial.
-        file: Where it was written; "" for a trial.
-        sha256: The digest of what was written to ``file``.
-        test: The score on data that no choice has seen, where it is known. Nothing is picked by it.
-        untold: Weights that its trials began with, whose training is in no journal: ``training_s`` does not count it.
-    """
-
-    form: str
-    trials: tuple[int, ...]
-    values: dict[str, float]
-    method: str = ""
-    file: str = ""
-    test: float | None = None
-    untold: tuple[str, ...] = ()
-    sha256: str = ""
-    parts: tuple[str, ...] = ()
-
-    @property
-    def whom(self) -> str:
-        """The trials that it is made of, in words."""
-        return ", ".join((*map(str, self.trials), *self.parts))
-
-    @cached_property
-    def trouble(self) -> str:
-        """Why it cannot be used: its file is gone or has changed; "" where it can be used. The file is read once."""
-        if not self.file:
-            return ""
-        try:
-            with Path(self.file).open("rb") as file:
-                same = hashlib.file_digest(file, "sha256").hexdigest() == self.sha256
-        except OSError:
-            return "gone"
-        return "" if same else "changed"
-
-
-@dataclass(frozen=True)
-class PickedAsset:
-    """A point of the front, and the reason why it was picked."""
-
-    point: AssetPoint
-    reason: str
-
-
-@dataclass(frozen=True)
-class Assets:
-    """All ``points`` that were judged by one score on the same predictions, ``data``.
-
-    A model whose file is gone or has changed stays among the points, but is neither on the front nor picked.
-    """
-
-    data: str
-    objectives: tuple[Objective, ...]
-    points: tuple[AssetPoint, ...]
-
-    @property
-    def usable(self) -> list[AssetPoint]:
-        """The points whose files are still there as they were written."""
-        return [point for point in self.points if not point.trouble]
-
-    def front(self) -> list[AssetPoint]:
-        """Return the points that no other point dominates, the best score first."""
-        known = self.usable
-        if not known:
-            return []
-        keep = nondominated(oriented([point.values for point in known], self.objectives))
-        best = [point for point, on_front in zip(known, keep, strict=True) if on_front]
-        return sorted(best, key=lambda point: tuple(oriented(point.values, self.objectives)))
-
-    def pick(self, *, weights: Mapping[str, float] | None = None, **targets: float) -> PickedAsset:
-        """Pick one point as ``Study.pick`` picks a trial: by targets, by weights, or the least training
-        within 1 % of the best score.
-
-        Raises:
-            UserError: Where no point reaches a target, for unknown names, and where no file is left.
-
-        Example:
-            >>> elastune.Study.load("out").assets.pick(accuracy=0.9, weights={"parameters": 1})
-        """
-        known = self.usable
-        if not known:
-            rule = "what is picked is there as it was written"
-            raise UserError(rule, "none of the files is", "restore them, or write them anew")
-        found = pick([p.values for p in known], self.objectives, targets=targets or None, weights=weights)
-        return PickedAsset(known[found.index], found.reason)
-
-
-def assets_of(entries: Sequence[Entry], table: TrialTable) -> Assets | None:
-    """Return the models that a study's journal tells of; None where nothing was made of its trials.
-
-    All are judged by the score and the predictions of the newest model that was made.
-    """
-    made = [entry.record for entry in entries if isinstance(entry.record, AssetMade)]
-    if not made:
-        return None
-    newest = made[-1]
-    alike = [one for one in made if (one.data, one.objective) == (newest.data, newest.objective)]
-    name = newest.objective
-
-    def point(form: str, trials: Iterable[int], score: float, parameters: int, **more: Any) -> AssetPoint:
-        of = tuple(trials)
-        took = training_of(entries, table, [trial for trial in of if trial in table.trials])
-        seconds = took.worker_seconds + more.pop("parts_s", 0.0)
-        values = {name: score, TRAINING: seconds, INFERENCE: float(parameters)}
-        return AssetPoint(form, of, values, untold=(*took.untold, *more.pop("untold", ())), **more)
-
-    points: dict[object, AssetPoint] = {}  # what was found again, or written anew, takes the place of what was
-    for one in alike:
-        for single in one.singles:
-            points[single.trial] = point("trial", [single.trial], single.score, single.parameters)
-        trials = (member.trial for member in one.members)
-        parts = tuple(f"{Path(part.study).name} {part.trial}" for part in one.parts)
-        told: dict[str, Any] = {"method": one.method, "file": one.file, "test": one.test, "sha256": one.sha256}
-        told["parts"] = parts
-        told |= {"parts_s": one.parts_s, "untold": one.untold}
-        points[one.file] = point(one.form, trials, one.score, one.parameters, **told)
-    objectives = (Objective(name, newest.direction), Objective(TRAINING, "min"), Objective(INFERENCE, "min"))
-    return Assets(newest.data, objectives, tuple(points.values()))
-
-
-def asset_json(point: AssetPoint) -> dict[str, Any]:
-    """Return a point as plain values."""
-    told = {field.name: getattr(point, field.name) for field in fields(point)}
-    lists = {name: list(told[name]) for name in ("trials", "untold", "parts")}
-    return {**told, **lists, "trouble": point.trouble}
-
-
-# [study] The result of a study: its trials, their front, and what to pick. All of it is read from the journal alone.
+FATES = {
+    "front": "trials on the final front",
+    "complete": "other trials that completed",
+    "paused": "trials that were stopped early or paused",
+    "infeasible": "trials that failed or broke a constraint",
+    "unfinished": "trials that have not ended",
+    "resizing": "pauses while workers changed",
+    "waiting": "waiting",
+}
 
 
 @dataclass(frozen=True)
@@ -209,7 +76,7 @@ class Picked:
         trial: The trial.
         reason: Why this trial was picked.
         command: The command that trains it again.
-        caveat: What the command does in another way than the trial did; "" where it does the same.
+        caveat: How the command differs from the trial; "" if it does the same.
     """
 
     trial: Trial
@@ -220,7 +87,7 @@ class Picked:
 
 @dataclass(frozen=True)
 class Study:
-    """All that a study found.
+    """The result of a study, as ``elastune.tune`` returns it: its trials, their front, and the trials to choose.
 
     Attributes:
         out: The study's folder.
@@ -230,21 +97,21 @@ class Study:
         seconds: How long controllers worked on the study.
         worker_seconds: The worker-seconds that all its controllers offered.
         ending: Why the study stopped; "" where it has not.
-        spans: When each trial had how many of the workers.
+        spans: How many workers each trial had, and when.
         defaults: The program's own settings, where they were recorded.
         divergence: The factor of ``core.divergence``; None for off.
-        data: The folder of data sets that the program was told.
+        data: The folder of data sets that the program got.
         kept: The trials whose weights and predictions were kept.
-        since: Trials with lower numbers began before a change of the program, its space or the data, which was
-            accepted. They are in ``trials``; fronts and picks are of the others.
+        since: Trials with lower numbers began before an accepted change of the program, its space or the data. They
+            are in ``trials``, but not in fronts and picks.
         accepted: What was accepted, and when.
         assets: Single trials, soups, ensembles and further models on one front; None until the first model of several
             trials was written.
-        until: What ``--until`` asked for. Only trials that reach it are recommended.
+        until: The conditions of ``--until``. Only trials that reach them are recommended.
         proportional: Objectives that are another one times a constant: the cost at one price and a fixed number of
-            workers. They do not count as objectives of their own where trials are weighed.
-        largest_class: The share of the most frequent class of its training data: what guessing it gives; 0 where it is
-            not known.
+            workers. They do not count where trials are compared.
+        largest_class: The share of the most frequent class of its training data, which is the accuracy of guessing it;
+            0: unknown.
 
     Example:
         >>> elastune.Study.load("out").pick(accuracy=0.98).command
@@ -289,13 +156,13 @@ class Study:
 
     @classmethod
     def of(cls, out: Path, entries: Sequence[Entry]) -> Study:
-        """Return the study that the journal's ``entries`` tell of."""
+        """Return the study of the journal's ``entries``."""
         started = next((e.record for e in entries if isinstance(e.record, StudyStarted)), None)
         if started is None or "objectives" not in started.settings:
             raise UserError("a study's journal must begin with its settings", out, "give the --out of elastune tune")
-        asked, table = started.settings, fold(entries)
-        price = float(asked.get("price_per_worker_hour", 1.0))
-        objectives = parse_objectives(asked["objectives"])
+        first_settings, table = started.settings, fold(entries)
+        price = float(first_settings.get("price_per_worker_hour", 1.0))
+        objectives = parse_objectives(first_settings["objectives"])
         workers, worker_seconds = _offered(entries)
         last = [e.record for e in entries if isinstance(e.record, (StudyStarted, StudyFinished))][-1]
         newest = [e.record.settings for e in entries if isinstance(e.record, StudyStarted)][-1]
@@ -303,9 +170,9 @@ class Study:
         trials = outcomes(table, names, price)
         return cls(
             out=out,
-            program=program_path(asked["program"]),
-            seed=int(asked.get("seed", 0)),
-            epochs=asked.get("epochs"),
+            program=program_path(first_settings["program"]),
+            seed=int(first_settings.get("seed", 0)),
+            epochs=first_settings.get("epochs"),
             objectives=objectives,
             trials=trials,
             workers=workers,
@@ -313,14 +180,14 @@ class Study:
             worker_seconds=worker_seconds,
             ending=last.reason if isinstance(last, StudyFinished) else "",
             spans=table.spans,
-            defaults=dict(asked.get("defaults", {})),
+            defaults=dict(first_settings.get("defaults", {})),
             price_per_worker_hour=price,
-            divergence=asked.get("divergence", FACTOR),
-            data=asked.get("data"),
+            divergence=first_settings.get("divergence", FACTOR),
+            data=first_settings.get("data"),
             kept=tuple(table.artifacts[number] for number in sorted(table.artifacts)),
             assets=assets_of(entries, table),
             until=tuple(newest.get("until", ())),
-            proportional=proportional(trials, names, asked),
+            proportional=proportional(trials, names, first_settings),
             since=table.since,
             largest_class=largest_class(table),
             accepted=tuple(entry for entry in entries if isinstance(entry.record, ChangesAccepted)),
@@ -335,7 +202,7 @@ class Study:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """The parts of a tree of classes that its trials were trained for; () where they can be compared."""
+        """The parts of a tree of classes that its trials were trained for; () if all trials have one task."""
         return tasks(self.trials)
 
     @property
@@ -390,11 +257,11 @@ class Study:
         pool = self.complete if targets else self.eligible
         if pool == [] and self.complete:
             raise self._unreached()
-        found = pick([t.values for t in pool], self.objectives, targets=targets or None, weights=weights)
-        return self._picked(pool, found)
+        picked = pick([t.values for t in pool], self.objectives, targets=targets or None, weights=weights)
+        return self._picked(pool, picked)
 
     def choices(self) -> tuple[Picked, ...]:
-        """Return the trials to choose from where nobody has said a preference, the pick first.
+        """Return the trials to choose from without a preference, the pick first.
 
         They are the fastest trial within 1 % of the best quality (the pick), the best one, and the cheapest within 5 %
         of the best. One trial may be several of them.
@@ -410,28 +277,28 @@ class Study:
         if not pool and self.complete:
             raise self._unreached()
         rules = parse_constraints(self.until)
-        found = recommend(
+        picks = recommend(
             [t.values for t in pool],
             self.objectives,
             proportional=self.proportional,
             floor=floor(self.complete, lead, self.defaults, self.largest_class),
             condition=" and ".join(self.until) if any(lead.name in rule.names for rule in rules) else "",
         )
-        return tuple(self._picked(pool, each) for each in found)
+        return tuple(self._picked(pool, each) for each in picks)
 
     @property
     def eligible(self) -> list[Trial]:
-        """The complete trials that reach ``until``: those that may be recommended."""
+        """The complete trials that reach ``until`` and so may be recommended."""
         return reaching(self.complete, parse_constraints(self.until))
 
     def no_choice_reason(self) -> str:
-        """Return why no trial is recommended, in one sentence; "" where one is."""
+        """Return in one sentence why no trial is recommended; "" if one is."""
         if not self.complete:
             return "no trial has a result"
         try:
             self.choices()
-        except UserError as refused:
-            return f"{refused.rule} ({refused.value}): {refused.fix}"
+        except UserError as error:
+            return f"{error.rule} ({error.value}): {error.fix}"
         return ""
 
     def _check_comparable(self) -> None:
@@ -448,8 +315,8 @@ class Study:
             rule, f"none does; the best {lead.name} is {best:g}", "search on with --resume, or give --pick"
         )
 
-    def _picked(self, pool: Sequence[Trial], found: Pick) -> Picked:
-        trial = pool[found.index]
+    def _picked(self, pool: Sequence[Trial], picked: Pick) -> Picked:
+        trial = pool[picked.index]
         command = run_command(
             self.program,
             trial.config,
@@ -460,43 +327,47 @@ class Study:
             divergence=self.divergence,
             data=self.data,
         )
-        return Picked(trial, found.reason, command, self._caveat(trial))
+        return Picked(trial, picked.reason, command, self._caveat(trial))
 
     def _caveat(self, trial: Trial) -> str:
-        """Where the command gives another result: what it leaves out of the trial's life."""
+        """Why the command may give another result than the trial; "" if it gives the same."""
         left_out = []
         if trial.parent is not None:
-            went = f"trial {trial.number} went on from a checkpoint of trial {trial.parent}"
-            left_out.append(f"{went}; the command trains its settings from the beginning")
-        had = sorted({span.workers for span in self.spans if span.trial == trial.number})
-        if len(had) > 1 and trial.execution.get("mode") == "fast":
-            counts = " and ".join(map(str, had)) if len(had) == 2 else f"{had[0]} to {had[-1]}"
-            went = f"trial {trial.number} had {counts} workers, which show in the result in fast mode"
-            left_out.append(f"{went}; the command trains on {trial.execution['workers']}")
+            cause = f"trial {trial.number} went on from a checkpoint of trial {trial.parent}"
+            left_out.append(f"{cause}; the command trains its settings from the beginning")
+        worker_counts = sorted({span.workers for span in self.spans if span.trial == trial.number})
+        if len(worker_counts) > 1 and trial.execution.get("mode") == "fast":
+            counts = (
+                " and ".join(map(str, worker_counts))
+                if len(worker_counts) == 2
+                else f"{worker_counts[0]} to {worker_counts[-1]}"
+            )
+            cause = f"trial {trial.number} had {counts} workers, which show in the result in fast mode"
+            left_out.append(f"{cause}; the command trains on {trial.execution['workers']}")
         return "; ".join(left_out)
 
     def time_to(self, **targets: float) -> float | None:
-        """Return the seconds from the study's start until the first trial reached all ``targets``; None where none did.
+        """Return the seconds from the study's start until the first trial reached all ``targets``; None if none did.
 
-        The time covers everything that happened until then: other trials, failed and paused ones, earlier controllers.
-        Only the time between two controllers, when nobody worked on the study, does not count.
+        The time includes all other trials, also failed and paused ones, and earlier controllers. Only the time between
+        two controllers does not count.
 
         Raises:
             UserError: For an unknown objective.
         """
         if not targets:
             raise UserError("time_to needs a target", "none", "for example time_to(accuracy=0.98)")
-        known = {objective.name: objective for objective in self.objectives}
+        by_name = {objective.name: objective for objective in self.objectives}
         for name in targets:
-            if name not in known:
-                raise UserError("a target may name objectives only", name, f"known: {', '.join(known)}")
-        asked = [known[name] for name in targets]
-        limits = oriented(targets, asked)
-        there = [t.ended_s for t in self.complete if (oriented(t.values, asked) <= limits).all()]
-        return min(there, default=None)
+            if name not in by_name:
+                raise UserError("a target may name objectives only", name, f"known: {', '.join(by_name)}")
+        wanted = [by_name[name] for name in targets]
+        limits = oriented(targets, wanted)
+        ends_s = [t.ended_s for t in self.complete if (oriented(t.values, wanted) <= limits).all()]
+        return min(ends_s, default=None)
 
     def importance(self) -> tuple[Importance, ...]:
-        """Return how much each parameter decides each objective: see ``search.analysis.importance``."""
+        """Return how much each parameter decides each objective: see ``tune.search.importance``."""
         check_params(self.trials)
         tried = [
             EvaluatedTrial(t.params, t.distributions, t.values)
@@ -541,12 +412,12 @@ class Study:
 
 
 def _reuse(module: str) -> Any:
-    """A later room, by its name: a study offers what stands upon it, and is not built of it."""
+    """Import a module of ``tune.reuse`` by name: ``reuse`` imports this file, so this file must not import it."""
     return import_module(f"elastune.tune.reuse.{module}")
 
 
 def _offered(entries: Sequence[Entry]) -> tuple[int, float]:
-    """The workers of the newest controller, and the worker-seconds of all: each may be told other ``--workers``.
+    """The workers of the newest controller, and the worker-seconds of all, which may have other ``--workers``.
 
     Time between two controllers does not count.
     """
@@ -555,36 +426,177 @@ def _offered(entries: Sequence[Entry]) -> tuple[int, float]:
         if isinstance(entry.record, AFTERWARDS):
             continue
         if isinstance(entry.record, StudyStarted):
-            told = entry.record.settings.get("workers", 1)
-            workers = max(told) if isinstance(told, list) else int(told)
+            setting = entry.record.settings.get("workers", 1)
+            workers = max(setting) if isinstance(setting, list) else int(setting)
         else:
             offered += workers * (entry.at - last_at)
         last_at = entry.at
     return workers, offered
 
 
-# [worker time] Where a study's worker-seconds went: to the front, to what was stopped, to changes of workers, to waiting.
+# --- one front of all models ---
 
-FATES = {
-    "front": "trials on the final front",
-    "complete": "other trials that completed",
-    "paused": "trials that were stopped early or paused",
-    "infeasible": "trials that failed or broke a constraint",
-    "unfinished": "trials that have not ended",
-    "resizing": "pauses while workers changed",
-    "waiting": "waiting",
-}
+
+@dataclass(frozen=True)
+class AssetPoint:
+    """A model that can be used.
+
+    Attributes:
+        form: "trial", "soup", "ensemble", "joined" or "stacked".
+        trials: The trials of the model.
+        parts: The trials of a joined or stacked model, each with the name of its study: "gate 3".
+        values: The score by its name, ``training_s`` and ``parameters``. ``training_s`` is the worker-seconds of its
+            trials and of the trials whose weights they began with. Other trials of the search do not count.
+            ``parameters`` is the number of parameters that one inference uses.
+        method: How its trials were chosen and weighted; "" for a trial.
+        file: The path of the model; "" for a trial.
+        sha256: The digest of ``file`` when it was written.
+        test: The score on held-out data, where known. No choice uses it.
+        untold: Initial weights of its trials whose training is in no journal, so that ``training_s`` lacks it.
+    """
+
+    form: str
+    trials: tuple[int, ...]
+    values: dict[str, float]
+    method: str = ""
+    file: str = ""
+    test: float | None = None
+    untold: tuple[str, ...] = ()
+    sha256: str = ""
+    parts: tuple[str, ...] = ()
+
+    @property
+    def whom(self) -> str:
+        """The trials of the model, in words."""
+        return ", ".join((*map(str, self.trials), *self.parts))
+
+    @cached_property
+    def trouble(self) -> str:
+        """Why the model cannot be used: its file is "gone" or "changed"; "": it can. The file is read once."""
+        if not self.file:
+            return ""
+        try:
+            with Path(self.file).open("rb") as file:
+                same = hashlib.file_digest(file, "sha256").hexdigest() == self.sha256
+        except OSError:
+            return "gone"
+        return "" if same else "changed"
+
+
+@dataclass(frozen=True)
+class PickedAsset:
+    """A point of the front, and the reason why it was picked."""
+
+    point: AssetPoint
+    reason: str
+
+
+@dataclass(frozen=True)
+class Assets:
+    """All models of a study on one front, judged by one score on the same predictions.
+
+    A model whose file is gone or has changed stays among the points, but is neither on the front nor picked.
+
+    Attributes:
+        data: The data set of the predictions.
+        objectives: The score, the training time and the number of parameters.
+        points: The models.
+    """
+
+    data: str
+    objectives: tuple[Objective, ...]
+    points: tuple[AssetPoint, ...]
+
+    @property
+    def usable(self) -> list[AssetPoint]:
+        """The points whose files exist unchanged."""
+        return [point for point in self.points if not point.trouble]
+
+    def front(self) -> list[AssetPoint]:
+        """Return the points that no other point dominates, the best score first."""
+        usable = self.usable
+        if not usable:
+            return []
+        keep = nondominated(oriented([point.values for point in usable], self.objectives))
+        best = [point for point, on_front in zip(usable, keep, strict=True) if on_front]
+        return sorted(best, key=lambda point: tuple(oriented(point.values, self.objectives)))
+
+    def pick(self, *, weights: Mapping[str, float] | None = None, **targets: float) -> PickedAsset:
+        """Pick one point as ``Study.pick`` picks a trial.
+
+        Without targets and weights it is the point with the least training within 1 % of the best score.
+
+        Raises:
+            UserError: If no point reaches a target, for unknown names, and if no file is left.
+
+        Example:
+            >>> elastune.Study.load("out").assets.pick(accuracy=0.9, weights={"parameters": 1})
+        """
+        usable = self.usable
+        if not usable:
+            rule = "what is picked is there as it was written"
+            raise UserError(rule, "none of the files is", "restore them, or write them anew")
+        picked = pick([p.values for p in usable], self.objectives, targets=targets or None, weights=weights)
+        return PickedAsset(usable[picked.index], picked.reason)
+
+
+def assets_of(entries: Sequence[Entry], table: TrialTable) -> Assets | None:
+    """Return the models that a study's journal records; None if no model was made of its trials.
+
+    All are judged by the score and the predictions of the newest model.
+    """
+    made = [entry.record for entry in entries if isinstance(entry.record, AssetMade)]
+    if not made:
+        return None
+    newest = made[-1]
+    comparable = [asset for asset in made if (asset.data, asset.objective) == (newest.data, newest.objective)]
+    name = newest.objective
+
+    def point(form: str, trials: Iterable[int], score: float, parameters: int, **more: Any) -> AssetPoint:
+        members = tuple(trials)
+        training = training_of(entries, table, [trial for trial in members if trial in table.trials])
+        seconds = training.worker_seconds + more.pop("parts_s", 0.0)
+        values = {name: score, TRAINING: seconds, INFERENCE: float(parameters)}
+        return AssetPoint(form, members, values, untold=(*training.untold, *more.pop("untold", ())), **more)
+
+    points: dict[object, AssetPoint] = {}  # a newer entry replaces an older one of the same model
+    for asset in comparable:
+        for single in asset.singles:
+            points[single.trial] = point("trial", [single.trial], single.score, single.parameters)
+        trials = (member.trial for member in asset.members)
+        parts = tuple(f"{Path(part.study).name} {part.trial}" for part in asset.parts)
+        fields_of_asset: dict[str, Any] = {
+            "method": asset.method,
+            "file": asset.file,
+            "test": asset.test,
+            "sha256": asset.sha256,
+        }
+        fields_of_asset["parts"] = parts
+        fields_of_asset |= {"parts_s": asset.parts_s, "untold": asset.untold}
+        points[asset.file] = point(asset.form, trials, asset.score, asset.parameters, **fields_of_asset)
+    objectives = (Objective(name, newest.direction), Objective(TRAINING, "min"), Objective(INFERENCE, "min"))
+    return Assets(newest.data, objectives, tuple(points.values()))
+
+
+def asset_json(point: AssetPoint) -> dict[str, Any]:
+    """Return a point as plain values."""
+    values = {field.name: getattr(point, field.name) for field in fields(point)}
+    lists = {name: list(values[name]) for name in ("trials", "untold", "parts")}
+    return {**values, **lists, "trouble": point.trouble}
+
+
+# --- where the worker-seconds went ---
 
 
 def worker_time(study: Study) -> dict[str, float]:
-    """Return what became of the worker-seconds that ``study`` had, as shares that sum to 1.
+    """Return where the worker-seconds of ``study`` went, as shares that sum to 1.
 
     Args:
-        study: What ``elastune.tune`` returned, or ``Study.load(folder)``.
+        study: The result of ``elastune.tune``, or ``Study.load(folder)``.
 
     Returns:
         A share for each of ``FATES``. The shares of trials leave out the pauses in which their workers changed. Time
-        that no trial had counts as waiting. The result is empty where the study took no time.
+        without a trial counts as waiting. The result is empty if the study took no time.
 
     Example:
         >>> worker_time(elastune.Study.load("out"))["front"]
@@ -600,11 +612,11 @@ def worker_time(study: Study) -> dict[str, float]:
         return {}
     front = {trial.number for trial in study.front()}
     states = {trial.number: trial.state for trial in study.trials}
-    found = dict.fromkeys(FATES, 0.0)
+    shares = dict.fromkeys(FATES, 0.0)
     for number, seconds in used.items():
         resizing = min(paused[number], seconds)
-        found["resizing"] += resizing / whole
+        shares["resizing"] += resizing / whole
         fate = "front" if number in front else states.get(number, "unfinished")
-        found[fate if fate in FATES else "infeasible"] += (seconds - resizing) / whole
-    found["waiting"] = max(0.0, 1.0 - sum(found.values()))
-    return found
+        shares[fate if fate in FATES else "infeasible"] += (seconds - resizing) / whole
+    shares["waiting"] = max(0.0, 1.0 - sum(shares.values()))
+    return shares

@@ -25,16 +25,21 @@ from elastune.runtime.job.resumption import refuse_unless
 from elastune.train.program.source import differences
 from elastune.train.program.space import Sample, Space, corners, from_json, probe, to_json
 
-# [resumption] Going on with a study: what is asked for is compared with its journal before anything starts or is written.
-
 _WORDS = {"sync_schedule": "--sync-schedule", "num_slots": "--slots", "virtual_tensor": "--virtual-tensor"}
 _OPTIONS = ("seed", "epochs", "sampler", "target", "stopping", "prices", "sync", "mode", "precision", "compress")
 _WORDS |= {name: f"--{name}" for name in _OPTIONS} | {"price_per_worker_hour": "--price", "threads": "--threads"}
 _WARM = "warm-start another study of it with --warm-start"
+PROBED = 64  # random configurations of a space that are compared
+LONGEST = 120  # characters of a range in an error text
+_RESULTS = (TrialReported, TrialPaused, TrialFinished)
+SpaceSummary = dict[str, dict[str, Any]]
+"""``ranges``: the distributions of each parameter; ``returns``: digests of the returned values, by name."""
+
+# --- settings ---
 
 
 def journaled_slots(out: Path) -> int | None:
-    """Return the slots that the trials of the study in ``out`` have; None where there is no study.
+    """Return the slots of trials of the study in ``out``; None without a study.
 
     Raises:
         UserError: For a bad journal.
@@ -46,58 +51,60 @@ def journaled_slots(out: Path) -> int | None:
 
 
 def changed_settings(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[UserError]:
-    """Yield what differs of two studies' settings, as their journals hold them, and would change a study's result.
+    """Yield an error for each difference between two studies' settings that would change a result.
 
-    Bounds, workers, and the rules by which a study ends, what it keeps and how it is judged may differ.
+    Budgets, workers, stop rules and retention may differ. ``then`` and ``now`` are settings as a journal holds them.
     """
     tune, simulated = now["kind"] == "tune", {True: "simulated", False: "trained"}
     for name in ("kind", "program", "objectives", "constraints"):
-        yield from _of(name, then.get(name), now[name])
+        yield from _difference(name, then.get(name), now[name])
     for name in ("seed", "epochs", "prices"):
-        yield from _of(name, then.get(name), now[name])
+        yield from _difference(name, then.get(name), now[name])
     old, new = then.get("config") or {}, now["config"]
     for name in sorted({*old, *new}):
-        yield from _of(f"setting {name}", old.get(name, "not set"), new.get(name, "not set"))
-    unsaid = {**SyncChoice().to_json(), "stopping": "none", "sampler": now.get("sampler")}
-    unsaid |= {"target": None, "price_per_worker_hour": now.get("price_per_worker_hour")} if tune else {}
-    for name, value in unsaid.items():
+        yield from _difference(f"setting {name}", old.get(name, "not set"), new.get(name, "not set"))
+    defaults = {**SyncChoice().to_json(), "stopping": "none", "sampler": now.get("sampler")}
+    defaults |= {"target": None, "price_per_worker_hour": now.get("price_per_worker_hour")} if tune else {}
+    for name, value in defaults.items():
         if name != "price_per_worker_hour" or now["prices"] is None:
-            yield from _of(name, then.get(name, value), now.get(name, value))
+            yield from _difference(name, then.get(name, value), now.get(name, value))
     old, new = then.get("start_from"), now.get("start_from")
     if (old and {**old, "source": ""}) != (new and {**new, "source": ""}):  # they may have been moved
-        yield from _of("weights", old and old["source"], f"other ones, {new['source']}" if new else None)
-    yield from _of_means(then.get("execution", {}), now.get("execution", {}))
-    was, wanted = (simulated[bool(told.get("simulated"))] for told in (then, now))
+        yield from _difference("weights", old and old["source"], f"other ones, {new['source']}" if new else None)
+    yield from _execution_differences(then.get("execution", {}), now.get("execution", {}))
+    was, wanted = (simulated[bool(each.get("simulated"))] for each in (then, now))
     if was != wanted:
         yield UserError(f"a study goes on with {wanted} trials only", f"{was} ones there", "use another --out")
 
 
-def _of_means(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[UserError]:
-    yield from _of("compress", then.get("compress"), now.get("compress"))
+def _execution_differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[UserError]:
+    yield from _difference("compress", then.get("compress"), now.get("compress"))
     if not (then and now):
         return
     exact = now.get("mode") == "exact"
     for name in ("mode", "num_slots", "precision", "virtual_tensor", *(["threads"] if exact else [])):
         if then.get(name) is not None and now.get(name) is not None:
-            yield from _of(name, then[name], now[name])
+            yield from _difference(name, then[name], now[name])
 
 
-def _of(name: str, old: Any, new: Any) -> Iterator[UserError]:
+def _difference(name: str, old: Any, new: Any) -> Iterator[UserError]:
     if json.dumps(old, sort_keys=True) == json.dumps(new, sort_keys=True):
         return
-    begun, asked = (_short(value) for value in (old, new))
-    unsaid = old in (None, "", [], (), {})
-    fix = "leave it out" if unsaid else f"use {begun}"
+    first, requested = (_short(value) for value in (old, new))
+    was_unset = old in (None, "", [], (), {})
+    fix = "leave it out" if was_unset else f"use {first}"
     if name in _WORDS:
-        fix = f"leave out {_WORDS[name]}" if unsaid else f"use {_WORDS[name]} {shlex.quote(begun)}"
-    elif name in ("objectives", "constraints") and not unsaid:
-        told = [f"{key}:{value}" for key, value in old.items()] if isinstance(old, Mapping) else list(old)
-        fix = f"use {shlex.join(word for each in told for word in (f'--{name[:-1]}', each))}"
+        fix = f"leave out {_WORDS[name]}" if was_unset else f"use {_WORDS[name]} {shlex.quote(first)}"
+    elif name in ("objectives", "constraints") and not was_unset:
+        texts = [f"{key}:{value}" for key, value in old.items()] if isinstance(old, Mapping) else list(old)
+        fix = f"use {shlex.join(word for each in texts for word in (f'--{name[:-1]}', each))}"
     elif name.startswith("setting "):
         setting = name.removeprefix("setting ")
-        fix = f"leave out --set {setting}" if old == "not set" else f"use --set {shlex.quote(f'{setting}={begun}')}"
-    more = f", or {_WARM}" if name == "sampler" else ", or another --out for another study"
-    yield UserError(f"a study resumes with the {name} it was begun with", f"{asked}, begun with {begun}", fix + more)
+        fix = f"leave out --set {setting}" if old == "not set" else f"use --set {shlex.quote(f'{setting}={first}')}"
+    alternative = f", or {_WARM}" if name == "sampler" else ", or another --out for another study"
+    yield UserError(
+        f"a study resumes with the {name} it was begun with", f"{requested}, begun with {first}", fix + alternative
+    )
 
 
 def _short(value: Any) -> str:
@@ -105,30 +112,23 @@ def _short(value: Any) -> str:
     return "none" if text == "null" else text if len(text) <= 80 else f"{text[:80]}..."
 
 
-# [changes] What has changed in a program or its space since a study was begun: refused, or accepted and told.
-
-PROBED = 64  # configurations that are looked at
-LONGEST = 120  # characters of a range in a message
-_RESULTS = (TrialReported, TrialPaused, TrialFinished)
-SpaceSummary = dict[str, dict[str, Any]]
-"""``ranges``: the distributions of each parameter; ``returns``: digests of what the space returns, by name."""
+# --- program and space ---
 
 
 def summarize_space(space: Space, seed: int) -> SpaceSummary:
-    """Return what tells ``space`` from another one, as a study's journal keeps it.
+    """Return a summary of ``space`` for the journal, by which another space can be compared.
 
-    Names whose values differ when the space is called again alike are left out: they cannot be compared.
+    Names whose values differ between two equal calls of the space are left out: they cannot be compared.
     """
-    first, again = (
-        _seen([*corners(space, seed), *probe(space, PROBED, seed)]) for _ in range(2)
-    )  # the space may draw random numbers of its own
+    # twice, since the space may draw random numbers of its own
+    first, again = (_summary([*corners(space, seed), *probe(space, PROBED, seed)]) for _ in range(2))
     return {
-        kind: {name: each for name, each in found.items() if again[kind].get(name) == each}
-        for kind, found in first.items()
+        kind: {name: each for name, each in values.items() if again[kind].get(name) == each}
+        for kind, values in first.items()
     }
 
 
-def _seen(samples: Sequence[Sample]) -> SpaceSummary:
+def _summary(samples: Sequence[Sample]) -> SpaceSummary:
     ranges: dict[str, set[str]] = {}
     returns: dict[str, list[str]] = {}
     for sample in samples:
@@ -143,59 +143,63 @@ def _seen(samples: Sequence[Sample]) -> SpaceSummary:
 
 
 def study_changes(settings: Mapping[str, Any], entries: Sequence[Entry], program: Program, accepted: bool) -> list[str]:
-    """Compare the program and the space of a study that is to go on with those in its journal.
+    """Compare the program and the space of a resumed study with those in its journal.
 
     Args:
-        settings: What it is asked now, as the journal keeps it.
+        settings: The present settings, as a journal holds them.
         entries: The journal.
         program: The program as it is now.
-        accepted: Whether it goes on with changes.
+        accepted: Whether the user accepts changes.
 
     Returns:
-        What has changed, a text each; nothing where no trial has reported anything yet.
+        The changes, in words; none if no trial has reported yet.
 
     Raises:
-        UserError: For changes that are not accepted: names file and line, or the parameter.
+        UserError: For changes that are not accepted. It names file and line, or the parameter.
     """
     records = [entry.record for entry in entries]
-    begun = [record.settings for record in records if isinstance(record, StudyStarted)]
-    if not begun or not any(isinstance(record, _RESULTS) for record in records):
+    earlier_settings = [record.settings for record in records if isinstance(record, StudyStarted)]
+    if not earlier_settings or not any(isinstance(record, _RESULTS) for record in records):
         return []
-    what = differences(begun[-1].get("source", {}), program)
-    what += space_differences(begun[-1].get("space", {}), settings.get("space", {}))
-    if what:
-        refuse_unless(accepted, what, "a study")
-    return what
+    changes = differences(earlier_settings[-1].get("source", {}), program)
+    changes += space_differences(earlier_settings[-1].get("space", {}), settings.get("space", {}))
+    if changes:
+        refuse_unless(accepted, changes, "a study")
+    return changes
 
 
 def space_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return in what two spaces differ, as ``summarize_space`` tells of them; nothing where either is not known."""
+    """Return the differences of two spaces by their summaries, in words; none if either is unknown."""
     if not before or not now:
         return []
-    was, now_is = before.get("ranges", {}), now.get("ranges", {})
-    found = [f"space: {name} is gone" for name in was if name not in now_is]
-    found += [f"space: {name} is new" for name in now_is if name not in was]
-    found += [
-        f"space: {name} is {_words(now_is[name])}, was {_words(was[name])}"
-        for name in was
-        if name in now_is and now_is[name] != was[name]
+    ranges_before, ranges_now = before.get("ranges", {}), now.get("ranges", {})
+    changes = [f"space: {name} is gone" for name in ranges_before if name not in ranges_now]
+    changes += [f"space: {name} is new" for name in ranges_now if name not in ranges_before]
+    changes += [
+        f"space: {name} is {_words(ranges_now[name])}, was {_words(ranges_before[name])}"
+        for name in ranges_before
+        if name in ranges_now and ranges_now[name] != ranges_before[name]
     ]
-    if found:
-        return found
-    one, other = before.get("returns", {}), now.get("returns", {})
-    return [f"space: it returns another {name}" for name in sorted({*one, *other}) if one.get(name) != other.get(name)]
+    if changes:
+        return changes
+    returned_before, returned_now = before.get("returns", {}), now.get("returns", {})
+    return [
+        f"space: it returns another {name}"
+        for name in sorted({*returned_before, *returned_now})
+        if returned_before.get(name) != returned_now.get(name)
+    ]
 
 
 def _words(texts: Sequence[str]) -> str:
     try:
-        told = [_range(each) for text in texts for each in from_json({"": text}).values()]
-    except UserError:  # of a later version of Optuna
-        told = list(texts)
-    return " or ".join(told)[:LONGEST]
+        ranges = [_range(each) for text in texts for each in from_json({"": text}).values()]
+    except UserError:  # distributions of a later version of Optuna
+        ranges = list(texts)
+    return " or ".join(ranges)[:LONGEST]
 
 
-def _range(of: BaseDistribution) -> str:
-    match of:
+def _range(distribution: BaseDistribution) -> str:
+    match distribution:
         case CategoricalDistribution(choices=choices):
             return f"one of {', '.join(map(str, choices))}"
         case (
@@ -204,4 +208,4 @@ def _range(of: BaseDistribution) -> str:
         ):
             steps = f" in steps of {step:g}" if step not in (None, 1) else ""
             return f"{low:g} to {high:g}{' (log)' if log else ''}{steps}"
-    return str(of)
+    return str(distribution)

@@ -23,23 +23,22 @@ from elastune.train.checkpoints.checkpoint import of_step
 from elastune.train.predictions import HELD_OUT, file_of, read_predictions
 from elastune.tune.search.front import nondominated
 
-# [retention] Which trials' weights and predictions stay when the trials are over: a rule names them, the most wanted first.
-
 Standing = Mapping[int, tuple[float, ...]]
 """The values of the complete trials so far, by number; smaller is better."""
 PairDistance = Callable[[int, int], float | None]
-"""By how much the predictions of two trials differ; None: nobody knows."""
+"""By how much the predictions of two trials differ; None: unknown."""
 KEEP_NOTHING = "none"
+ROWS = 10_000  # predictions of one data set that are compared, at most: an even sample
 _RULE = "what is kept is none, all, front, best, best:K, diverse, diverse:K or last:K, joined by +"
-DIVERSE = 8
+DIVERSE = 8  # trials that the rule ``diverse`` keeps
 _FIX = 'such as --keep "front+last:3"'
 
 
 class Retention(Protocol):
-    """A rule. It is asked whenever a trial has ended well, because that trial may have overtaken others."""
+    """A retention rule. It decides after every complete trial, because that trial may have overtaken others."""
 
     def chosen(self, ended: Sequence[int], standing: Standing, apart: PairDistance) -> list[int]:
-        """Return the trials of ``ended`` (the newest last) whose folders stay; where not all fit, the first ones do."""
+        """Return the trials of ``ended`` (the newest last) whose folders stay, the most wanted first."""
         ...
 
 
@@ -55,7 +54,7 @@ class KeepNothing:
 class KeepAll:
     """``all``: everything stays, the best first.
 
-    It is for studies whose later trials begin with earlier ones, or where nobody knows yet what will be wanted.
+    It is for studies whose later trials begin with weights of earlier ones, or whose use is still open.
     """
 
     def chosen(self, ended: Sequence[int], standing: Standing, apart: PairDistance) -> list[int]:
@@ -64,7 +63,7 @@ class KeepAll:
 
 @dataclass(frozen=True)
 class KeepFront:
-    """``front``: the trials that no other dominates stay."""
+    """``front``: the trials that no other trial dominates stay."""
 
     def chosen(self, ended: Sequence[int], standing: Standing, apart: PairDistance) -> list[int]:
         return by_rank(standing, layers=1)
@@ -77,15 +76,15 @@ class KeepBest:
     count: int = 1
 
     def chosen(self, ended: Sequence[int], standing: Standing, apart: PairDistance) -> list[int]:
-        found: dict[int, None] = {}
+        kept: dict[int, None] = {}
 
-        def by(axis: int) -> list[int]:
+        def order_by(axis: int) -> list[int]:
             return sorted(standing, key=lambda number: standing[number][axis])
 
-        ranked = [by(axis) for axis in range(len(next(iter(standing.values()), ())))]
-        for place in range(self.count):
-            found |= dict.fromkeys(order[place] for order in ranked if place < len(order))
-        return list(found)
+        ranked = [order_by(axis) for axis in range(len(next(iter(standing.values()), ())))]
+        for rank in range(self.count):
+            kept |= dict.fromkeys(order[rank] for order in ranked if rank < len(order))
+        return list(kept)
 
 
 @dataclass(frozen=True)
@@ -100,11 +99,11 @@ class KeepLast:
 
 @dataclass(frozen=True)
 class KeepDiverse:
-    """``diverse:K``: the best trial stays, and others that differ most in what they predict, ``count`` together.
+    """``diverse:K``: the best trial stays, and others with the most different predictions, ``count`` together.
 
-    They are for members of an ensemble. They are chosen one after another: each is the trial that is furthest from the
-    nearest of those before. Only the better half of the trials counts, or the best ``count`` where those are more,
-    because a trial that has learnt nothing differs most.
+    They are for ensembles. They are chosen one after another: each is the trial that is furthest from the nearest
+    chosen one. Only the better half of the trials counts, or the best ``count`` if these are more, because a trial that
+    has learnt nothing differs most.
     """
 
     count: int = DIVERSE
@@ -112,20 +111,20 @@ class KeepDiverse:
     def chosen(self, ended: Sequence[int], standing: Standing, apart: PairDistance) -> list[int]:
         ranked = by_rank(standing)
         rest = ranked[: max(self.count, len(ranked) // 2)]
-        found, rest = rest[:1], rest[1:]
-        while len(found) < self.count:
-            far = {number: _nearest([apart(number, other) for other in found]) for number in rest}
-            best = max(rest, key=lambda number: far[number], default=None)
-            if best is None or far[best] < 0:
+        kept, rest = rest[:1], rest[1:]
+        while len(kept) < self.count:
+            distances = {number: _nearest([apart(number, other) for other in kept]) for number in rest}
+            best = max(rest, key=lambda number: distances[number], default=None)
+            if best is None or distances[best] < 0:
                 break
-            found.append(best)
+            kept.append(best)
             rest.remove(best)
-        return found
+        return kept
 
 
 @dataclass(frozen=True)
 class KeepAny:
-    """``A+B``: whatever one of ``rules`` keeps stays; the trials of the first rule come first."""
+    """``A+B``: trials that one of ``rules`` keeps stay; the trials of the first rule come first."""
 
     rules: tuple[Retention, ...]
 
@@ -138,7 +137,7 @@ def parse_retention(text: str) -> Retention:
     parts = [part.strip() for part in text.split("+")]
     if parts == [KEEP_NOTHING]:
         return KeepNothing()
-    rules = tuple(_one(part, text) for part in parts)
+    rules = tuple(_parse_rule(part, text) for part in parts)
     return rules[0] if len(rules) == 1 else KeepAny(rules)
 
 
@@ -146,26 +145,26 @@ def retention_of(keep: str, most_bytes: int | None, *, population: bool) -> Rete
     """Return the rule ``keep``, within ``most_bytes`` of the disk.
 
     Raises:
-        UserError: For a text that is no rule, and for a rule without what a ``population`` needs: its members begin
-            with one another's checkpoints.
+        UserError: For a text that is not a rule. Also for a rule other than ``all`` with a ``population``, whose
+            members begin with checkpoints of other members.
     """
-    asked = parse_retention(keep)
-    if most_bytes is not None and (asked == KeepNothing() or most_bytes < 1):
+    parsed = parse_retention(keep)
+    if most_bytes is not None and (parsed == KeepNothing() or most_bytes < 1):
         fix = "leave it out, or say what to keep, such as --keep best:8 --keep-size 2GB"
         raise UserError("a bound is for what --keep keeps, and above 0", most_bytes, fix)
     if not population:
-        return asked
-    if asked not in (KeepNothing(), KeepAll()) or most_bytes is not None:
+        return parsed
+    if parsed not in (KeepNothing(), KeepAll()) or most_bytes is not None:
         rule = "members of a population begin with one another's checkpoints, so all stay"
         raise UserError(rule, f"--keep {keep}", "use --keep all, without --keep-size")
     return KeepAll()
 
 
-def _one(part: str, text: str) -> Retention:
-    name, colon, told = part.partition(":")
+def _parse_rule(part: str, text: str) -> Retention:
+    name, colon, argument = part.partition(":")
     if name in ("all", "front") and not colon:
         return KeepAll() if name == "all" else KeepFront()
-    count = int(told) if told.isascii() and told.isdecimal() and len(told) < 7 else 0
+    count = int(argument) if argument.isascii() and argument.isdecimal() and len(argument) < 7 else 0
     if name == "best" and (count or not colon):
         return KeepBest(count or 1)
     if name == "diverse" and (count > 1 or not colon):
@@ -176,12 +175,12 @@ def _one(part: str, text: str) -> Retention:
 
 
 def _nearest(distances: Sequence[float | None]) -> float:
-    """The smallest; -1 where one is not known."""
-    return min(-1.0 if found is None else found for found in distances)
+    """The smallest distance; -1 if one is unknown."""
+    return min(-1.0 if each is None else each for each in distances)
 
 
 def by_rank(standing: Standing, layers: int | None = None) -> list[int]:
-    """Return the trials front by front: those that no other dominates, then the front of the rest, and so on.
+    """Return the trials front by front: those that no other trial dominates, then the front of the rest, and so on.
 
     Within one front, the better by the first objective comes first.
 
@@ -189,94 +188,107 @@ def by_rank(standing: Standing, layers: int | None = None) -> list[int]:
         standing: The trials and their values.
         layers: The number of fronts; None: all.
     """
-    rest, found = dict(standing), []
+    rest, ranked = dict(standing), []
     while rest and layers != 0:
         best = nondominated(np.array(list(rest.values()), dtype=float))
         front = [number for number, on_front in zip(rest, best, strict=True) if on_front]
         if not front:  # such as values that are not numbers
             break
-        found += sorted(front, key=lambda number: standing[number])
+        ranked += sorted(front, key=lambda number: standing[number])
         rest = {number: values for number, values in rest.items() if number not in set(front)}
         layers = None if layers is None else layers - 1
-    return found
+    return ranked
 
 
-# [disagreement] By how much two kept trials' predictions differ: what ensembles live on, and a retention rule can go by.
-
-ROWS = 10_000  # of one data set that are compared: an even sample of more
+# --- by how much predictions differ ---
 
 
 class Disagreements:
-    """Of trials whose predictions lie in the ``folder`` of each, as their artifacts tell. A file is read once.
+    """Measures by how much the predictions of kept trials differ. Each file of predictions is read once.
 
-    Test data are left out: what stays is a choice, too.
+    Held-out data do not count, since retention is a choice, too. ``folder`` returns the folder of a trial.
     """
 
     def __init__(self, folder: Callable[[int], Path]) -> None:
         self._folder = folder
         self._read: dict[tuple[int, str], NDArray[Any] | None] = {}
 
-    def between(self, one: ArtifactKept, other: ArtifactKept) -> float | None:
-        """The share of samples of which they name other classes, or the mean distance of values in standard
-        deviations of what is right; None where they have no predictions of the same data."""
-        for name in sorted(set(one.predictions) & set(other.predictions)):
-            parts = [self._said(kept, name) for kept in (one, other)]
+    def between(self, first: ArtifactKept, second: ArtifactKept) -> float | None:
+        """Return by how much the predictions of two trials differ; None if they have none of the same data.
+
+        For classes it is the share of samples with different classes. For values it is the mean distance in standard
+        deviations of the targets.
+        """
+        for name in sorted(set(first.predictions) & set(second.predictions)):
+            parts = [self._read_comparable(kept, name) for kept in (first, second)]
             if parts[0] is not None and parts[1] is not None and parts[0].shape == parts[1].shape:
                 return apart(parts[0], parts[1])
         return None
 
-    def forget(self, there: Mapping[int, ArtifactKept]) -> None:
-        """All but what is ``there``: memory is for what is kept."""
-        known = {(kept.trial, digest) for kept in there.values() for digest in kept.predictions.values()}
-        self._read = {key: said for key, said in self._read.items() if key in known}
+    def forget(self, kept_trials: Mapping[int, ArtifactKept]) -> None:
+        """Free the memory of all predictions that are not among ``kept_trials``."""
+        digests = {(kept.trial, digest) for kept in kept_trials.values() for digest in kept.predictions.values()}
+        self._read = {key: predictions for key, predictions in self._read.items() if key in digests}
 
-    def _said(self, kept: ArtifactKept, name: str) -> NDArray[Any] | None:
+    def _read_comparable(self, kept: ArtifactKept, name: str) -> NDArray[Any] | None:
         if name.startswith(HELD_OUT):
             return None
         key = kept.trial, kept.predictions[name]
         if key not in self._read:
             try:
-                found = read_predictions(file_of(self._folder(kept.trial), name), key[1])
-            except UserError:  # damaged since: it is told where they are used, and no reason to end a study
+                content = read_predictions(file_of(self._folder(kept.trial), name), key[1])
+            except UserError:  # a damaged file is reported where it is used; it must not end a study
                 self._read[key] = None
             else:
-                self._read[key] = _comparable(found["outputs"], found["targets"])
+                self._read[key] = _comparable(content["outputs"], content["targets"])
         return self._read[key]
 
 
-def apart(one: NDArray[Any], other: NDArray[Any]) -> float:
-    """How much two differ: classes, integers, or values."""
-    return float((one != other).mean() if one.dtype.kind == "i" else np.abs(one - other).mean())
+def apart(first: NDArray[Any], second: NDArray[Any]) -> float:
+    """Return by how much two arrays of classes (integers) or of values differ."""
+    return float((first != second).mean() if first.dtype.kind == "i" else np.abs(first - second).mean())
 
 
 def _comparable(outputs: torch.Tensor, targets: torch.Tensor) -> NDArray[Any]:
-    """An even sample: classes, or values over the standard deviation of what is right in their column."""
-    few = outputs[:: max(1, -(-len(outputs) // ROWS))]
+    """An even sample of predictions: classes, or values over the standard deviation of their targets' column."""
+    sample = outputs[:: max(1, -(-len(outputs) // ROWS))]
     if not targets.is_floating_point():
-        return np.asarray(few.argmax(-1).numpy())
+        return np.asarray(sample.argmax(-1).numpy())
     spread = targets.double().reshape(len(targets), -1).std(0, correction=0)
-    values = few.double().reshape(len(few), -1) / torch.where(spread > 0, spread, 1)
+    values = sample.double().reshape(len(sample), -1) / torch.where(spread > 0, spread, 1)
     return np.asarray(values.numpy())
 
 
-# [keeper] Does with trials' folders what a retention rule decides, within a bound of bytes; the journal tells what is there.
+# --- the keeper ---
 
 
 def trial_folder(out: Path, number: int) -> Path:
-    """Where the trial ``number`` of the study in ``out`` has its checkpoints, predictions and logs."""
+    """Return the folder of trial ``number`` in the study in ``out``: its checkpoints, predictions and logs."""
     return out / "trials" / f"{number:05d}"
 
 
 @dataclass(frozen=True)
 class RetentionDecision:
-    """What is to be recorded, and the folders that are to go then: what the journal tells of is there."""
+    """The records to write, and the folders to remove after that, so that all artifacts in the journal exist.
 
-    told: tuple[ArtifactKept | ArtifactRemoved, ...]
-    gone: tuple[Path, ...]
+    Attributes:
+        records: The records.
+        folders: The folders.
+    """
+
+    records: tuple[ArtifactKept | ArtifactRemoved, ...]
+    folders: tuple[Path, ...]
 
 
 class Keeper:
-    """``policy`` decides about the trials' folders in ``out``. ``most_bytes``: of all that stays; None: no bound."""
+    """Applies a retention rule to the folders of trials, within a limit of bytes.
+
+    Args:
+        policy: The rule.
+        files: The files of runs on the cluster.
+        out: The folder of the study.
+        most_bytes: The most bytes of all that stays; None: no limit.
+    """
 
     def __init__(self, policy: Retention, files: RunFiles, out: Path, most_bytes: int | None = None) -> None:
         self._policy = policy
@@ -286,61 +298,61 @@ class Keeper:
         self._disagreements = Disagreements(self.folder)
 
     def ended(self, number: int, folder: Path, table: TrialTable, standing: Standing) -> RetentionDecision:
-        """Trial ``number``, which ran in ``folder``, ended well: what stays now, and what others it has overtaken."""
-        there = {other: kept for other, kept in table.artifacts.items() if other != number}
+        """Decide what stays after trial ``number`` ended in ``folder``; it may have overtaken other trials."""
+        artifacts = {other: kept for other, kept in table.artifacts.items() if other != number}
         new = None if self._policy == KeepNothing() else self._artifact(table.trials[number], folder)
-        known = there if new is None else {**there, number: new}
+        candidates = artifacts if new is None else {**artifacts, number: new}
 
-        def apart(one: int, other: int) -> float | None:
-            both = one in known and other in known
-            return self._disagreements.between(known[one], known[other]) if both else None
+        def apart(first: int, second: int) -> float | None:
+            both = first in candidates and second in candidates
+            return self._disagreements.between(candidates[first], candidates[second]) if both else None
 
         wanted = self._policy.chosen(_ended_well(table), standing, apart)
-        stays = self._that_fit(wanted, known)
-        self._disagreements.forget({other: known[other] for other in stays})
+        stays = self._that_fit(wanted, candidates)
+        self._disagreements.forget({other: candidates[other] for other in stays})
         keeps = new is not None and number in stays
-        lost = [other for other in there if other not in stays]
-        told: list[ArtifactKept | ArtifactRemoved] = [new] if new is not None and keeps else []
-        told += [ArtifactRemoved(other) for other in lost]
-        folders = [self.folder(other) for other in lost]  # by number: the path in a journal may lead anywhere
-        return RetentionDecision(tuple(told), (*([] if keeps else [folder]), *folders))
+        dropped = [other for other in artifacts if other not in stays]
+        records: list[ArtifactKept | ArtifactRemoved] = [new] if new is not None and keeps else []
+        records += [ArtifactRemoved(other) for other in dropped]
+        folders = [self.folder(other) for other in dropped]  # by number: the path in a journal may lead anywhere
+        return RetentionDecision(tuple(records), (*([] if keeps else [folder]), *folders))
 
     def remove(self, folders: Iterable[Path]) -> None:
-        """Once the journal no longer tells of them."""
+        """Remove folders that the journal no longer names."""
         for folder in folders:
             self._files.remove(folder)
 
     def undecided(self, table: TrialTable) -> list[int]:
-        """The trials that ended well, and whose controller died before it had decided about their folders."""
-        left = [number for number in _ended_well(table) if number not in table.artifacts]
-        return [number for number in left if self.folder(number).is_dir()]
+        """Return the trials with a result whose controller died before it decided about their folders."""
+        numbers = [number for number in _ended_well(table) if number not in table.artifacts]
+        return [number for number in numbers if self.folder(number).is_dir()]
 
     def folder(self, number: int) -> Path:
-        """Of a trial of this study."""
+        """Return the folder of a trial of this study."""
         return trial_folder(self._out, number)
 
-    def _that_fit(self, wanted: list[int], there: dict[int, ArtifactKept]) -> set[int]:
-        """Of what is ``there``, all that is ``wanted`` and has room beside what is wanted more."""
+    def _that_fit(self, wanted: list[int], artifacts: dict[int, ArtifactKept]) -> set[int]:
+        """The ``wanted`` trials, the most wanted first, that fit into the limit of bytes."""
         stays, used = set(), 0
         for number in wanted:
-            if number in there and (self._most_bytes is None or used + there[number].size <= self._most_bytes):
+            if number in artifacts and (self._most_bytes is None or used + artifacts[number].size <= self._most_bytes):
                 stays.add(number)
-                used += there[number].size
+                used += artifacts[number].size
         return stays
 
     def _artifact(self, life: TrialSummary, folder: Path) -> ArtifactKept | None:
-        """What a trial has left; None where it has no checkpoint."""
-        found = self._files.checkpoints(folder)
+        """The artifact of a trial; None if it has no checkpoint."""
+        steps = self._files.checkpoints(folder)
         run = life.finished.run if life.finished is not None else None
-        if not found or run is None:
+        if not steps or run is None:
             return None
-        path = of_step(folder / "checkpoints", found[-1]).relative_to(self._out)
+        path = of_step(folder / "checkpoints", steps[-1]).relative_to(self._out)
         size, predictions = self._files.size_bytes(folder), self._files.predictions(folder)
-        seal = self._files.seal(folder, found[-1])
-        return ArtifactKept(life.number, found[-1], path.as_posix(), run.sha256, size, predictions, seal=seal)
+        seal = self._files.seal(folder, steps[-1])
+        return ArtifactKept(life.number, steps[-1], path.as_posix(), run.sha256, size, predictions, seal=seal)
 
 
 def _ended_well(table: TrialTable) -> list[int]:
-    """The trials that are over and have left a model, the newest last: one that failed takes nobody's place."""
+    """The ended trials that have a model, the newest last; a failed trial replaces no other one."""
     ended = [table.trials[number].finished for number in table.ended]
     return [finished.trial for finished in ended if finished is not None and finished.run is not None]

@@ -1,4 +1,4 @@
-"""Tune a program: check the request, run the study loop on a cluster, hand out what was found."""
+"""Tune a program: check the request, run the study loop on a cluster, return the study."""
 
 from __future__ import annotations
 
@@ -31,32 +31,34 @@ from elastune.runtime.job.run import Observe, journal_in
 from elastune.train.program.space import Space, corners, probe
 from elastune.tune.search.constraint import parse_constraints
 from elastune.tune.search.early_stopping import make_schedule
-from elastune.tune.search.samplers.registry import generation_size
+from elastune.tune.search.samplers import generation_size
 from elastune.tune.search.schedule import Schedule
 from elastune.tune.search.suggester import Suggester
-from elastune.tune.study.allocation.rebalancer import MAX_WAIT_S, MakeRebalancer, parse_allocation, sharing
-from elastune.tune.study.allocation.throughput import BATCH, plan_in, predict_scaling, predicted_in, scaling_prior
-from elastune.tune.study.allocation.trial_progress import HeldTrials
 from elastune.tune.study.budget import Bounds, StopRules, resume_meter
 from elastune.tune.study.experiment import Tuning, trials_left
 from elastune.tune.study.proposals import NoProposals, Proposals
+from elastune.tune.study.rebalancer import MAX_WAIT_S, MakeRebalancer, parse_allocation, sharing
 from elastune.tune.study.request import StudyRequest
 from elastune.tune.study.results import Study
 from elastune.tune.study.resume import study_changes
 from elastune.tune.study.retention import Keeper, KeepNothing, retention_of
 from elastune.tune.study.study_loop import StudyLoop
+from elastune.tune.study.throughput import BATCH, plan_in, predict_scaling, predicted_in, scaling_prior
+from elastune.tune.study.trial_progress import HeldTrials
 from elastune.tune.study.validate import PROBED, Plan, check, check_same_study
 from elastune.tune.study.warm_start import EarlierStudy, earlier_studies, take_over
 
-LASTING = (TrialFinished, TrialPaused, StudyFinished)  # what must be on the disk before anything rests on it
+LASTING = (TrialFinished, TrialPaused, StudyFinished)  # records that must be on the disk before the study goes on
 
 
 @dataclass(frozen=True)
 class Environment:
-    """What a simulation swaps: the clock, and what only real time asks for.
+    """The clock of a study, and the measures that only real time needs; a simulation replaces it.
 
-    ``background``: proposals are made in a thread of their own, so that trials are heard meanwhile. ``durable``:
-    results are on the disk before anything rests on them.
+    Attributes:
+        clock: The clock.
+        background: Compute proposals in a thread of their own, so that the loop goes on meanwhile.
+        durable: Write results to the disk before the study goes on.
     """
 
     clock: Clock = field(default_factory=SystemClock)
@@ -73,54 +75,61 @@ def tune(
     environment: Environment | None = None,
     given: Schedule | None = None,
 ) -> Study:
-    """Search until the budget is spent, the space is exhausted or Ctrl-C; returns what was found.
+    """Search until the budget is spent, the space is exhausted or the user presses Ctrl-C.
 
-    Killed at any time, a study resumes with ``request.resume``: finished trials count, unfinished ones go on with
-    their own workers within ``request.grace_s``, else from their last checkpoints or their beginnings.
+    A study that was killed at any time resumes with ``request.resume``. Finished trials count. Unfinished ones go on
+    with their own workers within ``request.grace_s``, else from their last checkpoints or their beginnings.
 
     Args:
-        request: what is searched, and for how long.
-        space: the search space; by default the program's own.
-        cluster: where trials run; by default on this machine, ``request.workers`` at a time. One that is asked for is
-            opened once all is checked, and closed. Where its room varies trials wait for some, and go on elsewhere.
-        observe: called with every record of the journal.
-        environment: what a simulated study swaps.
-        given: instead of a search, trials of given settings (``FixedTrials("member", ...)``), and those of a call
-            before that was cut off. Neither the study's budget nor the rules by which it ends bound them.
+        request: The study.
+        space: The search space; by default the program's own.
+        cluster: Where trials run; by default on this machine, ``request.workers`` at a time. A ``ClusterRequest`` is
+            opened after all checks, and closed at the end. If the size of the cluster varies, trials wait for free
+            workers, and go on on other hosts.
+        observe: Receives every record of the journal.
+        environment: The clock of a simulated study.
+        given: Trials with fixed settings (``FixedTrials("member", ...)``) instead of a search, also those of an earlier
+            call that was cut off. The budget of the study and its stop rules do not bound them.
+
+    Returns:
+        The study.
 
     Raises:
-        UserError: for a request that is wrong, a program that cannot be trained, a folder of something else.
+        UserError: For a wrong request, a program that cannot be trained, or a folder with other content.
     """
-    ready = checked(request, space, cluster)
-    plan, before, earlier, told = ready.plan, ready.before, ready.earlier, ready.told
-    asked = plan.settings if given is None else {**plan.settings, **_space_in(before)}
-    changed = study_changes(asked, before, request.program, request.accept_changes)
-    around = environment or Environment()
+    study = checked(request, space, cluster)
+    plan, before, earlier, predicted = study.plan, study.before, study.earlier, study.predicted
+    settings = plan.settings if given is None else {**plan.settings, **_space_in(before)}
+    changed = study_changes(settings, before, request.program, request.accept_changes)
+    surroundings = environment or Environment()
     with (
-        journal_in(request.out, request.resume, around.clock.wall) as journal,  # first: its lock says who may go on
-        opened(cluster, _room(request, before)) as found,
+        # the journal first, since its lock decides which controller may go on
+        journal_in(request.out, request.resume, surroundings.clock.wall) as journal,
+        opened(cluster, _room(request, before)) as opened_cluster,
         Interrupts() as interrupts,
         ExitStack() as stack,
     ):
-        place = found or stack.enter_context(LocalCluster(capacity=request.workers))
+        place = opened_cluster or stack.enter_context(LocalCluster(capacity=request.workers))
 
         def keep(record: Record) -> None:
-            journal.write(record, durable=around.durable and isinstance(record, LASTING))
+            journal.write(record, durable=surroundings.durable and isinstance(record, LASTING))
             if observe is not None:
                 observe(record)
 
-        meter = resume_meter(request.prices, before, around.clock)
-        loop = _loop(plan, place, around, keep, journal.settle, meter, None if given is None else before, told)
-        stack.callback(loop.close)  # whatever happens: a cluster that is not ours lives on, its trials must not
-        loop.replay(before, asked, request.command, changed)
-        if told is not None and predicted_in(before) is None:
-            keep(told)
+        meter = resume_meter(request.prices, before, surroundings.clock)
+        loop = _loop(
+            plan, place, surroundings, keep, journal.settle, meter, None if given is None else before, predicted
+        )
+        stack.callback(loop.close)  # also after an error: a cluster of the caller stays open, but its trials must end
+        loop.replay(before, settings, request.command, changed)
+        if predicted is not None and predicted_in(before) is None:
+            keep(predicted)
         if given is not None:
             reason = loop.run(Bounds(), lambda: interrupts.count, given)
             loop.finish(reason if reason == "interrupted" else "all that was given is trained")
             return Study.load(request.out)
-        for taken in take_over(plan, earlier, place, around.clock, lambda: interrupts.count):
-            loop.learn(taken)
+        for earlier_results in take_over(plan, earlier, place, surroundings.clock, lambda: interrupts.count):
+            loop.learn(earlier_results)
         bounds = Bounds(request.trials, request.budget_s, request.worker_hours)
         loop.finish(loop.run(bounds, lambda: interrupts.count))
     return Study.load(request.out)
@@ -128,22 +137,25 @@ def tune(
 
 @dataclass(frozen=True)
 class CheckedStudy:
-    """A request that ``tune`` can begin with, and what it rests on.
+    """The result of ``checked``: all that ``tune`` needs to begin.
 
-    ``before``: what its journal has already; ``earlier``: studies that it starts warm from; ``told``: what a plan
-    predicts of its trials.
+    Attributes:
+        plan: The checked request.
+        before: The journal so far.
+        earlier: The earlier studies of a warm start.
+        predicted: The scaling of trials by a plan, if any.
     """
 
     plan: Plan
     before: list[Entry]
     earlier: Sequence[EarlierStudy]
-    told: ScalingPredicted | None
+    predicted: ScalingPredicted | None
 
 
 def checked(
     request: StudyRequest, space: Space | None = None, cluster: Cluster | ClusterRequest | None = None
 ) -> CheckedStudy:
-    """All that ``tune`` checks before it opens its journal and its cluster. Nothing is written or started.
+    """Make all checks of ``tune`` that need no journal and no cluster. Nothing is written or started.
 
     Args:
         request: As ``tune`` takes it.
@@ -151,7 +163,7 @@ def checked(
         cluster: As ``tune`` takes it.
 
     Returns:
-        What ``tune`` begins with.
+        All that ``tune`` needs to begin.
 
     Raises:
         UserError: As ``tune`` raises it.
@@ -171,13 +183,13 @@ def checked(
 
 
 def _space_in(before: Sequence[Entry]) -> dict[str, Any]:
-    """The space that a study searched before trials of given settings."""
-    begun = [entry.record.settings for entry in before if isinstance(entry.record, StudyStarted)]
-    return {"space": begun[-1].get("space", {}) if begun else {}}
+    """The summary of the space in the journal: trials with fixed settings keep it."""
+    settings = [entry.record.settings for entry in before if isinstance(entry.record, StudyStarted)]
+    return {"space": settings[-1].get("space", {}) if settings else {}}
 
 
 def _room(request: StudyRequest, before: Sequence[Entry]) -> CapacityRequest:
-    """A study begins once one trial can, and gives workers to its trials itself."""
+    """The workers that a study needs: it begins once one trial can, and distributes workers itself."""
     fewest = request.execution.workers if request.trial_workers is None else request.trial_workers[0]
     return CapacityRequest(
         request.out,
@@ -190,11 +202,11 @@ def _room(request: StudyRequest, before: Sequence[Entry]) -> CapacityRequest:
 
 
 def _with_kept_rules(request: StudyRequest, before: Sequence[Entry]) -> StudyRequest:
-    """The request with the rules that an earlier controller ended by, where it names none of its own."""
-    begun = [entry.record.settings for entry in before if isinstance(entry.record, StudyStarted)]
-    if not begun:
+    """The request with the stop rules of an earlier controller, unless it has rules of its own."""
+    settings = [entry.record.settings for entry in before if isinstance(entry.record, StudyStarted)]
+    if not settings:
         return request
-    until, patience = begun[-1].get("until", ()), begun[-1].get("patience")
+    until, patience = settings[-1].get("until", ()), settings[-1].get("patience")
     kept = request.patience if request.patience is not None else patience
     return replace(request, until=request.until or tuple(until), patience=kept)
 
@@ -202,15 +214,18 @@ def _with_kept_rules(request: StudyRequest, before: Sequence[Entry]) -> StudyReq
 def _loop(
     plan: Plan,
     cluster: Cluster,
-    around: Environment,
+    environment: Environment,
     keep: Callable[[Record], None],
     flush: Callable[[], None],
     meter: MoneyMeter | None,
     unsearched: Sequence[Entry] | None,
-    told: ScalingPredicted | None,
+    predicted: ScalingPredicted | None,
 ) -> StudyLoop:
-    """``unsearched``: what the journal tells already, where nothing is searched; None: there is a search. ``told``:
-    what was predicted of its trials."""
+    """Build the study loop of a checked request.
+
+    ``unsearched`` is the journal so far of a study without a search; None: there is a search. ``predicted`` is the
+    scaling of its trials by a plan.
+    """
     request, pricing = plan.request, plan.pricing
     schedule = make_schedule(
         request.stopping, pricing.objectives, request.seed, space=plan.space, constraints=pricing.constraints
@@ -221,18 +236,18 @@ def _loop(
         suggester = Suggester(
             plan.space, pricing.objectives, pricing.learnt, sampler=request.sampler, seed=request.seed
         )
-        proposals = Proposals(suggester, inline=not around.background)
+        proposals = Proposals(suggester, inline=not environment.background)
         every = generation_size(request.sampler)
         rules = StopRules(parse_constraints(request.until), request.patience, every, pricing.objectives)
     retention = retention_of(request.keep, request.keep_bytes, population=schedule.parents)
-    share, holding = _allocation(request, told, holds=not schedule.parents and unsearched is None)
+    share, holding = _allocation(request, predicted, holds=not schedule.parents and unsearched is None)
     pauses = schedule.pauses or holding is not None
     return StudyLoop(
         Tuning(plan, cluster.files, checkpoints=pauses or cluster.varies or retention != KeepNothing()),
         schedule,
         proposals,
-        Pool(cluster, most=request.workers, timeout_s=request.trial_timeout_s, clock=around.clock, meter=meter),
-        around.clock,
+        Pool(cluster, most=request.workers, timeout_s=request.trial_timeout_s, clock=environment.clock, meter=meter),
+        environment.clock,
         keep,
         Keeper(retention, cluster.files, request.out, request.keep_bytes),
         flush=flush,
@@ -243,37 +258,37 @@ def _loop(
 
 
 def _study_prediction(plan: Plan, before: Sequence[Entry]) -> ScalingPredicted | None:
-    """What is predicted of the study's trials: what its journal has, since all that was shared out rests on that."""
-    known, asked = predicted_in(before), plan.request.plan
+    """The predicted scaling of trials. A prediction in the journal comes first, since earlier decisions used it."""
+    journaled, plan_folder = predicted_in(before), plan.request.plan
     begun = any(isinstance(entry.record, TrialStarted) for entry in before)
-    if asked is None or not (known or begun):
-        return known or _predicted(plan)
-    if known is None or abspath(asked) != abspath(known.source):
-        fix = "leave out --plan" if known is None else f"use {known.source}, or leave out --plan"
-        raise UserError("a study resumes with the plan it was begun with", asked, fix)
-    return known
+    if plan_folder is None or not (journaled or begun):
+        return journaled or _predict(plan)
+    if journaled is None or abspath(plan_folder) != abspath(journaled.source):
+        fix = "leave out --plan" if journaled is None else f"use {journaled.source}, or leave out --plan"
+        raise UserError("a study resumes with the plan it was begun with", plan_folder, fix)
+    return journaled
 
 
-def _predicted(plan: Plan) -> ScalingPredicted | None:
-    """What the request's plan says of the study's trials, if it names one."""
+def _predict(plan: Plan) -> ScalingPredicted | None:
+    """The scaling of trials by the request's plan, if any."""
     request = plan.request
     if request.plan is None or request.trial_workers is None:
         return None
     made = plan_in(request.plan)
     samples = [*corners(plan.space, request.seed), *probe(plan.space, PROBED, request.seed)]
-    told = [each.values.get(BATCH, plan.config.get(BATCH)) for each in samples]
-    batches = [each for each in told if isinstance(each, int) and each > 0] or [int(made.found["size"]["batch_size"])]
+    sizes = [each.values.get(BATCH, plan.config.get(BATCH)) for each in samples]
+    batches = [each for each in sizes if isinstance(each, int) and each > 0] or [int(made.found["size"]["batch_size"])]
     return predict_scaling(made, request.plan, request.program.path, request.execution, batches, request.trial_workers)
 
 
 def _allocation(
-    request: StudyRequest, told: ScalingPredicted | None, *, holds: bool
+    request: StudyRequest, predicted: ScalingPredicted | None, *, holds: bool
 ) -> tuple[MakeRebalancer | None, HeldTrials | None]:
-    """How trials share workers, and which of them are held back (``holds``: some may be)."""
+    """How trials share workers, and which trials are held back; ``holds``: whether any may be."""
     choice = parse_allocation(request.allocation)
     if request.trial_workers is None or not choice.from_journal:
-        return sharing(request.trial_workers, request.execution, choice, told=told), None
+        return sharing(request.trial_workers, request.execution, choice, predicted=predicted), None
     replica = 1 if request.execution.mesh is None else request.execution.first_mesh.replica
-    courses = choice.courses(replica, scaling_prior(told, replica))
-    share = sharing(request.trial_workers, request.execution, choice, courses, told)
+    courses = choice.courses(replica, scaling_prior(predicted, replica))
+    share = sharing(request.trial_workers, request.execution, choice, courses, predicted)
     return share, HeldTrials(courses, choice.held if holds else 0.0, MAX_WAIT_S)

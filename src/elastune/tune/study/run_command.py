@@ -1,4 +1,4 @@
-"""The command line that trains given settings again."""
+"""The ``elastune run`` command that trains given settings again."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ FLAGS = {
     "sync": "--sync",
     "sync_schedule": "--sync-schedule",
 }
-"""Means that a command names, and their options."""
+"""Execution settings that a command names, and their options."""
 
 REPEATED = {"policy": "--policy", "monitor": "--monitor"}
-"""What adapts a run: one text, several, or "none"."""
+"""Options that may come several times. A journal holds one text, a list of texts, or "none"."""
 
 DEFAULTS = {
     "precision": "fp32",
@@ -42,7 +42,7 @@ DEFAULTS = {
     "sync": "allreduce",
     "sync_schedule": "",
 }
-"""Not worth a word in a command."""
+"""Execution settings that a command leaves out."""
 
 
 def run_command(
@@ -60,12 +60,12 @@ def run_command(
     Args:
         program: A path, or ``{"path": ...}``.
         config: The settings.
-        means: The system parameters, as a journal holds them.
+        execution: The execution settings, as a journal holds them.
         seed: The seed; None leaves it out.
         epochs: Replaces the epochs of the program; None leaves it out.
-        defaults: The program's own settings, where they are known. A setting that is None there too is left out.
+        defaults: The program's own settings, where known. A setting that is None in both is left out.
         divergence: The factor of ``core.divergence``; None for off.
-        data: The folder of data sets, if one was told.
+        data: The folder of data sets, if any.
     """
     unset = {name for name, value in _flat(defaults or {}) if value is None}
     words = ["elastune", "run", program_path(program)]
@@ -98,7 +98,7 @@ def program_path(program: object) -> str:
 
 
 def _flat(config: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
-    """Settings by the names that ``--set`` has for them: "optim.lr" of a nested config. An empty one has none."""
+    """Settings by the names that ``--set`` takes: "optim.lr" of a nested config. An empty nested config has none."""
     for name, value in config.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{within}{name}.")
@@ -107,7 +107,7 @@ def _flat(config: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, An
 
 
 def _word(value: object) -> str:
-    """As ``--set`` reads it back: text stands bare unless it would be read as something else."""
+    """A value as ``--set`` reads it back: text without quotes, unless ``--set`` would read it as another type."""
     if not isinstance(value, str) or value in ("True", "False", "None"):
         return json.dumps(value)
     try:

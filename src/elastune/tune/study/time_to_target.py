@@ -1,8 +1,8 @@
-"""How long a training takes to reach a target: a comparison of reported metrics, written as a constraint is. Pure.
+"""How long a training takes to reach a target: a comparison of reported metrics, written like a constraint. Pure.
 
-A program tells its metrics now and then, so the moment itself is not seen: the target was reached after the last
-report that missed it and by the first that did not. What counts is the latter. A training that never reports it has no
-time: it is censored, and how far it fell short at its best is all that is known of it.
+A program reports its metrics only now and then. The target was therefore reached between the last report that missed it
+and the first report that did not, and the time of the latter counts. A training that never reports the target has no
+time (it is censored): only its smallest shortfall is known.
 """
 
 from __future__ import annotations
@@ -16,13 +16,18 @@ from elastune.core.journal.records import Reported
 from elastune.tune.search.constraint import Constraint
 
 SECONDS_TO_TARGET = "seconds_to_target"
-"""The name by which objectives and constraints speak of it, in seconds of training; ``search.space`` knows its unit."""
+"""The name of this time in objectives and constraints, in seconds of training."""
 
 
 @dataclass(frozen=True)
 class TargetReached:
-    """``seconds`` of training until the first report that reaches it, after ``epoch`` epochs; ``missed_s``: until the
-    last report before, which did not (0 where there was none)."""
+    """When a training reached its target.
+
+    Attributes:
+        seconds: Seconds of training until the first report that reaches the target.
+        missed_s: Seconds until the last report before, which missed it; 0 without such a report.
+        epoch: The epoch of the first report that reaches it.
+    """
 
     seconds: float
     missed_s: float
@@ -30,7 +35,7 @@ class TargetReached:
 
 
 def parse_target(text: str) -> Constraint:
-    """``text`` as a target. Raises ``UserError`` where it is no comparison, or speaks of what no search may see."""
+    """Return ``text`` as a target. Raises ``UserError`` if it is not a comparison, or names a held-out metric."""
     target = Constraint.parse(text)
     if hidden := sorted(name for name in target.names if name.startswith("test_")):
         raise UserError("no search sees held-out metrics", hidden[0], "let the target name a validation metric")
@@ -38,9 +43,9 @@ def parse_target(text: str) -> Constraint:
 
 
 def time_to(target: Constraint, reports: Iterable[Reported], settings: Mapping[str, object]) -> TargetReached | None:
-    """When ``reports``, in their order, first reach ``target``; None where they never do.
+    """Return when ``reports``, in their order, first reach ``target``; None if they never do.
 
-    ``settings``: what else the target may name. A report that does not tell all of it counts with what was told before.
+    ``settings`` are further names of the target. If a report lacks a metric, its value from earlier reports counts.
     """
     missed_s = 0.0
     for report, violation in _judged(target, reports, settings):
@@ -51,16 +56,16 @@ def time_to(target: Constraint, reports: Iterable[Reported], settings: Mapping[s
 
 
 def shortfall(target: Constraint, reports: Iterable[Reported], settings: Mapping[str, object]) -> float:
-    """By how much the best of ``reports`` misses ``target`` (<= 0: it does not); infinite where none tells of it."""
+    """Return by how much the best report misses ``target`` (<= 0: it reaches it); infinite if no report decides it."""
     return min((violation for _, violation in _judged(target, reports, settings)), default=math.inf)
 
 
 def _judged(
     target: Constraint, reports: Iterable[Reported], settings: Mapping[str, object]
 ) -> Iterator[tuple[Reported, float]]:
-    told: dict[str, object] = dict(settings)
+    values: dict[str, object] = dict(settings)
     for report in reports:
-        told |= {name: value for name, value in report.metrics.items() if not name.startswith("test_")}
-        told["seconds"] = report.seconds
-        if target.decidable(told):
-            yield report, target.violation(told)
+        values |= {name: value for name, value in report.metrics.items() if not name.startswith("test_")}
+        values["seconds"] = report.seconds
+        if target.decidable(values):
+            yield report, target.violation(values)

@@ -1,8 +1,6 @@
 """From a suggestion to the settings of a run, and from the outcome of a run to the result of a trial. Pure.
 
-The time to a target is one such result. A program reports its metrics now and then, so the exact moment is unknown:
-the first report that meets the target counts. A training that never meets it is censored: it has no time, only the
-distance by which its best report missed the target.
+The time to a target is one such result (see ``time_to_target``).
 """
 
 from __future__ import annotations
@@ -29,21 +27,25 @@ from elastune.tune.search.objective import Objective
 from elastune.tune.search.schedule import IntermediateResult
 from elastune.tune.study.time_to_target import SECONDS_TO_TARGET, TargetReached, shortfall, time_to
 
-ALWAYS = ("workers", "mode", "mechanism", "micro_batch")
-OF_MESHES = ("mesh", "copies", "virtual_tensor", "schedule", "zero_stage", "offload")  # where they say something
-SAID = (*OF_MESHES, "compress", "topology")
-EXECUTION_PARAMETERS = (*ALWAYS, *SAID)
-SYSTEM_PARAMETERS = (
-    *EXECUTION_PARAMETERS,
-    "policy",
-    *SYNC_NAMES,
-)  # what a space may set beside the program's own settings
+ALWAYS = ("workers", "mode", "mechanism", "micro_batch")  # execution settings that each trial has
+OF_MESHES = ("mesh", "copies", "virtual_tensor", "schedule", "zero_stage", "offload")  # settings of some mechanisms
+OPTIONAL = (*OF_MESHES, "compress", "topology")
+EXECUTION_PARAMETERS = (*ALWAYS, *OPTIONAL)
+SYSTEM_PARAMETERS = (*EXECUTION_PARAMETERS, "policy", *SYNC_NAMES)
+"""What a space may set beside the program's own settings."""
 UNREPORTED = "reports no "
 
 
 @dataclass(frozen=True)
 class Pricing:
-    """What is optimised, what must hold, what a worker costs; and to which ``target`` time is taken."""
+    """How trials of a study are judged.
+
+    Attributes:
+        objectives: The objectives.
+        constraints: The constraints.
+        price_per_worker_hour: The price of a worker-hour.
+        target: The target of ``seconds_to_target``; None: there is none.
+    """
 
     objectives: tuple[Objective, ...]
     constraints: tuple[Constraint, ...] = ()
@@ -52,22 +54,26 @@ class Pricing:
 
     @property
     def wants_target(self) -> bool:
-        """Whether anything is judged by the time to the target."""
+        """Whether an objective or a constraint uses the time to the target."""
         names = {o.name for o in self.objectives}.union(*(c.names for c in self.constraints))
         return SECONDS_TO_TARGET in names
 
     @property
     def learnt(self) -> tuple[Constraint, ...]:
-        """What samplers learn to hold: where the time to the target is wanted, to reach it."""
+        """The constraints that samplers learn, including the target if its time is used."""
         reach = (self.target,) if self.target is not None and self.wants_target else ()
         return (*self.constraints, *reach)
 
 
 def system_defaults(execution: ExecutionSettings, chosen: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
-    """The system parameters where a space, which has set those that are ``chosen``, does not set them.
+    """Return the system parameters of a trial that its space does not set.
 
-    A chosen mesh says how many workers there are, and the mechanism is the study's where that can serve it, else the
-    least that can. What goes with some mechanisms only (copies, blocks, a schedule) is left out with others.
+    A chosen mesh decides the number of workers. The mechanism is the study's if it supports the mesh, else the smallest
+    one that does. Settings of some mechanisms (copies, blocks, a schedule) are left out with other mechanisms.
+
+    Args:
+        execution: The execution settings of the study.
+        chosen: The system parameters that the space sets.
     """
     mesh = execution.mesh if chosen.get("mesh") is None else _mesh(chosen["mesh"])
     name, workers = execution.parts, execution.workers
@@ -76,11 +82,11 @@ def system_defaults(execution: ExecutionSettings, chosen: Mapping[str, Any] = Ma
         if not {axis for axis in AXES if axis != "data" and mesh.size(axis) > 1} <= set(name.dividing):
             name = MechanismName.minimal_for(mesh)
     mechanism = chosen.get("mechanism", str(name))
-    found: dict[str, Any] = {"workers": workers, "mode": execution.mode, "mechanism": mechanism, "policy": NO_POLICY}
-    found["micro_batch"] = execution.micro_batch
-    found |= {} if execution.compress is None else {"compress": execution.compress}
-    found |= {} if execution.topology == Topology() else {"topology": str(execution.topology)}
-    parts, told = MechanismName.parse(mechanism), execution.to_json()
+    defaults: dict[str, Any] = {"workers": workers, "mode": execution.mode, "mechanism": mechanism, "policy": NO_POLICY}
+    defaults["micro_batch"] = execution.micro_batch
+    defaults |= {} if execution.compress is None else {"compress": execution.compress}
+    defaults |= {} if execution.topology == Topology() else {"topology": str(execution.topology)}
+    parts, execution_values = MechanismName.parse(mechanism), execution.to_json()
     goes_with = {
         "mesh": "workers" not in chosen,
         "copies": parts != MechanismName() and not parts.foreign,
@@ -89,32 +95,40 @@ def system_defaults(execution: ExecutionSettings, chosen: Mapping[str, Any] = Ma
         "zero_stage": parts.foreign in STAGED,
         "offload": parts.state != "replicated",
     }
-    return {**found, **{name: told[name] for name in OF_MESHES if name in told and goes_with[name]}}
+    return {
+        **defaults,
+        **{name: execution_values[name] for name in OF_MESHES if name in execution_values and goes_with[name]},
+    }
 
 
-def execution_settings_of(told: Mapping[str, Any]) -> ExecutionSettings:
-    """The means among what a trial's record has of them: without how its workers agreed and what adapted it."""
-    own = {each.name for each in fields(ExecutionSettings)}
-    return ExecutionSettings.from_json({name: value for name, value in told.items() if name in own})
+def execution_settings_of(recorded: Mapping[str, Any]) -> ExecutionSettings:
+    """Return the execution settings in a trial's record, without its strategy and policies."""
+    names = {each.name for each in fields(ExecutionSettings)}
+    return ExecutionSettings.from_json({name: value for name, value in recorded.items() if name in names})
 
 
 def known(started: TrialStarted) -> dict[str, Any]:
-    """Configuration and system parameters by name, for constraints."""
+    """Return the configuration and the system parameters of a trial by name, for constraints."""
     execution = {name: started.execution.get(name) for name in (*ALWAYS, "policy")}
-    said = {name: started.execution[name] for name in (*SAID, *SYNC_NAMES) if name in started.execution}
-    return in_full({**started.config, **execution, **said}, started.config)
+    optional = {name: started.execution[name] for name in (*OPTIONAL, *SYNC_NAMES) if name in started.execution}
+    return in_full({**started.config, **execution, **optional}, started.config)
 
 
 def settings(
     suggested: Mapping[str, Any], config: Config, execution: ExecutionSettings, capacity: int
 ) -> tuple[Config, ExecutionSettings, Adapt]:
-    """A suggestion's configuration, its means, and what adapts it.
+    """Return the configuration, the execution settings and the policies of a suggestion.
 
-    System parameters set means and policies (and how workers agree, see ``SyncChoice``), all else must be known to
-    ``config``. What is in ``OF_MESHES`` and is not
-    suggested is left to the mechanism.
+    System parameters set execution settings and policies (and the strategy, see ``SyncChoice``). All other names must
+    be in ``config``. Settings of ``OF_MESHES`` that are not suggested are left to the mechanism.
+
+    Args:
+        suggested: The values of the space.
+        config: The program's config.
+        execution: The execution settings of the study.
+        capacity: The workers of the study.
     """
-    unsaid = {
+    unset = {
         "mesh": None,
         "copies": None,
         "virtual_tensor": None,
@@ -122,7 +136,7 @@ def settings(
         "zero_stage": None,
     }
     system = {
-        **unsaid,
+        **unset,
         "offload": False,
         **{name: suggested[name] for name in EXECUTION_PARAMETERS if name in suggested},
     }
@@ -148,43 +162,42 @@ def _mesh(text: object) -> Mesh:
 def measured(
     metrics: Mapping[str, float], seconds: float, workers: float, price_per_worker_hour: float, paid: float | None
 ) -> dict[str, float]:
-    """Metrics with time and cost beside them, after ``seconds`` of training on ``workers`` on average.
+    """Return ``metrics`` with time and cost, after ``seconds`` of training on ``workers`` on average.
 
-    The cost is what was ``paid`` (``job.meter``) where prices of hosts are known, else the time that the training's
-    workers took, at one price.
+    The cost is the ``paid`` money if prices of hosts are known, else the time of the training's workers at one price.
     """
     cost = Cost(workers * seconds, price_per_worker_hour).total if paid is None else paid
     return {**metrics, "seconds": seconds, "cost": cost}
 
 
 def intermediate_result(life: TrialSummary, pricing: Pricing) -> IntermediateResult | None:
-    """What early stopping may see of a trial's newest report.
+    """Return what early stopping sees of a trial's newest report.
 
-    None where it lacks an objective, or does not tell how far it is.
+    None if the report lacks an objective, or its number of epochs.
     """
     report, _ = life.reports[-1]
     workers = life.average or float(life.first_workers)
     price = pricing.price_per_worker_hour
     metrics = visible(measured(life.metrics, report.seconds, workers, price, life.cost))
-    short = -math.inf
-    if pricing.target is not None:  # what is not there yet takes longer than now
-        there = _time_to_target(life, pricing.target)
-        metrics[SECONDS_TO_TARGET] = report.seconds if there is None else there.seconds
-        short = _shortfall(life, pricing.target) if there is None and pricing.wants_target else short
+    missed_by = -math.inf
+    if pricing.target is not None:  # a target that is not reached yet takes longer than until now
+        reached = _time_to_target(life, pricing.target)
+        metrics[SECONDS_TO_TARGET] = report.seconds if reached is None else reached.seconds
+        missed_by = _shortfall(life, pricing.target) if reached is None and pricing.wants_target else missed_by
     if not report.epochs or any(o.name not in metrics for o in pricing.objectives):
         return None
     names = {**known(life.started), **metrics}
     decided = [c for c in pricing.constraints if c.decidable(names)]
-    worst = max([short, *violations(decided, names).values()] if decided or short > 0 else [0.0])
+    violation = max([missed_by, *violations(decided, names).values()] if decided or missed_by > 0 else [0.0])
     values = tuple(metrics[o.name] for o in pricing.objectives)
-    return IntermediateResult(life.number, report.epoch, report.epochs, values, worst)
+    return IntermediateResult(life.number, report.epoch, report.epochs, values, violation)
 
 
 def judge(life: TrialSummary, ended: JobEvent, pricing: Pricing) -> TrialFinished:
-    """The trial's result: complete with a value for every objective, or infeasible with its reason.
+    """Return a trial's result: complete with a value for every objective, or infeasible with its reason.
 
-    One that does not report what is to be optimised is infeasible. Constraints may speak of settings and of metrics.
-    Raises ``UserError`` where the program does not report what is constrained: no trial could succeed.
+    A trial that does not report an objective is infeasible. Constraints may name settings and metrics. Raises
+    ``UserError`` if the program does not report a constrained metric, since no trial could succeed.
     """
     outcome, seconds = ended.outcome, life.seconds + ended.seconds
     worker_seconds = life.worker_seconds + ended.worker_seconds
@@ -195,18 +208,19 @@ def judge(life: TrialSummary, ended: JobEvent, pricing: Pricing) -> TrialFinishe
     workers = worker_seconds / seconds if seconds > 0 else outcome.workers
     metrics = measured(outcome.metrics, outcome.seconds, workers, pricing.price_per_worker_hour, ended.cost)
     if pricing.target is not None:
-        there = _time_to_target(life, pricing.target)
-        if there is not None:
-            metrics[SECONDS_TO_TARGET] = there.seconds
+        reached = _time_to_target(life, pricing.target)
+        if reached is not None:
+            metrics[SECONDS_TO_TARGET] = reached.seconds
         elif pricing.wants_target:
-            short = _shortfall(life, pricing.target)
+            missed_by = _shortfall(life, pricing.target)
             return TrialFinished(
                 life.number,
                 "infeasible",
                 metrics=metrics,
-                violations={pricing.target.text: short} if short < math.inf else {},
+                violations={pricing.target.text: missed_by} if missed_by < math.inf else {},
                 seconds=seconds,
-                reason=f"never reached {pricing.target.text}" + (f" (short by {short:g})" if short < math.inf else ""),
+                reason=f"never reached {pricing.target.text}"
+                + (f" (short by {missed_by:g})" if missed_by < math.inf else ""),
                 run=outcome,
                 worker_seconds=worker_seconds,
             )
@@ -227,17 +241,17 @@ def judge(life: TrialSummary, ended: JobEvent, pricing: Pricing) -> TrialFinishe
         if missing := sorted(constraint.names - set(everything)):
             known_names = ", ".join(sorted(everything))
             raise UserError("a constraint may name settings and reported metrics", missing[0], f"known: {known_names}")
-    found = violations(pricing.constraints, everything)
-    if pricing.target is not None and pricing.wants_target:  # at its best, whatever it ended with
-        found[pricing.target.text] = _shortfall(life, pricing.target)
-    broken = [f"breaks {text} (by {by:g})" for text, by in found.items() if by > 0]
+    measured_violations = violations(pricing.constraints, everything)
+    if pricing.target is not None and pricing.wants_target:  # its best report counts, not the last one
+        measured_violations[pricing.target.text] = _shortfall(life, pricing.target)
+    broken = [f"breaks {text} (by {violation:g})" for text, violation in measured_violations.items() if violation > 0]
     broken += [f"has {name} {value}" for name, value in values.items() if not math.isfinite(value)]
     return TrialFinished(
         life.number,
         "infeasible" if broken else "complete",
         values=values,
         metrics=metrics,
-        violations=found,
+        violations=measured_violations,
         seconds=seconds,
         reason=" and ".join(broken),
         run=outcome,
@@ -254,5 +268,5 @@ def _shortfall(life: TrialSummary, target: Constraint) -> float:
 
 
 def visible(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Without what no search may see."""
+    """Return the metrics that a search may see: all but held-out ones."""
     return {name: value for name, value in metrics.items() if not name.startswith("test_")}

@@ -16,11 +16,9 @@ from elastune.core.cost import Cost
 from elastune.core.errors import UserError
 from elastune.core.journal.records import TrialStarted
 from elastune.core.journal.trials import TrialSummary, TrialTable
-from elastune.train.program.space import from_json
+from elastune.train.program.space import contains, from_json
 from elastune.tune.search.constraint import Constraint, fulfilled
 from elastune.tune.search.objective import Objective, chance
-
-# [trials] The result of each trial of a study, also as a flat row for tables.
 
 
 @dataclass(frozen=True)
@@ -30,15 +28,16 @@ class Trial:
     Attributes:
         state: "complete", "paused" or another end.
         config: All settings.
-        means: System parameters.
-        values: One number for each objective if ``state`` is "complete". For a "paused" trial: the objectives that its
-            last report tells.
+        execution: The execution settings.
+        values: One number for each objective if ``state`` is "complete". For a "paused" trial: the objectives of its
+            last report.
         seconds: How long it ran, without pauses.
         worker_seconds: The time of all its workers together.
         epochs: Training passes that it completed.
-        started_at, ended_at: Seconds since 1970.
+        started_at: When it started, in seconds since 1970.
+        ended_at: When it ended, in seconds since 1970.
         ended_s: Its end, in seconds of the study's own time.
-        params: What the search chose, out of ``distributions`` (JSON of Optuna).
+        params: The parameters that the search chose from ``distributions`` (JSON of Optuna).
     """
 
     number: int
@@ -61,18 +60,22 @@ class Trial:
     ended_s: float = 0.0
     parent: int | None = None
     cut_off: bool = False
-    """Paused by no decision of the search: the study ended first."""
+    """Paused because the study ended, not by the search."""
     held: bool = False
-    """The study ended first, while it was held back: it waited for idle workers."""
+    """Held back when the study ended: it waited for idle workers."""
     noise_scale: tuple[float, float | None] | None = None
-    """The gradient's noise scale at its end, in samples, and its standard error; None where it was not measured."""
+    """The gradient noise scale at its end, in samples, and its standard error; None if it was not measured."""
 
     @property
     def batch_size(self) -> int | None:
-        """Its global batch, from beginning to end; None where its settings do not tell, or a policy may change it."""
-        told = self.config.get("batch_size")
-        fixed = self.execution.get("policy", "none") == "none" and isinstance(told, int) and not isinstance(told, bool)
-        return told if fixed else None
+        """Its global batch for the whole training; None if its settings lack one, or a policy may change it."""
+        setting = self.config.get("batch_size")
+        fixed = (
+            self.execution.get("policy", "none") == "none"
+            and isinstance(setting, int)
+            and not isinstance(setting, bool)
+        )
+        return setting if fixed else None
 
 
 def outcomes(
@@ -85,17 +88,17 @@ def outcomes(
         objectives: The objectives whose values paused trials show.
         price_per_worker_hour: The price by which costs are counted.
     """
-    over = [_over(table.trials[number]) for number in table.ended]
-    return (*over, *(_resting(table.trials[n], objectives, price_per_worker_hour) for n in table.of("paused")))
+    over = [_ended_trial(table.trials[number]) for number in table.ended]
+    return (*over, *(_paused_trial(table.trials[n], objectives, price_per_worker_hour) for n in table.of("paused")))
 
 
 def check_params(trials: Iterable[Trial | TrialStarted]) -> None:
-    """Check that every trial's parameters belong to the distributions that it names.
+    """Check that every trial's parameters belong to its distributions.
 
     Raises:
-        UserError: For a trial where they do not.
+        UserError: For a trial with other parameters.
     """
-    known: dict[str, BaseDistribution] = {}
+    distributions: dict[str, BaseDistribution] = {}
     rule, fix = "a trial's parameters must be of its distributions", "restore the journal"
     for trial in trials:
         number = trial.number if isinstance(trial, Trial) else trial.trial
@@ -103,20 +106,20 @@ def check_params(trials: Iterable[Trial | TrialStarted]) -> None:
             raise UserError(rule, f"trial {number}, {', '.join(trial.distributions)}"[:200], fix)
         for name, value in trial.params.items():
             text = trial.distributions[name]
-            if text not in known:
-                known |= {text: from_json({name: text})[name]}
-            if not _within(known[text], value):
+            if text not in distributions:
+                distributions |= {text: from_json({name: text})[name]}
+            if not _within(distributions[text], value):
                 raise UserError(rule, f"trial {number}, {name}={value!r:.60}", fix)
 
 
 def _within(distribution: BaseDistribution, value: Any) -> bool:
     try:
-        return distribution._contains(distribution.to_internal_repr(value))
+        return contains(distribution, value)
     except (ValueError, TypeError, OverflowError):
         return False
 
 
-def _over(life: TrialSummary) -> Trial:
+def _ended_trial(life: TrialSummary) -> Trial:
     finished = life.finished
     assert finished is not None
     return Trial(
@@ -129,18 +132,18 @@ def _over(life: TrialSummary) -> Trial:
     )
 
 
-def _resting(life: TrialSummary, names: Sequence[str], price_per_worker_hour: float) -> Trial:
+def _paused_trial(life: TrialSummary, names: Sequence[str], price_per_worker_hour: float) -> Trial:
     assert life.pause is not None
-    known: dict[str, float] = {}
+    newest: dict[str, float] = {}
     if life.reports:
         report, _ = life.reports[-1]
         trained = Cost((life.average or float(life.first_workers)) * report.seconds, price_per_worker_hour)
         cost = trained.total if life.cost is None else life.cost
-        known = {**report.metrics, "seconds": report.seconds, "cost": cost}
+        newest = {**report.metrics, "seconds": report.seconds, "cost": cost}
     return Trial(
         state="paused",
-        values={name: known[name] for name in names if name in known},
-        metrics=known,
+        values={name: newest[name] for name in names if name in newest},
+        metrics=newest,
         reason=life.pause.reason,
         cut_off=life.pause.cut_off,
         held=life.pause.held,
@@ -170,15 +173,15 @@ def _common(life: TrialSummary) -> dict[str, Any]:
 
 
 GROUPS = ("params", "config", "execution", "values", "metrics")
-"""Of a trial's fields, those that are mappings: a column each key, "params.lr"."""
+"""The fields of a trial that are mappings: each key is a column, such as "params.lr"."""
 PLAIN = ("number", "state", "phase", "seed", "parent", "epochs", "seconds", "worker_seconds", "started_at", "ended_at")
 
 
 def flat_row(trial: Trial) -> dict[str, Any]:
     """Return a trial as one row: "number", "state", ..., "params.lr", ..., "values.accuracy", ..., "reason".
 
-    ``params`` is what the search chose, ``config`` all settings. Times are in seconds; a name that ends in ``_at``
-    counts them since 1970.
+    ``params`` are the parameters that the search chose, ``config`` all settings. Times are in seconds; a name that ends
+    in ``_at`` counts them since 1970.
     """
     row: dict[str, Any] = {name: getattr(trial, name) for name in PLAIN}
     for group in GROUPS:
@@ -186,14 +189,14 @@ def flat_row(trial: Trial) -> dict[str, Any]:
     return {**row, "reason": trial.reason}
 
 
-# [eligible] Which trials of a study may be recommended: those of one task, above a simple baseline, that reach ``--until``.
+# --- which trials may be recommended ---
 
 TREE, NODE, GROUP = "tree", "node", "group"
-"""Settings of a program that is trained for the nodes, or the groups, of a tree of classes."""
+"""Settings of a program that trains the nodes, or the groups, of a tree of classes."""
 
 
 def tasks(trials: Sequence[Trial]) -> tuple[str, ...]:
-    """Return the parts of a tree of classes that ``trials`` were trained for; () where all have one task."""
+    """Return the parts of a tree of classes that ``trials`` were trained for; () if all have one task."""
     of_trees = [trial.config for trial in trials if isinstance(trial.config.get(TREE), list)]
     named = [task_of(config) for config in of_trees if {NODE, GROUP} & config.keys()]
     different = tuple(dict.fromkeys(named))
@@ -207,7 +210,7 @@ def task_of(config: Mapping[str, Any]) -> str:
 
 
 def reaching(trials: Sequence[Trial], rules: Sequence[Constraint]) -> list[Trial]:
-    """Return those of ``trials`` that fulfil all ``rules``, by their settings and metrics."""
+    """Return the ``trials`` that fulfil all ``rules``, by their settings and metrics."""
     return [trial for trial in trials if fulfilled(rules, {**trial.config, **trial.execution, **seen(trial)})]
 
 
@@ -217,7 +220,7 @@ def seen(trial: Trial) -> dict[str, float]:
 
 
 def largest_class(table: TrialTable) -> float:
-    """Return the share of the most frequent class of the data that the trials were trained on; 0 where not known."""
+    """Return the share of the most frequent class in the training data of the trials; 0: unknown."""
     runs = [life.finished.run for life in table.trials.values() if life.finished is not None]
     return max((run.context.data.largest_class for run in runs if run is not None and run.context), default=0.0)
 
@@ -225,24 +228,25 @@ def largest_class(table: TrialTable) -> float:
 def floor(
     trials: Sequence[Trial], objective: Objective, defaults: Mapping[str, Any], largest: float = 0.0
 ) -> float | None:
-    """Return the value of ``objective`` below which no trial is recommended; None where nothing is known.
+    """Return the value of ``objective`` below which no trial is recommended; None: unknown.
 
-    It is that of chance, or the mean of the trials that have the program's own settings, whichever is better. Chance is
-    known of an AUC, and of an accuracy where the share of the ``largest`` class is.
+    It is the value of chance, or the mean of the trials with the program's own settings, whichever is better. Chance is
+    known for an AUC, and for an accuracy if the share of the ``largest`` class is known.
     """
-    own = [t.values[objective.name] for t in trials if defaults and defaults.items() <= t.config.items()]
-    known = [fmean(own)] if own else []
+    default_values = [t.values[objective.name] for t in trials if defaults and defaults.items() <= t.config.items()]
+    baselines = [fmean(default_values)] if default_values else []
     guess = chance(objective.name)
     if objective.name.endswith("accuracy") and largest > 0:
         guess = largest
-    known += [] if guess is None or objective.direction != "max" else [guess]
-    return max(known, key=lambda value: value if objective.direction == "max" else -value, default=None)
+    baselines += [] if guess is None or objective.direction != "max" else [guess]
+    return max(baselines, key=lambda value: value if objective.direction == "max" else -value, default=None)
 
 
 def proportional(trials: Sequence[Trial], objectives: Collection[str], settings: Mapping[str, Any]) -> frozenset[str]:
-    """Return the objectives that are another one times a constant in every trial of a study with these ``settings``.
+    """Return the objectives that are another one times a constant in every trial of a study.
 
-    A cost is, at one price and with a fixed number of workers. It follows from the settings alone, not from values.
+    A cost is proportional to the time at one price and with a fixed number of workers. This follows from ``settings``
+    and the distributions of the trials, not from values.
     """
     if not {"seconds", "cost"} <= set(objectives) or settings.get("prices") or settings.get("trial_workers"):
         return frozenset()

@@ -28,8 +28,8 @@ from elastune.train.program.space import Sample, Space, corners, enumerate_all, 
 from elastune.tune.search.constraint import Constraint, all_texts, evaluate, parse_constraints, violations
 from elastune.tune.search.early_stopping import make_schedule
 from elastune.tune.search.objective import parse_objectives
-from elastune.tune.search.samplers.registry import check_sampler, generational
-from elastune.tune.study.allocation.rebalancer import parse_allocation
+from elastune.tune.search.samplers import check_sampler, generational
+from elastune.tune.study.rebalancer import parse_allocation
 from elastune.tune.study.request import StudyRequest
 from elastune.tune.study.resume import SpaceSummary, summarize_space
 from elastune.tune.study.resume import changed_settings as differences
@@ -38,82 +38,27 @@ from elastune.tune.study.time_to_target import SECONDS_TO_TARGET, parse_target
 from elastune.tune.study.trial_results import Pricing, system_defaults
 from elastune.tune.study.trial_results import settings as trial_settings
 
-# [feasible] Find constraints that no configuration can satisfy, before anything is run.
-
-MAX_ENUMERATED = 2000  # configurations at most, to look at every one
-MAX_SAMPLED = 1000
+PROBED = 64  # configurations that are checked before any trial runs
+MAX_ENUMERATED = 2000  # a space with no more configurations is checked completely
+MAX_SAMPLED = 1000  # configurations of a larger space that are checked
 _FIX = "loosen it, or widen the space"
 _MIRRORED = {"<=": ">=", "<": ">", ">=": "<=", ">": "<", "==": "=="}
 _MARGIN = 1e-9  # of an equality, relative to its number (absolute below 1)
 
 
-def check_feasible(space: Space, constraints: Sequence[Constraint], known: Mapping[str, object], seed: int = 0) -> None:
-    """Raise ``UserError`` where the constraints contradict each other, or the space and what is ``known`` beside it.
-
-    They do where the bounds of one name leave nothing between them, or where none of a small space's configurations,
-    or of a thousand random ones, satisfies all that can be decided before a run: a search would not find one either.
-    """
-    _refuse_contradictions(constraints)
-    every = enumerate_all(space, MAX_ENUMERATED)
-    samples = probe(space, MAX_SAMPLED, seed) if every is None else every
-    closest: dict[str, float] = {}
-    for sample in samples:
-        found = violations(constraints, {**known, **sample.values})
-        broken = {text: violation for text, violation in found.items() if violation > 0}
-        if not broken:
-            return
-        if not closest or (len(broken), sum(broken.values())) < (len(closest), sum(closest.values())):
-            closest = broken
-    tried = f"none of {'the space' if every is not None else 'a thousand random ones'}"
-    shown = " and ".join(f"'{text}' by {violation:g}" for text, violation in closest.items())
-    rule = f"some configuration must satisfy {_quoted(c.text for c in constraints)}"
-    raise UserError(rule, f"{tried} does, the closest breaks {shown}", _FIX)
-
-
-def _refuse_contradictions(constraints: Iterable[Constraint]) -> None:
-    """Where bounds of a bare name, be it a setting or a metric that nobody knows yet, leave nothing between them."""
-    bounds: dict[str, list[tuple[Constraint, str, float]]] = {}
-    for constraint in constraints:
-        if bound := _bound(constraint):
-            bounds.setdefault(min(constraint.names), []).append((constraint, *bound))
-    for name, found in bounds.items():
-        low, high = (-math.inf, False), (math.inf, True)  # whether an end is left out; whether it is included
-        for _, comparison, number in found:
-            margin = _MARGIN * max(1.0, abs(number)) if comparison == "==" else 0.0
-            if comparison in (">=", ">", "=="):
-                low = max(low, (number - margin, comparison == ">"))
-            if comparison in ("<=", "<", "=="):
-                high = min(high, (number + margin, comparison != "<"))
-        if low[0] > high[0] or (low[0] == high[0] and (low[1] or not high[1])):
-            rule = f"some {name} must satisfy {_quoted(constraint.text for constraint, _, _ in found)}"
-            raise UserError(rule, f"nothing lies above {low[0]:g} and below {high[0]:g}", _FIX)
-
-
-def _bound(constraint: Constraint) -> tuple[str, float] | None:
-    """``(comparison, number)`` of "name <= number" in any such form; None of every other constraint."""
-    comparison, left, right = constraint.comparison, constraint.left, constraint.right
-    if isinstance(right, ast.Name):
-        comparison, left, right = _MIRRORED[comparison], right, left
-    if not isinstance(left, ast.Name):
-        return None
-    try:
-        return comparison, evaluate(right, {})
-    except (KeyError, ArithmeticError, ValueError):  # it names another, or is no number
-        return None
-
-
-def _quoted(texts: Iterable[str]) -> str:
-    return " and ".join(f"'{text}'" for text in texts)
-
-
-# [validate] A study's request, checked: everything that can be known to be wrong before a trial runs.
-
-PROBED = 64  # configurations that are looked at before any runs
-
-
 @dataclass(frozen=True)
 class Plan:
-    """A checked request: what to search, from which defaults, by which yardstick."""
+    """A checked request: the result of ``check``.
+
+    Attributes:
+        request: The request, with all constraints.
+        space: The space, completed with the program's config and the execution settings.
+        config: The program's config with the user's settings.
+        pricing: The objectives, constraints and prices by which trials are judged.
+        program: The program.
+        source: The digests of the program's source.
+        seen: A summary of the user's space.
+    """
 
     request: StudyRequest
     space: Space
@@ -125,7 +70,7 @@ class Plan:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The request as the journal keeps it."""
+        """The request as the journal holds it."""
         prices = self.request.prices
         plain = asdict(replace(self.request, prices=None))
         del plain["command"]  # the journal has it beside the settings
@@ -142,14 +87,14 @@ class Plan:
         plain["warm_start"] = [str(path) for path in self.request.warm_start]
         plain["meaning"] = meaning(self.request.program)
         plain["source"], plain["space"] = self.source, self.seen
-        del plain["accept_changes"]  # once is not for ever
+        del plain["accept_changes"]  # it counts for one resumption only
         return {"kind": "tune", **plain}
 
 
 def check(request: StudyRequest, space: Space | None = None) -> Plan:
-    """Raise ``UserError`` for all that can be known to be wrong before a trial runs."""
+    """Return the checked ``request``. Raises ``UserError`` for all that is known to be wrong before a trial runs."""
     bounds = (request.trials, request.budget_s, request.worker_hours, request.patience)
-    ends = request.sampler == "grid" and not request.stopping.startswith("pbt")  # a population breeds without an end
+    ends = request.sampler == "grid" and not request.stopping.startswith("pbt")  # a population never ends by itself
     if not ends and all(bound is None for bound in bounds):
         fix = "use --trials, --budget, --worker-hours or --patience"
         raise UserError("a study needs a budget", "none", fix)
@@ -173,30 +118,30 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
     if not (request.simulated or program.trains):
         rule = f"a program that is trained must define {request.program.train}(session)"
         raise UserError(rule, request.program.path, "add it, or use elastune simulate")
-    found = space or program.space
-    if found is None:
+    user_space = space or program.space
+    if user_space is None:
         raise UserError("tuning needs a search space", request.program.path, "define space(trial) in the file")
     objectives = parse_objectives(request.objectives or program.objectives or {})
-    known = {*program.objectives, *MEASURED, SECONDS_TO_TARGET}
+    names = {*program.objectives, *MEASURED, SECONDS_TO_TARGET}
     for objective in objectives:
-        if program.objectives and objective.name not in known:
-            fix = f"use one of {', '.join(sorted(known))}, or add it to the file's objectives"
+        if program.objectives and objective.name not in names:
+            fix = f"use one of {', '.join(sorted(names))}, or add it to the file's objectives"
             raise UserError("an objective must be one that the program names", objective.name, fix)
     check_sampler(request.sampler, objectives)
-    schedule = make_schedule(request.stopping, objectives, request.seed, space=found)
+    schedule = make_schedule(request.stopping, objectives, request.seed, space=user_space)
     retention_of(request.keep, request.keep_bytes, population=schedule.parents)
     if generational(request.sampler) and request.stopping != "none":
         rule = "a generation ends when all of its trials have, so none may pause"
         raise UserError(rule, f"{request.sampler} with {request.stopping}", "use genetic with steady=1, or no stopping")
-    config = override(program.config, request.config, found)
+    config = override(program.config, request.config, user_space)
     request = replace(request, constraints=all_texts(program.constraints, request.constraints))
     constraints = parse_constraints(request.constraints)
 
     def complete_space(trial: Any) -> dict[str, Any]:
-        own = found(trial)
-        chosen = own if isinstance(own, Mapping) else {}  # else: refused by whoever asked
+        returned = user_space(trial)
+        chosen = returned if isinstance(returned, Mapping) else {}  # the caller refuses any other result
         agreed = {} if request.sync == SyncChoice() and not chooses(chosen) else request.sync.to_json()
-        return in_full({**config, **system_defaults(request.execution, chosen), **agreed, **own}, config)
+        return in_full({**config, **system_defaults(request.execution, chosen), **agreed, **returned}, config)
 
     samples = [*corners(complete_space, request.seed), *probe(complete_space, PROBED, request.seed)]
     _check_set(request.config, samples)
@@ -210,9 +155,9 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
     if pricing.wants_target and target is None:
         fix = 'say which, for example --target "accuracy >= 0.97"'
         raise UserError(f"{SECONDS_TO_TARGET} needs a target", "none", fix)
-    if (begins := request.start_from) is not None:  # who writes into that folder must not divide the study
-        request = replace(request, start_from=replace(begins, sha256=digest_of_weights(begins.source)))
-    source, seen = source_of(request.program), summarize_space(found, request.seed)
+    if (start := request.start_from) is not None:  # a digest, since the folder may change during the study
+        request = replace(request, start_from=replace(start, sha256=digest_of_weights(start.source)))
+    source, seen = source_of(request.program), summarize_space(user_space, request.seed)
     return Plan(request, complete_space, config, pricing, program, source, seen)
 
 
@@ -226,7 +171,7 @@ def _check_rules(request: StudyRequest) -> None:
 
 
 def _check_set(config: Config, samples: Sequence[Sample]) -> None:
-    """Refuse a setting that the space would overrule without a word."""
+    """Refuse a setting that the space would silently replace."""
     for name, value in config.items():
         plain = json.loads(json.dumps(value))  # as a space's values are
         if any(setting_of(sample.values, name) != plain for sample in samples):
@@ -235,7 +180,7 @@ def _check_set(config: Config, samples: Sequence[Sample]) -> None:
 
 
 def _check_policies(samples: Sequence[Sample], program: LoadedProgram) -> None:
-    """Refuse a policy of the space that cannot be made, before hours of trials come upon it."""
+    """Refuse a policy of the space that cannot be built, before trials train for hours."""
     named = [policies_of(sample.values["policy"]) for sample in samples]
     for policies in dict.fromkeys(named):
         check_adapt(Adapt(policies), program)
@@ -246,7 +191,7 @@ def _check_policies(samples: Sequence[Sample], program: LoadedProgram) -> None:
 def _check_trials(
     request: StudyRequest, samples: Sequence[Sample], constraints: Sequence[Constraint], config: Config
 ) -> None:
-    """Refuse system parameters of the space that no trial can run with, unless a constraint rejects them anyway."""
+    """Refuse a space whose execution settings let no trial run, not counting those that a constraint rejects."""
     seen: set[str] = set()
     possible, impossible = False, None
     for sample in samples:
@@ -258,7 +203,7 @@ def _check_trials(
             agreed = SyncChoice.of(sample.values, config)
         except UserError as why:
             if not strategy_settings(sample.values, config):
-                raise  # a text by itself: no other parameters make it one
+                raise  # the text itself is wrong, whatever the other parameters
             impossible = impossible or why
             continue
         if request.simulated and agreed != SyncChoice():
@@ -271,14 +216,14 @@ def _check_trials(
                 request.program, request.out, execution=execution, sync=agreed.sync, sync_schedule=agreed.schedule
             )
             check_values(spec)
-            why_not = why_impossible(spec)  # one that is possible with other parameters only is told as infeasible
+            why_not = why_impossible(spec)  # settings that are impossible here only become infeasible trials
             possible, impossible = possible or why_not is None, impossible or why_not
     if impossible is not None and not possible:
         raise impossible
 
 
 def _check_bounds(request: StudyRequest, samples: Sequence[Sample]) -> None:
-    """Workers are shared out among the trials, or searched, or the same for all."""
+    """Check that workers are distributed among the trials, or searched, or the same for all trials."""
     parse_allocation(request.allocation)
     if request.trial_workers is None:
         if request.allocation != StudyRequest.allocation:
@@ -306,12 +251,72 @@ def _check_bounds(request: StudyRequest, samples: Sequence[Sample]) -> None:
 
 
 def _chooses(sample: Sample, name: str, request: StudyRequest) -> bool:
-    own = request.execution.to_json().get(name)
-    return name in sample.params or (name == "mesh" and sample.values.get(name, own) != own)
+    default = request.execution.to_json().get(name)
+    return name in sample.params or (name == "mesh" and sample.values.get(name, default) != default)
+
+
+def check_feasible(space: Space, constraints: Sequence[Constraint], known: Mapping[str, object], seed: int = 0) -> None:
+    """Raise ``UserError`` if the constraints contradict each other, or the space and the ``known`` values beside it.
+
+    Constraints contradict each other if the bounds of one name leave nothing between them. They contradict the space if
+    no configuration satisfies all constraints that can be decided before a run. All configurations of a small space are
+    tried, or a thousand random ones: a search would not find one either.
+    """
+    _refuse_contradictions(constraints)
+    every = enumerate_all(space, MAX_ENUMERATED)
+    samples = probe(space, MAX_SAMPLED, seed) if every is None else every
+    closest: dict[str, float] = {}
+    for sample in samples:
+        measured = violations(constraints, {**known, **sample.values})
+        broken = {text: violation for text, violation in measured.items() if violation > 0}
+        if not broken:
+            return
+        if not closest or (len(broken), sum(broken.values())) < (len(closest), sum(closest.values())):
+            closest = broken
+    tried = f"none of {'the space' if every is not None else 'a thousand random ones'}"
+    shown = " and ".join(f"'{text}' by {violation:g}" for text, violation in closest.items())
+    rule = f"some configuration must satisfy {_quoted(c.text for c in constraints)}"
+    raise UserError(rule, f"{tried} does, the closest breaks {shown}", _FIX)
+
+
+def _refuse_contradictions(constraints: Iterable[Constraint]) -> None:
+    """Refuse bounds of a setting, or of a metric that is still unknown, that leave nothing between them."""
+    bounds: dict[str, list[tuple[Constraint, str, float]]] = {}
+    for constraint in constraints:
+        if bound := _bound(constraint):
+            bounds.setdefault(min(constraint.names), []).append((constraint, *bound))
+    for name, limits in bounds.items():
+        low, high = (-math.inf, False), (math.inf, True)  # (bound, left out?) and (bound, included?)
+        for _, comparison, number in limits:
+            margin = _MARGIN * max(1.0, abs(number)) if comparison == "==" else 0.0
+            if comparison in (">=", ">", "=="):
+                low = max(low, (number - margin, comparison == ">"))
+            if comparison in ("<=", "<", "=="):
+                high = min(high, (number + margin, comparison != "<"))
+        if low[0] > high[0] or (low[0] == high[0] and (low[1] or not high[1])):
+            rule = f"some {name} must satisfy {_quoted(constraint.text for constraint, _, _ in limits)}"
+            raise UserError(rule, f"nothing lies above {low[0]:g} and below {high[0]:g}", _FIX)
+
+
+def _bound(constraint: Constraint) -> tuple[str, float] | None:
+    """``(comparison, number)`` of a constraint of the form "name <= number"; None for any other form."""
+    comparison, left, right = constraint.comparison, constraint.left, constraint.right
+    if isinstance(right, ast.Name):
+        comparison, left, right = _MIRRORED[comparison], right, left
+    if not isinstance(left, ast.Name):
+        return None
+    try:
+        return comparison, evaluate(right, {})
+    except (KeyError, ArithmeticError, ValueError):  # the other side has a name, or is not a number
+        return None
+
+
+def _quoted(texts: Iterable[str]) -> str:
+    return " and ".join(f"'{text}'" for text in texts)
 
 
 def check_course(entries: Sequence[Entry], path: object) -> None:
-    """Refuse a journal that tells of trials what cannot have happened, one after another."""
+    """Refuse a journal whose records of a trial cannot follow one another."""
     running: dict[int, bool] = {}
     for entry in entries:
         record = entry.record
@@ -326,12 +331,12 @@ def check_course(entries: Sequence[Entry], path: object) -> None:
 
 
 def check_same_study(settings: Mapping[str, Any], entries: list[Entry], path: object) -> None:
-    """Refuse to mix two studies in one journal."""
+    """Refuse to resume a study with settings of another one."""
     check_course(entries, path)
     started = next((e.record for e in entries if isinstance(e.record, StudyStarted)), None)
     if started is None:
         if entries:
             raise UserError("only a study can be resumed as one", path, "use another --out")
         return
-    for found in differences(started.settings, settings):
-        raise found
+    for difference in differences(started.settings, settings):
+        raise difference

@@ -1,4 +1,4 @@
-"""Warm start: read the journals of earlier studies, see how alike their contexts are, take over what fits."""
+"""Warm start: read the journals of earlier studies, compare their contexts, take over the trials that fit."""
 
 from __future__ import annotations
 
@@ -54,14 +54,13 @@ from elastune.tune.study.trial_results import EXECUTION_PARAMETERS, settings
 from elastune.tune.study.trials import check_params
 from elastune.tune.study.validate import Plan
 
-_MEANS = (*EXECUTION_PARAMETERS, "threads")  # they decide how long a training takes
-
+_TIME_SETTINGS = (*EXECUTION_PARAMETERS, "threads")  # they decide how long a training takes
 _UNTRIED = Context("nothing trains", DataContext(), 0, "")
 
 
 @dataclass(frozen=True)
 class EarlierStudy:
-    """An earlier study: its settings, and its trials that ended."""
+    """An earlier study: its folder, its settings, and its trials that ended."""
 
     source: str
     settings: Mapping[str, Any]
@@ -70,7 +69,7 @@ class EarlierStudy:
 
 @dataclass(frozen=True)
 class _FittingTrial(TransferableTrial):
-    """A trial that fits, and where it comes from."""
+    """An earlier trial that fits, with its record."""
 
     trial: TrialSummary
 
@@ -82,7 +81,17 @@ class _FittingTrial(TransferableTrial):
 
 @dataclass(frozen=True)
 class _ComparedStudy:
-    """An earlier study beside this one. ``best``: indices of those to try first; ``told``: of those to believe."""
+    """An earlier study, compared with this one.
+
+    Attributes:
+        earlier: The earlier study.
+        fits: Its trials that fit the present space.
+        left_out: Why other trials do not fit, with their numbers.
+        similarity: The similarity of the contexts.
+        differs: The differences of the contexts, in words.
+        best: Indices of the trials of ``fits`` to try first.
+        results: Indices of the trials of ``fits`` that count as results.
+    """
 
     earlier: EarlierStudy
     fits: list[_FittingTrial]
@@ -90,19 +99,19 @@ class _ComparedStudy:
     similarity: float = 0.0
     differs: tuple[str, ...] = ()
     best: tuple[int, ...] = ()
-    told: tuple[int, ...] = ()
+    results: tuple[int, ...] = ()
 
 
 def earlier_studies(request: StudyRequest, before: Sequence[Entry]) -> list[EarlierStudy]:
-    """The studies that ``request`` begins with, but for those that its own journal, ``before``, tells of already.
+    """Return the studies of ``request.warm_start`` that its own journal ``before`` does not have yet.
 
-    Raises ``UserError`` where one has no journal, or that of something else.
+    Raises ``UserError`` for a folder without a study's journal.
     """
-    known = {entry.record.source for entry in before if isinstance(entry.record, WarmStarted)}
+    taken_over = {entry.record.source for entry in before if isinstance(entry.record, WarmStarted)}
     sources = dict.fromkeys(path.resolve() for path in request.warm_start)
     if request.out.resolve() in sources:
         raise UserError("a study cannot begin with itself", request.out, "use another --out, or leave out --warm-start")
-    return [_read(source) for source in sources if str(source) not in known]
+    return [_read(source) for source in sources if str(source) not in taken_over]
 
 
 def _read(source: Path) -> EarlierStudy:
@@ -118,22 +127,22 @@ def _read(source: Path) -> EarlierStudy:
 def take_over(
     plan: Plan, earlier: Sequence[EarlierStudy], cluster: Cluster, clock: Clock, interrupts: Callable[[], int]
 ) -> Iterator[WarmStarted]:
-    """What this study takes over from each earlier one, the most similar first.
+    """Yield what this study takes over from each earlier one, the most similar first.
 
-    To know how large data and model are here, and on what hardware, the best fitting configuration of each takes one
-    step on one worker first.
+    First the best fitting configuration of each takes one step on one worker, to learn the sizes of data and model, and
+    the hardware.
     """
     compared = []
     for study in earlier:
         compared.append(_compare(plan, study, lambda sample: _try_out(plan, sample, cluster, clock, interrupts)))
         if interrupts():
             return
-    room = TOLD // max(1, sum(bool(each.told) for each in compared))
+    most_results = TOLD // max(1, sum(bool(each.results) for each in compared))
     compared.sort(key=lambda each: -each.similarity)
     proposals = shares([each.similarity for each in compared], _trials_expected(plan.request, compared))
     for each, proposed in zip(compared, proposals, strict=True):
-        believed = [each.fits[i] for i in each.told]
-        chosen = spread_of(believed, plan.pricing.objectives, plan.pricing.constraints, room)
+        comparable = [each.fits[i] for i in each.results]
+        chosen = spread_of(comparable, plan.pricing.objectives, plan.pricing.constraints, most_results)
         yield WarmStarted(
             source=each.earlier.source,
             taken=len(each.fits),
@@ -141,19 +150,19 @@ def take_over(
             similarity=each.similarity,
             left_out=each.left_out,
             differs=list(each.differs),
-            told=[EarlierTrial(believed[i].sample.params, dict(believed[i].metrics)) for i in chosen],
+            told=[EarlierTrial(comparable[i].sample.params, dict(comparable[i].metrics)) for i in chosen],
             proposed=[each.fits[i].sample.params for i in each.best[:proposed]],
         )
 
 
 def _trials_expected(request: StudyRequest, compared: Sequence[_ComparedStudy]) -> float | None:
-    """How many trials there will be; where time bounds them, if they take as long as the earlier ones did."""
-    took = [fit.trial.worker_seconds for each in compared for fit in each.fits if fit.trial.worker_seconds > 0]
+    """The expected number of trials; under a time budget, trials are assumed to take as long as the earlier ones."""
+    durations = [fit.trial.worker_seconds for each in compared for fit in each.fits if fit.trial.worker_seconds > 0]
     bounds = [float(bound) for bound in (request.trials, request.patience) if bound is not None]
-    if took:
+    if durations:
         budget_s = None if request.budget_s is None else request.budget_s * request.workers
         worker_s = None if request.worker_hours is None else request.worker_hours * 3600
-        bounds += [each / median(took) for each in (budget_s, worker_s) if each is not None]
+        bounds += [each / median(durations) for each in (budget_s, worker_s) if each is not None]
     return min(bounds, default=None)
 
 
@@ -165,33 +174,33 @@ def _compare(plan: Plan, earlier: EarlierStudy, try_out: Callable[[Sample], RunF
         return _ComparedStudy(earlier, fits, left_out)
     timed = clocked(objectives, constraints)
     first = fits[best[0] if best else 0]
-    there = _context(str(earlier.settings.get("meaning", "")), first.context, timed)
+    earlier_context = _context(str(earlier.settings.get("meaning", "")), first.context, timed)
     run = try_out(first.sample)
-    here = _context(str(plan.settings["meaning"]), run.context, timed) if run is not None else _UNTRIED
-    alike = similarity(here, there)
-    same = alike == 1 and here.known
-    told = [i for i, each in enumerate(fits) if same and _comparable(plan, earlier, each, here, timed)]
-    differs = tuple(differences(here, there)) if run is not None else ("nothing trains here",)
-    return _ComparedStudy(earlier, fits, left_out, alike, differs, tuple(best), tuple(told))
+    context = _context(str(plan.settings["meaning"]), run.context, timed) if run is not None else _UNTRIED
+    likeness = similarity(context, earlier_context)
+    same = likeness == 1 and context.known
+    results = [i for i, each in enumerate(fits) if same and _comparable(plan, earlier, each, context, timed)]
+    differs = tuple(differences(context, earlier_context)) if run is not None else ("nothing trains here",)
+    return _ComparedStudy(earlier, fits, left_out, likeness, differs, tuple(best), tuple(results))
 
 
 def _fitting(plan: Plan, earlier: EarlierStudy) -> tuple[list[_FittingTrial], dict[str, int]]:
-    """The trials that fit this study's space and have what it judges by; and why others do not."""
+    """The trials that fit this study's space and have all metrics it needs, and why others do not."""
     needed = [o.name for o in plan.pricing.objectives]
     needed += sorted({name for c in plan.pricing.constraints for name in c.names})
-    dearer = _dearer(plan, earlier)
+    price_factor = _price_factor(plan, earlier)
     fits: list[_FittingTrial] = []
     left_out: Counter[str] = Counter()
     for trial in earlier.trials:
         started, finished = trial.started, trial.finished
         assert finished is not None
         metrics = {name: value for name, value in finished.metrics.items() if name in needed}
-        if dearer is None:  # other hosts, at other prices: no factor makes one of the other
+        if price_factor is None:  # other hosts at other prices: no factor converts the costs
             metrics.pop("cost", None)
         elif "cost" in metrics:
-            metrics["cost"] *= dearer
+            metrics["cost"] *= price_factor
         sample = fit(plan.space, started.params)
-        why = (
+        reason = (
             "it failed"
             if finished.run is None
             else "it began with another's weights"
@@ -199,23 +208,23 @@ def _fitting(plan: Plan, earlier: EarlierStudy) -> tuple[list[_FittingTrial], di
             else ""
         )
         if isinstance(sample, str):
-            why = why or sample
+            reason = reason or sample
         else:
-            found = _FittingTrial(sample, metrics, trial)
-            why = why or (f"{missing} is missing" if (missing := lacking(needed, found)) else "")
-            if not why:
-                fits.append(found)
-        if why:
-            left_out[why] += 1
+            fitting = _FittingTrial(sample, metrics, trial)
+            reason = reason or (f"{missing} is missing" if (missing := lacking(needed, fitting)) else "")
+            if not reason:
+                fits.append(fitting)
+        if reason:
+            left_out[reason] += 1
     return fits, dict(left_out)
 
 
-def _dearer(plan: Plan, earlier: EarlierStudy) -> float | None:
-    """What a cost of the earlier study is to be multiplied by to be one of this; None: they cannot be compared."""
-    here, there = plan.settings["prices"], earlier.settings.get("prices")
-    if here is None and there is None:
+def _price_factor(plan: Plan, earlier: EarlierStudy) -> float | None:
+    """The factor from costs of the earlier study to costs of this one; None: they are not comparable."""
+    prices, earlier_prices = plan.settings["prices"], earlier.settings.get("prices")
+    if prices is None and earlier_prices is None:
         return plan.pricing.price_per_worker_hour / float(earlier.settings.get("price_per_worker_hour", 1.0))
-    return 1.0 if here == there else None
+    return 1.0 if prices == earlier_prices else None
 
 
 def _context(program: str, run: RunContext | None, timed: bool) -> Context:
@@ -224,34 +233,34 @@ def _context(program: str, run: RunContext | None, timed: bool) -> Context:
     return Context(program, run.data, run.parameters, run.hardware if timed else None)
 
 
-def _comparable(plan: Plan, earlier: EarlierStudy, trial: _FittingTrial, here: Context, timed: bool) -> bool:
-    """Whether a trial of the same program had all the settings that it would have today, and the same data."""
-    request, began = plan.request, trial.trial.started
+def _comparable(plan: Plan, earlier: EarlierStudy, trial: _FittingTrial, context: Context, timed: bool) -> bool:
+    """Whether a trial of the same program had the settings that it would have now, and the same data."""
+    request, started = plan.request, trial.trial.started
     config, execution, _ = settings(trial.sample.values, plan.config, request.execution, request.workers)
-    there = _context(here.program, trial.context, timed)
+    trial_context = _context(context.program, trial.context, timed)
     same = [
-        config == began.config,
+        config == started.config,
         request.epochs == earlier.settings.get("epochs"),
-        trial.sample.values["policy"] == began.execution.get("policy"),
-        execution.precision == began.execution.get("precision"),
-        execution.compress == began.execution.get("compress"),
-        _agreed(trial.sample.values) == _agreed(began.execution),
-        (here.data.samples, here.hardware) == (there.data.samples, there.hardware),
+        trial.sample.values["policy"] == started.execution.get("policy"),
+        execution.precision == started.execution.get("precision"),
+        execution.compress == started.execution.get("compress"),
+        _strategy_of(trial.sample.values) == _strategy_of(started.execution),
+        (context.data.samples, context.hardware) == (trial_context.data.samples, trial_context.hardware),
     ]
-    if timed:  # where workers are shared out, how long a trial takes depends on the others
-        told = execution.to_json()
-        same += [told.get(name) == began.execution.get(name) for name in _MEANS]
+    if timed:  # if workers move between trials, the duration of a trial depends on the others
+        execution_values = execution.to_json()
+        same += [execution_values.get(name) == started.execution.get(name) for name in _TIME_SETTINGS]
         same += [request.trial_workers is None and earlier.settings.get("trial_workers") is None]
     return all(same)
 
 
-def _agreed(values: Mapping[str, Any]) -> SyncChoice:
-    """How workers agreed, in a trial that ran, or would."""
+def _strategy_of(values: Mapping[str, Any]) -> SyncChoice:
+    """The training strategy in the values of a trial."""
     return SyncChoice.of({name: values[name] for name in SYNC_NAMES if name in values})
 
 
 class _TryOut(Tuning):
-    """Trials of a step, of which nothing but the context counts."""
+    """Trials of one step, which only measure the context."""
 
     def result(self, life: TrialSummary, ended: JobEvent) -> TrialFinished:
         run = ended.outcome if isinstance(ended.outcome, RunFinished) else None
@@ -261,20 +270,20 @@ class _TryOut(Tuning):
 def _try_out(
     plan: Plan, sample: Sample, cluster: Cluster, clock: Clock, interrupts: Callable[[], int]
 ) -> RunFinished | None:
-    """One step of a configuration on one worker; None where it does not come to that."""
+    """Train one step of a configuration on one worker; None if the trial fails."""
     request = plan.request
     config, execution, _ = settings(sample.values, plan.config, request.execution, request.workers)
     limits = [limit for limit in (request.trial_timeout_s, request.budget_s) if limit is not None]
-    one = FixedTrial(config, request.seed, replace(execution.on(1), mesh=None, copies=None), "calibrate", max_steps=1)
+    trial = FixedTrial(config, request.seed, replace(execution.on(1), mesh=None, copies=None), "calibrate", max_steps=1)
     folder = request.out / "warm"
-    told: list[Record] = []  # for no journal: it is no trial of this study
+    records: list[Record] = []  # not for the journal: it is not a trial of this study
     loop = StudyLoop(
         _TryOut(replace(plan, request=replace(request, out=folder)), cluster.files, checkpoints=False),
-        FixedTrials("calibrate", [one]),
+        FixedTrials("calibrate", [trial]),
         NoProposals(),
         Pool(cluster, most=1, timeout_s=min(limits, default=None), clock=clock),
         clock,
-        told.append,
+        records.append,
         Keeper(KeepNothing(), cluster.files, folder),
     )
     try:
@@ -282,4 +291,4 @@ def _try_out(
     finally:
         loop.close()
         cluster.files.remove(folder)
-    return next((record.run for record in told if isinstance(record, TrialFinished)), None)
+    return next((record.run for record in records if isinstance(record, TrialFinished)), None)

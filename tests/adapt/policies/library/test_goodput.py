@@ -9,8 +9,8 @@ from elastune.adapt.policies.library.goodput import (
     SearchBounds,
     better,
     gradient_noise,
-    step_time_model,
     observe,
+    step_time_model,
 )
 from elastune.adapt.policies.run import Limits
 from elastune.core.decisions import Signal, Snapshot

@@ -8,7 +8,7 @@ import pytest
 
 from elastune.core.journal.records import ProposalAsked, Record, TrialFinished, TrialPaused, TrialResumed, TrialStarted
 from elastune.tune.search.objective import parse_objectives
-from elastune.tune.search.samplers.registry import GP_TRIALS, gp_s, resolve
+from elastune.tune.search.samplers import GP_TRIALS, gp_s, resolve
 from elastune.tune.search.suggester import SearchReplay, Suggester, Suggestion
 
 TWO = parse_objectives({"accuracy": "max", "seconds": "min"})

@@ -7,7 +7,7 @@ from elastune.train.program.space import Sample, probe
 from elastune.tune.search.constraint import parse_constraints
 from elastune.tune.search.history import History, Outcome
 from elastune.tune.search.objective import parse_objectives
-from elastune.tune.search.samplers.registry import GENERATIONAL, make_sampler
+from elastune.tune.search.samplers import GENERATIONAL, make_sampler
 from elastune.tune.search.suggester import Suggester
 
 TWO = parse_objectives({"error": "min", "seconds": "min"})

@@ -16,9 +16,7 @@ from optuna.samplers import GPSampler, RandomSampler
 
 from elastune.core.journal.records import TrialFinished
 from elastune.tune.search.constraint import parse_constraints
-from elastune.tune.search.history import quiet
-from elastune.tune.search.objective import parse_objectives
-from elastune.tune.search.samplers.gaussian import (
+from elastune.tune.search.gaussian import (
     ACQUISITIONS,
     FIRST,
     SPREAD,
@@ -32,6 +30,8 @@ from elastune.tune.search.samplers.gaussian import (
     forget,
     posterior_loss,
 )
+from elastune.tune.search.history import quiet
+from elastune.tune.search.objective import parse_objectives
 from elastune.tune.search.suggester import Suggester
 
 TWO = parse_objectives({"error": "min", "seconds": "min"})
@@ -317,8 +317,8 @@ def test_what_is_maximised_is_what_optuna_maximises(
     several: bool, broken: str, running: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With processes that do not warp: the same function of the same trials, and the same points to begin at."""
-    monkeypatch.setattr("elastune.tune.search.samplers.gaussian.fit", lambda *arguments: None)
-    monkeypatch.setattr("elastune.tune.search.samplers.gaussian.FANTASIES", 128)  # Optuna's
+    monkeypatch.setattr("elastune.tune.search.gaussian.fit", lambda *arguments: None)
+    monkeypatch.setattr("elastune.tune.search.gaussian.FANTASIES", 128)  # Optuna's
     ours, begun = maximised(GaussianSampler, several, broken, running)
     theirs, expected = maximised(GPSampler, several, broken, running)
     points = ours.search_space.sample_normalized_params(64, rng=np.random.RandomState(0))

@@ -14,9 +14,9 @@ from elastune.core.errors import UserError
 from elastune.core.journal.records import Entry, TrialFinished, TrialStarted
 from elastune.tune.search.constraint import parse_constraints
 from elastune.tune.search.front import hypervolume
+from elastune.tune.search.genetic import GeneticOptions, Lineage, parents, parse_genetics, place, unfinished
 from elastune.tune.search.objective import parse_objectives
-from elastune.tune.search.samplers.genetic import GeneticOptions, Lineage, parents, parse_genetics, place, unfinished
-from elastune.tune.search.samplers.registry import check_sampler
+from elastune.tune.search.samplers import check_sampler
 from elastune.tune.search.suggester import Suggester, replay
 
 ONE = parse_objectives({"y": "min"})

@@ -8,12 +8,11 @@ from hypothesis import strategies as st
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from elastune.train.program.space import Sample, draw
-from elastune.tune.search.samplers.genetic import (
+from elastune.tune.search.front import best_first, crowding
+from elastune.tune.search.genetic import (
     GeneticOptions,
-    best_first,
     breed,
     cross,
-    crowding,
     is_copy,
     mutate,
     mutation,

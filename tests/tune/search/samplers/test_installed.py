@@ -10,8 +10,8 @@ from optuna.samplers import BaseSampler, RandomSampler
 
 from elastune.core.errors import UserError
 from elastune.core.journal.records import TrialFinished
+from elastune.tune.search import samplers as registry
 from elastune.tune.search.objective import parse_objectives
-from elastune.tune.search.samplers import registry
 from elastune.tune.search.suggester import Suggester
 
 OBJECTIVES = parse_objectives(["loss:min"])

@@ -8,10 +8,10 @@ from elastune.core.journal.files import JournalWriter, read
 from elastune.core.journal.records import Entry, TrialFinished, TrialStarted
 from elastune.tune.search.constraint import parse_constraints
 from elastune.tune.search.front import nondominated
+from elastune.tune.search.gaussian import GaussianSampler
 from elastune.tune.search.history import TRAINED
 from elastune.tune.search.objective import oriented, parse_objectives
-from elastune.tune.search.samplers.gaussian import GaussianSampler
-from elastune.tune.search.samplers.registry import SAMPLERS
+from elastune.tune.search.samplers import SAMPLERS
 from elastune.tune.search.suggester import Suggester, replay
 
 TWO = parse_objectives({"accuracy": "max", "seconds": "min"})

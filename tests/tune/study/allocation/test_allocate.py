@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastune.tune.study.allocation.allocate import Demand, Rules, allocate
-from elastune.tune.study.allocation.throughput import MeasuredRates, samples_per_s
+from elastune.tune.study.allocate import Demand, Rules, allocate
+from elastune.tune.study.throughput import MeasuredRates, samples_per_s
 
 FREE = Rules(min_residence_s=0.0)  # moves are weighed by their pauses alone
 

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastune.core.journal.records import Reported
-from elastune.tune.study.allocation.allocate import Rules
-from elastune.tune.study.allocation.rebalancer import Allocation, Broker, WaitingTrial, rungs_passed, trial_priority
-from elastune.tune.study.allocation.throughput import MeasuredRates, ThroughputTable, samples_per_s
-from elastune.tune.study.allocation.trial_progress import TrialProgress
+from elastune.tune.study.allocate import Rules
+from elastune.tune.study.rebalancer import Allocation, Broker, WaitingTrial, rungs_passed, trial_priority
+from elastune.tune.study.throughput import MeasuredRates, ThroughputTable, samples_per_s
+from elastune.tune.study.trial_progress import TrialProgress
 
 AT_ONCE = Rules(min_residence_s=0.0)
 

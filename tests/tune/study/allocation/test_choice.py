@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from elastune.core.errors import UserError
-from elastune.tune.study.allocation.rebalancer import AllocationChoice, parse_allocation
-from elastune.tune.study.allocation.throughput import BatchTable
+from elastune.tune.study.rebalancer import AllocationChoice, parse_allocation
+from elastune.tune.study.throughput import BatchTable
 
 
 def test_names_and_options() -> None:

@@ -13,8 +13,8 @@ from elastune.core.journal.records import (
     TrialRegrouped,
     TrialReported,
 )
-from elastune.tune.study.allocation.throughput import BatchTable
-from elastune.tune.study.allocation.trial_progress import TrialProgress
+from elastune.tune.study.throughput import BatchTable
+from elastune.tune.study.trial_progress import TrialProgress
 
 
 def heard(told: Telling, courses: TrialProgress | None = None) -> TrialProgress:

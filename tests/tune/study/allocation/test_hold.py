@@ -6,7 +6,7 @@ import pytest
 from tests.support.studies import Telling
 
 from elastune.core.journal.records import Reported, TrialPaused
-from elastune.tune.study.allocation.trial_progress import HeldTrials, Length, TrialProgress, is_held
+from elastune.tune.study.trial_progress import HeldTrials, Length, TrialProgress, is_held
 
 
 def lengths(*seconds: float) -> list[Length]:

@@ -16,8 +16,9 @@ from elastune.core.plan.step_time import CONSTANTS
 from elastune.core.run import ExecutionSettings, Program
 from elastune.train.program.load import load
 from elastune.tune.simulate.run import SurrogateModel, simulate
-from elastune.tune.study.allocation.rebalancer import Broker, WaitingTrial
-from elastune.tune.study.allocation.throughput import (
+from elastune.tune.study.rebalancer import Broker, WaitingTrial
+from elastune.tune.study.request import StudyRequest
+from elastune.tune.study.throughput import (
     BatchTable,
     ThroughputTable,
     bounded,
@@ -26,8 +27,7 @@ from elastune.tune.study.allocation.throughput import (
     predicted_in,
     scaling_prior,
 )
-from elastune.tune.study.allocation.trial_progress import TrialProgress
-from elastune.tune.study.request import StudyRequest
+from elastune.tune.study.trial_progress import TrialProgress
 
 SIZE = {"batch_size": 16, "layers": 4, "flops": 1e6, "kept_bytes": 0.0, "gradient_bytes": 1e3}
 COST = {**dict.fromkeys(CONSTANTS, 1e-12), "flop_s": 1e-9, "gradient_hop_s": 2e-3}

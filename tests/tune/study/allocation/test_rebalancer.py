@@ -21,7 +21,7 @@ from elastune.core.journal.records import (
 )
 from elastune.core.run import ExecutionSettings, Program
 from elastune.runtime.clusters.local import LocalCluster
-from elastune.tune.study.allocation import trial_progress as hold
+from elastune.tune.study import trial_progress as hold
 from elastune.tune.study.request import StudyRequest
 from elastune.tune.study.run import tune
 

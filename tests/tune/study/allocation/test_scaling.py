@@ -8,7 +8,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from elastune.tune.study.allocation.throughput import (
+from elastune.tune.study.throughput import (
     BatchTable,
     MeasuredScaling,
     ThroughputTable,

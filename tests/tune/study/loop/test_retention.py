@@ -48,11 +48,11 @@ def decided(
     keeper: Keeper, table: TrialTable, number: int, folder: Path, standing: dict[int, tuple[float, ...]]
 ) -> list[ArtifactKept | ArtifactRemoved]:
     kept = keeper.ended(number, folder, table, standing)
-    for record in kept.told:
+    for record in kept.records:
         table.hear(Entry(0.0, record))
-    assert all(gone.is_dir() for gone in kept.gone), "first the journal, then the disk"
-    keeper.remove(kept.gone)
-    return list(kept.told)
+    assert all(gone.is_dir() for gone in kept.folders), "first the journal, then the disk"
+    keeper.remove(kept.folders)
+    return list(kept.records)
 
 
 def after(

@@ -27,7 +27,7 @@ from elastune.report.explain import explain
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.tune.search.constraint import parse_constraints
 from elastune.tune.search.objective import parse_objectives
-from elastune.tune.search.samplers.registry import generation_size
+from elastune.tune.search.samplers import generation_size
 from elastune.tune.simulate.run import SurrogateModel, simulate
 from elastune.tune.study.budget import StopRules
 from elastune.tune.study.request import StudyRequest

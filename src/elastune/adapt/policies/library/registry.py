@@ -26,7 +26,7 @@ from elastune.adapt.policies.library.warmup import WarmUp
 from elastune.core.errors import UserError
 from elastune.core.options import Option, options_of, read, split
 
-ENTRY_POINTS = "elastune.adapt.policies"
+ENTRY_POINTS = "elastune.policies"
 POLICIES: Mapping[str, type[Policy]] = MappingProxyType(
     {
         "gns": GrowWithNoise,

@@ -1,11 +1,11 @@
-"""The sampler ``genetic``: several populations that breed separately and exchange their best configurations.
+"""The sampler ``genetic``: several populations (demes) that breed separately and exchange their best configurations.
 
-Populations advance by generations, or steadily as trials finish. The operators are pure functions: rank by front and
-crowding, choose pairs by tournament, cross, mutate.
-It is a plain ``BaseSampler``. Optuna's ``BaseGASampler`` is private, knows one population, and writes generations and
-parents into the study. Here the number of a trial decides its population, and the finished trials decide its parents.
-So a proposal is a function of the trials and a seed, and a replayed study continues alike. One exception: trials lost
-in a crash are not in the replayed study, so the few trials requested after them may change population.
+Populations advance by generations, or steadily as trials finish. A child comes from the fittest trials, by front and
+crowding: a tournament chooses the pair, which is crossed and mutated. The sampler is a plain ``BaseSampler``. Optuna's
+``BaseGASampler`` is private, knows one population, and writes generations and parents into the study. Here the number
+of a trial decides its population, and the finished trials decide its parents. So a proposal is a function of the trials
+and a seed, and a replayed study continues alike. One exception: trials lost in a crash are not in the replayed study,
+so the few trials requested after them may change population.
 """
 
 from __future__ import annotations
@@ -31,62 +31,26 @@ from optuna.trial import FrozenTrial, TrialState
 from elastune.core.options import Range, parse, split
 from elastune.core.run import derive
 from elastune.train.program.space import Sample, draw, nth, size
-from elastune.tune.search.front import nondominated
+from elastune.tune.search.front import best_first, nondominated
 from elastune.tune.search.history import ALLOWED, TRAINED
 from elastune.tune.search.objective import Floats
 
-# [genetic operators] What a genetic search does to configurations: ranks them, pairs them, crosses them, mutates them. Pure functions.
+_RENEWALS = 20  # genes mutated beyond the rate, at most, so that a child is not a copy
 
-
-def best_first(points: Floats, k: int) -> list[int]:
-    """Indices of the ``k`` fittest rows of ``points`` (shape (n, objectives), smaller is better), fittest first.
-
-    One objective: by value, the youngest (last) first among equals, so that a plateau is drifted across. Several: by
-    non-dominated front, within a front by crowding distance, the loneliest first (NSGA-II, Deb et al. 2002, III.C).
-    """
-    n = len(points)
-    if points.shape[1] == 1:
-        return [int(i) for i in np.lexsort((-np.arange(n), points[:, 0]))[:k]]
-    chosen: list[int] = []
-    left = np.arange(n)
-    while len(chosen) < k and len(left):
-        on_front = nondominated(points[left])
-        if not on_front.any():
-            raise ValueError("the values that are ranked must be finite")
-        front = left[on_front]
-        order = np.lexsort((-front, -crowding(points[front])))
-        chosen += [int(i) for i in front[order]][: k - len(chosen)]
-        left = left[~on_front]
-    return chosen
-
-
-def crowding(points: Floats) -> Floats:
-    """Crowding distance of each row of one front, shape (n,): infinite for the extremes of an objective.
-
-    The sum over the objectives of the distance between a row's two neighbours, in units of the front's range
-    (Deb et al. 2002, III.B).
-    """
-    distance = np.zeros(len(points))
-    for column in points.T:
-        order = np.argsort(column, kind="stable")
-        spread = column[order[-1]] - column[order[0]]
-        distance[order[[0, -1]]] = math.inf
-        if spread > 0:
-            distance[order[1:-1]] += (column[order[2:]] - column[order[:-2]]) / spread
-    return distance
+# --- operators: pure functions that pair, cross and mutate configurations ---
 
 
 def tournament(n: int, entrants: int, rng: np.random.Generator) -> int:
-    """The best (smallest) of ``entrants`` ranks drawn without repetition out of 0..n-1."""
+    """Draw ``entrants`` of the ranks 0..n-1 without repetition, and return the best (smallest) of them."""
     drawn: NDArray[np.intp] = rng.choice(n, size=min(entrants, n), replace=False)
     return int(drawn.min())
 
 
 def cross(first: Sample, second: Sample, share: float, rng: np.random.Generator) -> Sample:
-    """``first`` with each gene taken from ``second`` with probability ``share``; ``values`` stay empty.
+    """Return ``first`` with each gene taken from ``second`` with probability ``share``; ``values`` stay empty.
 
-    A gene that only one parent has comes from that one: whether it is used, the space decides. One that both have out
-    of different distributions stays the first's.
+    A gene that only one parent has comes from that parent: the space decides whether it is used. A gene that both
+    parents have, but from different distributions, stays the first's.
     """
     params, distributions = {**second.params, **first.params}, {**second.distributions, **first.distributions}
     for name in sorted(params):
@@ -103,7 +67,7 @@ def mutate(
     step: float,
     rng: np.random.Generator,
 ) -> dict[str, Any]:
-    """``child`` with each gene mutated with probability ``rate``: see ``mutation``."""
+    """Return ``child`` with each gene mutated with probability ``rate``: see ``mutation``."""
     return {
         name: mutation(distributions[name], child[name], step, rng) if rng.random() < rate else child[name]
         for name in sorted(child)
@@ -111,11 +75,11 @@ def mutate(
 
 
 def mutation(distribution: BaseDistribution, value: Any, step: float, rng: np.random.Generator) -> Any:
-    """A gene's new value: drawn afresh where ``step`` is 0, else near ``value``.
+    """Return a gene's new value: drawn afresh where ``step`` is 0, else near ``value``.
 
-    Near: a normal step with a standard deviation of ``step`` of the gene's range (on its log scale where it has one),
-    to the bound where it would lead beyond, since optima often lie there; at least one place where the values are
-    finitely many. Categories are always drawn afresh.
+    Near ``value``: a normal step with a standard deviation of ``step`` of the gene's range, on its log scale if it has
+    one. A step beyond a bound ends at the bound, since optima often lie there. Among finitely many values a step moves
+    at least one place. Categories are always drawn afresh.
     """
     if step == 0 or distribution.single() or isinstance(distribution, CategoricalDistribution):
         return draw(distribution, rng)
@@ -147,33 +111,28 @@ def _stepped(index: int, last: int, step: float, rng: np.random.Generator) -> in
 
 
 def is_copy(child: Mapping[str, Any], tried: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the space, given the genes of ``child``, would ask for a configuration that was tried before."""
+    """Whether the space, with the genes of ``child``, would request a configuration that was tried before."""
     return any(params.items() <= child.items() for params in tried)
 
 
-# [genetic] A genetic search: demes that breed apart and send each other their best, synchronously or as trials finish.
-#
-# A plain ``BaseSampler``, not Optuna's ``BaseGASampler``: that class is private (``optuna.samplers._ga``), knows one
-# population, writes the generation and the chosen parents into the study through private calls, and lets a generation
-# overflow while its last trials run. Nothing needs to be written: where a trial belongs follows from how many were asked
-# for before it, and who may be a parent from what has finished. So a proposal is a function of the trials and a seed, a
-# straggler counts as soon as it ends, and a replayed study goes on alike. (Trials that a crash took away are not in the
-# replayed study: the few that were asked for after them, and had finished before, then change deme.)
-
-_RENEWALS = 20  # genes mutated beyond the rate, at most, so that a child is not a copy
+# --- the search: demes, their members and migration ---
 
 
 @dataclass(frozen=True)
 class GeneticOptions:
     """How a genetic search breeds. The rates and the migration are the Cray tool's defaults; its demes are 2 x 32.
 
-    Steps find what lies near: with genes that are always drawn afresh, as the Cray tool draws them (``step=0``), a
-    search comes to less of the front of ZDT1 by 1,000 trials (``tests/tune/search/samplers/test_known_fronts.py``).
-
-    ``demes`` of ``population`` each; a parent wins a tournament of ``tournament``; each gene comes from the second
-    parent with probability ``crossover``, and mutates with probability ``mutation``, afresh or, with ``step`` > 0, by
-    a normal step of that share of its range. Every ``migration`` generations (0: never) the best of a deme joins the
-    next. ``steady`` 1: all that finished may be parents; 0: only earlier generations.
+    Attributes:
+        demes: Populations that breed separately.
+        population: Members of each deme.
+        mutation: Probability that a gene mutates.
+        crossover: Probability that a gene comes from the second parent.
+        tournament: Candidates from which a tournament chooses a parent.
+        migration: Generations after which the best of a deme joins the next deme; 0: never.
+        steady: 1: all finished trials may be parents; 0: only trials of earlier generations.
+        step: Standard deviation of a mutation's normal step, as a share of the gene's range; 0: genes are drawn afresh,
+            as the Cray tool draws them. Without steps a search covers less of the front of ZDT1 by 1,000 trials
+            (``tests/tune/search/samplers/test_known_fronts.py``).
     """
 
     demes: Annotated[int, Range(1, 1024)] = 2
@@ -187,62 +146,63 @@ class GeneticOptions:
 
 
 def parse_genetics(sampler: str) -> GeneticOptions:
-    """The settings that ``sampler`` names, such as "genetic:demes=2,population=16". Raises ``UserError``."""
+    """Return the options in ``sampler``, such as "genetic:demes=2,population=16". Raises ``UserError``."""
     name, options = split(sampler, "a sampler", "genetic:demes=2,population=16")
     return parse(name, options, GeneticOptions)
 
 
 @dataclass(frozen=True)
 class Lineage:
-    """Where a trial belongs: its deme, and its generation there. The first generation is 0, drawn at random."""
+    """Where a trial belongs: its deme, and its generation in that deme. Generation 0 is drawn at random."""
 
     deme: int
     generation: int
 
 
 def place(index: int, genetics: GeneticOptions) -> Lineage:
-    """Of the trial asked for after ``index`` others: the demes take turns."""
+    """Return the place of the trial that is requested after ``index`` others: the demes take turns."""
     return Lineage(index % genetics.demes, index // genetics.demes // genetics.population)
 
 
 def members(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """The trials that have a place, in the order they were asked for: not those given up or forbidden to start."""
+    """Return the trials that have a place, in the order of their requests; failed and forbidden trials have none."""
     alive = (TrialState.COMPLETE, TrialState.RUNNING)
     return [trial for trial in trials if trial.state in alive and trial.constraints.get(ALLOWED, 0.0) <= 0]
 
 
 def unfinished(trials: Sequence[FrozenTrial], genetics: GeneticOptions) -> int:
-    """How many trials of generations before the next trial's still run.
+    """Return how many trials of generations before the next trial's still run.
 
-    Whoever waits for 0 before asking runs generation after generation; with ``steady`` 0 exactly as the textbook does.
+    A caller that waits for 0 before each request runs generation after generation; with ``steady`` 0 exactly as the
+    textbook does.
     """
-    known = members(trials)
-    now = place(len(known), genetics).generation
-    before = known[: now * genetics.demes * genetics.population]
+    placed = members(trials)
+    now = place(len(placed), genetics).generation
+    before = placed[: now * genetics.demes * genetics.population]
     return sum(trial.state == TrialState.RUNNING for trial in before)
 
 
 def parents(
     trials: Sequence[FrozenTrial], directions: Sequence[StudyDirection], genetics: GeneticOptions
 ) -> list[FrozenTrial]:
-    """Who may breed the trial asked for after ``trials``, fittest first; empty where it should be drawn at random.
+    """Return the possible parents of the trial requested after ``trials``, fittest first; none: draw it at random.
 
-    The ``population`` fittest of its deme and of those who migrated there. Trials that break a constraint breed only
-    while none of any deme breaks none, those that break least; trials without valid values never do.
+    These are the ``population`` fittest trials of its deme and of the immigrants. While all trials of all demes break a
+    constraint, those that break least are parents. Trials without valid values never are.
     """
-    known = members(trials)
-    here = place(len(known), genetics)
-    if here.generation == 0:
+    placed = members(trials)
+    child = place(len(placed), genetics)
+    if child.generation == 0:
         return []
     demes: list[list[tuple[int, FrozenTrial]]] = [[] for _ in range(genetics.demes)]  # (generation, trial)
-    for index, trial in enumerate(known):
+    for index, trial in enumerate(placed):
         home = place(index, genetics)
-        old_enough = genetics.steady or home.generation < here.generation
+        old_enough = genetics.steady or home.generation < child.generation
         if trial.state == TrialState.COMPLETE and trial.constraints.get(TRAINED, 0.0) <= 0 and old_enough:
             demes[home.deme].append((home.generation, trial))
     signs = np.array([-1.0 if direction == StudyDirection.MAXIMIZE else 1.0 for direction in directions])
-    native = [trial for _, trial in demes[here.deme]]
-    pool = _joined(native, _immigrants(demes, here.generation, signs, genetics)[here.deme])
+    native = [trial for _, trial in demes[child.deme]]
+    pool = _joined(native, _immigrants(demes, child.generation, signs, genetics)[child.deme])
     everyone = [trial for deme in demes for _, trial in deme]
     for group in (pool, everyone):
         if feasible := [trial for trial in group if _violation(trial) <= 0]:
@@ -253,21 +213,23 @@ def parents(
 def _immigrants(
     demes: Sequence[Sequence[tuple[int, FrozenTrial]]], generation: int, signs: Floats, genetics: GeneticOptions
 ) -> list[list[FrozenTrial]]:
-    """Who has come to each deme by ``generation``: in a ring, the best feasible of the deme before it.
+    """The trials that migrated to each deme by ``generation``: in a ring, the best feasible one of the deme before it.
 
-    Only each deme's front so far is carried from one migration to the next: the best of all is the best of it.
+    Each migration carries over only the front of each deme so far, since the best of all trials is on it.
     """
     arrived: list[list[FrozenTrial]] = [[] for _ in demes]
     if not genetics.migration or len(demes) == 1:
         return arrived
     fronts: list[list[FrozenTrial]] = [[] for _ in demes]
-    born: list[dict[int, list[FrozenTrial]]] = [defaultdict(list) for _ in demes]  # by the migration that follows
-    for found, deme in zip(born, demes, strict=True):
+    births_of: list[dict[int, list[FrozenTrial]]] = [defaultdict(list) for _ in demes]  # by the migration that follows
+    for births, deme in zip(births_of, demes, strict=True):
         for when, trial in deme:
             if _violation(trial) <= 0:
-                found[when // genetics.migration + 1].append(trial)
+                births[when // genetics.migration + 1].append(trial)
     for migration in range(1, generation // genetics.migration + 1):
-        fronts = [_front(_joined(front, found[migration]), signs) for front, found in zip(fronts, born, strict=True)]
+        fronts = [
+            _front(_joined(front, births[migration]), signs) for front, births in zip(fronts, births_of, strict=True)
+        ]
         leaving = [_fittest(front, signs, 1) for front in fronts]
         arrived = [_joined(guests, leaving[i - 1]) for i, guests in enumerate(arrived)]
         fronts = [_joined(front, leaving[i - 1]) for i, front in enumerate(fronts)]
@@ -280,7 +242,7 @@ def _front(trials: Sequence[FrozenTrial], signs: Floats) -> list[FrozenTrial]:
 
 
 def _joined(some: Sequence[FrozenTrial], others: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """Both, each trial once, in the order they were asked for."""
+    """Both lists, each trial once, in the order of their requests."""
     return sorted({trial.number: trial for trial in (*some, *others)}.values(), key=lambda trial: trial.number)
 
 
@@ -298,10 +260,10 @@ def _violation(trial: FrozenTrial) -> float:
 
 
 class GeneticSampler(BaseSampler):
-    """Proposes by breeding. Holds nothing but the settings and the seed of one proposal: make one for each trial.
+    """Proposes trials by breeding. It holds only the options and the seed of one proposal: make one for each trial.
 
-    A child that would be a copy of a trial known already has further genes mutated, one by one: without this most
-    children of a few genes would be copies, and the copy of a training teaches nothing.
+    If a child would be a copy of an earlier trial, further genes mutate, one by one. Without this most children of a
+    few genes would be copies, and the copy of a training gives no new information.
     """
 
     def __init__(self, seed: int, genetics: GeneticOptions) -> None:
@@ -309,36 +271,36 @@ class GeneticSampler(BaseSampler):
         self._genetics = genetics
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """All genes that any trial has had, each out of its latest distribution."""
-        found: dict[str, BaseDistribution] = {}
+        """Return all genes that any trial has had, each with its latest distribution."""
+        genes: dict[str, BaseDistribution] = {}
         for other in _before(study, trial):
-            found |= other.distributions
-        return found
+            genes |= other.distributions
+        return genes
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """A child's genes, those too that its other genes may leave unused; none in the first generation."""
+        """Return a child's genes, also those that its other genes may leave unused; none in the first generation."""
         trials = _before(study, trial)
         pool = parents(trials, study.directions, self._genetics)
         if not pool:
             return {}
         rng = np.random.default_rng(self._seed)
         tried = [other.params for other in members(trials)]
-        bred = breed([Sample(one.params, one.distributions, {}) for one in pool], tried, self._genetics, rng)
+        bred = breed([Sample(parent.params, parent.distributions, {}) for parent in pool], tried, self._genetics, rng)
         return bred.params
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """A gene that no parent could give, drawn at random."""
+        """Draw a gene that no parent has at random."""
         return draw(param_distribution, np.random.default_rng(derive(self._seed, "gene", param_name)))
 
 
 def breed(
     pool: Sequence[Sample], tried: Sequence[dict[str, Any]], genetics: GeneticOptions, rng: np.random.Generator
 ) -> Sample:
-    """A child of two of ``pool`` (fittest first), and no copy of what was ``tried`` where mutation can help it."""
+    """Return a child of two of ``pool`` (fittest first); mutation keeps it from being a copy of a ``tried`` one."""
     first = tournament(len(pool), genetics.tournament, rng)
     others = [*pool[:first], *pool[first + 1 :]] or [pool[first]]
     second = others[tournament(len(others), genetics.tournament, rng)]

@@ -1,1 +1,0 @@
-"""History in, suggestion out (Optuna beneath)."""

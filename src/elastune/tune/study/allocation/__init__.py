@@ -1,1 +1,0 @@
-"""Who gets the workers."""
