@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.support.elastic_runs import Runs, gone
+from tests.support.membership_events import decode_event
 
 from elastune.core.journal.records import MembershipEvent, Record, WorkerGone
 from elastune.core.run import Elastic, ExecutionSettings, Program, RunSpec
 from elastune.elastic.wire.contact import ask
-from elastune.elastic.wire.messages import ResizeAsked, decode_event
+from elastune.elastic.wire.messages import ResizeAsked
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.pool import Pool
 

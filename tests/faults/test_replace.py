@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from tests.soaked import soaked
 from tests.support.elastic_runs import Ran, Runs, formed
+from tests.support.membership_events import decode_event
 
 from elastune.core.journal.records import MembershipEvent, Record, RunFinished
 from elastune.core.run import Adapt, Elastic, Program
-from elastune.elastic.wire.messages import ReplaceAsked, decode_event
+from elastune.elastic.wire.messages import ReplaceAsked
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "replacing.py")
 SAMPLES = 1000

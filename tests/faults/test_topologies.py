@@ -32,7 +32,7 @@ def test_workers_do_not_show_and_the_death_of_one_neither(runs: Runs, undisturbe
     ran = runs(3, execution={"topology": topology}, faults=["kill 1 20 relaying"], elastic=Elastic(low=1, high=3))
     same(ran, undisturbed)
     assert ran.lost == [1]
-    assert laid(ran)[0] == (0, topology, 3, "the run's means")
+    assert laid(ran)[0] == (0, topology, 3, "the run's settings")
 
 
 def test_another_topology_after_every_step_with_deaths_and_resizes(runs: Runs, undisturbed: Ran) -> None:
@@ -80,9 +80,9 @@ def test_parents_that_do_not_fit_rest_until_they_do(runs: Runs, undisturbed: Ran
     ran = runs(2, execution={"topology": "parents=[1,1]"}, resize=["5 3", "25 2"], pause_s=0.1, elastic=Elastic(1, 3))
     same(ran, undisturbed)
     told = [(topology, workers, cause) for _, topology, workers, cause in laid(ran)]
-    assert told[0] == ("parents=[1,1]", 2, "the run's means")
-    assert told[1] == ("native", 3, "the run's means: parents=[1,1]; 2 parents, 3 workers")
-    assert told[2] == ("parents=[1,1]", 2, "the run's means")
+    assert told[0] == ("parents=[1,1]", 2, "the run's settings")
+    assert told[1] == ("native", 3, "the run's settings: parents=[1,1]; 2 parents, 3 workers")
+    assert told[2] == ("parents=[1,1]", 2, "the run's settings")
 
 
 def test_the_program_asks_and_what_cannot_be_is_refused(runs: Runs, undisturbed: Ran) -> None:

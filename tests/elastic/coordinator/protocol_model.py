@@ -22,7 +22,7 @@ from elastune.elastic.coordinator.machine import (
     Release,
     Start,
     StopRun,
-    step,
+    transition,
 )
 from elastune.elastic.wire.messages import Broken, Connected, Done, Event, InstallView, Left, Lost, Ready, Running
 from elastune.elastic.wire.view import View
@@ -244,7 +244,7 @@ class Model:
     def _tell(self, state: State, event: tuple[int | None, Event]) -> State:
         key = state.machine, event
         if key not in self._told:
-            after, instructions = step(self.memberships[state.machine], *event)
+            after, instructions = transition(self.memberships[state.machine], *event)
             self._told[key] = self._intern(after), instructions
         machine, instructions = self._told[key]
         state = state._replace(machine=machine)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from elastune.elastic.coordinator.coordinator import LIMIT_S, HostBatching
-from elastune.elastic.coordinator.machine import Instruction, Membership, begin, step
+from tests.support.membership_events import decode_event
+
+from elastune.elastic.coordinator.coordinator import HOST_WAIT_S, HostBatching
+from elastune.elastic.coordinator.machine import Instruction, Membership, begin, transition
 from elastune.elastic.wire.messages import (
     CapacityChanged,
     Connected,
@@ -14,7 +16,6 @@ from elastune.elastic.wire.messages import (
     ResizeAsked,
     Running,
     WaitedEnough,
-    decode_event,
     encode_event,
 )
 
@@ -25,7 +26,7 @@ def told(state: Membership, *events: tuple[int | None, Event]) -> Told:
     """The state after ``events``, and the instructions of the last of them."""
     instructions: tuple[Instruction, ...] = ()
     for worker, event in events:
-        state, instructions = step(state, worker, event)
+        state, instructions = transition(state, worker, event)
     return state, instructions
 
 
@@ -70,9 +71,9 @@ def test_the_limit_runs_from_when_the_first_is_seen_to_wait() -> None:
     waiting, company = told(growing("b", "b"), (1, Ready()))[0], HostBatching()
     assert not company.waited_enough(growing("b", "b"), 10.0)  # nobody is ready
     assert not company.waited_enough(waiting, 20.0)
-    assert not company.waited_enough(waiting, 20.0 + LIMIT_S / 2)
-    assert company.waited_enough(waiting, 20.0 + LIMIT_S)
-    assert not company.waited_enough(waiting, 20.0 + LIMIT_S)  # said once
+    assert not company.waited_enough(waiting, 20.0 + HOST_WAIT_S / 2)
+    assert company.waited_enough(waiting, 20.0 + HOST_WAIT_S)
+    assert not company.waited_enough(waiting, 20.0 + HOST_WAIT_S)  # said once
 
 
 def test_it_is_an_event_that_a_journal_keeps() -> None:

@@ -12,6 +12,7 @@ from itertools import pairwise
 
 import pytest
 from tests.support.members_kit import LIMIT_S, Events, Raw, begun, coordinating, eventually, members
+from tests.support.membership_events import decode_event, replay
 
 from elastune.core.journal.records import ConnectionsRefused, MembershipEvent, StragglerDetected
 from elastune.elastic.coordinator import machine
@@ -32,7 +33,6 @@ from elastune.elastic.wire.messages import (
     ResizeAsked,
     Running,
     Welcome,
-    decode_event,
 )
 
 
@@ -73,7 +73,7 @@ def test_the_events_of_a_run_replay(coordinator: Coordinator) -> None:
         found[0].done()
         assert found[0].await_bye(planned.number) is None
         records = [r.event for r in coordinator.take_records() if isinstance(r, MembershipEvent)]
-        replayed = machine.replay(range(3), 1, 8, 8, map(decode_event, records))
+        replayed = replay(range(3), 1, 8, 8, map(decode_event, records))
         assert replayed == coordinator._state
 
 
@@ -198,7 +198,7 @@ def test_a_broken_rule_of_the_protocol_gives_the_run_up(coordinator: Coordinator
 
 def test_a_bug_in_the_thread_gives_the_run_up(monkeypatch: pytest.MonkeyPatch) -> None:
     with coordinating(1) as coordinator:
-        monkeypatch.setattr(machine, "step", lambda state, worker, event: 1 / 0)
+        monkeypatch.setattr(machine, "transition", lambda state, worker, event: 1 / 0)
         coordinator.capacity(1)
         (given_up,) = eventually(coordinator.take)
         assert "ZeroDivisionError" in given_up.why

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from tests.support.membership_events import decode_event
 
 from elastune.core.mesh import Mesh
 from elastune.core.mesh_choice import UNBOUNDED, MeshChoice
@@ -24,7 +25,7 @@ from elastune.elastic.coordinator.machine import (
     StopRun,
     begin,
     objection,
-    step,
+    transition,
 )
 from elastune.elastic.wire.messages import (
     Broken,
@@ -43,7 +44,6 @@ from elastune.elastic.wire.messages import (
     ReshapeAsked,
     ResizeAsked,
     Running,
-    decode_event,
     encode_event,
 )
 from elastune.elastic.wire.view import View
@@ -53,7 +53,7 @@ def told(state: Membership, *events: tuple[int | None, Event]) -> tuple[Membersh
     """The state after ``events``, and all instructions of the last of them."""
     instructions: tuple[Instruction, ...] = ()
     for event in events:
-        state, instructions = step(state, *event)
+        state, instructions = transition(state, *event)
     return state, list(instructions)
 
 
@@ -477,7 +477,7 @@ def test_what_contradicts_the_state_is_refused(events: list[tuple[int | None, Ev
     *before, last = events
     state, _ = told(state, *before)
     with pytest.raises(ProtocolViolation):
-        step(state, *last)
+        transition(state, *last)
 
 
 @pytest.mark.parametrize(
@@ -496,13 +496,13 @@ def test_what_contradicts_the_state_is_refused(events: list[tuple[int | None, Ev
 )
 def test_late_news_changes_nothing(late: tuple[int | None, Event]) -> None:
     state = told(training(3), (1, Lost()))[0]
-    assert step(state, *late) == (state, ())
+    assert transition(state, *late) == (state, ())
 
 
 def test_news_of_a_version_that_was_never_settled_changes_nothing() -> None:
     state = told(training(3, free=1), (None, ResizeAsked(4)), *warm(3), (1, Lost()))[0]
     for late in ((0, Running(2, 7)), (2, Broken(2))):
-        assert step(state, *late) == (state, ())
+        assert transition(state, *late) == (state, ())
 
 
 @pytest.mark.parametrize(
@@ -644,7 +644,7 @@ def test_what_each_of_many_says_is_looked_at_once_all_have_said_it(monkeypatch: 
     for event in (Connected(), Ready(), Running(1, 0), Done()):
         before = len(looks)
         for worker in range(many):
-            state, told = machine.step(state, worker, event)
+            state, told = machine.transition(state, worker, event)
             installed += [view for view in told if isinstance(view, InstallView)]
         assert len(looks) - before <= 1
     assert (len(installed), state.stage) == (1, "over")

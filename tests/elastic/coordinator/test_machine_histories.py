@@ -9,6 +9,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.support.membership_events import decode_event, replay
 
 from elastune.elastic.coordinator.machine import (
     Confirm,
@@ -20,8 +21,7 @@ from elastune.elastic.coordinator.machine import (
     StopRun,
     begin,
     derive,
-    replay,
-    step,
+    transition,
     waits_for_others,
 )
 from elastune.elastic.wire.messages import (
@@ -38,7 +38,6 @@ from elastune.elastic.wire.messages import (
     ReplaceAsked,
     ResizeAsked,
     Running,
-    decode_event,
     encode_event,
 )
 from elastune.elastic.wire.view import View
@@ -60,7 +59,7 @@ class Histories(RuleBasedStateMachine):
 
     def feed(self, event: tuple[int | None, Event]) -> None:
         free, before = self.state.free, self.state
-        self.state, instructions = step(self.state, *event)
+        self.state, instructions = transition(self.state, *event)
         self.history.append(event)
         if self.state.stage != "over" and waits_for_others(self.state, event[1]) and not instructions:
             assert derive(self.state, (), False, "") == (self.state, ()), "it should not have waited"
@@ -155,17 +154,17 @@ class Histories(RuleBasedStateMachine):
         ]
         news += [(worker, Broken(v.number)) for v in old for worker in v.members]
         if news:
-            assert step(self.state, *data.draw(st.sampled_from(news))) == (self.state, ())
+            assert transition(self.state, *data.draw(st.sampled_from(news))) == (self.state, ())
 
     @rule(number=st.integers(0, 30))
     def garbage(self, number: int) -> None:
         """What cannot be is refused, and the state stays as it was."""
         if self.state.stage != "over":
             with pytest.raises(ProtocolViolation):
-                step(self.state, self.state.next_worker + number, Connected())
+                transition(self.state, self.state.next_worker + number, Connected())
             if self.state.workers:
                 with pytest.raises(ProtocolViolation):
-                    step(self.state, self.state.workers[0].number, Running(self.state.next_view + number, 0))
+                    transition(self.state, self.state.workers[0].number, Running(self.state.next_view + number, 0))
 
     @invariant()
     def what_always_holds(self) -> None:

@@ -39,7 +39,7 @@ from elastune.report.tensorboard import write_events
 
 LOCAL = "local:learners=8,every=16"
 STARTED = RunStarted("p.py", {}, 0, {"workers": 2, "topology": "tree"})
-LAID = TopologyChanged(0, "tree", 2, "the run's means", 0.1)
+LAID = TopologyChanged(0, "tree", 2, "the run's settings", 0.1)
 APART = SyncChanged(100, LOCAL, "schedule", 2.0)
 RING = TopologyChanged(250, "ring", 2, "Mine", 4.0)
 TOGETHER = SyncChanged(300, "allreduce", "<b>session.set_sync</b>", 5.0)

@@ -36,7 +36,7 @@ class World:
 
     def agree(self, policy: str = "p", **asked: Any) -> None:
         """All workers have asked for it, before they knew what came of earlier wishes."""
-        self.decisions._agreement.add(Proposal(policy, 7, Decision(**asked), AT))
+        self.decisions._proposals.add(Proposal(policy, 7, Decision(**asked), AT))
         self.decisions.count_votes(self.decisions.vote(), 1)
         self.decisions.apply(cast(Any, self.trained), lambda: AT)
 

@@ -41,7 +41,7 @@ def test_what_was_measured_of_workers_that_are_gone_is_no_reason() -> None:
     assert all(isinstance(record, TopologyChanged) for record in told)
     assert [(record.topology, record.cause) for record in told] == [
         ("star", MEASURED),
-        ("native", "the run's means: auto; links are not measured yet"),
+        ("native", "the run's settings: auto; links are not measured yet"),
     ]
 
 
@@ -108,7 +108,7 @@ def test_what_is_proposed_is_used_where_it_is_seen_to_take_less(
     monkeypatch.setattr(routing_module, "probe_links", lambda group, hosts: [0.0, 1e6, 0.0, 1e6])
     monkeypatch.setattr(routing_module, "adds_up", lambda group: True)
     proposed = Topology("star"), {"star": 0.1, "native": 0.2}
-    monkeypatch.setattr(routing_module, "best", lambda sums, links, now: proposed)
+    monkeypatch.setattr(routing_module, "best_topology", lambda sums, links, now: proposed)
     meeting = Meeting(lost=99)
     two = [Worker(meeting, rank) for rank in (0, 1)]
     threads = [threading.Thread(target=worker.settle) for worker in two]
@@ -137,7 +137,7 @@ def test_who_breaks_off_a_trial_begins_again_in_the_next_view(monkeypatch: pytes
     monkeypatch.setattr(routing_module, "probe_links", lambda group, hosts: [0.0, 1e6, 0.0, 1e6])
     monkeypatch.setattr(routing_module, "adds_up", lambda group: True)
     proposed = Topology("star"), {"star": 0.1, "native": 0.2}
-    monkeypatch.setattr(routing_module, "best", lambda sums, links, now: proposed)
+    monkeypatch.setattr(routing_module, "best_topology", lambda sums, links, now: proposed)
 
     class Alone(Worker):
         assignment_view = 0
@@ -164,7 +164,7 @@ def test_who_has_and_who_lacks_a_gathers_result_settle_the_routes_of_the_new_vie
     monkeypatch.setattr(routing_module, "probe_links", lambda group, hosts: [0.0, 1e6, 0.0, 1e6])
     monkeypatch.setattr(routing_module, "adds_up", lambda group: True)
     star, seconds = Topology("star"), {"star": 0.1, "native": 0.2}
-    monkeypatch.setattr(routing_module, "best", lambda sums, links, now: (star, seconds))
+    monkeypatch.setattr(routing_module, "best_topology", lambda sums, links, now: (star, seconds))
     meeting = Meeting(lost)
     two, wrong = [Worker(meeting, rank) for rank in (0, 1)], list[BaseException]()
 

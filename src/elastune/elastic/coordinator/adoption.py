@@ -37,66 +37,68 @@ from elastune.elastic.wire.messages import (
 from elastune.elastic.wire.server import Connection
 from elastune.elastic.wire.view import View
 
-# [adoption] Workers that have outlived their controller go on under the next one: what they say of themselves becomes its state.
-#
-# Nothing is read from files. The newest view that any of them knows is the one that counts: an older one is over for
-# good, and one that only lost workers knew never came into force, since all of its members have to come to it. Where all
-# its members run it, they train, and nothing has to be done. Else it counts as broken: those who hold the state meet in
-# the view after it, and complete or repeat the step that they are in. A view by which nobody has begun yet begins again.
-
 WHY = "its controller was lost"
 
 
 @dataclass
 class Adoption:
-    """Who has come back until now, and what each has said since. Used by the coordinator's thread; others may read."""
+    """The workers that have come back so far, and the newest state of each.
+
+    The coordinator's thread fills it; other threads may only read ``back``.
+
+    Attributes:
+        back: The state of each worker that is connected again, by its number.
+        hosts: The host of each of these workers.
+        wishes: Requests for another size or mesh, in order: the coordinator answers them after the adoption.
+        noticed_s: The notice that an agent reported for a worker before that worker came back.
+    """
 
     back: dict[int, Returned] = field(default_factory=dict)
     hosts: dict[int, str] = field(default_factory=dict)
     wishes: list[tuple[int | None, Event]] = field(default_factory=list)
-    noticed_s: dict[int, float] = field(default_factory=dict)  # of workers whose agents came back before them
+    noticed_s: dict[int, float] = field(default_factory=dict)
 
     def comes(self, worker: int, host: str, returned: Returned) -> None:
-        """``worker`` is back."""
+        """Note that ``worker`` is back, on ``host``."""
         self.hosts[worker] = host
         if worker in self.noticed_s:
             returned = replace(returned, noticed_s=self.noticed_s[worker])
         self.back = {**self.back, worker: returned}
 
     def goes(self, worker: int) -> None:
-        """``worker`` is away again."""
+        """Note that ``worker`` has disconnected again."""
         self.back = {number: returned for number, returned in self.back.items() if number != worker}
 
     def hears(self, worker: int | None, event: Event) -> None:
-        """``event`` came before it was known who comes back."""
+        """Note an ``event`` that arrived before the adoption."""
         if isinstance(event, ResizeAsked | ReshapeAsked):
             self.wishes.append((worker, event))
         elif isinstance(event, Noticed) and worker is not None and worker not in self.back:
             self.noticed_s[worker] = event.seconds
         elif worker is not None and worker in self.back:
-            self.back = {**self.back, worker: _after(self.back[worker], event)}
+            self.back = {**self.back, worker: _updated(self.back[worker], event)}
 
 
-def _after(returned: Returned, event: Event) -> Returned:
-    """Where a worker stands that has said ``event`` since it came back."""
+def _updated(state: Returned, event: Event) -> Returned:
+    """The ``state`` of a worker that has sent ``event`` since it came back."""
     match event:
         case Ready():
-            return replace(returned, ready=True)
-        case Running(version, step):
-            return replace(returned, version=version, step=step)
+            return replace(state, ready=True)
+        case Running(view, step):
+            return replace(state, version=view, step=step)
         case LayersFound(layers):
-            return replace(returned, layers=layers)
-        case Broken(version):
-            return replace(returned, broken=version)
+            return replace(state, layers=layers)
+        case Broken(view):
+            return replace(state, broken=view)
         case Done():
-            return replace(returned, done=True)
+            return replace(state, done=True)
         case Noticed(seconds):
-            return replace(returned, noticed_s=seconds)
-    return returned
+            return replace(state, noticed_s=seconds)
+    return state
 
 
 def newest_view(back: Mapping[int, Returned]) -> View | None:
-    """The newest view that any of them knows."""
+    """The newest view that any of the workers knows."""
     return max((r.heard for r in back.values() if r.heard is not None), key=lambda view: view.number, default=None)
 
 
@@ -107,7 +109,7 @@ def awaited(back: Mapping[int, Returned]) -> frozenset[int]:
 
 
 def can_go_on(back: Mapping[int, Returned]) -> bool:
-    """Whether those who are back hold a state to go on with."""
+    """Whether the workers that are back hold a state to go on with."""
     view = newest_view(back)
     if view is None:
         return False
@@ -115,14 +117,22 @@ def can_go_on(back: Mapping[int, Returned]) -> bool:
 
 
 def take_over(empty: Membership, back: Mapping[int, Returned], hosts: Mapping[int, str]) -> Outcome:
-    """The state after ``empty``, which has no workers yet, once those who are ``back`` were taken over.
+    """Make the workers that are ``back`` the workers of a run.
 
-    They ``can_go_on``. Workers whose state the others have gone on without are released.
+    Workers that the others have left behind are released.
+
+    Args:
+        empty: The state of a run that has no workers yet.
+        back: Each worker that is back, with its state; ``can_go_on`` is true of them.
+        hosts: The host of each worker.
+
+    Returns:
+        The state of the run, and the instructions to the coordinator.
     """
     view = newest_view(back)
     assert view is not None
     whole, begins = _is_whole(view, back), _begins(view, back)
-    # Only its members matter of the view before one that never came into force.
+    # If the newest view never came into force, only the members of the view before it matter.
     current = view if whole else None if begins else replace(view, number=0)
     state = replace(
         empty,
@@ -137,13 +147,13 @@ def take_over(empty: Membership, back: Mapping[int, Returned], hosts: Mapping[in
     )
     for returned in back.values():
         state = replace(state, meshes=state.meshes.widened(returned.layers))
-    told: list[Instruction] = []
+    instructions: list[Instruction] = []
     if whole:
-        told += [Confirm(joiner, view.number) for joiner in view.joiners]
+        instructions += [Confirm(joiner, view.number) for joiner in view.joiners]
         for worker in [worker.number for worker in state.members if worker.number not in view.members]:
             state = state.without(worker)
-            told.append(Release(worker))
-    return machine.derive(state, tuple(told), not whole, WHY)
+            instructions.append(Release(worker))
+    return machine.derive(state, tuple(instructions), not whole, WHY)
 
 
 def _is_whole(view: View, back: Mapping[int, Returned]) -> bool:
@@ -155,12 +165,12 @@ def _is_whole(view: View, back: Mapping[int, Returned]) -> bool:
 
 
 def _begins(view: View, back: Mapping[int, Returned]) -> bool:
-    """Whether nobody can have taken a step in ``view``, by which a state comes to be: not all have come to it."""
+    """Whether ``view`` is a run's first view that not all members have entered: no step can have been taken in it."""
     return view.initial and any(back[worker].version != view.number for worker in view.members if worker in back)
 
 
 def _is_member(number: int, returned: Returned, view: View, back: Mapping[int, Returned]) -> bool:
-    """Whether it holds the state, or is to begin with the others of ``view``."""
+    """Whether this worker holds the run's state, or is to begin with the others of ``view``."""
     if number in view.members and (_is_whole(view, back) or _begins(view, back)):
         return True
     return returned.member and not _begins(view, back)
@@ -185,37 +195,39 @@ def _stage(back: Mapping[int, Returned]) -> Stage:
 
 
 def known(processes: Collection[int], back: Mapping[int, Returned]) -> dict[int, Returned]:
-    """Of those who are ``back`` the ones whose process can be ended from here."""
+    """Of the workers that are ``back``, those whose process this controller can end."""
     return {worker: returned for worker, returned in back.items() if worker in processes}
 
 
-# [adopting] The coordinator after one that has died: its first workers are those that come back.
-
-
 class AdoptingCoordinator(Coordinator):
-    """A ``Coordinator`` that starts no workers: until ``adopt`` it takes in those that have outlived the one before it,
-    at the same address and with the same token. They train on meanwhile; nothing is decided.
+    """A coordinator for workers that have outlived the coordinator before it. It starts no workers itself.
+
+    It listens at the same address, with the same token. Until ``adopt`` it only collects the workers that come back:
+    they train on meanwhile, and nothing is decided.
     """
 
     def __init__(
         self, bounds: WorkerBounds, timeouts: Timeouts, entrance: ListenOptions, lookups: WorkerLookups
     ) -> None:
         self._adoption: Adoption | None = Adoption()
-        self._unheard: list[tuple[Connection, Exit | RoundTaken, int]] = []  # said before the adoption
+        self._deferred: list[tuple[Connection, Exit | RoundTaken, int]] = []  # sent before the adoption
         super().__init__((), bounds, timeouts, entrance, lookups)
 
     @property
     def back(self) -> Mapping[int, Returned]:
-        """Who has come back. Any thread may ask."""
+        """The workers that have come back, with the state of each. Any thread may read it."""
         return {} if (adoption := self._adoption) is None else adoption.back
 
     def adopt(self, processes: Collection[int], next_worker: int) -> Mapping[int, Returned] | None:
-        """Go on with those that are back, of ``processes``; who that is.
+        """Go on with the workers that are back.
 
-        None where they hold no state to go on with: all are told to end then, those too that come later.
+        Args:
+            processes: The workers whose process this controller can end. Any other worker has to end itself.
+            next_worker: No worker with a smaller number is ever started again.
 
-        Who is not among ``processes`` cannot be ended from here, and is told to end itself. No worker below
-        ``next_worker`` is ever started again.
+        Returns:
+            The adopted workers, with the state of each. None if they hold no state to go on with: then the coordinator
+            tells all workers to end, also those that come back later.
         """
         done: Future[Mapping[int, Returned] | None] = Future()
         self._call(lambda: done.set_result(self._adopt(processes, next_worker)))
@@ -228,25 +240,25 @@ class AdoptingCoordinator(Coordinator):
         assert adoption is not None
         back = known(processes, adoption.back)
         if not can_go_on(back):
-            self._say(self._peers.connections(), messages.Bye())
+            self._send(self._peers.connections(), messages.Bye())
             self._adoption, self._over = None, True
             return None
         for worker in set(adoption.back) - set(back):
-            self._say_to(worker, messages.Bye())
+            self._send_to(worker, messages.Bye())
             self._lose(worker, "its process is out of reach")
             self._registry.mark_gone(worker)
         self._adoption = None
         self._state, instructions = take_over(replace(self._state, next_worker=next_worker), back, adoption.hosts)
         if (view := self._state.current) is not None and view.number:
-            self._newest, self._untold = view, None
-            self._say(self._peers.connections(), InstallView(view))
+            self._newest, self._unsent = view, None
+            self._send(self._peers.connections(), InstallView(view))
         for instruction in instructions:
             self._obey(instruction)
         if any(returned.stops for returned in back.values()):
             self._ask_to_stop()
         for asker, event in adoption.wishes:
             self._feed(asker, event)
-        for connection, message, size in self._unheard:
+        for connection, message, size in self._deferred:
             if not connection.dead:
                 super()._hear(connection, message, size)
         return back
@@ -267,7 +279,7 @@ class AdoptingCoordinator(Coordinator):
             self._board.begin(message.heard.number if message.heard is not None else 0)
             self._out.nudge()
         elif isinstance(message, Exit | RoundTaken) and self._adoption is not None:
-            self._unheard.append((connection, message, size))  # it has to be taken over first
+            self._deferred.append((connection, message, size))  # the worker has to be adopted first
         else:
             super()._hear(connection, message, size)
 
@@ -280,7 +292,7 @@ class AdoptingCoordinator(Coordinator):
     def _lose(self, worker: int, why: str) -> None:
         if self._adoption is None:
             super()._lose(worker, why)
-        elif connection := self._peers.remove(worker):  # it may come again
+        elif connection := self._peers.remove(worker):  # the worker may come back again
             self._hub.end(connection)
             self._adoption.goes(worker)
 

@@ -16,20 +16,19 @@ from elastune.elastic.stragglers import Stall, Straggler
 from elastune.elastic.wire.messages import WorkerSpec
 from elastune.elastic.wire.transport import WakeupPipe
 
-# [from controller] What a coordinator gets from its controller when it begins.
-
 SILENCE_S = 30.0  # far beyond a heartbeat: a coordinator may be slow without being gone
+BACKLOG_LIMIT_BYTES = 1 << 26  # of reports that the controller has not taken
 
 
 @dataclass(frozen=True)
 class WorkerBounds:
-    """How many workers there may be, and how they may stand.
+    """How many workers a run may have, and which meshes they may form.
 
     Attributes:
-        low: The fewest that the run goes on with.
-        high: The most that it may have.
-        most_losses: So many in a row without progress end the run.
-        meshes: How they may stand.
+        low: The smallest number of workers that the run goes on with.
+        high: The largest number of workers that the run may have.
+        most_losses: This many losses in a row without progress end the run.
+        meshes: The meshes that the workers may form.
     """
 
     low: int
@@ -40,14 +39,14 @@ class WorkerBounds:
 
 @dataclass(frozen=True)
 class Timeouts:
-    """How long the sides wait for each other, in seconds.
+    """How long coordinator and workers wait for each other, in seconds.
 
     Attributes:
-        heartbeat_s: A worker that is not heard for so long is lost.
-        silence_s: So long a worker bears to hear nothing from its coordinator before it ends itself, and may itself say
-            nothing while it loads its program.
-        grace_s: So long it looks for the next coordinator first.
-        collective_timeout_s: So long members wait for one that lives and does not come.
+        heartbeat_s: A worker is lost if the coordinator hears nothing from it for this long.
+        silence_s: A worker ends itself if it hears nothing from its coordinator for this long. While a worker loads its
+            program, it may itself be silent for this long.
+        grace_s: Before a worker ends itself, it looks for the next coordinator for this long.
+        collective_timeout_s: Members wait this long for a member that lives and does not join their operation.
     """
 
     heartbeat_s: float
@@ -58,13 +57,13 @@ class Timeouts:
 
 @dataclass(frozen=True)
 class ListenOptions:
-    """Where workers find their coordinator, and what lets them in.
+    """Where workers find their coordinator, and what admits them.
 
     Attributes:
-        host: The address to listen on; loopback unless the workers are elsewhere.
-        port: Where workers look for the coordinator after another one; 0: any.
-        token: The secret; "": a new one.
-        tls: The certificate that the token names, if it does.
+        host: The address to listen on; loopback unless workers run on other machines.
+        port: The port; 0 chooses a free one. A coordinator that replaces another one has to use the same port.
+        token: The secret of the run; "" creates a new one.
+        tls: The certificate that the token names, if it names one.
     """
 
     host: str = "127.0.0.1"
@@ -75,22 +74,17 @@ class ListenOptions:
 
 @dataclass(frozen=True)
 class WorkerLookups:
-    """What the controller can tell of a worker, by its number. The coordinator's thread asks.
+    """What the controller knows about a worker, by the worker's number. The coordinator's thread calls these functions.
 
     Attributes:
-        spec_of: What it is to do.
-        last_line: The last line of its log; "" where that is not seen.
-        vitals_of: What the system says of its process; None where that is not seen.
+        spec_of: The worker's task.
+        last_line: The last line of the worker's log; "" if the controller cannot see the log.
+        vitals_of: The status of the worker's process; None if the controller cannot see the process.
     """
 
     spec_of: Callable[[int], WorkerSpec | None] = lambda worker: None
     last_line: Callable[[int], str] = lambda worker: ""
     vitals_of: ProcessStatusOf = lambda worker: None
-
-
-# [for controller] What a coordinator has for its controller: things to do, and what workers report.
-
-BACKLOG_LIMIT_BYTES = 1 << 26  # of reports that were not taken
 
 
 @dataclass(frozen=True)
@@ -104,7 +98,7 @@ class RecordSent:
 
 @dataclass(frozen=True)
 class WorkerDisconnected:
-    """``worker`` has ended its connection: with the exit ``code`` of its entry point, or without a word (None)."""
+    """``worker`` has ended its connection. ``code`` is the exit code of its entry point; None: it sent none."""
 
     worker: int
     code: int | None
@@ -112,7 +106,7 @@ class WorkerDisconnected:
 
 @dataclass(frozen=True)
 class WorkerDrained:
-    """The end of ``worker``, which the controller told of, is known here; all that it ever sent was handed over."""
+    """``worker``, whose end the controller reported, has no more messages: all that it ever sent was handed over."""
 
     worker: int
 
@@ -121,15 +115,15 @@ ForController = Start | End | GiveUp | StopRun | RecordSent | WorkerDisconnected
 
 
 class ControllerQueue:
-    """Filled by the coordinator's thread, which never waits here; emptied by the controller's.
+    """What the coordinator hands to its controller: instructions, workers' records and records of events.
 
-    The coordinator calls ``wake`` once it has nothing more to put: thousands of events wake the controller once. Each
-    call of the system in one thread would wait for the other's turn to end, else. ``on_room`` is called in the
-    controller's thread when it has taken what was too much.
+    The coordinator's thread fills the queue and never waits for it; the controller's thread empties it. The coordinator
+    calls ``wake`` once after many items, because a system call for each item would make the two threads wait for each
+    other. ``on_room`` is called in the controller's thread when a full queue has been emptied.
     """
 
     def __init__(self, on_room: Callable[[], None] = lambda: None) -> None:
-        self._told: list[ForController] = []
+        self._pending: list[ForController] = []
         self._records: list[Record] = []
         self._backlog_bytes = 0
         self._on_room = on_room
@@ -137,18 +131,18 @@ class ControllerQueue:
         self._bell = WakeupPipe()
 
     def fileno(self) -> int:
-        """Readable while there is anything to take."""
+        """A descriptor that is readable while the queue holds anything."""
         return self._bell.fileno()
 
     @property
     def full(self) -> bool:
-        """Whether so much lies here that nothing more should be heard: workers that nobody reads slow down."""
+        """Whether the queue holds so much that no more workers should be read: then the workers slow down."""
         return self._backlog_bytes > BACKLOG_LIMIT_BYTES
 
-    def put(self, told: ForController, size_bytes: int = 0) -> None:
-        """Append ``told``."""
+    def put(self, item: ForController, size_bytes: int = 0) -> None:
+        """Append ``item``, of ``size_bytes``."""
         with self._changing:
-            self._told.append(told)
+            self._pending.append(item)
             self._backlog_bytes += size_bytes
 
     def keep(self, record: Record) -> None:
@@ -157,20 +151,20 @@ class ControllerQueue:
             self._records.append(record)
 
     def wake(self) -> None:
-        """Have the controller look, if there is anything to take."""
+        """Wake the controller, if the queue holds anything."""
         with self._changing:
-            if self._told or self._records:
+            if self._pending or self._records:
                 self._bell.ring()
 
     def nudge(self) -> None:
-        """There is something to look at that is not taken from here."""
+        """Wake the controller to look at something that is not in the queue."""
         self._bell.ring()
 
     def take(self) -> list[ForController]:
-        """All that was ``put``, in order."""
+        """Remove and return all items that were ``put``, in order."""
         with self._changing:
             was_full = self.full
-            taken, self._told, self._backlog_bytes = self._told, [], 0
+            taken, self._pending, self._backlog_bytes = self._pending, [], 0
             if not self._records:
                 self._bell.quiet()
         if was_full:
@@ -178,20 +172,24 @@ class ControllerQueue:
         return taken
 
     def take_records(self) -> list[Record]:
-        """All that was ``kept``, in order."""
+        """Remove and return all records that were ``kept``, in order."""
         with self._changing:
             taken, self._records = self._records, []
-            if not self._told:
+            if not self._pending:
                 self._bell.quiet()
             return taken
 
-    def tell(self, found: Stall | Straggler | None) -> bool:
-        """Who keeps the others waiting, or why they will never come together: True for that, the end of the run."""
-        if isinstance(found, Stall):
-            self.put(found)
-        elif found is not None:
-            self.keep(StragglerDetected(found.worker, found.line))
-        return isinstance(found, Stall)
+    def report(self, finding: Stall | Straggler | None) -> bool:
+        """Hand over a ``finding``: a worker that keeps others waiting, or a stall.
+
+        Returns:
+            Whether the finding is a stall, which ends the run.
+        """
+        if isinstance(finding, Stall):
+            self.put(finding)
+        elif finding is not None:
+            self.keep(StragglerDetected(finding.worker, finding.line))
+        return isinstance(finding, Stall)
 
     def release(self) -> None:
         """Give the file descriptor back. Idempotent."""

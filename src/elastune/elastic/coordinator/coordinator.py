@@ -1,7 +1,7 @@
 """The coordinator of a run: a thread in the controller that hears workers and obeys the membership machine.
 
-Only this thread calls the machine, one event at a time. What the controller has to do (start and end processes, keep
-the workers' records) it takes from the coordinator in order, with ``take``.
+Only this thread calls the machine, one event at a time. The controller takes from the coordinator, by ``take`` and in
+order, what it has to do: start and end processes, and keep the workers' records.
 """
 
 from __future__ import annotations
@@ -67,98 +67,28 @@ from elastune.elastic.wire.server import CONNECTION_CLOSED, Closed, Connection, 
 from elastune.elastic.wire.transport import ProtocolError, WakeupPipe
 from elastune.elastic.wire.view import RendezvousStore, View
 
-# [company] How long the workers of a host that are ready wait for those that are not, so that all join by one view.
-
-LIMIT_S = 2.0
-
-
-class HostBatching:
-    """Asked from time to time."""
-
-    def __init__(self) -> None:
-        self._since: float | None = None
-
-    def waited_enough(self, state: Membership, now: float) -> bool:
-        """Whether somebody has waited for ``LIMIT_S``; said once."""
-        if not waits_for_host(state):
-            self._since = None
-        elif self._since is None:
-            self._since = now
-        elif now - self._since >= LIMIT_S:
-            self._since = None
-            return True
-        return False
-
-
-# [roll] The workers that a coordinator knows by number: who may come, who has gone for good, and why one leaves.
-
-
-class WorkerRegistry:
-    """Begins with ``workers``, the first ones."""
-
-    def __init__(self, workers: Iterable[int]) -> None:
-        self._known = set(workers)
-        self._gone: set[int] = set()
-        self._reasons: dict[int, str] = {}
-        self._resized = ""
-        self._reached = -1
-
-    def add(self, workers: Iterable[int]) -> None:
-        """These were started."""
-        self._known.update(workers)
-
-    def mark_gone(self, worker: int) -> None:
-        """It has gone for good: whatever it says is late."""
-        self._gone.add(worker)
-
-    def expects(self, worker: int) -> bool:
-        """Whether ``worker`` was started and has not gone."""
-        return worker in self._known and worker not in self._gone
-
-    def note(self, worker: int | None, event: Event) -> None:
-        """Remember what ``event`` says of anybody's leaving."""
-        match event:
-            case Left() if worker is not None:
-                self.mark_gone(worker)
-            case Noticed(why=why) if worker is not None:
-                self._reasons[worker] = why
-            case ReplaceAsked() if worker is not None:
-                self._reasons[worker] = "another was to take its place"
-            case ResizeAsked(workers=workers, why=why):
-                self._resized = why or f"a resize to {workers} workers"
-            case ReshapeAsked(mesh=mesh, why=why):
-                self._resized = why or f"a reshape to {mesh}"
-
-    def why_left(self, worker: int) -> str:
-        """Why ``worker`` was to leave, as it was asked for: what it was given notice by, or the newest resize."""
-        return self._reasons.get(worker, self._resized)
-
-    def further(self, record: Record) -> int | None:
-        """The step that ``record``, a checkpoint or a report, tells of, if it is further than any before."""
-        if not isinstance(record, Checkpointed | Reported) or record.step <= self._reached:
-            return None
-        self._reached = record.step
-        return record.step
-
-
-# [coordinator] The coordinator of a run: a thread in its controller that hears the workers and does what the machine decides.
-#
-# It alone speaks to the machine, one event after the other. What is for the controller (processes to start and end, and
-# what workers report) it hands over, in order, by ``take``.
-
-BROKEN_GRACE_S = 0.02
+BROKEN_GRACE_S = 0.02  # a report of a broken view waits this long for the death that may explain it
 CLOSE_LIMIT_S = 5.0
-WORDS = 6  # to a worker in the time of silence that it bears
-FINAL_MESSAGES_S = 2.0  # how long after a worker's end what it had sent may take to arrive
+BEATS_IN_SILENCE = 6  # heartbeats to a worker in the time after which it would take the coordinator for lost
+FINAL_MESSAGES_S = 2.0  # after a worker's end its last messages may take this long to arrive
+HOST_WAIT_S = 2.0  # ready workers wait this long for the others of their host, so that all join by one view
 BEAT = messages.encode(Beat())
 
 
 class Coordinator:
-    """Serves one run from now until ``close``. Any thread may call what has no underscore; numbers that no event may
-    have (a negative one, NaN) raise ``ValueError``.
+    """Serves one run until ``close``: it accepts workers, feeds the membership machine and obeys it.
 
-    ``workers``: the numbers of the workers that the caller is starting. The rest: see ``from_controller``. Raises
-    ``OSError`` where it cannot listen.
+    Any thread may call the public methods. Numbers that no event may have (a negative one, NaN) raise ``ValueError``.
+
+    Args:
+        workers: The numbers of the workers that the caller is starting.
+        bounds: How many workers the run may have, and which meshes they may form.
+        timeouts: How long coordinator and workers wait for each other.
+        entrance: The address to listen on, and the token.
+        lookups: What the controller knows about its workers.
+
+    Raises:
+        OSError: The coordinator cannot listen at the address.
     """
 
     def __init__(
@@ -182,15 +112,15 @@ class Coordinator:
         loading_s = max(heartbeat_s, min(silence_s, SILENCE_S))
         self._peers = WorkerConnections(heartbeat_s, loading_s, lookups.vitals_of, silence_s)
         self._newest: View | None = None
-        self._untold: View | None = None  # the newest, until everybody has been sent it
+        self._unsent: View | None = None  # the newest view, until it was sent to all workers
         self._board = RendezvousStore()
-        self._ending: dict[int, str] = {}  # whose last words are awaited: how the process ended
+        self._ending: dict[int, str] = {}  # how the process ended, of workers whose last messages are awaited
         self._over = self._stopping = self._closing = False
         self._calls: deque[Callable[[], None]] = deque()
         self._timers, self._host_batching = Timers(), HostBatching()
         hurry = partial(self._peers.waits, self._beat_s)
         self._rounds = RoundWatch(self._timers, self._drop, lambda: self._state, lambda: self._out.full, hurry)
-        self._due = self._next_beat = self._next_word = time.monotonic()
+        self._due = self._next_beat = self._next_sign = time.monotonic()
         self._out = ControllerQueue(on_room=self._bell.ring)
         self._thread = threading.Thread(target=self._serve, name="coordinator", daemon=True)
         self._thread.start()
@@ -198,7 +128,7 @@ class Coordinator:
     # -- for the controller -------------------------------------------------------------------------------------------
 
     def fileno(self) -> int:
-        """Readable while there is something to ``take`` or a record to take."""
+        """A descriptor that is readable while ``take`` or ``take_records`` would return anything."""
         return self._out.fileno()
 
     @property
@@ -209,46 +139,50 @@ class Coordinator:
 
     @property
     def membership(self) -> Membership:
-        """Who is there and how many there are to be, now."""
+        """The state of the membership machine now."""
         return self._state
 
     @property
     def step(self) -> int:
-        """Completed steps, as far as the workers' beats have told."""
+        """The number of completed steps, according to the workers' newest heartbeats."""
         return self._peers.step
 
     def take(self) -> list[ForController]:
-        """What the controller has to do, in order, and is told once."""
+        """Remove and return what the controller has to do, in order."""
         return self._out.take()
 
     def take_records(self) -> list[Record]:
-        """What happened, in order: every event of the machine, and who kept others waiting."""
+        """Remove and return the records of what happened, in order: events of the machine, and stragglers."""
         return self._out.take_records()
 
     def why_left(self, worker: int) -> str:
-        """Why ``worker`` was to leave, as it was asked for: what it was given notice by, or the newest resize."""
+        """The reason why ``worker`` was asked to leave: that of its notice, or that of the newest resize."""
         return self._registry.why_left(worker)
 
     def lost(self, worker: int, why: str) -> None:
-        """``worker``'s process has ended or could not be started. ``WorkerDrained`` follows all that it had sent."""
+        """Report that ``worker``'s process has ended or could not be started.
+
+        ``WorkerDrained`` follows once all messages of this worker were handed over.
+        """
         self._call(lambda: self._await_final_messages(worker, why))
 
     def stop(self) -> None:
-        """Ask all workers, those too that are still to come, for a checkpoint and the end of the run."""
+        """Ask all workers, present and future ones, to write a checkpoint and end the run."""
         self._call(self._ask_to_stop)
 
     def kept(self, records: Mapping[int, int]) -> None:
-        """Of these workers so many records are in the journal."""
+        """Report how many records of each worker are in the journal."""
         self._call(lambda: self._kept.update(records))
 
     def capacity(self, free: int) -> None:
-        """``free`` more workers could be started now."""
+        """Report that ``free`` more workers could be started now."""
         self._call(partial(self._feed, None, messages.CapacityChanged(free)))
 
     def ask(self, request: Request | messages.Progressed) -> None:
-        """Somebody wants other workers, or another mesh, or knows more of it.
+        """Pass on a request for other workers or another mesh, or the news that the run has progressed.
 
-        Nothing becomes of what cannot be, nor of what others have asked for already: of a policy each worker asks.
+        A request that is impossible has no effect. Nor has a request that was made before: each worker repeats a
+        policy's.
         """
 
         def hear() -> None:
@@ -258,11 +192,11 @@ class Coordinator:
         self._call(hear)
 
     def notice(self, worker: int, seconds: float, why: str) -> None:
-        """``worker`` will be taken away in ``seconds``."""
+        """Report that ``worker`` will be taken away in ``seconds``."""
         self._call(partial(self._feed, worker, messages.Noticed(seconds, why)))
 
     def close(self) -> None:
-        """Hear no more, close every connection. Idempotent."""
+        """Close every connection and end the thread. Idempotent."""
         self._closing = True
         self._bell.ring()
         self._thread.join(CLOSE_LIMIT_S)
@@ -279,7 +213,7 @@ class Coordinator:
             while not self._closing:
                 self._round()
                 self._out.wake()
-        except Exception as bug:  # noqa: BLE001 - nobody else would tell that the run has lost its coordinator
+        except Exception as bug:  # noqa: BLE001 - nothing else would report that the run has lost its coordinator
             traceback.print_exc(file=sys.stderr)
             self._out.put(GiveUp(f"the coordinator failed: {bug!r}"))
             self._out.wake()
@@ -288,10 +222,10 @@ class Coordinator:
             self._bell.close()
 
     def _round(self) -> None:
-        full = self._out.full  # the controller is busy: its workers wait with what they have to say
+        full = self._out.full  # the controller is busy: its workers' messages stay unread
         self._hub.hear_workers(not full)
         self._due = min([self._next_beat, self._peers.next_silence, *self._timers.next_at])
-        # What the controller says of a worker comes after what the worker itself had said before that.
+        # A call of the controller about a worker is made after the messages that the worker had sent before it.
         calls = [self._calls.popleft() for _ in range(len(self._calls))]
         for event in self._hub.wait(0.0 if calls else self._due - time.monotonic()):
             match event:
@@ -311,27 +245,27 @@ class Coordinator:
             self._peers.excuse(now)
         for worker in self._peers.silent(now, self._due):
             self._lose(worker, self._peers.why_silent(worker))
-        if self._untold is not None and not self._over:  # once a round: workers that fall with their host are one view
-            self._say(self._peers.connections(), InstallView(self._untold))
-            self._untold = None
+        if self._unsent is not None and not self._over:  # once a round: workers lost with one host make one view
+            self._send(self._peers.connections(), InstallView(self._unsent))
+            self._unsent = None
         for slow in self._peers.take_excused():
-            self._out.tell(slow)
+            self._out.report(slow)
         if now >= self._next_beat:
             self._next_beat = now + self._beat_s
-            if now >= self._next_word:  # who has more to read than that will see that this side lives
-                self._next_word = now + self._timeouts.silence_s / WORDS
+            if now >= self._next_sign:  # a worker with unread output sees from that output that this side lives
+                self._next_sign = now + self._timeouts.silence_s / BEATS_IN_SILENCE
                 self._hub.send([c for c in self._peers.connections() if not c.output], BEAT)
             for worker, nth in self._kept.items():
-                self._say_to(worker, messages.RecordsKept(nth))
+                self._send_to(worker, messages.RecordsKept(nth))
             self._kept.clear()
             if self._host_batching.waited_enough(self._state, now):
                 self._feed(None, messages.WaitedEnough())
             if self._state.current is not None and not self._over:
                 members = self._state.current.members
                 limit_s, last_line = self._timeouts.collective_timeout_s, self._lookups.last_line
-                self._over = self._out.tell(self._peers.look(members, now, limit_s, last_line))
+                self._over = self._out.report(self._peers.look(members, now, limit_s, last_line))
 
-    # -- what workers and clients say ---------------------------------------------------------------------------------
+    # -- messages of workers and clients ------------------------------------------------------------------------------
 
     def _greet(self, connection: Connection, hello: Hello) -> None:
         worker = connection.worker = hello.worker
@@ -339,7 +273,7 @@ class Coordinator:
             return
         if not self._registry.expects(worker) or worker in self._peers or self._over or hello.returns:
             if hello.returns:  # the others go on without it
-                self._say([connection], messages.Bye())
+                self._send([connection], messages.Bye())
             self._hub.end(connection)
             return
         self._let_in(connection, worker, hello)
@@ -348,13 +282,13 @@ class Coordinator:
         self._peers.add(worker, connection, hello.host, time.monotonic())
         joins, spec, times = self._newest is not None, self._lookups.spec_of(worker), self._timeouts
         beats_s = self._beat_s, self._least_beat_s
-        self._say([connection], messages.Welcome(joins, *beats_s, times.silence_s, times.grace_s, spec))
+        self._send([connection], messages.Welcome(joins, *beats_s, times.silence_s, times.grace_s, spec))
         if self._stopping:
-            self._say([connection], messages.Stop())
-        if self._newest is not None and self._untold is None:
-            self._say([connection], InstallView(self._newest))
+            self._send([connection], messages.Stop())
+        if self._newest is not None and self._unsent is None:
+            self._send([connection], InstallView(self._newest))
         for key, value in self._board.items():
-            self._say([connection], messages.Publish(key, value))
+            self._send([connection], messages.Publish(key, value))
         self._feed(worker, messages.Connected(hello.host))
 
     def _hear(self, connection: Connection, message: Message, size: int) -> None:
@@ -367,27 +301,27 @@ class Coordinator:
         match message:
             case messages.Report(record, nth):
                 self._out.put(RecordSent(worker, record, nth), size)
-                # It would change nothing while nothing has failed.
+                # Progress only resets the count of failures.
                 if (step := self._registry.further(record)) is not None and self._state.consecutive_failures:
                     self._feed(None, messages.Progressed(step))
             case messages.Exit(code):
-                self._say([connection], messages.Bye())
+                self._send([connection], messages.Bye())
                 self._end_connection(worker, code, f"it ended with exit code {code}")
             case _ if isinstance(message, messages.RoundTaken) or not self._registry.expects(worker):
-                pass  # ``_rounds`` has heard it; or it is released, or about to be ended
+                pass  # ``_rounds`` has its message, or the worker was released or is about to be ended
             case Beat():
                 self._peers.beaten(worker, message, now)
             case messages.Publish():
                 self._publish(worker, message)
             case Broken():
-                # A death that explains it is to be heard first: its end of connection is on its way.
+                # If a death explains the break, the end of that connection is on its way and is handled first.
                 self._timers.put(now + BROKEN_GRACE_S, partial(self._feed, worker, message))
             case messages.ResizeAsked() | messages.ReshapeAsked():
                 self.ask(message)
             case messages.LayersFound(layers):
-                if self._state.meshes.widened(layers) != self._state.meshes:  # the first that says so
+                if self._state.meshes.widened(layers) != self._state.meshes:  # only the first report changes anything
                     self._feed(None, message)
-            case _ if isinstance(message, messages.Said):
+            case _ if isinstance(message, messages.SentEvent):
                 self._feed(worker, message)
             case _:
                 self._lose(worker, f"it broke the protocol: it sent {message.kind!r}, which no worker sends")
@@ -399,14 +333,14 @@ class Coordinator:
             self._lose(worker, f"it broke the protocol: {error}")
             return
         if kept:
-            self._say(self._peers.connections(but=worker), message)
+            self._send(self._peers.connections(but=worker), message)
 
     def _answer(self, connection: Connection, message: Message) -> None:
         if isinstance(message, Request):
             why_not = OVER if self._over else objection(self._state, message)
             if not why_not:
                 self._feed(None, message)
-            self._say([connection], answer(self._state, message, self.members, why_not))
+            self._send([connection], answer(self._state, message, self.members, why_not))
         self._hub.end(connection)
 
     def _part(self, connection: Connection, why: str) -> None:
@@ -420,7 +354,7 @@ class Coordinator:
             self._bury(worker)
 
     def _end_connection(self, worker: int, code: int | None, why: str) -> None:
-        """``worker`` has said all that it had to say."""
+        """``worker`` will send nothing more."""
         self._out.put(WorkerDisconnected(worker, code))
         self._lose(worker, self._ending.get(worker, why))
         self._bury(worker)
@@ -438,7 +372,7 @@ class Coordinator:
 
     def _ask_to_stop(self) -> None:
         self._stopping = True
-        self._say(self._peers.connections(), messages.Stop())
+        self._send(self._peers.connections(), messages.Stop())
 
     # -- the machine --------------------------------------------------------------------------------------------------
 
@@ -450,7 +384,7 @@ class Coordinator:
             self._feed(worker, messages.Lost(why))
 
     def _drop(self, worker: int, why: str) -> None:
-        self._say_to(worker, messages.Bye())
+        self._send_to(worker, messages.Bye())
         self._lose(worker, why)
 
     def _feed(self, worker: int | None, event: Event) -> None:
@@ -459,7 +393,7 @@ class Coordinator:
         self._registry.note(worker, event)
         self._out.keep(MembershipEvent(messages.encode_event(worker, event)))
         try:
-            self._state, instructions = machine.step(self._state, worker, event)
+            self._state, instructions = machine.transition(self._state, worker, event)
         except ProtocolViolation as violation:
             instructions = (GiveUp(str(violation)),)
         for instruction in instructions:
@@ -468,22 +402,22 @@ class Coordinator:
     def _obey(self, instruction: Instruction) -> None:
         match instruction:
             case InstallView(view):
-                self._newest = self._untold = view
+                self._newest = self._unsent = view
                 self._board.begin(view.number)
             case Confirm(worker, view):
-                self._say_to(worker, messages.Confirmed(view))
+                self._send_to(worker, messages.Confirmed(view))
             case Release(worker):
                 self._registry.mark_gone(worker)
-                self._say_to(worker, messages.Bye())
+                self._send_to(worker, messages.Bye())
             case Dismiss():
                 self._over = True
-                self._say(self._peers.connections(), messages.Bye())
+                self._send(self._peers.connections(), messages.Bye())
             case Start(workers):
                 self._registry.add(workers)
                 self._out.put(instruction)
             case End(worker):
                 self._registry.mark_gone(worker)
-                self._say_to(worker, messages.Bye())  # who cannot be reached by the controller ends itself
+                self._send_to(worker, messages.Bye())  # a worker that the controller cannot reach ends itself
                 self._out.put(instruction)
             case GiveUp():
                 self._over = True
@@ -492,9 +426,81 @@ class Coordinator:
                 self._ask_to_stop()
                 self._out.put(instruction)
 
-    def _say_to(self, worker: int, message: Message) -> None:
+    def _send_to(self, worker: int, message: Message) -> None:
         if peer := self._peers.get(worker):
-            self._say([peer.connection], message)
+            self._send([peer.connection], message)
 
-    def _say(self, connections: Sequence[Connection], message: Message) -> None:
+    def _send(self, connections: Sequence[Connection], message: Message) -> None:
         self._hub.send(connections, messages.encode(message))
+
+
+class HostBatching:
+    """Decides how long ready workers wait for the other workers of their host, so that all of them join by one view."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def waited_enough(self, state: Membership, now: float) -> bool:
+        """Whether a worker has waited for ``HOST_WAIT_S``.
+
+        True once for each such wait; to be called from time to time.
+        """
+        if not waits_for_host(state):
+            self._since = None
+        elif self._since is None:
+            self._since = now
+        elif now - self._since >= HOST_WAIT_S:
+            self._since = None
+            return True
+        return False
+
+
+class WorkerRegistry:
+    """The workers that a coordinator knows: which may connect, which have gone for good, and why one was to leave.
+
+    ``workers`` are the first ones.
+    """
+
+    def __init__(self, workers: Iterable[int]) -> None:
+        self._started = set(workers)
+        self._gone: set[int] = set()
+        self._reasons: dict[int, str] = {}
+        self._resized = ""
+        self._reached = -1
+
+    def add(self, workers: Iterable[int]) -> None:
+        """Note that these workers were started."""
+        self._started.update(workers)
+
+    def mark_gone(self, worker: int) -> None:
+        """Note that ``worker`` has gone for good: its messages are ignored from now on."""
+        self._gone.add(worker)
+
+    def expects(self, worker: int) -> bool:
+        """Whether ``worker`` was started and has not gone."""
+        return worker in self._started and worker not in self._gone
+
+    def note(self, worker: int | None, event: Event) -> None:
+        """Remember the reason for leaving that ``event`` contains, if it contains one."""
+        match event:
+            case Left() if worker is not None:
+                self.mark_gone(worker)
+            case Noticed(why=why) if worker is not None:
+                self._reasons[worker] = why
+            case ReplaceAsked() if worker is not None:
+                self._reasons[worker] = "another was to take its place"
+            case ResizeAsked(workers=workers, why=why):
+                self._resized = why or f"a resize to {workers} workers"
+            case ReshapeAsked(mesh=mesh, why=why):
+                self._resized = why or f"a reshape to {mesh}"
+
+    def why_left(self, worker: int) -> str:
+        """The reason why ``worker`` was asked to leave: that of its notice, or that of the newest resize."""
+        return self._reasons.get(worker, self._resized)
+
+    def further(self, record: Record) -> int | None:
+        """The step of ``record``, a checkpoint or a report, if it is higher than that of any record before."""
+        if not isinstance(record, Checkpointed | Reported) or record.step <= self._reached:
+            return None
+        self._reached = record.step
+        return record.step

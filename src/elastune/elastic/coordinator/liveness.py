@@ -10,38 +10,38 @@ from elastune.elastic.stragglers import HeartbeatSample, Pace, Stall, Straggler,
 from elastune.elastic.wire.messages import Beat, Message, Report
 from elastune.elastic.wire.server import Connection
 
-BEATS = 5  # of a worker, before it counts as silent
-BEATS_WAITED_FOR = 3  # of a worker that waits where others can do without it
+BEATS = 5  # heartbeats that a worker has to miss before it counts as silent
+BEATS_WAITED_FOR = 3  # the same, for a worker whose round can end without it
 LONGEST_BEAT_S, LEAST_BEAT_S = 0.5, 0.05
-STANDING = ("reducing", "forming")  # where others are waited for
-LOOKS_APART_S = 1.5  # an agent tells of its host's processes once a second: what was seen sooner may be the same sight
-BEATS_A_SECOND = 4096  # of all workers: more of them beat more seldom, as far as ``BEATS`` allows
+STANDING = ("reducing", "forming")  # activities in which a worker waits for others
+LOOKS_APART_S = 1.5  # an agent reports processes once a second: two looks closer together may see one report
+BEATS_A_SECOND = 4096  # of all workers: beyond that they beat less often, as far as ``BEATS`` allows
 
 
 def beat_every_s(heartbeat_s: float, workers: int) -> float:
-    """How often each of so many ``workers`` says that it lives, where one counts as silent after ``heartbeat_s``."""
+    """The interval at which each of so many ``workers`` sends a heartbeat, if one is silent after ``heartbeat_s``."""
     return min(heartbeat_s / BEATS, max(LONGEST_BEAT_S, workers / BEATS_A_SECOND))
 
 
 def least_beat_s(workers: int) -> float:
-    """How often each of them may say it at most."""
+    """The shortest interval at which each of so many ``workers`` may send heartbeats."""
     return max(LEAST_BEAT_S, workers / BEATS_A_SECOND)
 
 
 @dataclass(frozen=True)
 class ProcessStatus:
-    """What the system says of a process: its ``state`` as in proc(5), and the processor time that it has used."""
+    """The system's record of a process: its ``state`` as in proc(5), and the processor time that it has used."""
 
     state: str
     cpu_s: float
 
     @property
     def lives(self) -> bool:
-        """Whether it can go on by itself: it has not ended, and nobody has stopped it."""
+        """Whether the process can go on by itself: it has not ended, and it is not stopped or traced."""
         return self.state not in "TtZX"
 
     def works_since(self, before: ProcessStatus | None) -> bool:
-        """Whether it runs, waits for a disk, or has run since ``before``; a stopped or traced one never does."""
+        """Whether the process runs, waits for a disk, or has run since ``before``; never true of a stopped process."""
         if not self.lives:
             return False
         return self.state in "RD" or (before is not None and self.cpu_s > before.cpu_s)
@@ -52,12 +52,16 @@ ProcessStatusOf = Callable[[int], ProcessStatus | None]
 
 @dataclass
 class Peer:
-    """A connected worker: its newest beat came at ``beat_at``, anything at all at ``heard_at``.
+    """A connected worker, with what its messages and its process show.
 
-    ``loading``: it said last that it loads its program. ``excused_at``: when it was last found silent and at work;
-    ``vitals``: what was seen of its process halfway to that, at ``looked_at``. ``waits_s``: how long it may be silent
-    while it waits for others, or they for it, which need not. ``stands_at``: the step that it said last that it cannot
-    end by itself.
+    Attributes:
+        heard_at: When its newest message came.
+        beat_at: When its newest heartbeat came.
+        loading: Its newest heartbeat reported that it loads its program.
+        excused_at: When it was last found silent but at work.
+        vitals: The status of its process in the middle of a silence, seen at ``looked_at``.
+        waits_s: How long it may be silent in a round that can end without it.
+        stands_at: The step that it cannot end by itself, according to its newest message.
     """
 
     worker: int
@@ -75,18 +79,20 @@ class Peer:
 
     @property
     def counts_from(self) -> float:
-        """When its patience began to run."""
+        """The time from which its silence is counted."""
         return max(self.heard_at, self.excused_at)
 
 
 class WorkerConnections:
-    """Workers by number. One that is not heard for ``heartbeat_s`` is silent; for ``loading_s``, while it loads its
-    program: some libraries let no other thread run for seconds when they are imported.
+    """The connected workers by number, and the rules by which a silent one counts as lost.
 
-    Slow is not dead: where ``vitals_of`` can see the worker's process, one that works (it may hold Python's lock in one
-    long call) is excused for another heartbeat. Nor is it a death when nobody at all is heard any more: the network is
-    away, or this machine was. Then all are waited for, up to ``pause_s``, but for those whose process is seen not to
-    live; one alone is, where its process is seen to.
+    A worker is silent after ``heartbeat_s`` without a message. While it loads its program, the limit is ``loading_s``,
+    because some libraries let no other thread run for seconds when they are imported.
+
+    Slow is not dead. If ``vitals_of`` sees the worker's process at work (one long call may hold Python's lock), the
+    worker is excused for another heartbeat. If no worker at all is heard, the network may be away, or this machine was
+    suspended: then all workers are waited for, up to ``pause_s``, except those whose process is seen to be dead. A
+    worker that is alone is waited for only if its process is seen to live.
     """
 
     def __init__(
@@ -101,12 +107,12 @@ class WorkerConnections:
         self._excused: list[Straggler] = []
         self._heartbeat_s = heartbeat_s
         self._loading_s = loading_s
-        self._least_due_s = heartbeat_s  # of any worker so far
+        self._least_due_s = heartbeat_s  # the shortest limit of any worker so far
         self._peers: dict[int, Peer] = {}
         self._pace = Pace()
-        self._told: set[tuple[int, int]] = set()
+        self._named: set[tuple[int, int]] = set()
         self.next_silence = 0.0
-        """Before this nobody can have been silent for long enough."""
+        """Before this time no worker can have been silent for long enough."""
 
     def __contains__(self, worker: int) -> bool:
         return worker in self._peers
@@ -117,24 +123,24 @@ class WorkerConnections:
 
     @property
     def step(self) -> int:
-        """The furthest step that any of them is in. Any thread may ask."""
+        """The highest step that any worker is in. Any thread may read it."""
         return max((peer.beat.step for peer in list(self._peers.values())), default=0)
 
     def add(self, worker: int, connection: Connection, host: str, now: float) -> None:
-        """``worker`` has come."""
+        """Note that ``worker`` has connected."""
         self._peers[worker] = Peer(worker, connection, host, now, now)
 
     def remove(self, worker: int) -> Connection | None:
-        """``worker`` has gone; its connection, if it had one."""
+        """Forget ``worker``. Returns its connection, if it had one."""
         peer = self._peers.pop(worker, None)
         return peer.connection if peer else None
 
     def connections(self, but: int | None = None) -> list[Connection]:
-        """Those of all workers ``but`` one."""
+        """The connections of all workers ``but`` one."""
         return [peer.connection for worker, peer in self._peers.items() if worker != but]
 
     def heard(self, worker: int, now: float, message: Message) -> None:
-        """``worker`` has said something."""
+        """Note that ``worker`` has sent ``message``."""
         peer = self._peers[worker]
         peer.heard_at, peer.looked_at = now, None
         if isinstance(message, Beat):
@@ -145,23 +151,29 @@ class WorkerConnections:
             peer.loading = False
 
     def beaten(self, worker: int, beat: Beat, now: float) -> None:
-        """``worker`` has told what it is doing."""
+        """Note the heartbeat of ``worker``."""
         peer = self._peers[worker]
         peer.beat, peer.beat_at = beat, now
         self._pace.heard(now, beat.step)
 
     def waits(self, beat_s: float, worker: int, step: int, grace_s: float, now: float) -> None:
-        """``worker``, which beats every ``beat_s`` if it has not told of another pace, waits in ``step`` for others, or
-        they for it, which can do without it and give it ``grace_s``.
+        """Shorten the patience with ``worker``: it takes part in a round that can end without it, after ``grace_s``.
 
-        As long as another one is heard that waits there, too, it may not be silent for a whole heartbeat: where none
-        is, the exchange is over, and what it does since then it has not told yet. One that is not there yet is bound by
-        that until it beats again.
+        The limit holds as long as another worker is heard that waits in the same step. If there is none, the exchange
+        is over, and the worker may do something else that it has not reported yet. A worker that has not reached the
+        step is bound by the limit until its next heartbeat.
+
+        Args:
+            beat_s: The interval of heartbeats, if the worker has reported no other one.
+            worker: The worker.
+            step: The step at whose end the workers wait.
+            grace_s: The grace period of the round.
+            now: The time now.
         """
         if (peer := self._peers.get(worker)) is None:
             return
-        if self._vitals_of(worker) is not None:  # else silence is all that tells, and a network may be as long silent
-            beat_s = max(peer.beat.every_s or beat_s, min(beat_s, grace_s))  # a grace may just have become longer
+        if self._vitals_of(worker) is not None:  # else only silence shows a death, and a slow network is silent, too
+            beat_s = max(peer.beat.every_s or beat_s, min(beat_s, grace_s))  # the grace may just have become longer
         peer.stands_at = step
         peer.waits_s = min(self._heartbeat_s, grace_s + BEATS_WAITED_FOR * beat_s)
         self._least_due_s = min(self._least_due_s, peer.waits_s)
@@ -170,7 +182,7 @@ class WorkerConnections:
         self.next_silence = min(self.next_silence, max(halfway, now + beat_s))
 
     def why_silent(self, worker: int) -> str:
-        """Why ``worker``, who is silent, counts as lost."""
+        """The reason why ``worker``, which is silent, counts as lost."""
         peer = self._peers[worker]
         if peer.waits_s < self._heartbeat_s:
             return f"it has been silent for {peer.waits_s:g} s at the end of a round that needs a quorum alone (grace)"
@@ -178,15 +190,18 @@ class WorkerConnections:
         return f"{host}it has been silent for {self._heartbeat_s:g} s (--heartbeat)"
 
     def excuse(self, now: float) -> None:
-        """Nobody could be heard until ``now``, and that was nobody's fault."""
+        """Note that no worker could be heard until ``now``, through no fault of theirs."""
         for peer in self._peers.values():
             peer.heard_at = now
 
     def silent(self, now: float, due: float) -> list[int]:
-        """Who is silent. ``due``: when this question was to be asked at the latest."""
+        """The workers that are silent at ``now``.
+
+        ``due``: the latest time at which this method should have been called.
+        """
         late = now - due
         for peer in self._peers.values() if late > self._least_due_s / 2 else ():
-            # This process itself did not run: what the workers said meanwhile may not be here yet.
+            # This process itself did not run: messages that the workers sent meanwhile may still be on their way.
             if late > self._due_s(peer) / 2:
                 peer.heard_at = min(now, peer.heard_at + late)
         if now < self.next_silence:
@@ -194,19 +209,19 @@ class WorkerConnections:
         newest = max((peer.heard_at for peer in self._peers.values()), default=now)
         silent = {worker for worker, peer in self._peers.items() if self._is_silent(peer, now, newest)}
         waits = [self._next_look(peer, now) for worker, peer in self._peers.items() if worker not in silent]
-        # Whoever comes, or has loaded its program, meanwhile is looked at in time.
+        # A worker that connects or finishes loading meanwhile is checked in time, too.
         self.next_silence = min([*waits, now + self._heartbeat_s / 2])
         return sorted(silent)
 
     def take_excused(self) -> list[Straggler]:
-        """Who was found silent and at work; told once for each silence."""
-        told, self._excused = self._excused, []
-        return told
+        """Remove and return the workers that were silent but at work; each silence is returned once."""
+        excused, self._excused = self._excused, []
+        return excused
 
     def _is_silent(self, peer: Peer, now: float, newest: float) -> bool:
-        """Halfway its process is looked at, and at the end again: has it worked in between?
+        """Whether ``peer`` counts as lost. Its process is looked at halfway and at the end: has it worked in between?
 
-        ``newest``: when anybody was heard last.
+        ``newest``: when any worker was heard last.
         """
         patience_s, waited_s = self._patience_s(peer, now), now - peer.counts_from
         if waited_s >= patience_s / 2:
@@ -230,16 +245,16 @@ class WorkerConnections:
         return False
 
     def _look_at(self, peer: Peer, now: float) -> None:
-        """See what its process has done so far, once in a silence."""
+        """Record the status of its process, once in a silence."""
         if peer.looked_at is None:
             peer.looked_at, peer.vitals = now, self._vitals_of(peer.worker)
 
     def _compares_at(self, peer: Peer) -> float:
-        """When it can be told whether its process has worked since it was looked at."""
+        """The time from which two statuses of its process can be compared."""
         return -inf if peer.looked_at is None else peer.looked_at + min(LOOKS_APART_S, self._heartbeat_s / 2)
 
     def _all_pause(self, peer: Peer, vitals: ProcessStatus | None, now: float, newest: float) -> bool:
-        """Whether ``peer``, which is silent, may be so because nobody can be heard."""
+        """Whether ``peer`` may be silent because no worker at all can be heard."""
         if now - newest < self._due_s(peer) / 2 or now - peer.heard_at >= self._pause_s:
             return False
         return len(self._peers) > 1 if vitals is None else vitals.lives
@@ -254,7 +269,7 @@ class WorkerConnections:
         return self._due_s(peer) if self._is_waited_for(peer, now) else self._heartbeat_s
 
     def _is_waited_for(self, peer: Peer, now: float) -> bool:
-        """Whether another one is heard that waits where ``peer`` does."""
+        """Whether another worker is heard that waits in the same step as ``peer``."""
         return peer.waits_s < self._heartbeat_s and any(
             other.stands_at == peer.stands_at and now - other.heard_at < peer.waits_s
             for other in self._peers.values()
@@ -262,24 +277,32 @@ class WorkerConnections:
         )
 
     def _due_s(self, peer: Peer) -> float:
-        """How long a healthy ``peer`` that has loaded its program may be silent."""
+        """The time that a healthy ``peer`` which has loaded its program may be silent."""
         return min(self._heartbeat_s, peer.waits_s)
 
     def look(
         self, members: Sequence[int], now: float, limit_s: float, last_line: Callable[[int], str]
     ) -> Stall | Straggler | None:
-        """Why ``members``, by rank, will never come together, if so: they wait for one for ``limit_s`` at most.
+        """Look for a member that makes the others wait.
 
-        Else which of them keeps the others waiting; told once for each of its steps.
+        Args:
+            members: The members, by rank.
+            now: The time now.
+            limit_s: The members wait this long for one member at most.
+            last_line: Returns the last line of a worker's log.
+
+        Returns:
+            The reason why the members will never come together; or else the member that keeps the others waiting, once
+            for each of its steps; or None.
         """
         sights = self._sights(members, now)
         if (apart := find_stall(sights, limit_s)) is not None:
             return apart
-        found = straggler(sights, self._pace.patience_s, last_line)
-        if found is None or (found.worker, found.step) in self._told:
+        slowest = straggler(sights, self._pace.patience_s, last_line)
+        if slowest is None or (slowest.worker, slowest.step) in self._named:
             return None
-        self._told.add((found.worker, found.step))
-        return found
+        self._named.add((slowest.worker, slowest.step))
+        return slowest
 
     def _sights(self, members: Sequence[int], now: float) -> list[HeartbeatSample]:
         return [

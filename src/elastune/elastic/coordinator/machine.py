@@ -8,7 +8,7 @@ this order. The coordinator carries out some instructions, and the controller th
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Literal
@@ -38,34 +38,42 @@ from elastune.elastic.wire.messages import (
 )
 from elastune.elastic.wire.view import View
 
-# [instructions] What the membership machine wants done: some of it by the coordinator, some by the controller.
+Phase = Literal["starting", "connected", "ready", "member"]
+
+Stage = Literal["open", "stopping", "finishing", "over"]
+
+Request = ResizeAsked | ReshapeAsked
+
+OVER = "the run must be running (got one that is over): go on with it: elastune run ... --resume"
+
+NUMBER = attrgetter("number")
 
 
 @dataclass(frozen=True)
 class Confirm:
-    """Tell ``worker``, a joiner, that it is a member of view ``version`` for good."""
+    """Confirm to ``worker``, a joiner, that it is a member of view number ``view`` for good."""
 
     worker: int
-    version: int
+    view: int
 
 
 @dataclass(frozen=True)
 class Release:
-    """Tell ``worker``, a member until now, that the others go on without it: it may end (and may have ended)."""
+    """Let ``worker``, a member until now, end: the others go on without it. It may have ended already."""
 
     worker: int
 
 
 @dataclass(frozen=True)
 class Start:
-    """Start these new workers (numbers never used before)."""
+    """Start these new workers. Their numbers were never used before."""
 
     workers: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class End:
-    """End ``worker`` by force. ``lost``: it counts as lost; else it is not needed any more."""
+    """End ``worker`` by force. ``lost``: it counts as lost; else it is no longer needed."""
 
     worker: int
     why: str
@@ -74,19 +82,19 @@ class End:
 
 @dataclass(frozen=True)
 class Dismiss:
-    """The run is over: every worker may end."""
+    """Let every worker end: the run is over."""
 
 
 @dataclass(frozen=True)
 class GiveUp:
-    """The run cannot go on."""
+    """End the run as failed: it cannot go on."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class StopRun:
-    """Too few members would remain: let the run write a checkpoint and end."""
+    """Have the run write a checkpoint and end: too few members would remain."""
 
     why: str
 
@@ -94,22 +102,13 @@ class StopRun:
 Instruction = InstallView | Confirm | Release | Start | End | Dismiss | GiveUp | StopRun
 
 
-# [membership] What is known of a run's workers: the state of ``elastic.coordinator.machine``.
-
-Phase = Literal["starting", "connected", "ready", "member"]
-Stage = Literal["open", "stopping", "finishing", "over"]
-
-
 class ProtocolViolation(ValueError):
-    """What was said contradicts what happened before: one side has a bug."""
-
-
-NUMBER = attrgetter("number")
+    """A message contradicts what happened before: one side has a bug."""
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """A set of worker numbers, a bit for each: one more costs next to nothing, however many there are."""
+    """A set of worker numbers, held as one bit for each number, so that adding a number is cheap in large runs."""
 
     bits: int = 0
 
@@ -120,17 +119,23 @@ class Numbers:
         return self.bits.bit_count()
 
     def plus(self, number: int) -> Numbers:
-        """As this, with ``number``."""
+        """This set with ``number``."""
         return Numbers(self.bits | 1 << number)
 
 
 @dataclass(frozen=True)
 class Worker:
-    """A worker that is not gone. ``member``: it holds the run's state, or begins with the others of an initial view.
+    """A worker that is not gone.
 
-    ``preempted``: it will be taken away. ``to_replace``: another is to take its place, without hurry. ``excluded``: a
-    view without it was installed while it was a member. ``host``: where it runs. ``late``: others of its host have
-    waited for it for long enough.
+    Attributes:
+        number: Its number, which no other worker of the run ever has.
+        phase: How far it is. A "member" holds the run's state, or begins with the other members of an initial view.
+        preempted: It will be taken away.
+        to_replace: Another worker is to take its place, without hurry.
+        done: Its training function has ended well.
+        excluded: A view without it was installed while it was a member.
+        host: The host that it runs on.
+        late: The other workers of its host no longer wait for it.
     """
 
     number: int
@@ -145,15 +150,28 @@ class Worker:
 
 @dataclass(frozen=True)
 class Membership:
-    """The state of the machine.
+    """The state of the machine: a run's workers, its views, and what was requested.
 
-    ``workers``: all that are not gone, in the order of their numbers. ``current``: the newest complete view (all its
-    members said Running), None while nobody holds state. ``proposed``: the newest view, as long as it is not complete,
-    and ``running``: its members that have said Running. ``free``: how many more workers could be started;
-    ``capacity_stale``: a worker has gone since that was told, so there may be more room by now. ``max_first_step``: the
-    highest first step of any view; ``consecutive_failures``: breaks since it rose, or since a checkpoint or a report
-    told of more steps than any before; ``failed_starts``: workers lost before they became members, since the last one
-    that did. ``meshes``: how its workers are to stand.
+    Attributes:
+        low: The smallest number of workers that the run goes on with.
+        high: The largest number of workers that the run may have.
+        target: The number of workers that the run is to have.
+        most_losses: The run ends after this many losses in a row without progress.
+        next_worker: The number of the next worker to be started.
+        workers: All workers that are not gone, in the order of their numbers.
+        next_view: The number of the next view.
+        current: The newest complete view (all its members have reported Running); None while no worker holds state.
+        proposed: The newest view, as long as it is not complete.
+        running: The members of the proposed view that have reported Running.
+        first_step: The first step of the proposed view, as these members have reported it.
+        free: How many more workers could be started.
+        capacity_stale: A worker has gone since ``free`` was reported, so there may be more room by now.
+        max_first_step: The highest first step of any view.
+        consecutive_failures: Breaks of views since the run last progressed: ``max_first_step`` rose, or a checkpoint or
+            a report had a higher step than any before.
+        failed_starts: Workers that were lost before they became members, since the last one that became a member.
+        stage: Whether the run goes on, stops, finishes or is over.
+        meshes: The meshes that the workers may form.
     """
 
     low: int
@@ -177,19 +195,21 @@ class Membership:
 
     @property
     def members(self) -> tuple[Worker, ...]:
-        """Who holds the run's state, by number."""
+        """The workers that hold the run's state, by number."""
         return tuple(worker for worker in self.workers if worker.phase == "member")
 
     @property
     def live(self) -> tuple[View, ...]:
-        """The views whose members may train now, oldest first: the one before a scheduled one goes on until that is
-        complete."""
+        """The views whose members may train now, oldest first.
+
+        The view before a scheduled one goes on until the scheduled one is complete.
+        """
         before = self.proposed is None or self.proposed.scheduled
         return tuple(v for v in (self.current if before else None, self.proposed) if v is not None)
 
     @property
     def wanted(self) -> tuple[Worker, ...]:
-        """Who will be there when all that is under way is done."""
+        """The workers that remain once all changes under way are done."""
         leaving: set[int] = set()
         if self.current is not None and self.proposed is not None:
             leaving = set(self.current.members) - set(self.proposed.members)
@@ -198,7 +218,7 @@ class Membership:
 
     @property
     def missing(self) -> int:
-        """Workers that are to be started once there is room."""
+        """How many workers are to be started once there is room."""
         return max(0, self.target - len(self.wanted)) if self.stage == "open" else 0
 
     def find(self, number: int) -> Worker | None:
@@ -208,18 +228,18 @@ class Membership:
 
     @property
     def by_number(self) -> Mapping[int, Worker]:
-        """All that are not gone: for those who look many up."""
+        """All workers that are not gone, by number: for a caller that looks up many of them."""
         return {worker.number: worker for worker in self.workers}
 
     def get(self, number: int) -> Worker:
-        """Worker ``number``. Raises ``KeyError`` where it is gone."""
+        """Worker ``number``. Raises ``KeyError`` if it is gone."""
         worker = self.find(number)
         if worker is None:
             raise KeyError(number)
         return worker
 
     def put(self, number: int, **facts: Any) -> Membership:
-        """As this, with these facts about worker ``number``."""
+        """This state with changed fields of worker ``number``."""
         worker = self.find(number)
         if worker is None:
             return self
@@ -227,17 +247,17 @@ class Membership:
         return replace(self, workers=(*self.workers[:at], replace(worker, **facts), *self.workers[at + 1 :]))
 
     def put_all(self, numbers: Sequence[int], **facts: Any) -> Membership:
-        """As this, with these facts about each of ``numbers``."""
-        of = set(numbers)
-        workers = (replace(worker, **facts) if worker.number in of else worker for worker in self.workers)
+        """This state with changed fields of each of these workers."""
+        changed = set(numbers)
+        workers = (replace(worker, **facts) if worker.number in changed else worker for worker in self.workers)
         return replace(self, workers=tuple(workers))
 
     def _place(self, number: int) -> int:
-        """Where in ``workers`` a worker of this number stands, or would."""
+        """The index in ``workers`` at which a worker of this number stands, or would stand."""
         return bisect_left(self.workers, number, key=NUMBER)
 
     def without(self, number: int) -> Membership:
-        """As this, with worker ``number`` gone."""
+        """This state without worker ``number``."""
         workers = tuple(worker for worker in self.workers if worker.number != number)
         return replace(self, workers=workers, capacity_stale=True)
 
@@ -245,7 +265,10 @@ class Membership:
 def begin(
     workers: Sequence[int], low: int, high: int, most_losses: int = 8, meshes: MeshChoice | None = None
 ) -> Membership:
-    """A run whose ``workers`` are being started; none where they come back. It may have ``low`` to ``high`` of them."""
+    """The state of a run whose ``workers`` are being started.
+
+    ``workers`` is empty if the workers come back by themselves. The run may have ``low`` to ``high`` workers.
+    """
     numbers = sorted(set(workers))
     if len(numbers) < len(workers) or min(numbers, default=0) < 0:
         raise ValueError(f"a run begins with workers of different numbers, not with {list(workers)}")
@@ -257,14 +280,14 @@ def begin(
     return Membership(low, high, target, most_losses, next_worker, started, meshes=meshes or MeshChoice())
 
 
-# [places] Who has a place in the view to come, who is waited for, which mesh a run may be asked for: questions to its state.
+# --- places: who stays, joins, is waited for ---
 
 
 def who_stays(state: Membership, ready: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Which members stay, and which workers join. One that is to be replaced stays until another comes for it."""
+    """The members that stay, and the workers that join. A member to be replaced stays until another worker can join."""
     assert state.current is not None
-    known = state.by_number
-    members = [known[number] for number in state.current.members if not known[number].preempted]
+    by_number = state.by_number
+    members = [by_number[number] for number in state.current.members if not by_number[number].preempted]
     fit = [worker.number for worker in members if not worker.to_replace][: state.target]
     joiners = ready[: state.target - len(fit)]
     slow = [worker.number for worker in members if worker.to_replace][: state.target - len(fit) - len(joiners)]
@@ -275,20 +298,22 @@ def who_stays(state: Membership, ready: tuple[int, ...]) -> tuple[tuple[int, ...
 
 
 def batched_by_host(state: Membership, ready: tuple[int, ...]) -> tuple[int, ...]:
-    """Those of ``ready`` that join now: the first workers of a host come together, as each view costs all a pause.
+    """The ``ready`` workers that join now: the first workers of a host join together, as each view costs all a pause.
 
-    Where one that has not connected yet will run nobody knows, so it may be there.
+    The host of a worker that has not connected yet is unknown, so any host may have to wait for it.
     """
     coming = [worker for worker in state.workers if worker.phase in ("starting", "connected") and not worker.late]
     if not (ready and coming):
         return ready
-    known, settled = state.by_number, {worker.host for worker in state.members}
+    by_number, settled = state.by_number, {worker.host for worker in state.members}
     anywhere, hosts = any(worker.phase == "starting" for worker in coming), {worker.host for worker in coming}
-    return tuple(n for n in ready if (host := known[n].host) in settled or not (anywhere or host in hosts))
+    return tuple(
+        number for number in ready if (host := by_number[number].host) in settled or not (anywhere or host in hosts)
+    )
 
 
 def waits_for_host(state: Membership) -> bool:
-    """Whether somebody who is ready waits for others of its host."""
+    """Whether a ready worker waits for others of its host."""
     if state.current is None:
         return False
     ready = tuple(worker.number for worker in state.workers if worker.phase == "ready")
@@ -296,16 +321,16 @@ def waits_for_host(state: Membership) -> bool:
 
 
 def waits_for_more(state: Membership, mesh: Mesh) -> bool:
-    """Whether ``mesh`` divides layers otherwise than is wanted, and would not if those were there that are coming."""
+    """Whether ``mesh`` divides layers otherwise than is wanted, and workers are coming with which it would not."""
     coming = any(worker.phase in ("starting", "connected") for worker in state.workers)
     wanted = state.meshes.for_workers(state.target)
     return coming and (mesh.tensor, mesh.pipeline) != (wanted.tensor, wanted.pipeline)
 
 
 def waits_for_others(state: Membership, event: Event) -> bool:
-    """Whether nothing follows from ``event``, which ``state`` has, before others have said the same.
+    """Whether nothing follows from ``event``, which ``state`` includes, before other workers have sent the same.
 
-    ``derive`` would find that, too, by looking at every worker: in a run of thousands, when each of them says it.
+    ``derive`` would find the same by looking at every worker, which is slow if each of thousands of workers sends it.
     """
     match event:
         case Connected():
@@ -322,7 +347,7 @@ def waits_for_others(state: Membership, event: Event) -> bool:
 
 
 def refuse_mesh(state: Membership, text: str) -> None:
-    """Raise ``UserError`` where the run cannot stand as the mesh ``text`` says."""
+    """Raise ``UserError`` if the run cannot form the mesh that ``text`` describes."""
     mesh = Mesh.parse(text)
     state.meshes.refuse(mesh)
     if not state.low <= mesh.workers <= state.high:
@@ -333,63 +358,54 @@ def refuse_mesh(state: Membership, text: str) -> None:
 def _blocked(state: Membership) -> bool:
     """Whether there is room for another worker only once a member leaves.
 
-    Where a worker has just gone there will be room; and no member is let go while replacements fail to start.
+    If a worker has just gone, there will be room. And no member is let go while replacements fail to start.
     """
     coming = any(worker.phase != "member" for worker in state.workers)
     return not (state.free or coming or state.capacity_stale or state.failed_starts)
 
 
-# [machine] Who is in a run: a pure machine. An event comes in, the new state and instructions come out; nothing else happens.
-#
-# Each event first changes the facts (who is there, what was asked). What follows from the facts is derived alike after
-# every event, in one order: is the run over, does the view in force have to be replaced, is a new one settled, have
-# workers to be ended or started, is there something to plan.
-
 Outcome = tuple[Membership, tuple[Instruction, ...]]
 
 
-def step(state: Membership, worker: int | None, event: Event) -> Outcome:
-    """What ``event`` of ``worker`` (None: of the run) makes of ``state``, and what is to be done.
+# --- one event ---
 
-    Late news is ignored: of workers that are gone, of views that were replaced. Raises ``ProtocolViolation``.
+
+def transition(state: Membership, worker: int | None, event: Event) -> Outcome:
+    """The state and the instructions that follow from one event.
+
+    Late events are ignored: those of workers that are gone, and those about views that were replaced.
+
+    Args:
+        state: The state before the event.
+        worker: The worker that the event is about; None for an event of the run.
+        event: The event.
+
+    Raises:
+        ProtocolViolation: The event contradicts what happened before.
     """
     if state.stage == "over":
         return state, ()
     if worker is None:
-        facts, told, broken = _OF_RUN[type(event)](state, event)
-        return derive(facts, told, broken, "")
+        facts, instructions, broken = _RUN_EVENTS[type(event)](state, event)
+        return derive(facts, instructions, broken, "")
     if worker >= state.next_worker:
         raise ProtocolViolation(f"worker {worker} was never started: {event}")
     if state.find(worker) is None:
         return state, ()
-    facts, told, broken = _OF_WORKER[type(event)](state, worker, event)
-    if not (told or broken) and waits_for_others(facts, event):
+    facts, instructions, broken = _WORKER_EVENTS[type(event)](state, worker, event)
+    if not (instructions or broken) and waits_for_others(facts, event):
         return facts, ()
-    return derive(facts, told, broken, getattr(event, "why", ""))
-
-
-def replay(
-    workers: Sequence[int],
-    low: int,
-    high: int,
-    most_losses: int,
-    events: Iterable[tuple[int | None, Event]],
-    meshes: MeshChoice | None = None,
-) -> Membership:
-    """The state after ``events``, from the beginning."""
-    state = begin(workers, low, high, most_losses, meshes)
-    for worker, event in events:
-        state, _ = step(state, worker, event)
-    return state
+    return derive(facts, instructions, broken, getattr(event, "why", ""))
 
 
 def changes(state: Membership, event: Event) -> bool:
-    """Return whether ``event``, which is of the run, says anything that ``state`` does not hold yet."""
-    facts, told, broken = _OF_RUN[type(event)](state, event)
-    return facts != state or bool(told) or broken
+    """Whether ``event``, an event of the run, would change ``state``."""
+    facts, instructions, broken = _RUN_EVENTS[type(event)](state, event)
+    return facts != state or bool(instructions) or broken
 
 
-# -- facts: what an event says (the new state, instructions, whether a view that may train broke) -------------------
+# --- from an event to facts: the new state, instructions, and whether a view that may train broke ---
+
 Facts = tuple[Membership, tuple[Instruction, ...], bool]
 
 
@@ -433,13 +449,13 @@ def _broken(state: Membership, worker: int, event: Broken) -> Facts:
     if worker not in view.ranks:
         raise ProtocolViolation(f"worker {worker} is no member of view {event.version}: {event}")
     state = replace(state, consecutive_failures=state.consecutive_failures + 1)
-    told: tuple[Instruction, ...] = ()
+    instructions: tuple[Instruction, ...] = ()
     for joiner in view.joiners:
-        # One that the members cannot reach would break every view that takes it in.
-        if (found := state.find(joiner)) is not None and found.phase != "member":
-            state, told = state.without(joiner), (*told, End(joiner, "it could not be taken in"))
+        # A joiner that the members cannot reach would break every view that has it.
+        if (member := state.find(joiner)) is not None and member.phase != "member":
+            state, instructions = state.without(joiner), (*instructions, End(joiner, "it could not be taken in"))
             state = replace(state, failed_starts=state.failed_starts + 1)
-    return state, told, True
+    return state, instructions, True
 
 
 def _noticed(state: Membership, worker: int, event: Noticed) -> Facts:
@@ -455,7 +471,7 @@ def _left(state: Membership, worker: int, event: Left) -> Facts:
     if not state.get(worker).excluded:
         raise ProtocolViolation(f"there was no view without worker {worker}: {event}")
     newest = state.proposed or state.current
-    # It may have left before it heard of a newer view that has it.
+    # The worker may have left before it received a newer view that has it.
     broken = newest is not None and worker in newest.ranks
     return state.without(worker), (), broken
 
@@ -468,7 +484,7 @@ def _lost(state: Membership, worker: int, event: Lost) -> Facts:
     if phase != "member":
         state = replace(state, failed_starts=state.failed_starts + 1)
     elif was_calm or not state.members:
-        # Several at once count once: before the next view is settled, only so many members are left to be lost.
+        # Several losses at once count once: until the next view is complete, only its members can be lost.
         state = replace(state, consecutive_failures=state.consecutive_failures + 1)
     return state, (End(worker, event.why, lost=True),), broken
 
@@ -484,7 +500,7 @@ def _resize(state: Membership, event: ResizeAsked) -> Facts:
 
 
 def _reshape(state: Membership, event: ReshapeAsked) -> Facts:
-    mesh = Mesh.parse(event.mesh)  # whoever hears the request has looked at it: ``refuse_mesh``
+    mesh = Mesh.parse(event.mesh)  # the receiver of the request has checked it by ``refuse_mesh``
     return replace(state, target=mesh.workers, failed_starts=0, meshes=replace(state.meshes, wanted=mesh)), (), False
 
 
@@ -505,7 +521,7 @@ def _progressed(state: Membership, event: Progressed) -> Facts:
     return replace(state, consecutive_failures=0), (), False
 
 
-_OF_WORKER: dict[type[Any], Callable[[Membership, int, Any], Facts]] = {
+_WORKER_EVENTS: dict[type[Any], Callable[[Membership, int, Any], Facts]] = {
     Connected: _connected,
     Ready: _ready,
     Running: _running,
@@ -516,7 +532,7 @@ _OF_WORKER: dict[type[Any], Callable[[Membership, int, Any], Facts]] = {
     Lost: _lost,
     Done: _done,
 }
-_OF_RUN: dict[type[Any], Callable[[Membership, Any], Facts]] = {
+_RUN_EVENTS: dict[type[Any], Callable[[Membership, Any], Facts]] = {
     ResizeAsked: _resize,
     ReshapeAsked: _reshape,
     LayersFound: _layers,
@@ -526,18 +542,32 @@ _OF_RUN: dict[type[Any], Callable[[Membership, Any], Facts]] = {
 }
 
 
-# -- what follows -----------------------------------------------------------------------------------------------------
-def derive(state: Membership, told: tuple[Instruction, ...], broken: bool, why: str) -> Outcome:
-    """What follows from the facts in ``state``; ``broken``: a view that may train broke, ``why`` says by what."""
+# --- from facts to instructions ---
+
+
+def derive(state: Membership, instructions: tuple[Instruction, ...], broken: bool, why: str) -> Outcome:
+    """Derive what follows from the facts in ``state``, alike after every event.
+
+    The order is fixed. First: is the run over? Then: has a broken view to be replaced, or is a new view complete? Then:
+    have workers to be ended or started, and is a new view to be proposed?
+
+    Args:
+        state: The facts.
+        instructions: Instructions that follow from the event itself.
+        broken: Whether a view that may train broke.
+        why: The reason of the break.
+    """
     end = _ending(state, why)
     if end is not None:
-        # Who has not come yet would find nobody.
-        unborn = tuple(End(worker.number, "the run is over") for worker in state.workers if worker.phase == "starting")
-        return replace(state, stage="over"), (*told, end, *unborn)
+        # A worker that has not connected yet would find no coordinator.
+        unconnected = tuple(
+            End(worker.number, "the run is over") for worker in state.workers if worker.phase == "starting"
+        )
+        return replace(state, stage="over"), (*instructions, end, *unconnected)
     for consequence in (_replace_broken if broken else _complete, _drop_spares, _start_missing, _stop_early, _propose):
         state, more = consequence(state)
-        told = (*told, *more)
-    return state, told
+        instructions = (*instructions, *more)
+    return state, instructions
 
 
 def _ending(state: Membership, why: str) -> Instruction | None:
@@ -558,11 +588,11 @@ def _ending(state: Membership, why: str) -> Instruction | None:
 
 
 def _replace_broken(state: Membership) -> Outcome:
-    """The view in force broke: go on at once with those who hold the state."""
+    """Replace the broken view at once by one of the members that hold the state."""
     members = {worker.number for worker in state.members}
     *_, newest = state.live
-    # Who is not in the newest view leaves for good: the others may have completed steps without it by now, which it
-    # could not make up for. Only where nobody else is left does it stay.
+    # A member that is not in the newest view leaves for good: the others may have completed steps without it by now,
+    # and it could not catch up. It stays only if no other member is left.
     ordered = newest.members if members & set(newest.members) else state.current.members if state.current else ()
     staying = tuple(number for number in ordered if number in members)
     initial = state.current is None
@@ -570,15 +600,15 @@ def _replace_broken(state: Membership) -> Outcome:
     if not staying:
         return replace(state, current=None), ()
     places = state.meshes.for_workers(len(staying)).workers
-    # It may be that the newest view never came into force; then each holds what the one before it says, copies too.
+    # If the newest view never came into force, each member still holds the state of the view before it.
     staying = fitting_workers(staying, newest.grid, newest.ranks, places)
-    state, told = _let_go(state, members - set(staying))
+    state, instructions = _let_go(state, members - set(staying))
     state, install = _install(state, staying, initial=initial)
-    return state, (*told, install)
+    return state, (*instructions, install)
 
 
 def _complete(state: Membership) -> Outcome:
-    """Once all members of a view run, it is the one that counts."""
+    """Make the proposed view the current one, once all its members run."""
     view = state.proposed
     if view is None or len(state.running) < len(view.members):
         return state, ()
@@ -589,23 +619,25 @@ def _complete(state: Membership) -> Outcome:
 
 
 def _drop_spares(state: Membership) -> Outcome:
-    """End who is not wanted any more and holds no state."""
+    """End the workers that are not wanted any more and hold no state."""
     taken = set(state.proposed.members) if state.proposed else set()
     spare = [worker for worker in state.workers if worker.phase != "member" and worker.number not in taken]
     # The least warm first.
     spare.sort(key=lambda worker: (("starting", "connected", "ready").index(worker.phase), -worker.number))
     excess = len(state.wanted) - state.target
-    told: list[Instruction] = []
+    instructions: list[Instruction] = []
     for worker in spare:
         if worker.preempted or excess > 0:
             excess -= not worker.preempted
             state = state.without(worker.number)
-            told.append(End(worker.number, "it was given notice" if worker.preempted else "fewer workers are wanted"))
-    return state, tuple(told)
+            instructions.append(
+                End(worker.number, "it was given notice" if worker.preempted else "fewer workers are wanted")
+            )
+    return state, tuple(instructions)
 
 
 def _start_missing(state: Membership) -> Outcome:
-    """Start what is missing, as far as there is room."""
+    """Start the missing workers, as far as there is room."""
     count = min(state.target - len(state.wanted), state.free)
     if state.stage != "open" or count <= 0 or state.failed_starts >= state.most_losses:
         return state, ()
@@ -616,7 +648,7 @@ def _start_missing(state: Membership) -> Outcome:
 
 
 def _stop_early(state: Membership) -> Outcome:
-    """Stop in good order before a notice takes more members than the run can spare."""
+    """Stop the run in good order before a notice takes more members than the run can spare."""
     leaving = [worker.number for worker in state.members if worker.preempted]
     remaining = sum(not worker.preempted for worker in state.workers)
     if state.stage != "open" or not leaving or remaining >= state.low:
@@ -626,7 +658,7 @@ def _stop_early(state: Membership) -> Outcome:
 
 
 def _propose(state: Membership) -> Outcome:
-    """Propose what the members should be, where that differs from what they are and nothing else is under way."""
+    """Propose a view of the wanted members, if it differs from the current view and no other change is under way."""
     if state.stage != "open" or state.proposed is not None:
         return state, ()
     ready = tuple(worker.number for worker in state.workers if worker.phase == "ready" and not worker.preempted)
@@ -637,7 +669,7 @@ def _propose(state: Membership) -> Outcome:
         state, install = _install(state.put_all(ready, phase="member"), ready, initial=True)
         return state, (install,)
     staying, joiners = who_stays(state, batched_by_host(state, ready))
-    if not staying:  # somebody has to hand the state over: they leave by the view after
+    if not staying:  # some members have to send the state to the joiners: they leave by the view after
         staying = state.current.members
     mesh = state.meshes.for_workers(len(staying) + len(joiners))
     joiners = joiners[: max(0, mesh.workers - len(staying))]
@@ -651,7 +683,6 @@ def _propose(state: Membership) -> Outcome:
     return state, (install,)
 
 
-# -- small things -----------------------------------------------------------------------------------------------------
 def _install(
     state: Membership,
     members: tuple[int, ...],
@@ -660,8 +691,8 @@ def _install(
     joiners: tuple[int, ...] = (),
     initial: bool = False,
 ) -> tuple[Membership, Instruction]:
-    mesh, known, inside = state.meshes.for_workers(len(members)), state.by_number, set(members)
-    hosts = tuple(known[number].host for number in members)
+    mesh, by_number, inside = state.meshes.for_workers(len(members)), state.by_number, set(members)
+    hosts = tuple(by_number[number].host for number in members)
     leavers: tuple[int, ...] = ()
     if scheduled and state.current is not None and state.meshes.leavers_send_state:
         leavers = tuple(number for number in state.current.members if number not in inside)
@@ -693,19 +724,19 @@ def _let_go(state: Membership, numbers: set[int]) -> Outcome:
 
 
 def _expect(state: Membership, number: int, phase: Phase, event: Event) -> None:
-    found = state.get(number).phase
-    if found != phase:
-        raise ProtocolViolation(f"worker {number} is {found}, not {phase}: {event}")
+    actual = state.get(number).phase
+    if actual != phase:
+        raise ProtocolViolation(f"worker {number} is {actual}, not {phase}: {event}")
 
 
-# [requests] What somebody asks of a run from outside of its membership: whether it can be, and the answer.
-
-Request = ResizeAsked | ReshapeAsked
-OVER = "the run must be running (got one that is over): go on with it: elastune run ... --resume"
+# --- requests from outside of the run ---
 
 
 def objection(state: Membership, request: Event) -> str:
-    """Why ``request`` cannot be; "" where it can. A number of workers always can: it is cut to what is allowed."""
+    """The reason why ``request`` is impossible; "" if it is possible.
+
+    A number of workers always is: it is cut to what the run allows.
+    """
     try:
         if isinstance(request, ReshapeAsked):
             refuse_mesh(state, request.mesh)
@@ -715,7 +746,7 @@ def objection(state: Membership, request: Event) -> str:
 
 
 def answer(state: Membership, request: Request, members: Sequence[int], why_not: str) -> Answer:
-    """To ``request``, whose sender is not known to the machine; ``state`` is what it has made of the run."""
+    """The answer to the sender of ``request``; ``state`` is the state after the request."""
     if why_not:
         return Answer(False, why_not, list(members))
     if isinstance(request, ReshapeAsked):

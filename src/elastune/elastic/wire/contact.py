@@ -1,7 +1,7 @@
 """How another process finds a run's coordinator: its address and token, and the host of the next controller.
 
-A file that names the host of the next controller is not trusted: whoever listens there must prove that it has the
-token.
+The file that names the host of the next controller is not trusted: the process that listens there must prove that it
+has the token.
 """
 
 from __future__ import annotations
@@ -21,61 +21,8 @@ from elastune.elastic.wire.handshake import ServerBusy, TokenRefused, enter_at
 from elastune.elastic.wire.messages import PURPOSE, Answer, Hello, Message, decode, encode
 from elastune.elastic.wire.transport import Lines, ProtocolError, Unreachable, split_address
 
-# [elsewhere] Where the next controller listens, where that is another machine than before: it says so in a file.
-#
-# The file is believed nothing: who listens there has to prove that it has the token, as ever.
-
-LOOK_S = 1.0  # between two looks at the file, which may lie on a file system of the network
-LIMIT_BYTES = 4096
-
-
-def _looked_up(host: str) -> str:
-    host.encode("idna")  # as ``socket`` does, which raises ``UnicodeError`` for a part that is empty or too long
-    return host
-
-
-HostName = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^\s/]+$"), AfterValidator(_looked_up)]
-"""A name or an address that a file may say, and that can be asked for."""
-
-
-@dataclass(frozen=True, config=ConfigDict(extra="ignore"))
-class _Said:
-    address: HostName
-
-
-_HOST_ADAPTER = TypeAdapter(_Said)
-
-
-def at_host(address: str, host: str) -> str:
-    """The port of ``address`` ("host:port") at another ``host``."""
-    port = address.rpartition(":")[2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-class ControllerLocator:
-    """Where to look for what has listened at ``home`` ("host:port"): at the same port of the host that ``file`` names
-    by then, a JSON object with an ``address``; "": there is no such file. What it does not say is as before."""
-
-    def __init__(self, home: str, file: str = "") -> None:
-        self._where, self._file = home, file
-        self._next_look = 0.0
-
-    @property
-    def now(self) -> str:
-        """The address ("host:port"). The file is looked at once a second at most, however often that is asked."""
-        if self._file and time.monotonic() >= self._next_look:
-            self._next_look = time.monotonic() + LOOK_S
-            try:
-                with Path(self._file).open("rb") as file:
-                    said = _HOST_ADAPTER.validate_json(file.read(LIMIT_BYTES), strict=True)
-            except (OSError, ValueError):  # nobody has come yet, a file system shows half of it, or it names no host
-                return self._where
-            self._where = at_host(self._where, said.address)
-        return self._where
-
-
-# [client] Asking a run something from another shell: its coordinator's address and token lie in the run's folder.
-
+LOOK_S = 1.0  # between two looks at the file, which may lie on a network file system
+HOST_FILE_LIMIT_BYTES = 4096
 CONTACT_NAME = ".coordinator.json"
 ANSWER_LIMIT_S = 10.0
 DIAL_LIMIT_S = 1.0
@@ -89,9 +36,12 @@ def _is_address(text: str) -> str:
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Contact:
-    """How to reach a coordinator. Who has it may change the run, so only the run's owner can read it.
+    """How to reach a run's coordinator. A process that has it may change the run, so only the run's owner can read it.
 
-    ``grace_s``: how long its workers look for the next one there, should it die.
+    Attributes:
+        address: The coordinator's address, "host:port".
+        token: The secret of the run.
+        grace_s: The workers look for the next coordinator for this long, should this one die.
     """
 
     address: Annotated[str, AfterValidator(_is_address)]
@@ -103,19 +53,22 @@ _CONTACT_ADAPTER = TypeAdapter(Contact)
 
 
 def write_contact(folder: Path, address: str, token: str, grace_s: float = 0.0) -> None:
-    """Let ``ask`` find the coordinator of the run in ``folder``, and the next controller its workers."""
+    """Write the file by which ``ask`` finds the coordinator of the run in ``folder``.
+
+    The next controller finds the run's workers by it, too.
+    """
     contact = json.dumps({"address": address, "token": token, "grace_s": grace_s}).encode()
     atomic_write(folder / CONTACT_NAME, contact, mode=0o600)
 
 
 def remove_contact(folder: Path) -> None:
-    """The run in ``folder`` has ended. Idempotent."""
+    """Remove that file, as the run in ``folder`` has ended. Idempotent."""
     with contextlib.suppress(FileNotFoundError):
         (folder / CONTACT_NAME).unlink()
 
 
 def read_contact(folder: Path) -> Contact:
-    """How to reach the run in ``folder``. Raises ``UserError`` where it does not say, or may not be asked."""
+    """Read how to reach the run in ``folder``. Raises ``UserError`` if it does not run, or may not be asked."""
     path = folder / CONTACT_NAME
     try:
         with path.open("rb") as file:
@@ -131,7 +84,7 @@ def read_contact(folder: Path) -> Contact:
 
 
 def left_behind(folder: Path) -> Contact | None:
-    """How workers of the run in ``folder`` are reached whose coordinator may have died without them; None: none are."""
+    """The contact of a run whose workers may have outlived their coordinator; None if they cannot have."""
     if not (folder / CONTACT_NAME).is_file():
         return None
     contact = read_contact(folder)
@@ -139,19 +92,19 @@ def left_behind(folder: Path) -> Contact | None:
 
 
 def ask(folder: Path, message: Message, contact: Contact | None = None) -> Answer:
-    """What the coordinator of the run in ``folder`` answers to ``message``, a request. Raises ``UserError``.
+    """Send ``message``, a request, to the coordinator of the run in ``folder``, and return its answer.
 
-    ``contact``: how it is reached, where the folder is not here.
+    ``contact``: how to reach it, if the folder is on another machine. Raises ``UserError``.
     """
     contact = contact or read_contact(folder)
-    words = encode(Hello()) + encode(message)
+    lines = encode(Hello()) + encode(message)
     try:
-        entered = enter_at(contact.address, Lines(), contact.token, PURPOSE, words, ANSWER_LIMIT_S, dial_s=DIAL_LIMIT_S)
+        entered = enter_at(contact.address, Lines(), contact.token, PURPOSE, lines, ANSWER_LIMIT_S, dial_s=DIAL_LIMIT_S)
         entered.connection.close()
         answer = decode(entered.line)
     except ServerBusy as error:
         raise UserError("a run must have room for a question", f"{folder}: {error}", "ask again") from None
-    except (Unreachable, ConnectionError, TokenRefused):  # another run's coordinator may have got the port
+    except (Unreachable, ConnectionError, TokenRefused):  # the port may belong to another run's coordinator now
         raise _not_running(folder) from None
     except (OSError, ValueError, ProtocolError) as error:
         why = f"{folder}: {error}"
@@ -159,6 +112,55 @@ def ask(folder: Path, message: Message, contact: Contact | None = None) -> Answe
     if not isinstance(answer, Answer):
         raise UserError("a run must answer", f"{folder}: {answer.kind}", "use the same version of elastune as the run")
     return answer
+
+
+def _looked_up(host: str) -> str:
+    host.encode("idna")  # as ``socket`` does, which raises ``UnicodeError`` for a part that is empty or too long
+    return host
+
+
+HostName = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^\s/]+$"), AfterValidator(_looked_up)]
+"""The name or address of a host, in a form that can be looked up."""
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="ignore"))
+class _HostFile:
+    address: HostName
+
+
+_HOST_ADAPTER = TypeAdapter(_HostFile)
+
+
+class ControllerLocator:
+    """Finds the address of the next controller, which may run on another host than the one before.
+
+    Args:
+        home: The address ("host:port") of the controller until now. The port stays the same.
+        file: A JSON file with the host of the next controller as ``address``; "": the host stays the same, too.
+    """
+
+    def __init__(self, home: str, file: str = "") -> None:
+        self._where, self._file = home, file
+        self._next_look = 0.0
+
+    @property
+    def now(self) -> str:
+        """The address ("host:port"). The file is read once a second at most."""
+        if self._file and time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + LOOK_S
+            try:
+                with Path(self._file).open("rb") as file:
+                    content = _HOST_ADAPTER.validate_json(file.read(HOST_FILE_LIMIT_BYTES), strict=True)
+            except (OSError, ValueError):  # no file yet, half of a file, or no host in it
+                return self._where
+            self._where = at_host(self._where, content.address)
+        return self._where
+
+
+def at_host(address: str, host: str) -> str:
+    """The address of the port of ``address`` ("host:port") at another ``host``."""
+    port = address.rpartition(":")[2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _not_running(folder: Path) -> UserError:

@@ -23,18 +23,30 @@ from elastune.core.run import Adapt, Elastic, ExecutionSettings, Place, Program,
 from elastune.core.sync_plan import SyncPlan, SyncSchedule
 from elastune.elastic.wire.view import View
 
-# [worker spec] What one worker is to do, and how that is JSON.
+_RULES = ConfigDict(extra="forbid", allow_inf_nan=False)
+PURPOSE = "run"  # of a coordinator, in handshakes
+KEY_LIMIT = 256
+VALUE_LIMIT = 1 << 18
+Count = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0)]
+
+# --- the task of a worker ---
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkerSpec:
-    """A worker's task, and the surroundings to do it in.
+    """A worker's task, and the surroundings in which it runs.
 
-    ``entry`` is the ``module:function`` to call; ``environment`` the whole environment; ``folder`` the working
-    directory; ``import_path`` Python's ``sys.path``. They are the controller's, as at the start of the run: what
-    started the worker's process may be older. Where ``adds`` is true that process has surroundings of its own, on
-    another machine perhaps: environment and import path are what comes to those. ``place.device`` is for the launcher
-    to say.
+    Attributes:
+        entry: The ``module:function`` to call.
+        spec: The run.
+        place: Where the worker runs; the launcher sets ``place.device``.
+        environment: All environment variables. These and the import path are the controller's at the start of the run:
+            the process that started the worker may be older.
+        folder: The working directory.
+        import_path: Python's ``sys.path``.
+        adds: The worker's process has surroundings of its own, perhaps on another machine: environment and import path
+            are added to those.
     """
 
     entry: str
@@ -47,7 +59,7 @@ class WorkerSpec:
 
 
 def spec_to_json(spec: WorkerSpec | None) -> dict[str, Any] | None:
-    """``spec`` as what JSON can hold, but for paths."""
+    """``spec`` as a value that JSON can hold, except for paths."""
     if spec is None:
         return None
     plain = dataclasses.asdict(spec)
@@ -57,50 +69,42 @@ def spec_to_json(spec: WorkerSpec | None) -> dict[str, Any] | None:
 
 
 def spec_from_json(fields: Any) -> WorkerSpec | None:
-    """What ``spec_to_json`` was given. Raises ``ValueError`` for anything else."""
+    """The argument of ``spec_to_json`` that has this result. Raises ``ValueError`` if there is none."""
     if fields is None or isinstance(fields, WorkerSpec):
         return fields
     try:
-        told = dict(fields["spec"])
-        data = told["program"]["data"]
-        program = Program(Path(told["program"]["path"]), told["program"]["train"], data and Path(data))
-        known = {
+        run = dict(fields["spec"])
+        data = run["program"]["data"]
+        program = Program(Path(run["program"]["path"]), run["program"]["train"], data and Path(data))
+        values = {
             "program": program,
-            "out": Path(told["out"]),
-            "execution": ExecutionSettings.from_json(told["execution"]),
+            "out": Path(run["out"]),
+            "execution": ExecutionSettings.from_json(run["execution"]),
         }
         for name in ("parent", "from_dcp", "spool"):
-            known[name] = None if told[name] is None else Path(told[name])
-        known["start_from"] = None if told["start_from"] is None else StartFrom.from_json(told["start_from"])
-        known["sync"] = SyncPlan(**told["sync"])
-        known["sync_schedule"] = SyncSchedule.parse(told["sync_schedule"])
-        known["elastic"] = Elastic(**told["elastic"])
-        known["adapt"] = Adapt(**{name: tuple(texts) for name, texts in told["adapt"].items()})
-        known["divergence"] = Divergence(told["divergence"]["factor"], tuple(told["divergence"]["metrics"]))
-        return WorkerSpec(**{**fields, "spec": RunSpec(**{**told, **known}), "place": Place(**fields["place"])})
+            values[name] = None if run[name] is None else Path(run[name])
+        values["start_from"] = None if run["start_from"] is None else StartFrom.from_json(run["start_from"])
+        values["sync"] = SyncPlan(**run["sync"])
+        values["sync_schedule"] = SyncSchedule.parse(run["sync_schedule"])
+        values["elastic"] = Elastic(**run["elastic"])
+        values["adapt"] = Adapt(**{name: tuple(texts) for name, texts in run["adapt"].items()})
+        values["divergence"] = Divergence(run["divergence"]["factor"], tuple(run["divergence"]["metrics"]))
+        return WorkerSpec(**{**fields, "spec": RunSpec(**{**run, **values}), "place": Place(**fields["place"])})
     except (KeyError, TypeError, AttributeError, UserError) as error:
         raise ValueError(f"no worker's specification: {error!r}") from None
 
 
-# [messages] What workers, clients and the coordinator say to each other, and what thereby happens to a run's membership.
-#
-# On a connection: JSON, one object a line, checked when it is read. Reading is strict: no number out of a string, no NaN,
-# no field too many. Some messages are events of the membership machine too; with what the controller notices by itself
-# (``Connected``, ``Lost``, ``CapacityChanged``) they are what a journal keeps.
-
-_RULES = ConfigDict(extra="forbid", allow_inf_nan=False)
-PURPOSE = "run"  # of a coordinator, in handshakes
-KEY_LIMIT = 256
-VALUE_LIMIT = 1 << 18
-Count = Annotated[int, Field(ge=0)]
-Seconds = Annotated[float, Field(ge=0)]
 Spec = Annotated[Any, PlainValidator(spec_from_json), PlainSerializer(spec_to_json)]
+
+
+# --- events of one worker: they change the membership of a run ---
+
+
 Doing = Literal[
     "loading", "starting", "computing", "reducing", "gathering", "forming", "handing over", "saving", "done"
 ]
 
 
-# -- events: of one worker --------------------------------------------------------------------------------------------
 @dataclass(frozen=True, config=_RULES)
 class Connected:
     """The worker's process is connected, on ``host``. It is no member yet. (Seen by the coordinator, never sent.)"""
@@ -118,7 +122,7 @@ class Ready:
 
 @dataclass(frozen=True, config=_RULES)
 class Running:
-    """The worker holds its state under view ``version``, whose first step is ``step``."""
+    """The worker holds its state in view number ``version``, whose first step is ``step``."""
 
     version: Count
     step: Count
@@ -127,7 +131,7 @@ class Running:
 
 @dataclass(frozen=True, config=_RULES)
 class Broken:
-    """A collective of view ``version`` failed at the worker."""
+    """A collective of view number ``version`` failed at the worker."""
 
     version: Count
     why: str = ""
@@ -145,7 +149,7 @@ class Noticed:
 
 @dataclass(frozen=True, config=_RULES)
 class ReplaceAsked:
-    """Another worker is wanted in place of this one, a member, which goes on until that one is there."""
+    """Another worker is wanted in place of this member, which goes on until the other one joins."""
 
     kind: Literal["replace_asked"] = "replace_asked"
 
@@ -159,23 +163,28 @@ class Left:
 
 @dataclass(frozen=True, config=_RULES)
 class Done:
-    """The training function has ended well; the worker serves others until ``Bye``. Rewound, it may say so again."""
+    """The training function has ended well; the worker serves others until ``Bye``.
+
+    After a rewind it may be sent again.
+    """
 
     kind: Literal["done"] = "done"
 
 
 @dataclass(frozen=True, config=_RULES)
 class Lost:
-    """The worker is dead, frozen or cut off; or could not be started. (Judged by the coordinator, never sent.)"""
+    """The worker is dead, frozen or cut off, or could not be started. (Decided by the coordinator, never sent.)"""
 
     why: str = ""
     kind: Literal["lost"] = "lost"
 
 
-# -- events: of the run -----------------------------------------------------------------------------------------------
+# --- events of the run ---
+
+
 @dataclass(frozen=True, config=_RULES)
 class ResizeAsked:
-    """``workers`` workers are wanted; a client that asks is answered by ``Answer``."""
+    """So many ``workers`` are wanted. A client that asks is answered by ``Answer``."""
 
     workers: Count
     why: str = ""
@@ -184,7 +193,7 @@ class ResizeAsked:
 
 @dataclass(frozen=True, config=_RULES)
 class ReshapeAsked:
-    """Workers are to stand as ``mesh`` says, as ``Mesh.parse`` reads it, and to be as many as that; see ``Answer``."""
+    """As many workers as ``mesh`` has are wanted, in that mesh (``Mesh.parse``). A client is answered by ``Answer``."""
 
     mesh: Annotated[str, Field(max_length=KEY_LIMIT)]
     why: str = ""
@@ -201,7 +210,7 @@ class LayersFound:
 
 @dataclass(frozen=True, config=_RULES)
 class CapacityChanged:
-    """``free`` more workers could be started now. (Told by the controller, never sent.)"""
+    """``free`` more workers could be started now. (From the controller, never sent.)"""
 
     free: Count
     kind: Literal["capacity_changed"] = "capacity_changed"
@@ -209,32 +218,36 @@ class CapacityChanged:
 
 @dataclass(frozen=True, config=_RULES)
 class WaitedEnough:
-    """Who is ready waits no longer for others of its host. (Told by the coordinator, never sent.)"""
+    """A ready worker waits no longer for others of its host. (From the coordinator, never sent.)"""
 
     kind: Literal["waited_enough"] = "waited_enough"
 
 
 @dataclass(frozen=True, config=_RULES)
 class Progressed:
-    """The run has come to ``step``, further than ever. (Seen by the coordinator in records, never sent.)"""
+    """The run has reached ``step``, further than ever. (Seen by the coordinator in records, never sent.)"""
 
     step: Count
     kind: Literal["progressed"] = "progressed"
 
 
-OfRun = ResizeAsked | ReshapeAsked | LayersFound | CapacityChanged | WaitedEnough | Progressed
-Said = Ready | Running | Broken | Noticed | ReplaceAsked | Left | Done | ResizeAsked | ReshapeAsked | LayersFound
+RunEvent = ResizeAsked | ReshapeAsked | LayersFound | CapacityChanged | WaitedEnough | Progressed
+SentEvent = Ready | Running | Broken | Noticed | ReplaceAsked | Left | Done | ResizeAsked | ReshapeAsked | LayersFound
 """Events that are sent."""
-Event = Connected | Lost | Said | OfRun
+Event = Connected | Lost | SentEvent | RunEvent
 
 
-# -- the rest of a connection -----------------------------------------------------------------------------------------
+# --- messages that are no events ---
+
+
 @dataclass(frozen=True, config=_RULES)
 class Hello:
-    """The first line of every connection, once its handshake is over.
+    """The first line of every connection after its handshake.
 
-    ``worker``: the number of a worker of this run; None: a client that has a request. ``returns``: the worker has
-    outlived its coordinator; if this one takes it, it says next where it stands (``Returned``).
+    Attributes:
+        worker: The number of a worker of this run; None: a client that has a request.
+        host: The host of the worker.
+        returns: The worker has outlived its coordinator. If it is admitted, it sends its state next (``Returned``).
     """
 
     worker: Count | None = None
@@ -244,16 +257,21 @@ class Hello:
 
     @property
     def stays(self) -> bool:
-        """Whether the connection lasts: that of a client ends with the answer."""
+        """Whether the connection lasts; that of a client ends with the answer."""
         return self.worker is not None
 
 
 @dataclass(frozen=True, config=_RULES)
 class Welcome:
-    """You are let in, to do ``spec``. ``joins``: training goes on already, so be warm before you are ``Ready``.
+    """The coordinator admits the worker.
 
-    Beat every ``beat_s``, or as often as a quorum's grace, but ``least_beat_s`` apart. Who hears nothing for
-    ``silence_s`` and ten beats is cut off and ends; it looks for its coordinator, or the next one, for ``grace_s``.
+    Attributes:
+        joins: The run trains already, so the worker has to be warm before it is ``Ready``.
+        beat_s: The worker has to send a heartbeat this often.
+        least_beat_s: Where a quorum's grace demands more frequent heartbeats, this is the shortest interval.
+        silence_s: A worker that receives nothing for so long, and for ten heartbeats, is cut off.
+        grace_s: Before it ends, it looks for its coordinator, or the next one, for this long.
+        spec: The worker's task, a ``WorkerSpec``.
     """
 
     joins: bool
@@ -261,13 +279,13 @@ class Welcome:
     least_beat_s: Seconds = 0.5
     silence_s: Seconds = 30.0
     grace_s: Seconds = 0.0
-    spec: Spec = None  # a WorkerSpec; pydantic cannot follow the recursion in the type of its configuration
+    spec: Spec = None  # pydantic cannot follow the recursion in the type of its configuration
     kind: Literal["welcome"] = "welcome"
 
 
 @dataclass(frozen=True, config=_RULES)
 class InstallView:
-    """A new view; sent to every connected worker, members or not."""
+    """A new view, sent to every connected worker, also to those that are no members."""
 
     view: View
     kind: Literal["install_view"] = "install_view"
@@ -275,7 +293,7 @@ class InstallView:
 
 @dataclass(frozen=True, config=_RULES)
 class Confirmed:
-    """The joiner that reads this is a member of ``version`` for good."""
+    """The joiner that receives this is a member of view number ``version`` for good."""
 
     version: int
     kind: Literal["confirmed"] = "confirmed"
@@ -283,7 +301,10 @@ class Confirmed:
 
 @dataclass(frozen=True, config=_RULES)
 class Report:
-    """A record of this worker's, for its run's controller: its ``nth``, where it is to hear that it was kept."""
+    """A record of this worker for its run's controller.
+
+    ``nth`` counts the records that ``RecordsKept`` is to confirm.
+    """
 
     record: Record
     nth: Count = 0
@@ -292,7 +313,7 @@ class Report:
 
 @dataclass(frozen=True, config=_RULES)
 class RecordsKept:
-    """This worker's records up to its ``nth`` are in the journal: nobody will ask for them again."""
+    """This worker's records up to its ``nth`` are in the journal: no coordinator will need them again."""
 
     nth: Count
     kind: Literal["records_kept"] = "records_kept"
@@ -300,12 +321,20 @@ class RecordsKept:
 
 @dataclass(frozen=True, config=_RULES)
 class Returned:
-    """Where a worker stands that has outlived its coordinator. All that it had said before is in this, or said again.
+    """The state of a worker that has outlived its coordinator. It covers all its earlier messages but those sent again.
 
-    ``member``: it holds the run's state; else ``ready``: it is warm. ``heard``: the newest view that it knows.
-    ``version``, ``step``: of its newest ``Running`` (0: none); ``broken``: the version of its newest ``Broken``;
-    ``layers``: as in ``LayersFound``, 0 where it is not known. ``noticed_s``: until it will be taken away. ``stops``:
-    it was told ``Stop``. ``records``: how many it has reported so far.
+    Attributes:
+        member: It holds the run's state.
+        ready: It is warm.
+        heard: The newest view that it knows.
+        version: The view of its newest ``Running``; 0: none.
+        step: The step of its newest ``Running``.
+        layers: As in ``LayersFound``; 0: not known.
+        broken: The view of its newest ``Broken``.
+        done: Its training function has ended well.
+        stops: It has received ``Stop``.
+        noticed_s: It will be taken away in so many seconds.
+        records: How many records it has reported.
     """
 
     member: bool = False
@@ -331,10 +360,10 @@ class Stop:
 
 @dataclass(frozen=True, config=_RULES)
 class Exit:
-    """This worker's entry point has ended with ``code``, and so will its process.
+    """This worker's entry point has ended with ``code``, and its process ends next.
 
-    The last words: a process that ends without them was killed, has crashed or has called ``os._exit``. The
-    coordinator answers by ``Bye`` and the end of the connection, so the worker knows that all it ever said was read.
+    It is the worker's last message: a process that ends without it was killed, has crashed or has called ``os._exit``.
+    The coordinator answers with ``Bye`` and closes the connection, so the worker knows that all its messages were read.
     """
 
     code: int
@@ -343,17 +372,24 @@ class Exit:
 
 @dataclass(frozen=True, config=_RULES)
 class Bye:
-    """The run is over, or goes on without this worker: end."""
+    """The receiver is to end: the run is over, or goes on without this worker."""
 
     kind: Literal["bye"] = "bye"
 
 
 @dataclass(frozen=True, config=_RULES)
 class Beat:
-    """This worker lives: ``doing`` that since ``since_s`` seconds, in step ``step``, with ``size_bytes`` in flight.
+    """A heartbeat. From a worker it reports what the worker does; from the coordinator only that it lives.
 
-    ``operation``: how many operations it has completed, and so the number of the one it waits in, under view ``view``;
-    ``what`` that is; ``line``: its program's; ``every_s``: to the next one (0: as usual). Of the coordinator: it lives.
+    Attributes:
+        step: The step that the worker is in.
+        doing: What it does, since ``since_s`` seconds.
+        size_bytes: The size of the values in flight.
+        view: The view that it is a member of.
+        operation: How many operations it has completed, and so the number of the one that it waits in.
+        what: That operation, in words.
+        line: The line of its program.
+        every_s: The time to its next heartbeat; 0: as usual.
     """
 
     step: Count = 0
@@ -370,8 +406,19 @@ class Beat:
 
 @dataclass(frozen=True, config=_RULES)
 class RoundTaken:
-    """So many ``learners`` here have taken the round after ``step``, in ``took_s``; no worker has more than ``most``.
-    Once ``quorum`` have, the rest has ``grace_s`` or longer (``latecomers.patience_s``)."""
+    """The worker's learners have taken the steps of a round.
+
+    Once ``quorum`` learners have, the others get a grace period.
+
+    Attributes:
+        version: The number of the view.
+        step: Completed steps before the round.
+        learners: How many learners this worker has.
+        quorum: So many learners have to be there for the round to end.
+        grace_s: The least grace period (``round_quorum.patience_s``).
+        most: The largest number of learners that any worker has.
+        took_s: How long the steps have taken here.
+    """
 
     version: Count
     step: Count
@@ -385,17 +432,16 @@ class RoundTaken:
 
 @dataclass(frozen=True, config=_RULES)
 class Publish:
-    """An address of this worker, for the members of a view to find. ``key`` begins with the view's number and a
-    slash; ``value`` is base64."""
+    """An address of this worker for the other members of a view. ``key`` begins with the view's number and a slash."""
 
     key: Annotated[str, Field(pattern=r"^[0-9]{1,18}/", max_length=KEY_LIMIT)]
-    value: Annotated[str, Field(max_length=VALUE_LIMIT)]
+    value: Annotated[str, Field(max_length=VALUE_LIMIT)]  # base64
     kind: Literal["publish"] = "publish"
 
 
 @dataclass(frozen=True, config=_RULES)
 class Answer:
-    """To a client: whether its request was taken, and a sentence about it."""
+    """The answer to a client: whether its request was taken, and a sentence about it."""
 
     taken: bool
     detail: str
@@ -404,7 +450,7 @@ class Answer:
 
 
 Message = Annotated[
-    Said
+    SentEvent
     | Hello
     | Welcome
     | InstallView
@@ -422,14 +468,15 @@ Message = Annotated[
     Field(discriminator="kind"),
 ]
 _MESSAGES: TypeAdapter[Message] = TypeAdapter(Message)
-_EVENTS: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
-_WORKERS: TypeAdapter[int | None] = TypeAdapter(Count | None)
+
+
+# --- lines of JSON ---
 
 
 def encode(message: Message) -> bytes:
-    """One line of JSON, with its line end. Raises ``TypeError`` where a run's configuration holds what JSON cannot.
+    """One line of JSON, with its line end. Half a surrogate pair, as in some error messages, becomes "?".
 
-    Half a surrogate pair, which some program's error message may hold and no reader would take, becomes "?".
+    Raises ``TypeError`` if a run's configuration holds a value that JSON cannot.
     """
     fields = _MESSAGES.dump_python(message)
     text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False, default=_path_as_text)
@@ -443,23 +490,11 @@ def _path_as_text(value: object) -> str:
 
 
 def decode(line: bytes) -> Message:
-    """The message in ``line``. Raises ``pydantic.ValidationError`` (a ``ValueError``) where it is none."""
+    """The message in ``line``. Raises ``pydantic.ValidationError`` (a ``ValueError``) if there is none."""
     return _MESSAGES.validate_json(line, strict=True)
 
 
 def encode_event(worker: int | None, event: Event) -> dict[str, Any]:
-    """``event`` of ``worker`` (None: of the run) as a journal keeps it."""
+    """``event`` of ``worker`` (None: of the run) as the journal holds it."""
     fields = asdict(event)
     return {"event": fields.pop("kind"), **({} if worker is None else {"worker": worker}), **fields}
-
-
-def decode_event(kept: dict[str, Any]) -> tuple[int | None, Event]:
-    """What ``encode_event`` was given. Raises ``ValueError`` for anything that it did not make."""
-    if not isinstance(kept, dict):
-        raise ValueError(f"no event: {kept!r:.200}")
-    fields = dict(kept)
-    kind, worker = fields.pop("event", None), fields.pop("worker", None)
-    event = _EVENTS.validate_json(json.dumps({**fields, "kind": kind}), strict=True)
-    if (worker is None) != isinstance(event, OfRun):
-        raise ValueError(f"no event: {kept!r:.200}")
-    return _WORKERS.validate_python(worker, strict=True), event

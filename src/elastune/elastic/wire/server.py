@@ -1,8 +1,7 @@
 """The server's end of all connections of one kind: accepted by handshake, read and written without blocking.
 
-``ConnectionServer.wait`` returns events; nothing is called back. A peer that breaks the protocol is disconnected. A
-refused connection is reported at once the first time and then once a minute with a count, so a flood of them makes
-a few lines.
+``ConnectionServer.wait`` returns events; nothing is called back. A peer that breaks the protocol is disconnected. The
+first refused connection of a kind is reported at once, and further ones once a minute with a count.
 """
 
 from __future__ import annotations
@@ -32,10 +31,21 @@ from elastune.elastic.wire.transport import (
 )
 from elastune.parallel.comm.sockets import repeat_soon
 
-# [connection] One peer of a controller, and what it does as events of ``connections.ConnectionServer``.
-
 HELLO_LIMIT_BYTES = 1 << 12
 CONNECTION_CLOSED = "its connection closed"
+
+EVERY_S = 60.0  # between two records of one kind of refusal
+KNOWN_LIMIT = 64  # kinds of refusals that are counted separately
+OTHERS = "other hosts"
+
+GUEST_LIMIT_S = 5.0
+GUESTS_LIMIT = 256  # connections that do not stay (strangers and clients); one more ends the oldest stranger
+YOUNG_S, FULL_S = 0.25, 0.02  # the age up to which a stranger is not ended for others; the pause until it has it
+ACCEPTED_AT_ONCE = 64  # in one round: fewer than a round admits, if thousands of honest peers connect
+BACKLOG = 1 << 14  # the system cuts it to what it allows
+OUTPUT_LIMIT_BYTES = 1 << 24
+MUTE_S = 0.1
+CROWD, CROWD_REST_S = 1024, 0.002  # of so many peers some always send: a short rest lets messages be read together
 
 
 class Greeting(Protocol):
@@ -43,32 +53,48 @@ class Greeting(Protocol):
 
     @property
     def stays(self) -> bool:
-        """Whether it is no guest, who is gone after a few seconds."""
+        """Whether the peer stays; a peer that does not is a guest, whose connection ends after a few seconds."""
         ...
 
 
 class Connection:
-    """One peer. ``worker``: the number that its owner gives it; None: it has none. ``dead``: why it is cut off."""
+    """The server's end of one connection.
+
+    Attributes:
+        socket: Its socket, which does not block.
+        host: The peer's address.
+        born: When it was accepted.
+        nonce: The server's nonce, until the peer has proved that it has the token.
+        response: What the peer has sent of its proof.
+        unauthenticated: Whether the peer has not sent its greeting yet.
+        stays: Whether it lasts beyond a request.
+        worker: The number that the server's owner gives to the peer; None: it has none.
+        dead: Why it is cut off; "": it is not.
+        lines: Cuts what is received into lines.
+        unread: How many bytes may still be read from a stranger.
+        output: What could not be written yet.
+        closes_after_output: Close it once its output is written.
+    """
 
     def __init__(self, peer: socket.socket, host: str, born: float) -> None:
         self.socket = peer
         self.host = host
         self.born = born
-        self.nonce = new_nonce()  # until its proof has answered it
+        self.nonce = new_nonce()
         self.response = b""
-        self.unauthenticated = True  # until its greeting
+        self.unauthenticated = True
         self.stays = False
         self.worker: int | None = None
         self.dead = ""
         self.lines = Lines(HELLO_LIMIT_BYTES)
         self.unread = RESPONSE_BYTES
         self.output = bytearray()
-        self.closes_after_output = False  # close it once its output is written
+        self.closes_after_output = False
 
 
 @dataclass(frozen=True)
 class Greeted:
-    """``connection`` has proved that it has the token, and begins with ``hello``."""
+    """``connection`` has proved that it has the token; its first message is ``hello``."""
 
     connection: Connection
     hello: Any
@@ -76,7 +102,7 @@ class Greeted:
 
 @dataclass(frozen=True)
 class Heard:
-    """``connection`` says ``message``, in ``size_bytes``."""
+    """``connection`` has sent ``message``, of ``size_bytes``."""
 
     connection: Connection
     message: Any
@@ -85,7 +111,7 @@ class Heard:
 
 @dataclass(frozen=True)
 class Closed:
-    """``connection``, which had been greeted, is gone. Not said of those that the hub's owner cut off."""
+    """``connection``, which had greeted, is gone. Not reported if the server's owner ended it."""
 
     connection: Connection
     why: str
@@ -94,77 +120,21 @@ class Closed:
 HubEvent = Greeted | Heard | Closed | ConnectionsRefused
 
 
-# [refusals] Who was not let in, and why: told at once the first time, then once a minute how often, so a flood is a few lines.
-
-EVERY_S = 60.0
-KNOWN_LIMIT = 64
-OTHERS = "other hosts"
-
-
-@dataclass
-class _Count:
-    told_at: float
-    untold: int = 0
-
-
-class Refusals:
-    """Counts by host and reason; of no more than ``KNOWN_LIMIT`` of them apart, however many hosts come."""
-
-    def __init__(self) -> None:
-        self._counts: dict[tuple[str, str], _Count] = {}
-        self._new: list[ConnectionsRefused] = []
-
-    def note(self, host: str, why: str, now: float) -> None:
-        """A connection from ``host`` was not let in, at the time ``now``."""
-        key = (host, why)
-        if key not in self._counts and len(self._counts) >= KNOWN_LIMIT:
-            key = (OTHERS, why)
-        if key in self._counts:
-            self._counts[key].untold += 1
-        elif len(self._counts) < 2 * KNOWN_LIMIT:
-            self._counts[key] = _Count(now)
-            self._new.append(ConnectionsRefused(*key, 1))
-
-    def due(self, now: float) -> list[ConnectionsRefused]:
-        """What is to be told now."""
-        found, self._new = self._new, []
-        for (host, why), count in list(self._counts.items()):
-            if now >= count.told_at + EVERY_S:
-                if count.untold:
-                    found.append(ConnectionsRefused(host, why, count.untold))
-                    self._counts[host, why] = _Count(now)
-                else:
-                    del self._counts[host, why]
-        return found
-
-
-def refusal_line(refusal: ConnectionsRefused) -> str:
-    """In words."""
-    times = f", {refusal.times} times within a minute" if refusal.times > 1 else ""
-    return f"a connection from {refusal.host} was not let in: {refusal.why}{times}"
-
-
-# [connections] A controller's end of all connections of a kind: let in by handshake, read and written without ever blocking.
-#
-# What peers do comes out as events of ``ConnectionServer.wait``; nothing is called back. A
-# peer that breaks the protocol is cut off.
-
-GUEST_LIMIT_S = 5.0
-GUESTS_LIMIT = 256  # those who do not stay: strangers and clients; one more ends the oldest stranger
-YOUNG_S, FULL_S = 0.25, 0.02  # so long nobody is ended for others, who wait in the system's queue and are looked for
-ACCEPTED_AT_ONCE = 64  # in one round: fewer than are let in by it, where all are honest and thousands come
-BACKLOG = 1 << 14  # the system cuts it to what it allows
-OUTPUT_LIMIT_BYTES = 1 << 24
-MUTE_S = 0.1
-CROWD, CROWD_REST_S = 1024, 0.002  # of so many peers some always have something to say: it is heard together
-
-
 class ConnectionServer:
-    """A listening socket and everybody who came. Used by one thread.
+    """A listening socket with all its connections, for one thread: it admits peers, reads messages and sends lines.
 
-    ``token``, ``purpose``: see ``protocol.handshake``; ``tls``: see ``protocol.tls``. ``port``: 0 for any that is free.
-    ``greeting``: the kinds of message that peers begin with; ``decode`` reads a line of theirs, and raises
-    ``ValueError`` for what is no message. Raises ``OSError`` where it cannot listen there.
+    Args:
+        host: The address to listen on.
+        token: The secret that peers have to prove, see ``handshake``.
+        bell: Wakes ``wait``.
+        purpose: What the server is for, see ``handshake``.
+        port: The port; 0 chooses a free one.
+        tls: The certificate, if connections are encrypted.
+        greeting: The kinds of message that peers may begin with.
+        decode: Reads a line of a peer; raises ``ValueError`` if it is no message.
+
+    Raises:
+        OSError: The server cannot listen at the address.
     """
 
     def __init__(
@@ -197,13 +167,13 @@ class ConnectionServer:
         self._selector.register(bell, selectors.EVENT_READ)
 
     def fileno(self) -> int:
-        """Readable when ``wait`` would find something."""
+        """A descriptor that is readable when ``wait`` would return events."""
         return self._selector.fileno()
 
-    # -- what comes in ------------------------------------------------------------------------------------------------
+    # -- input --------------------------------------------------------------------------------------------------------
 
     def wait(self, timeout_s: float) -> Iterator[HubEvent]:
-        """Wait for anything at all, at most ``timeout_s``, and say what came. The caller exhausts it."""
+        """Wait for events, at most ``timeout_s``, and return them. The caller has to exhaust the iterator."""
         newcomers = False
         if timeout_s > CROWD_REST_S and len(self._connections) > CROWD:
             time.sleep(CROWD_REST_S)
@@ -221,7 +191,7 @@ class ConnectionServer:
                     yield from self._read(connection)
                     while not connection.dead and decrypted(connection.socket):
                         yield from self._read(connection)
-        if newcomers:  # after those who were there: one who has proved itself makes room for another
+        if newcomers:  # after the older connections: one that has proved itself makes room for another
             for _ in range(ACCEPTED_AT_ONCE):
                 if not self._accept():
                     break
@@ -230,14 +200,14 @@ class ConnectionServer:
         yield from self._refusals.due(time.monotonic())
 
     def hear_workers(self, hears: bool) -> None:
-        """Whether workers are read. What they say meanwhile waits with them; they are sent to as ever."""
+        """Set whether workers are read. Unread messages wait at the workers; lines to them are sent as ever."""
         if hears != self._hears:
             self._hears = hears
             for connection in self._connections.values():
                 self._watch(connection)
 
     def _watch(self, connection: Connection) -> None:
-        """Have the selector look for what is to be done with it now."""
+        """Have the selector watch ``connection`` for what is to be done with it now."""
         reads = self._hears or not connection.stays
         events = reads * selectors.EVENT_READ | bool(connection.output) * selectors.EVENT_WRITE
         watched = connection.socket in self._selector.get_map()
@@ -249,7 +219,7 @@ class ConnectionServer:
             self._selector.unregister(connection.socket)
 
     def _patience(self) -> float:
-        """Seconds until a guest's time is up, the listener is to be heard again, or somebody is to be buried."""
+        """Seconds until a guest's time is up, the listener is to be watched again, or a connection is to be closed."""
         if self._cut:
             return 0.0
         now = time.monotonic()
@@ -258,7 +228,7 @@ class ConnectionServer:
         return min([*waits, *([self._muted_until - now] if self._muted_until else [])], default=GUEST_LIMIT_S)
 
     def _accept(self) -> bool:
-        """Whether there may be more to accept."""
+        """Accept a connection. Returns whether more may be waiting."""
         if len(self._guests) >= GUESTS_LIMIT and not self._end_oldest_stranger():
             self._mute(FULL_S)
             return False
@@ -268,7 +238,7 @@ class ConnectionServer:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                 self._end_oldest_stranger()
                 self._mute(MUTE_S)
-            return False  # else: it went away again, or nobody else is there
+            return False  # any other error: the peer went away again, or no other one waits
         peer.setblocking(False)
         with contextlib.suppress(OSError):
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -276,7 +246,7 @@ class ConnectionServer:
         if self._tls is not None:
             try:
                 peer = served(peer, self._tls)
-            except OSError:  # it went away again, with words left behind
+            except OSError:  # the peer went away again, with data left behind
                 peer.close()
                 return True
         connection = Connection(peer, address[0].removeprefix("::ffff:"), time.monotonic())
@@ -287,12 +257,15 @@ class ConnectionServer:
         return True
 
     def _mute(self, seconds: float) -> None:
-        """Accept nobody for so long: the loop would spin."""
+        """Accept no connection for so long: the loop would spin."""
         self._selector.unregister(self._listener)
         self._muted_until = time.monotonic() + seconds
 
     def _end_oldest_stranger(self) -> bool:
-        """Whether there was one that had its time; nobody is ended who has proved that it has the token."""
+        """End the oldest stranger.
+
+        Returns False if none is old enough; a peer that has proved itself is never ended.
+        """
         oldest = next((guest for guest in self._guests.values() if guest.nonce), None)
         if oldest is None or time.monotonic() < oldest.born + YOUNG_S:
             return False
@@ -313,7 +286,7 @@ class ConnectionServer:
                 connection.socket.do_handshake()
                 self.send([connection], challenge(connection.nonce))
                 return
-            # Of a stranger no byte more is read than a proof has, and then a greeting may have.
+            # From a stranger no byte more is read than a proof, and afterwards a greeting, may have.
             data = connection.socket.recv(connection.unread if connection.unauthenticated else READ_BYTES)
         except (BlockingIOError, InterruptedError):
             return
@@ -347,7 +320,7 @@ class ConnectionServer:
             self._cut_off(connection, f"it broke the protocol: {error}")
 
     def _examine(self, connection: Connection, data: bytes) -> None:
-        """``data`` is more of the proof that ``connection`` has to give first."""
+        """Take ``data`` as more of the proof that ``connection`` has to send first."""
         connection.response += data
         connection.unread -= len(data)
         if connection.unread and b"\n" not in data:
@@ -364,7 +337,7 @@ class ConnectionServer:
         self.send([connection], proof)
 
     def _drain(self, connection: Connection) -> None:
-        """What is left unread of it would reset the connection, and it would not read its last line."""
+        """Read what is left: unread data would reset the connection, and the peer would not receive its last line."""
         with contextlib.suppress(OSError):
             connection.socket.recv(HELLO_LIMIT_BYTES)
 
@@ -399,10 +372,10 @@ class ConnectionServer:
             if missed:
                 yield Closed(connection, connection.dead)
 
-    # -- what goes out ------------------------------------------------------------------------------------------------
+    # -- output -------------------------------------------------------------------------------------------------------
 
     def send(self, connections: Iterable[Connection], line: bytes) -> None:
-        """Send ``line`` to each. Who does not read is cut off."""
+        """Send ``line`` to each of ``connections``. A connection whose peer does not read is cut off."""
         for connection in connections:
             if connection.dead or connection.closes_after_output:
                 continue
@@ -418,7 +391,7 @@ class ConnectionServer:
                 connection.output += line
 
     def end(self, connection: Connection) -> None:
-        """Hear no more of it, and close it once it has been sent everything."""
+        """Read no more from ``connection``, and close it once all its output is written."""
         connection.closes_after_output = True
         if not connection.output:
             self._close(connection)
@@ -440,7 +413,7 @@ class ConnectionServer:
             self._watch(connection)
 
     def _write(self, connection: Connection, data: bytes | bytearray) -> int:
-        """How much of ``data`` could be sent at once."""
+        """Write what can be written at once. Returns its size."""
         try:
             return connection.socket.send(data)
         except (BlockingIOError, InterruptedError):
@@ -450,7 +423,7 @@ class ConnectionServer:
             return 0
 
     def _cut_off(self, connection: Connection, why: str) -> None:
-        """Close it at the end of this round: whoever sends to many must not meet the consequences half-way."""
+        """Close ``connection`` at the end of this round, so that a loop over many connections is not disturbed."""
         if not connection.dead:
             connection.dead = why
             self._cut.append(connection)
@@ -465,3 +438,49 @@ class ConnectionServer:
         if connection.socket in self._selector.get_map():
             self._selector.unregister(connection.socket)
         connection.socket.close()
+
+
+@dataclass
+class _Count:
+    told_at: float
+    untold: int = 0
+
+
+class Refusals:
+    """Counts refused connections by host and reason, so that a flood of them makes only a few records.
+
+    No more than ``KNOWN_LIMIT`` hosts are counted separately.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, str], _Count] = {}
+        self._new: list[ConnectionsRefused] = []
+
+    def note(self, host: str, why: str, now: float) -> None:
+        """Count a connection from ``host`` that was refused at the time ``now``."""
+        key = (host, why)
+        if key not in self._counts and len(self._counts) >= KNOWN_LIMIT:
+            key = (OTHERS, why)
+        if key in self._counts:
+            self._counts[key].untold += 1
+        elif len(self._counts) < 2 * KNOWN_LIMIT:
+            self._counts[key] = _Count(now)
+            self._new.append(ConnectionsRefused(*key, 1))
+
+    def due(self, now: float) -> list[ConnectionsRefused]:
+        """The records to be written now: the first refusal of a kind at once, more of them once a minute."""
+        refusals, self._new = self._new, []
+        for (host, why), count in list(self._counts.items()):
+            if now >= count.told_at + EVERY_S:
+                if count.untold:
+                    refusals.append(ConnectionsRefused(host, why, count.untold))
+                    self._counts[host, why] = _Count(now)
+                else:
+                    del self._counts[host, why]
+        return refusals
+
+
+def refusal_line(refusal: ConnectionsRefused) -> str:
+    """The sentence that reports ``refusal``."""
+    times = f", {refusal.times} times within a minute" if refusal.times > 1 else ""
+    return f"a connection from {refusal.host} was not let in: {refusal.why}{times}"

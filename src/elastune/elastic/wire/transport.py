@@ -19,20 +19,25 @@ from pathlib import Path
 from elastune.core.errors import UserError
 from elastune.parallel.comm.sockets import repeat_soon
 
-# [transport] Byte streams between a worker or client and its coordinator: lines of bounded length, connecting, waking up.
-
 LINE_LIMIT_BYTES = 1 << 20
 DIAL_LIMIT_S = 10.0
 RETRY_S = 0.05
 READ_BYTES = 1 << 16
 
+_BRACKETED = re.compile(r"\[([0-9A-Fa-f:.]+(?:%[^\]\s]+)?)\]")
+
+MARK = ":sha256:"
+_NAMED = re.compile(f"{MARK}([0-9a-f]{{64}})")
+
+HOST = "ELASTUNE_HOST"  # the environment variable in which a launcher names this process's machine
+
 
 class ProtocolError(Exception):
-    """The other side sent what no honest peer sends."""
+    """The other side sent what no correct peer sends."""
 
 
 class Unreachable(OSError):
-    """Nobody answers at an address."""
+    """No process answers at an address."""
 
 
 class Lines:
@@ -43,9 +48,9 @@ class Lines:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The lines that ``data`` completes, without their ends. Raises ``ProtocolError`` where one is too long."""
+        """The lines that ``data`` completes, without their ends. Raises ``ProtocolError`` if one is too long."""
         if not self._rest and data.find(b"\n") == len(data) - 1 and 0 < len(data) <= self.limit_bytes:
-            return [data[:-1]]  # as nearly always: thousands of beats a second come so
+            return [data[:-1]]  # the usual case: thousands of heartbeats a second come like this
         *ends, rest = data.split(b"\n")
         lines: list[bytes] = []
         for end in ends:
@@ -62,7 +67,7 @@ class Lines:
 
 
 class WakeupPipe:
-    """A file descriptor that a selector finds readable from ``ring`` to ``quiet``. Any thread may ring."""
+    """A file descriptor that is readable from ``ring`` to ``quiet``, to wake a selector. Any thread may ring."""
 
     def __init__(self) -> None:
         self._reader, self._writer = socket.socketpair()
@@ -85,12 +90,9 @@ class WakeupPipe:
                 pass
 
     def close(self) -> None:
-        """Idempotent."""
+        """Release the file descriptors. Idempotent."""
         self._reader.close()
         self._writer.close()
-
-
-_BRACKETED = re.compile(r"\[([0-9A-Fa-f:.]+(?:%[^\]\s]+)?)\]")
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -105,9 +107,9 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def dial(address: str, limit_s: float = DIAL_LIMIT_S) -> socket.socket:
-    """A connection to ``address`` ("host:port"), tried for ``limit_s``: its host may start later.
+    """Connect to ``address`` ("host:port"). Retries for ``limit_s``, as the other host may start later.
 
-    Raises ``UserError`` for what is no address, ``Unreachable`` where nobody answers.
+    Raises ``UserError`` if it is no address, ``Unreachable`` if no process answers.
     """
     try:
         host, port = split_address(address)
@@ -123,7 +125,7 @@ def dial(address: str, limit_s: float = DIAL_LIMIT_S) -> socket.socket:
             if time.monotonic() + RETRY_S >= until:
                 raise Unreachable(*error.args) from None
             time.sleep(RETRY_S)
-        except UnicodeError:  # of looking its name up: it has an empty part, or one that is too long
+        except UnicodeError:  # from the lookup: the name has an empty part, or one that is too long
             fix = "take the one that the run announced"
             raise UserError("a coordinator's address must name a host", address, fix) from None
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -132,9 +134,9 @@ def dial(address: str, limit_s: float = DIAL_LIMIT_S) -> socket.socket:
 
 
 def first_line(connection: socket.socket, lines: Lines, limit_s: float) -> tuple[bytes, list[bytes]]:
-    """The first line on ``connection`` and those that came with it.
+    """The first line on ``connection``, and the lines that came with it.
 
-    Raises ``OSError`` where the other side closes or says nothing in ``limit_s``, ``ProtocolError`` for rubbish.
+    Raises ``OSError`` if the other side closes or sends nothing in ``limit_s``, ``ProtocolError`` for an invalid line.
     """
     until = time.monotonic() + limit_s
     while True:
@@ -142,26 +144,20 @@ def first_line(connection: socket.socket, lines: Lines, limit_s: float) -> tuple
         data = connection.recv(READ_BYTES)
         if not data:
             raise ConnectionError("the other side closed the connection")
-        if found := lines.feed(data):
-            return found[0], found[1:]
+        if received := lines.feed(data):
+            return received[0], received[1:]
 
 
-# [tls] Encrypted connections, where a token says by which certificate its server is known. No authority is asked.
-#
-# A token that ends in ``:sha256:`` and 64 digits is of a server that has the certificate with that SHA-256. Its clients
-# go on with no other one, and nothing is said before. Python's own ``ssl`` does all the rest: TLS 1.3, nothing else.
-
-MARK = ":sha256:"
-_NAMED = re.compile(f"{MARK}([0-9a-f]{{64}})")
+# --- encryption ---
 
 
 class TlsSocket(ssl.SSLSocket):
-    """An encrypted connection that is used as a plain one: by two threads, one that reads and one that writes.
+    """An encrypted connection that is used like a plain one: one thread may read while another one writes.
 
-    Where it does not block, ``recv`` raises ``BlockingIOError`` for half of what was encrypted, too.
+    If it does not block, ``recv`` raises ``BlockingIOError`` also for half of an encrypted block.
     """
 
-    using = threading.Lock()  # OpenSSL allows one call at a time; each has its own, once it is made
+    using = threading.Lock()  # OpenSSL allows one call at a time; each connection gets its own lock
 
     def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
         try:
@@ -184,37 +180,37 @@ class TlsSocket(ssl.SSLSocket):
             raise BlockingIOError from None
 
     def shutdown(self, how: int) -> None:
-        socket.socket.shutdown(self, how)  # that of SSLSocket would let another thread write on in clear
+        socket.socket.shutdown(self, how)  # SSLSocket's own would let another thread go on writing in clear
 
 
 def fingerprint_of(token: str) -> str:
-    """The SHA-256 of the certificate that ``token`` names; "" for none: connections are not encrypted."""
-    found = _NAMED.search(token)
-    return found[1] if found and found.end() == len(token) else ""
+    """The SHA-256 of the certificate that ``token`` names; "" if it names none: then connections are not encrypted."""
+    match = _NAMED.search(token)
+    return match[1] if match and match.end() == len(token) else ""
 
 
 def fingerprint(certificate: bytes) -> str:
-    """Of ``certificate`` in DER, as tokens name it."""
+    """The SHA-256 of ``certificate`` (DER), as tokens name it."""
     return hashlib.sha256(certificate).hexdigest()
 
 
 def server_context(path: Path) -> ssl.SSLContext:
-    """For ``served``: with the key and the certificate in the PEM file ``path``. Raises ``OSError``."""
+    """The context for ``served``, with the key and the certificate in the PEM file ``path``. Raises ``OSError``."""
     context = _context(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(path)
-    context.num_tickets = 0  # nobody resumes, and a ticket would look like news that has nothing to read
+    context.num_tickets = 0  # no client resumes, and a ticket would wake the reader for nothing
     return context
 
 
 def served(connection: socket.socket, context: ssl.SSLContext) -> TlsSocket:
-    """The server's end of ``connection``; ``do_handshake`` is still to be called until it does not raise."""
+    """The server's end of ``connection``. Call its ``do_handshake`` until that no longer raises."""
     return _wrapped(context, connection, server=True)
 
 
 def pinned(connection: socket.socket, wanted: str, limit_s: float) -> TlsSocket:
-    """The client's end, to a server with the certificate of this fingerprint; in place of ``connection``.
+    """The client's end of ``connection``, encrypted, to a server whose certificate has the fingerprint ``wanted``.
 
-    Raises ``OSError`` where the server closes or is silent, ``ProtocolError`` where it is another.
+    Raises ``OSError`` if the server closes or is silent, ``ProtocolError`` if it has another certificate.
     """
     secured = of_anybody(connection, limit_s)
     if fingerprint(secured.getpeercert(binary_form=True) or b"") != wanted:
@@ -224,10 +220,10 @@ def pinned(connection: socket.socket, wanted: str, limit_s: float) -> TlsSocket:
 
 
 def of_anybody(connection: socket.socket, limit_s: float) -> TlsSocket:
-    """As ``pinned``, with whatever certificate: nothing may be believed of such a server, nor said to it."""
+    """As ``pinned``, with any certificate: trust nothing that such a server sends, and send it nothing secret."""
     context = _context(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # by no authority: by what the token names, in ``pinned``
+    context.verify_mode = ssl.CERT_NONE  # ``pinned`` compares it with the token's
     secured = _wrapped(context, connection, server=False)
     try:
         secured.settimeout(limit_s)
@@ -245,7 +241,7 @@ def of_anybody(connection: socket.socket, limit_s: float) -> TlsSocket:
 
 
 def decrypted(connection: socket.socket) -> int:
-    """Bytes that were received, decrypted and not yet read: no selector tells of them."""
+    """The number of bytes that were decrypted and not read yet; a selector does not report them."""
     return connection.pending() if isinstance(connection, TlsSocket) else 0
 
 
@@ -263,11 +259,9 @@ def _wrapped(context: ssl.SSLContext, connection: socket.socket, *, server: bool
     return secured
 
 
-# [host name] What a worker's machine is called, by itself and by those who tell of it.
-
-HOST = "ELASTUNE_HOST"  # the name that whoever started this process gave its machine
+# --- the name of this machine ---
 
 
 def host_name() -> str:
-    """What this machine is called: where each has a name of its own, copies of state are kept on different ones."""
+    """The name of this machine. Copies of state are placed on machines of different names."""
     return os.environ.get(HOST) or os.environ.get("SLURMD_NODENAME") or socket.gethostname()

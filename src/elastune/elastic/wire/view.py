@@ -17,48 +17,45 @@ from pydantic.dataclasses import dataclass
 from elastune.core.mesh import Mesh
 from elastune.elastic.wire.transport import ProtocolError
 
-# [view] One agreed composition of a run, and how it is JSON: what is alike in neighbouring ranks is said once.
-#
-# A view goes to every worker, so among thousands its length counts twice: the numbers 0 to 8,191 are one pair, and eight
-# workers of one host are another. Nobody writes one by hand.
-
-MOST_MEMBERS = 1 << 20  # of any view; what claims more is no view
+KEPT_VIEWS = 2  # members publish addresses for the two newest views
+LIMIT_BYTES = 1 << 23
+MOST_MEMBERS = 1 << 20  # a longer list is no view
 
 
 def to_ranges(numbers: tuple[int, ...]) -> list[tuple[int, int]]:
-    """The first of each run of numbers that follow one another, and how many those are."""
+    """Each range of consecutive numbers, as its first number and its length."""
     runs = (list(run) for _, run in groupby(enumerate(numbers), key=lambda item: item[1] - item[0]))
     return [(run[0][1], len(run)) for run in runs]
 
 
-def from_ranges(told: Any) -> Any:
-    """What ``to_ranges`` was given. Raises ``ValueError`` for anything else."""
-    return (
-        told
-        if isinstance(told, tuple)
-        else tuple(n for first, count in _pairs(told, int) for n in range(first, first + count))
-    )
+def from_ranges(pairs: Any) -> Any:
+    """The argument of ``to_ranges`` that has this result. Raises ``ValueError`` if there is none."""
+    if isinstance(pairs, tuple):
+        return pairs
+    return tuple(number for first, count in _pairs(pairs, int) for number in range(first, first + count))
 
 
 def to_runs(names: tuple[str, ...]) -> list[tuple[str, int]]:
-    """Each name, and how often it stands there before the next one."""
+    """Each name, and how often it stands before the next name."""
     return [(name, len(list(run))) for name, run in groupby(names)]
 
 
-def from_runs(told: Any) -> Any:
-    """What ``to_runs`` was given. Raises ``ValueError`` for anything else."""
-    return told if isinstance(told, tuple) else tuple(name for name, count in _pairs(told, str) for _ in range(count))
+def from_runs(pairs: Any) -> Any:
+    """The argument of ``to_runs`` that has this result. Raises ``ValueError`` if there is none."""
+    return (
+        pairs if isinstance(pairs, tuple) else tuple(name for name, count in _pairs(pairs, str) for _ in range(count))
+    )
 
 
-def _pairs(told: Any, kind: type) -> list[tuple[Any, int]]:
-    """``told``, checked: pairs of a ``kind`` and a count, not too many in all."""
-    if not isinstance(told, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in told):
+def _pairs(pairs: Any, kind: type) -> list[tuple[Any, int]]:
+    """Check that ``pairs`` are pairs of a ``kind`` and a count, not too many in all."""
+    if not isinstance(pairs, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
         raise ValueError("pairs of what stands there and how often")
-    if any(type(what) is not kind or type(count) is not int or count < 1 for what, count in told):
+    if any(type(value) is not kind or type(count) is not int or count < 1 for value, count in pairs):
         raise ValueError(f"pairs of {kind.__name__} and a number above 0")
-    if sum(count for _, count in told) > MOST_MEMBERS:
+    if sum(count for _, count in pairs) > MOST_MEMBERS:
         raise ValueError(f"more than {MOST_MEMBERS} members")
-    return [(what, count) for what, count in told]
+    return [(value, count) for value, count in pairs]
 
 
 Workers = Annotated[tuple[int, ...], BeforeValidator(from_ranges), PlainSerializer(to_ranges)]
@@ -67,16 +64,21 @@ Hosts = Annotated[tuple[str, ...], BeforeValidator(from_runs), PlainSerializer(t
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class View:
-    """The ``number``-th composition of a run: its ``members`` (worker numbers) in the order of their ranks.
+    """One agreed composition of a run: its members, and how they continue from the view before.
 
     A scheduled view takes effect at one step boundary, which its members agree on in the reduction of a step; until
-    then the one before it goes on. Any other takes effect at once (it is immediate): the one before it is broken, and a
-    step that it had not completed is discarded. ``joiners`` are members that hold no state yet; only scheduled views
-    have them. ``initial``: nobody holds state, so all members begin at the newest checkpoint, or at the beginning.
+    then the view before it goes on. Any other view takes effect at once: the view before it is broken, and a step that
+    the view before had not completed is discarded.
 
-    ``mesh``: how they stand, as ``Mesh.parse`` reads it; "" where each carries a replica of its own. ``hosts``: where
-    each of them runs, by rank; empty where that is one machine. ``leavers``: workers that leave with a scheduled view
-    and hand over, first, what they alone may hold.
+    Attributes:
+        number: Views are counted from 1.
+        members: The numbers of the workers, by rank.
+        scheduled: Whether the view is scheduled.
+        joiners: The members that hold no state yet. Only a scheduled view has joiners.
+        initial: No worker holds state: all members begin at the newest checkpoint, or at the start.
+        mesh: The mesh of the members, as ``Mesh.parse`` reads it; "" if each has a whole replica.
+        hosts: The host of each member, by rank; empty if all run on one host.
+        leavers: Workers that leave with a scheduled view, and first send the pieces of state that only they may hold.
     """
 
     number: int
@@ -90,23 +92,20 @@ class View:
 
     @property
     def grid(self) -> Mesh:
-        """``mesh``, read."""
+        """The mesh of the members."""
         return Mesh.parse(self.mesh) if self.mesh else Mesh(data=len(self.members))
 
     @cached_property
     def ranks(self) -> Mapping[int, int]:
-        """The rank of each member, by its number."""
+        """The rank of each member, by the worker's number."""
         return {number: rank for rank, number in enumerate(self.members)}
 
 
-# [rendezvous] What members of a view publish for each other: the addresses of its group, for the two newest views.
-
-KEPT_VIEWS = 2
-LIMIT_BYTES = 1 << 23
-
-
 class RendezvousStore:
-    """Values by key. A key begins with the number of its view and a slash: ``7/0/2``."""
+    """What the members of a view publish for each other: the addresses of the view's group.
+
+    A key begins with the number of its view and a slash: ``7/0/2``. Only the two newest views are held.
+    """
 
     def __init__(self) -> None:
         self._views: dict[int, dict[str, str]] = {}
@@ -114,13 +113,16 @@ class RendezvousStore:
         self._size_bytes = 0
 
     def begin(self, view: int) -> None:
-        """``view`` is the newest now; what is older than the one before it is forgotten."""
+        """Make ``view`` the newest one, and forget the views that are older than the one before it."""
         self._newest = max(self._newest, view)
         for old in [number for number in self._views if number <= self._newest - KEPT_VIEWS]:
             self._size_bytes -= sum(len(key) + len(value) for key, value in self._views.pop(old).items())
 
     def put(self, key: str, value: str) -> bool:
-        """Keep it; False for a view that is forgotten. Raises ``ProtocolError`` for one to come, or for too much."""
+        """Hold ``value`` under ``key``. Returns False for a view that is forgotten.
+
+        Raises ``ProtocolError`` for a view that does not exist yet, and if the values get too large.
+        """
         view = int(key.partition("/")[0])
         if view <= self._newest - KEPT_VIEWS:
             return False
@@ -133,9 +135,9 @@ class RendezvousStore:
         return True
 
     def get(self, key: str) -> str | None:
-        """What is kept under ``key``."""
+        """The value under ``key``."""
         return self._views.get(int(key.partition("/")[0]), {}).get(key)
 
     def items(self) -> list[tuple[str, str]]:
-        """All that is kept, oldest view first."""
+        """All keys and values, oldest view first."""
         return [item for number in sorted(self._views) for item in self._views[number].items()]

@@ -61,108 +61,16 @@ from elastune.elastic.wire.transport import (
 )
 from elastune.elastic.wire.view import RendezvousStore, View
 
-# [last resort] How a worker ends at once, from whatever thread, with all that it has started.
-
 ORPHANED_CODE = 70  # EX_SOFTWARE of sysexits.h: the coordinator is gone
-ABANDONED_CODE = 75  # EX_TEMPFAIL: the coordinator is gone, nobody came in its place, and a checkpoint was written
+ABANDONED_CODE = 75  # EX_TEMPFAIL: the coordinator is gone, no other one came, and a checkpoint was written
 DISCONNECTED_CODE = 76  # EX_PROTOCOL: the program closed this worker's connection
-
-
-def end_process(why: str, code: int) -> NoReturn:
-    """Say ``why`` in the log, and end this process and its family by ``code``."""
-    with contextlib.suppress(OSError):
-        os.write(2, f"elastune: {why}\n".encode(errors="replace"))
-    _end_family()
-    os._exit(code)
-
-
-def _end_family() -> None:
-    """SIGKILL to the data loaders of this process, and to all of its process group where that is its own."""
-    for child in multiprocessing.active_children():  # they look for their parent only now and then
-        with contextlib.suppress(OSError, ValueError):
-            child.kill()
-    if (own := os.getpid()) == os.getpgrp():
-        for process in (int(path.name) for path in Path("/proc").glob("[0-9]*")):
-            with contextlib.suppress(OSError):
-                if process != own and os.getpgid(process) == own:
-                    os.kill(process, signal.SIGKILL)
-
-
-# [outbox] What a worker sends: any thread puts in, none waits for another, and the one that listens sends what is left.
-
-LIMIT_BYTES = 1 << 23
-
-
-class Outbox:
-    """Lines for ``connection``, which does not block, and whose other side may read slowly.
-
-    ``put`` returns at once, even in a signal handler that interrupts another ``put``. What the connection does not take
-    at once goes out by ``flush``, for which ``fileno`` is readable. A connection that is gone is for its reader to see.
-    """
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._lines: deque[bytes] = deque()
-        self._rest = memoryview(b"")
-        self._sending = threading.Lock()
-        self._bell = WakeupPipe()
-        self.full = False
-        """Whether the connection took less than it was given."""
-
-    def begin(self, connection: socket.socket) -> None:
-        """From now on lines are for ``connection``; those that the one before has not taken are forgotten."""
-        with self._sending:
-            self._connection, self._rest, self.full = connection, memoryview(b""), False
-            self._lines.clear()
-
-    def fileno(self) -> int:
-        """Readable once there is something to ``flush``."""
-        return self._bell.fileno()
-
-    @property
-    def size_bytes(self) -> int:
-        """What waits here."""
-        return len(self._rest) + sum(map(len, list(self._lines)))
-
-    def put(self, line: bytes) -> None:
-        """Send ``line``, after all that was put before."""
-        self._lines.append(line)
-        if not self.full and not self.flush():
-            self._bell.ring()
-
-    def flush(self) -> bool:
-        """Send what the connection takes now; False where it does not take all."""
-        while (self._lines or self._rest) and self._sending.acquire(blocking=False):
-            try:
-                if self.full:
-                    self._bell.quiet()
-                self.full = not self._send()
-            finally:
-                self._sending.release()
-            if self.full:
-                return False
-        return True
-
-    def _send(self) -> bool:
-        with contextlib.suppress(IndexError):
-            while True:
-                if not self._rest:
-                    self._rest = memoryview(self._lines.popleft())
-                try:
-                    self._rest = self._rest[self._connection.send(self._rest) :]
-                except BlockingIOError:
-                    return False
-                except OSError:  # nobody reads any more
-                    self._lines.clear()
-                    self._rest = memoryview(b"")
-        return True
-
-    def close(self) -> None:
-        """Idempotent."""
-        self._bell.close()
-
-
-# [news] What a worker has heard from its coordinator, and how its main thread waits for more.
+BACKLOG_LIMIT_BYTES = 1 << 23  # of messages that wait in a worker; beyond that its program waits
+SILENT_BEATS = 10  # heartbeats of the coordinator, at least, that a worker has to miss before it takes it for gone
+WHY_LIMIT = 2000  # characters
+SPEC_LIMIT_BYTES = 16 * LINE_LIMIT_BYTES  # a task holds a whole environment
+FULL_LOOK_S = 0.01
+AGAIN_S, AGAIN_LIMIT_S = 0.05, 0.5  # the pause between two tries to reach the next coordinator, and the limit of a try
+LAST_STEP_S = 300.0  # a worker without any coordinator may take this long to its next checkpoint
 
 
 class RunOver(Exception):
@@ -170,12 +78,15 @@ class RunOver(Exception):
 
 
 class CoordinatorInbox:
-    """Of worker ``worker``. ``note`` is called by the thread that hears; the main thread asks and waits."""
+    """What worker ``worker`` has received from its coordinator.
+
+    The connection's thread calls ``note``; the main thread reads and waits.
+    """
 
     def __init__(self, worker: int) -> None:
         self.worker = worker
         self.abandoned = False
-        """Whether the coordinator is gone and nobody came in its place: this worker ends at its next checkpoint."""
+        """Whether the coordinator is gone and no other one came: this worker ends at its next checkpoint."""
         self.turned_away = False
         """Whether this worker lost its connection, came back, and the run goes on without it."""
         self._inbox = threading.Condition()
@@ -186,20 +97,20 @@ class CoordinatorInbox:
         self._stop = False
 
     def note(self, message: Message) -> None:
-        """Hear ``message``. Raises ``ProtocolError`` for what no coordinator sends."""
+        """Take in ``message``. Raises ``ProtocolError`` for a message that no coordinator sends."""
         with self._inbox:
             self._take(message)
             self._inbox.notify_all()
 
     def _take(self, message: Message) -> None:
         match message:
-            case messages.InstallView(version):
-                self._latest = version
-                self._board.begin(version.number)
-                if not version.scheduled:
-                    self._forced = version.number
-            case messages.Confirmed(version):
-                self._confirmed = version
+            case messages.InstallView(view):
+                self._latest = view
+                self._board.begin(view.number)
+                if not view.scheduled:
+                    self._forced = view.number
+            case messages.Confirmed(view):
+                self._confirmed = view
             case messages.Publish(key, value):
                 self._board.put(key, value)
             case messages.Stop():
@@ -212,12 +123,12 @@ class CoordinatorInbox:
                 raise ProtocolError(f"it sent {message.kind!r}")
 
     def stop_requested(self) -> bool:
-        """Whether the run is to write a checkpoint and end."""
+        """Whether the run is to write a checkpoint and end. Any thread may ask."""
         return self._stop
 
     @property
     def latest(self) -> View | None:
-        """The newest version that was proclaimed."""
+        """The newest view that was installed."""
         return self._latest
 
     def pending(self, current: int) -> View | None:
@@ -226,37 +137,39 @@ class CoordinatorInbox:
         return latest if latest is not None and latest.scheduled and latest.number > current else None
 
     def superseded(self, number: int) -> bool:
-        """Whether version ``number`` is over: a newer one took effect at once, or the run has ended."""
+        """Whether view ``number`` is over: a newer one took effect at once, or the run has ended."""
         return self._forced > number or bool(self._over)
 
     def await_view(self, after: int, timeout_s: float) -> View:
-        """Block until there is a version newer than ``after`` that this worker has to enter at once.
+        """Block until there is a view newer than ``after`` that this worker has to enter at once.
 
-        That is one which takes effect at once, or takes this worker in. Raises ``TimeoutError`` and ``RunOver``.
+        Such a view takes effect at once, or has this worker as a joiner. Raises ``TimeoutError`` and ``RunOver``.
         """
         self._wait(lambda: self._to_enter(after) is not None, timeout_s)
-        version = self._to_enter(after)
-        if version is None:
-            raise TimeoutError(f"no version after {after} within {timeout_s:g} s")
-        return version
+        view = self._to_enter(after)
+        if view is None:
+            raise TimeoutError(f"no view after {after} within {timeout_s:g} s")
+        return view
 
     def await_pending(self, current: int) -> View | None:
-        """Block until a scheduled view newer than ``current`` was proclaimed; None once ``current`` is over, and where
-        nobody proclaims anything any more."""
+        """Block until a scheduled view newer than ``current`` is installed.
+
+        Returns None once ``current`` is over, and if no coordinator will install any view.
+        """
         with suppress(RunOver):
             self._wait(lambda: self.pending(current) is not None or self.superseded(current), None)
         return None if self.superseded(current) else self.pending(current)
 
-    def await_confirmed(self, version: int) -> bool:
-        """Block until this joiner is a member of ``version`` for good; False if a newer version comes first.
+    def await_confirmed(self, view: int) -> bool:
+        """Block until this joiner is a member of view number ``view`` for good; False if a newer view comes first.
 
         Raises ``RunOver``.
         """
-        self._wait(lambda: self._confirmed >= version or self._is_newer(version), None)
-        return self._confirmed >= version
+        self._wait(lambda: self._confirmed >= view or self._is_newer(view), None)
+        return self._confirmed >= view
 
     def await_bye(self, after: int) -> View | None:
-        """Block until the run is over (None), or there is a version newer than ``after`` to be entered at once."""
+        """Block until the run is over (None), or a view newer than ``after`` is to be entered at once."""
         try:
             self._wait(lambda: self._to_enter(after) is not None, None)
         except RunOver:
@@ -264,26 +177,26 @@ class CoordinatorInbox:
         return self._to_enter(after)
 
     def read(self, keys: list[str], timeout_s: float | None) -> list[str] | None:
-        """What is published under ``keys``, once all is; None if not within ``timeout_s``.
+        """The values published under ``keys``, once all of them are published; None if not within ``timeout_s``.
 
-        Raises ``RunOver`` as soon as the version that they belong to is superseded.
+        Raises ``RunOver`` as soon as the view that the keys belong to is superseded.
         """
-        version = min(int(key.partition("/")[0]) for key in keys)
-        found: list[str | None] = []
+        view = min(int(key.partition("/")[0]) for key in keys)
+        values: list[str | None] = []
 
-        def there() -> bool:
-            found[:] = [self._board.get(key) for key in keys]
-            return None not in found or self.superseded(version)
+        def complete() -> bool:
+            values[:] = [self._board.get(key) for key in keys]
+            return None not in values or self.superseded(view)
 
-        self._wait(there, timeout_s)
-        if None not in found:
-            return [value for value in found if value is not None]
-        if self.superseded(version):
-            raise RunOver(f"version {version} is superseded")
+        self._wait(complete, timeout_s)
+        if None not in values:
+            return [text for text in values if text is not None]
+        if self.superseded(view):
+            raise RunOver(f"view {view} is superseded")
         return None
 
     def published(self, key: str) -> bool:
-        """Whether anything is published under ``key``."""
+        """Whether a value is published under ``key``."""
         with self._inbox:
             return self._board.get(key) is not None
 
@@ -293,128 +206,46 @@ class CoordinatorInbox:
             return None
         return latest if not latest.scheduled or self.worker in latest.joiners else None
 
-    def _is_newer(self, version: int) -> bool:
-        return self._latest is not None and self._latest.number > version
+    def _is_newer(self, view: int) -> bool:
+        return self._latest is not None and self._latest.number > view
 
-    def _wait(self, there: Callable[[], bool], timeout_s: float | None) -> None:
+    def _wait(self, condition: Callable[[], bool], timeout_s: float | None) -> None:
         with self._inbox:
-            self._inbox.wait_for(lambda: there() or bool(self._over) or self.abandoned, timeout_s)
-            if (self._over or self.abandoned) and not there():
+            self._inbox.wait_for(lambda: condition() or bool(self._over) or self.abandoned, timeout_s)
+            if (self._over or self.abandoned) and not condition():
                 raise RunOver(self._over or "the coordinator is gone")
 
 
-# [whereabouts] What a worker would tell a coordinator that knows nothing of it: where it stands, and what it has reported.
-
-
-class ReconnectState:
-    """Where a worker stands by what it has said, and the records that may not be in the journal yet.
-
-    ``member``: it holds the run's state for good; ``exit``: its last words. ``keeps``: whether records are kept until
-    they are in the journal.
-    """
-
-    def __init__(self, keeps: bool) -> None:
-        self.member = False
-        self.exit: Exit | None = None
-        self._keeps = keeps
-        self._ready = self._done = False
-        self._running = Running(0, 0)
-        self._broken = self._reported = self._layers = 0
-        self._goes_at: float | None = None
-        self._round: RoundTaken | None = None
-        self._unkept: deque[tuple[int, bytes]] = deque()
-        self.unkept_bytes = 0
-
-    def say(self, message: Message) -> None:
-        """The worker says ``message``."""
-        match message:
-            case Ready():
-                self._ready = True
-            case Running():
-                self._running = message
-            case LayersFound(layers):
-                self._layers = layers
-            case Broken(version):
-                self._broken = version
-            case Done():
-                self._done = True
-            case RoundTaken():
-                self._round = message
-            case Noticed(seconds):
-                self._goes_at = time.monotonic() + seconds
-
-    def report(self, record: Record) -> bytes:
-        """The line that reports ``record``, kept until ``kept`` says otherwise.
-
-        Raises ``ValueError`` where it is longer than the coordinator accepts.
-        """
-        line = encode(Report(record, self._reported + self._keeps))
-        if len(line) > LINE_LIMIT_BYTES:
-            raise ValueError(f"a {record.kind} record has {len(line)} bytes, at most {LINE_LIMIT_BYTES} can be sent")
-        self._reported += self._keeps
-        if self._keeps:
-            self._unkept.append((self._reported, line))
-            self.unkept_bytes += len(line)
-        return line
-
-    def kept(self, nth: int) -> None:
-        """Records up to the ``nth`` are in the journal."""
-        while self._unkept and self._unkept[0][0] <= nth:
-            self.unkept_bytes -= len(self._unkept.popleft()[1])
-
-    def lines(self, heard: View | None, stops: bool) -> list[bytes]:
-        """All that a new coordinator has to be told first. ``heard``: the newest view; ``stops``: was it told to."""
-        goes_s = None if self._goes_at is None else max(0.0, self._goes_at - time.monotonic())
-        told = Returned(
-            member=self.member,
-            ready=self._ready,
-            heard=heard,
-            version=self._running.version,
-            step=self._running.step,
-            layers=self._layers,
-            broken=self._broken,
-            done=self._done,
-            stops=stops,
-            noticed_s=goes_s,
-            records=self._reported,
-        )
-        # Who waits at the end of a round would count as late to it; of a round that is over it says nothing new.
-        waits = [] if self._round is None else [encode(self._round)]
-        last = [] if self.exit is None else [encode(self.exit)]
-        return [encode(told), *waits, *(line for _, line in self._unkept), *last]
-
-
-# [client] A worker's end of its only connection, to the coordinator: a thread that beats and hears, and what others ask of it.
-#
-# It brings what the worker is to do (``spec``), and takes away what the worker reports and the code that it ends with.
-
-SILENT_BEATS = 10  # of the coordinator, at least, before a worker takes it for gone
-WHY_LIMIT = 2000  # characters
-SPEC_LIMIT_BYTES = 16 * LINE_LIMIT_BYTES  # it holds a whole environment
-FULL_LOOK_S = 0.01
-AGAIN_S, AGAIN_LIMIT_S = 0.05, 0.5  # between two looks for the next coordinator, and of one look
-LAST_STEP_S = 300.0  # how long a worker that nobody has come for may take to its next checkpoint
-
-
 class CoordinatorClient(CoordinatorInbox):
-    """Worker ``worker``, connected and known to the coordinator at ``address``.
+    """A worker's connection to its coordinator: it sends heartbeats, messages and records, and receives views.
 
-    ``moves``: the file that says where the next one is, if on another host (``ControllerLocator``). The constructor returns
-    once the coordinator has let it in. Raises ``UserError`` where it does not.
+    The constructor returns once the coordinator has admitted the worker. If the coordinator dies, this object looks for
+    the next one by itself.
+
+    Args:
+        address: The coordinator's address, "host:port".
+        token: The secret of the run.
+        worker: This worker's number.
+        host: The name of this worker's host.
+        moves: The file that names the host of the next coordinator (``ControllerLocator``); "": the host stays the
+            same.
+
+    Raises:
+        UserError: The coordinator cannot be reached, or does not admit the worker.
     """
 
     def __init__(self, address: str, token: str, worker: int, *, host: str = "", moves: str = "") -> None:
         super().__init__(worker)
-        self.on_break: Callable[[View], None] = lambda version: None
-        """Called in this object's thread for every version that takes effect at once."""
-        self.on_scheduled: Callable[[View], None] = lambda version: None
-        """Called in this object's thread for every other version."""
+        self.on_break: Callable[[View], None] = lambda view: None
+        """Called in this object's thread for every view that takes effect at once."""
+        self.on_scheduled: Callable[[View], None] = lambda view: None
+        """Called in this object's thread for every other view."""
         self.on_bye: Callable[[], None] = lambda: None
-        """Called in this object's thread when there is nothing to wait for any more."""
+        """Called in this object's thread when the run is over for this worker."""
         self.on_orphaned: Callable[[str], None] = self._end_process
         """Called in this object's thread when the coordinator is gone; ends this process and its data loaders."""
         self.where: Callable[[], str] = lambda: ""
-        """Called in this object's thread: the line that the program is at."""
+        """Called in this object's thread; returns the line that the program is at."""
         self._lines = Lines(SPEC_LIMIT_BYTES)
         self._early: list[bytes] = []
         self._doing: tuple[float, Doing, int, int, int, int, str] = (time.monotonic(), "loading", 0, 0, 0, 0, "")
@@ -425,9 +256,9 @@ class CoordinatorClient(CoordinatorInbox):
         self._elsewhere = ControllerLocator(address, moves)
         welcome = self._enter(self._hello)
         self.joins = welcome.joins
-        """Whether training goes on already: this worker has to be warm before it is ``ready``."""
+        """Whether the run trains already: this worker has to be warm before it is ``ready``."""
         self.spec: WorkerSpec | None = welcome.spec
-        """What this worker is to do; None where its coordinator does not say."""
+        """This worker's task; None if its coordinator sends none."""
         self._lines.limit_bytes = LINE_LIMIT_BYTES
         self._outbox = Outbox(self._socket)
         self._beat_s, self._least_beat_s = welcome.beat_s, welcome.least_beat_s
@@ -435,20 +266,22 @@ class CoordinatorClient(CoordinatorInbox):
         self._silent_limit_s = max(SILENT_BEATS * welcome.beat_s, welcome.silence_s)
         self._grace_s = welcome.grace_s
         self._reconnect_state = ReconnectState(keeps=welcome.grace_s > 0)
-        self._speaking = threading.RLock()  # a signal handler may speak while the main thread does
-        _leave_to_parent(self)
+        self._sending_lock = threading.RLock()  # a signal handler may send while the main thread does
+        _close_in_children(self)
         self._thread = threading.Thread(target=self._live, name="member", daemon=True)
         self._thread.start()
 
     def _enter(self, hello: messages.Hello, limit_s: float = DIAL_LIMIT_S) -> messages.Welcome:
-        address, words = self._address, messages.encode(hello)
+        address, hello_line = self._address, messages.encode(hello)
         try:
-            entered = enter_at(address, self._lines, self._token, messages.PURPOSE, words, DIAL_LIMIT_S, dial_s=limit_s)
+            entered = enter_at(
+                address, self._lines, self._token, messages.PURPOSE, hello_line, DIAL_LIMIT_S, dial_s=limit_s
+            )
         except Unreachable as error:
             fix = "see that the run is alive, and firewalls"
             raise UserError("a worker must reach its coordinator", f"{address}: {error}", fix) from None
         except (OSError, ProtocolError) as error:
-            raise self._kept_out(str(error)) from None
+            raise self._not_admitted(str(error)) from None
         try:
             self._socket, self._early = entered.connection, entered.early
             welcome = messages.decode(entered.line)
@@ -458,39 +291,41 @@ class CoordinatorClient(CoordinatorInbox):
                 raise ProtocolError(f"it answered {welcome.kind!r}")
         except (ValueError, ProtocolError) as error:
             self._socket.close()
-            # A message that is not valid is not repeated: it may hold the environment of the run.
-            raise self._kept_out(type(error).__name__ if isinstance(error, ValidationError) else str(error)) from None
+            # The error does not quote an invalid message: it may hold the environment of the run.
+            raise self._not_admitted(
+                type(error).__name__ if isinstance(error, ValidationError) else str(error)
+            ) from None
         self._socket.setblocking(False)
         return welcome
 
-    def _kept_out(self, why: str) -> UserError:
+    def _not_admitted(self, why: str) -> UserError:
         fix = "give each worker the token of this run and a number of its own"
         return UserError("a coordinator must let its workers in", f"{self._address}, worker {self.worker}: {why}", fix)
 
-    # -- what the main thread says ------------------------------------------------------------------------------------
+    # -- messages of the main thread ----------------------------------------------------------------------------------
 
     def ready(self) -> None:
-        """This worker is warm and waits for a version that has it."""
+        """Report that this worker is warm and waits for a view that has it."""
         self._send(messages.Ready())
 
-    def running(self, version: int, step: int, *, joins: bool = False) -> None:
-        """This worker holds its state under ``version``, whose first step is ``step``.
+    def running(self, view: int, step: int, *, joins: bool = False) -> None:
+        """Report that this worker holds its state in view number ``view``, whose first step is ``step``.
 
-        ``joins``: not for good yet, see ``await_confirmed``.
+        ``joins``: it is not a member for good yet, see ``await_confirmed``.
         """
         self._reconnect_state.member = self._reconnect_state.member or not joins
-        self._send(messages.Running(version, step))
+        self._send(messages.Running(view, step))
 
-    def broken(self, version: int, why: str) -> None:
-        """A collective of ``version`` failed here."""
-        self._send(messages.Broken(version, _sendable(why)))
+    def broken(self, view: int, why: str) -> None:
+        """Report that a collective of view number ``view`` failed here."""
+        self._send(messages.Broken(view, _sendable(why)))
 
     def noticed(self, seconds: float, why: str) -> None:
-        """This worker will be taken away in ``seconds``. A signal handler may call it."""
+        """Report that this worker will be taken away in ``seconds``. A signal handler may call it."""
         self._send(messages.Noticed(max(0.0, seconds), _sendable(why)))
 
     def replace(self) -> None:
-        """Ask for another worker in this one's place; this one goes on until that one is there."""
+        """Ask for another worker in place of this one, which goes on until the other one joins."""
         self._send(messages.ReplaceAsked())
 
     def resize(self, workers: int, why: str = "") -> None:
@@ -502,27 +337,28 @@ class CoordinatorClient(CoordinatorInbox):
         self._send(messages.ReshapeAsked(mesh, _sendable(why)))
 
     def layers_found(self, layers: int) -> None:
-        """The model can be cut into so many stages."""
+        """Report into how many stages the model can be cut."""
         self._send(messages.LayersFound(layers))
 
-    def report_round(self, version: int, step: int, learners: int, sync: SyncPlan, most: int, took_s: float) -> None:
-        """Under ``version`` so many ``learners`` here have taken the round after ``step``; see ``RoundTaken``.
+    def report_round(self, view: int, step: int, learners: int, sync: SyncPlan, most: int, took_s: float) -> None:
+        """Report that the ``learners`` of this worker have taken the round after ``step`` in view number ``view``.
 
-        From here on beats come as often as the grace: who freezes is to be missed as soon as who is late.
+        From now on heartbeats come as often as the grace period: a frozen worker is to be missed as soon as a late one.
+        For the other arguments see ``RoundTaken``.
         """
         self._every_s = min(self._beat_s, max(sync.grace, self._least_beat_s))
-        self._send(messages.RoundTaken(version, step, learners, sync.quorum, sync.grace, most, took_s))
+        self._send(messages.RoundTaken(view, step, learners, sync.quorum, sync.grace, most, took_s))
 
     def left(self) -> None:
-        """This worker has left at the boundary of a version that does not have it."""
+        """Report that this worker has left at the boundary of a view that does not have it."""
         self._send(messages.Left())
 
     def done(self) -> None:
-        """The training function has ended well; this worker stays to serve the others."""
+        """Report that the training function has ended well; this worker stays to serve the others."""
         self._send(messages.Done())
 
     def publish(self, key: str, value: str) -> None:
-        """Let everybody read ``value`` under ``key``, which begins with a version's number and a slash."""
+        """Let all members read ``value`` under ``key``, which begins with a view's number and a slash."""
         with self._inbox:
             kept = self._board.put(key, value)
             self._inbox.notify_all()
@@ -532,35 +368,35 @@ class CoordinatorClient(CoordinatorInbox):
     def doing(
         self, doing: Doing, step: int, size_bytes: int = 0, view: int = 0, operation: int = 0, what: str = ""
     ) -> None:
-        """The next beat tells it (``Beat``). Costs well under two microseconds."""
+        """Set what the next heartbeat reports (``Beat``). Costs well under two microseconds."""
         self._doing = (time.monotonic(), doing, step, size_bytes, view, operation, what)
 
     def report(self, record: Record) -> None:
-        """Deliver ``record`` to the run's controller; blocks while much of what was reported before is still here.
+        """Send ``record`` to the run's controller; blocks while too many earlier records wait here.
 
-        Raises ``ValueError`` where the record is longer than the coordinator accepts.
+        Raises ``ValueError`` if the record is longer than the coordinator accepts.
         """
         while self._waits and self._thread.is_alive() and not self.abandoned:
             time.sleep(FULL_LOOK_S)
-        with self._speaking:
+        with self._sending_lock:
             self._outbox.put(self._reconnect_state.report(record))
 
     @property
     def _waits(self) -> bool:
-        """Whether so much lies here that nobody has read, or put in the journal, that the program is to wait."""
-        unread = self._outbox.full and self._outbox.size_bytes > LIMIT_BYTES
-        return unread or self._reconnect_state.unkept_bytes > LIMIT_BYTES
+        """Whether so much is unread, or not yet in the journal, that the program has to wait."""
+        unread = self._outbox.full and self._outbox.size_bytes > BACKLOG_LIMIT_BYTES
+        return unread or self._reconnect_state.unkept_bytes > BACKLOG_LIMIT_BYTES
 
     def refuse_fork(self) -> None:
-        """Raises ``UserError`` in a forked child of this worker, which has its variables but no place in the run."""
+        """Raise ``UserError`` in a forked child of this worker, which has its variables but no place in the run."""
         if os.getpid() != self._owner:
             rule = "a child that the program forks must end, not train on with the worker"
             raise UserError(rule, f"process {os.getpid()}, forked", "end it by os._exit(0), or use multiprocessing")
 
     def farewell(self, code: int) -> None:
-        """Say that this worker's entry point has ended with ``code``: its process ends next, and not by an accident.
+        """Report that this worker's entry point has ended with ``code``, so that the end of its process is no accident.
 
-        Returns once the coordinator has read all that was ever sent, or is gone.
+        Returns once the coordinator has read all messages, or is gone.
         """
         self._leaving = True
         self._reconnect_state.exit = messages.Exit(code)
@@ -569,7 +405,7 @@ class CoordinatorClient(CoordinatorInbox):
         self._thread.join()
 
     def close(self) -> None:
-        """Disconnect: the coordinator will take this worker for lost, unless it has left or the run is over."""
+        """Disconnect. The coordinator will take this worker for lost, unless it has left or the run is over."""
         self._closed = True
         self._left.set()
         with contextlib.suppress(OSError):
@@ -583,7 +419,7 @@ class CoordinatorClient(CoordinatorInbox):
 
     def _live(self) -> None:
         why, closed_here = self._hold()
-        while not self._ended and not closed_here and self._comes_back():
+        while not self._ended and not closed_here and self._reconnects():
             why, closed_here = self._hold()
         with self._inbox:
             ended = self._ended or self._leaving
@@ -599,7 +435,7 @@ class CoordinatorClient(CoordinatorInbox):
         return bool(self._over) or self._closed or (self._leaving and not self._grace_s)
 
     def _hold(self) -> tuple[str, bool]:
-        """Serve the connection to its end: why it ended, and whether it was closed in this process."""
+        """Serve the connection until it ends. Returns why it ended, and whether this process closed it."""
         try:
             return self._serve(), False
         except (OSError, ValueError, ProtocolError) as error:
@@ -609,8 +445,8 @@ class CoordinatorClient(CoordinatorInbox):
             traceback.print_exc()
             return "its thread failed", False
 
-    def _comes_back(self) -> bool:
-        """Find the next coordinator and tell it everything. Where nobody comes, have the run end at a checkpoint."""
+    def _reconnects(self) -> bool:
+        """Find the next coordinator and report everything to it. If none comes, have the run end at a checkpoint."""
         until = time.monotonic() + self._grace_s
         self._socket.close()
         while not self._ended and (left_s := until - time.monotonic()) > 0:
@@ -621,7 +457,7 @@ class CoordinatorClient(CoordinatorInbox):
                 time.sleep(AGAIN_S)
                 continue
             self._lines.limit_bytes = LINE_LIMIT_BYTES
-            with self._speaking:
+            with self._sending_lock:
                 self._outbox.begin(self._socket)
                 for line in self._reconnect_state.lines(self._latest, self._stop):
                     self._outbox.put(line)
@@ -635,7 +471,7 @@ class CoordinatorClient(CoordinatorInbox):
         return False
 
     def _serve(self) -> str:
-        """Beat and hear until the connection ends, and say why it did."""
+        """Send heartbeats and read messages until the connection ends. Returns why it ended."""
         self._hear(self._early)
         poll = select.poll()
         poll.register(self._outbox, select.POLLIN)
@@ -668,7 +504,7 @@ class CoordinatorClient(CoordinatorInbox):
         for line in lines:
             message = messages.decode(line)
             if isinstance(message, messages.RecordsKept):
-                with self._speaking:
+                with self._sending_lock:
                     self._reconnect_state.kept(message.nth)
                 continue
             if isinstance(message, messages.Confirmed):
@@ -684,8 +520,8 @@ class CoordinatorClient(CoordinatorInbox):
                 traceback.print_exc()
 
     def _send(self, message: Message) -> None:
-        with self._speaking:
-            self._reconnect_state.say(message)
+        with self._sending_lock:
+            self._reconnect_state.note(message)
             self._outbox.put(messages.encode(message))
 
     def _end_process(self, why: str) -> None:
@@ -695,9 +531,166 @@ class CoordinatorClient(CoordinatorInbox):
         end_process("the program has closed this worker's connection", DISCONNECTED_CODE)
 
 
-def _leave_to_parent(member: CoordinatorClient) -> None:
-    """A forked child (of a data loader) must not keep the connection open when its parent is killed."""
-    reference = weakref.ref(member)
+class ReconnectState:
+    """A worker's report for a coordinator that knows nothing of it: its state, and records not yet in the journal.
+
+    It follows from the messages that the worker sends. ``keeps``: records are kept until they are in the journal.
+
+    Attributes:
+        member: The worker holds the run's state for good.
+        exit: The worker's last message, once it was sent.
+        unkept_bytes: The size of the records that are not in the journal yet.
+    """
+
+    def __init__(self, keeps: bool) -> None:
+        self.member = False
+        self.exit: Exit | None = None
+        self._keeps = keeps
+        self._ready = self._done = False
+        self._running = Running(0, 0)
+        self._broken = self._reported = self._layers = 0
+        self._goes_at: float | None = None
+        self._round: RoundTaken | None = None
+        self._unkept: deque[tuple[int, bytes]] = deque()
+        self.unkept_bytes = 0
+
+    def note(self, message: Message) -> None:
+        """Note that the worker sends ``message``."""
+        match message:
+            case Ready():
+                self._ready = True
+            case Running():
+                self._running = message
+            case LayersFound(layers):
+                self._layers = layers
+            case Broken(view):
+                self._broken = view
+            case Done():
+                self._done = True
+            case RoundTaken():
+                self._round = message
+            case Noticed(seconds):
+                self._goes_at = time.monotonic() + seconds
+
+    def report(self, record: Record) -> bytes:
+        """The line that reports ``record``; it is kept until ``kept`` covers it.
+
+        Raises ``ValueError`` if it is longer than the coordinator accepts.
+        """
+        line = encode(Report(record, self._reported + self._keeps))
+        if len(line) > LINE_LIMIT_BYTES:
+            raise ValueError(f"a {record.kind} record has {len(line)} bytes, at most {LINE_LIMIT_BYTES} can be sent")
+        self._reported += self._keeps
+        if self._keeps:
+            self._unkept.append((self._reported, line))
+            self.unkept_bytes += len(line)
+        return line
+
+    def kept(self, nth: int) -> None:
+        """Forget the records up to the ``nth``: they are in the journal."""
+        while self._unkept and self._unkept[0][0] <= nth:
+            self.unkept_bytes -= len(self._unkept.popleft()[1])
+
+    def lines(self, heard: View | None, stops: bool) -> list[bytes]:
+        """The lines that a new coordinator has to receive first.
+
+        Args:
+            heard: The newest view.
+            stops: Whether the coordinator before has asked the worker to stop.
+        """
+        goes_s = None if self._goes_at is None else max(0.0, self._goes_at - time.monotonic())
+        state = Returned(
+            member=self.member,
+            ready=self._ready,
+            heard=heard,
+            version=self._running.version,
+            step=self._running.step,
+            layers=self._layers,
+            broken=self._broken,
+            done=self._done,
+            stops=stops,
+            noticed_s=goes_s,
+            records=self._reported,
+        )
+        # Without this line a worker that waits at the end of a round would count as late for it.
+        round_taken = [] if self._round is None else [encode(self._round)]
+        last = [] if self.exit is None else [encode(self.exit)]
+        return [encode(state), *round_taken, *(line for _, line in self._unkept), *last]
+
+
+class Outbox:
+    """The lines that a worker still has to send on ``connection``, which does not block and may be read slowly.
+
+    ``put`` returns at once in any thread, even in a signal handler that interrupts another ``put``. ``flush`` sends
+    what the connection has not taken at once; ``fileno`` is readable while it has work. A broken connection is no error
+    here: the thread that reads from it will notice.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._lines: deque[bytes] = deque()
+        self._rest = memoryview(b"")
+        self._sending = threading.Lock()
+        self._bell = WakeupPipe()
+        self.full = False
+        """Whether the connection has not taken all lines."""
+
+    def begin(self, connection: socket.socket) -> None:
+        """Send lines on ``connection`` from now on; forget lines that the connection before it has not taken."""
+        with self._sending:
+            self._connection, self._rest, self.full = connection, memoryview(b""), False
+            self._lines.clear()
+
+    def fileno(self) -> int:
+        """A descriptor that is readable while ``flush`` has work."""
+        return self._bell.fileno()
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the lines that wait to be sent."""
+        return len(self._rest) + sum(map(len, list(self._lines)))
+
+    def put(self, line: bytes) -> None:
+        """Send ``line``, after all lines before it."""
+        self._lines.append(line)
+        if not self.full and not self.flush():
+            self._bell.ring()
+
+    def flush(self) -> bool:
+        """Send what the connection takes now. Returns whether it has taken everything."""
+        while (self._lines or self._rest) and self._sending.acquire(blocking=False):
+            try:
+                if self.full:
+                    self._bell.quiet()
+                self.full = not self._send()
+            finally:
+                self._sending.release()
+            if self.full:
+                return False
+        return True
+
+    def _send(self) -> bool:
+        with contextlib.suppress(IndexError):
+            while True:
+                if not self._rest:
+                    self._rest = memoryview(self._lines.popleft())
+                try:
+                    self._rest = self._rest[self._connection.send(self._rest) :]
+                except BlockingIOError:
+                    return False
+                except OSError:  # the other side has closed the connection
+                    self._lines.clear()
+                    self._rest = memoryview(b"")
+        return True
+
+    def close(self) -> None:
+        """Release the file descriptors. Idempotent."""
+        self._bell.close()
+
+
+def _close_in_children(client: CoordinatorClient) -> None:
+    """Have a forked child (a data loader) close its copy of the connection: it must not outlive the parent there."""
+    reference = weakref.ref(client)
 
     def close_copy() -> None:
         if (parent := reference()) is not None and parent._socket.fileno() >= 0:
@@ -708,3 +701,23 @@ def _leave_to_parent(member: CoordinatorClient) -> None:
 
 def _sendable(why: str) -> str:
     return why[:WHY_LIMIT].encode(errors="replace").decode()
+
+
+def end_process(why: str, code: int) -> NoReturn:
+    """Write ``why`` to the log, and end this process and its children at once with ``code``. Any thread may call it."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"elastune: {why}\n".encode(errors="replace"))
+    _end_family()
+    os._exit(code)
+
+
+def _end_family() -> None:
+    """Send SIGKILL to this process's data loaders, and to its process group if this process leads the group."""
+    for child in multiprocessing.active_children():  # by themselves they check for their parent only now and then
+        with contextlib.suppress(OSError, ValueError):
+            child.kill()
+    if (group := os.getpid()) == os.getpgrp():
+        for process in (int(path.name) for path in Path("/proc").glob("[0-9]*")):
+            with contextlib.suppress(OSError):
+                if process != group and os.getpgid(process) == group:
+                    os.kill(process, signal.SIGKILL)

@@ -1,4 +1,8 @@
-"""A group whose workers come, go and die."""
+"""The workers of a run that elastune started: they come, go and die, and follow the coordinator's views.
+
+At a step boundary a worker enters the next view, if all members have agreed on it in the reduction of a step. After a
+loss it meets the survivors at once. In both cases ``_form`` compares the members and brings each to the same state.
+"""
 
 from __future__ import annotations
 
@@ -22,32 +26,38 @@ from elastune.elastic.worker.view_groups import LateLevels, ViewComms, let_go_of
 from elastune.parallel.comm.group import Group, GroupBroken, drop
 from elastune.parallel.comm.process_groups import Comms, GroupFactory, replicated
 
-# Nothing has to end by waiting: the coordinator notices who is lost, and who waited so long begins again. It bounds how
-# long gloo keeps threads and memory of an operation that it forgot when its group was given up.
+# No wait has to end by this limit: the coordinator notices a lost worker, and a worker that waited so long waits again.
+# It bounds how long gloo keeps threads and memory of an operation whose group was given up.
 LONG_S = 3600.0
 
 
 class ElasticWorkerGroup(WorkerGroup):
-    """Follows the views that a coordinator installs. Used by the main thread alone.
+    """The workers of a run that elastune started: they follow the views that the coordinator installs.
 
-    ``synchronised`` is False while this worker builds what it will train: as a joiner, or on its way back to where it
-    was rewound to; and for the rest of a batch whose step was lost. ``climbs``: see ``form_comms``.
+    Only the main thread uses it. ``synchronised`` is False while this worker builds what it will train, as a joiner or
+    after a rewind. It is also False for the rest of a batch whose step was lost.
+
+    Args:
+        client: The connection to the coordinator.
+        factory: Makes process groups.
+        climbs: Whether sums travel by levels, see ``form_comms``.
     """
 
     elastic = True
 
-    owner: StateOwner  # the current session's
+    owner: StateOwner
+    """This worker's training; the current session sets it."""
 
     def __init__(self, client: CoordinatorClient, factory: GroupFactory, *, climbs: bool = False) -> None:
         self._client = client
         self._forming = ViewComms(client, factory, climbs=climbs)
         super().__init__(self._forming.alone())
         self.synchronised = False
-        self._now: View | None = None
+        self._current: View | None = None
         self._first: View | None = None
         self._agreed: View | None = None
         self._voted: View | None = None
-        self._over: Group | None = None  # that state is being handed over in
+        self._handover_group: Group | None = None  # in which state is being handed over
         self._levels: LateLevels | None = None
         self._dealing = LearnerAssignment()
         client.on_break, client.on_scheduled, client.on_bye = self._break, self._forming.heard, self._abandon
@@ -61,28 +71,28 @@ class ElasticWorkerGroup(WorkerGroup):
 
     @property
     def view(self) -> int:
-        return 0 if self._now is None else self._now.number
+        return 0 if self._current is None else self._current.number
 
     @property
     def rank(self) -> int:
-        return self._client.worker if self._now is None else self.group.rank
+        return self._client.worker if self._current is None else self.group.rank
 
     @property
     def size(self) -> int:
-        return self._client.worker + 1 if self._now is None else self.group.size
+        return self._client.worker + 1 if self._current is None else self.group.size
 
     @property
     def members(self) -> tuple[int, ...]:
-        return () if self._now is None else self._now.members
+        return () if self._current is None else self._current.members
 
     @property
     def planned(self) -> bool:
-        return self._now is not None and self._now.scheduled
+        return self._current is not None and self._current.scheduled
 
     @property
     def awaiting_first_view(self) -> bool:
-        """Whether this worker is to ``start``: it holds no state, and no other worker has any for it."""
-        return self._now is None and self._first is not None
+        """Whether this worker is to ``start``: neither this worker nor any other one holds state."""
+        return self._current is None and self._first is not None
 
     def start(self) -> None:
         """Enter the view that begins with this worker."""
@@ -92,11 +102,11 @@ class ElasticWorkerGroup(WorkerGroup):
         self._enter(view)
 
     def join(self) -> None:
-        """As a joiner: say that all is built, wait to be taken in, take over the members' state.
+        """As a joiner: report that all is built, wait for a view, and take over the members' state.
 
-        Raises ``Rewind`` where there are no members left to take it from: all begin again.
+        Raises ``Rewind`` if there are no members left to take it from: all begin again.
         """
-        if self._now is not None:
+        if self._current is not None:
             return
         self._client.ready()
         seen = 0
@@ -119,7 +129,7 @@ class ElasticWorkerGroup(WorkerGroup):
                         self._go_back(plan.rewind_to, plan.rewinds)
                     return
             self._let_go()
-            self._now = None
+            self._current = None
 
     def _is_confirmed(self, view: View) -> bool:
         try:
@@ -131,20 +141,20 @@ class ElasticWorkerGroup(WorkerGroup):
 
     @property
     def broken(self) -> bool:
-        return self.synchronised and self._now is not None and self._client.superseded(self._now.number)
+        return self.synchronised and self._current is not None and self._client.superseded(self._current.number)
 
     def gather_tensors(self, mine: torch.Tensor, what: str) -> list[torch.Tensor]:
-        """As ``WorkerGroup.gather_tensors``; done again with the survivors if a worker was lost."""
+        """As ``WorkerGroup.gather_tensors``; repeated with the survivors if a worker was lost."""
         self._client.refuse_fork()
         while self.synchronised:
             self.say("gathering", self.owner.step, mine.nbytes, what)
-            self.gathered_on = self.comms.mesh  # where others complete it they do so as they stand now
+            self.gathered_on = self.comms.mesh  # others may complete it on this mesh
             try:
                 rows = self._gather_alike(mine, what)
                 self._log.gathered(rows, self.owner.step)
             except GroupBroken as error:
                 if not self.recover(error):
-                    continue  # unless this is inside of a step, which is lost now: then this worker is out of step
+                    continue  # inside of a step, which is lost now, this worker is no longer synchronised
                 assert self._log.rows is not None
                 rows = self._log.rows
             self.say("computing", self.owner.step)
@@ -154,28 +164,28 @@ class ElasticWorkerGroup(WorkerGroup):
 
     def begin_step(self) -> float:
         self._client.refuse_fork()
-        heard = None if self._now is None else self._client.pending(self._now.number)
+        heard = None if self._current is None else self._client.pending(self._current.number)
         self._voted = heard if heard is not None and self._forming.is_ready_for(heard) else None
         return float(self._voted is not None)
 
     def end_step(self, heard: float, contributors: int, *, served: bool) -> None:
-        if served:  # counted when it came; what was agreed in it was of a view that is over
+        if served:  # the step was counted when its result came, and its vote was about a view that is over
             return
         self._log.stepped()
-        self._dealing.round_over(self._now)
+        self._dealing.round_over(self._current)
         if heard >= contributors:
-            # A worker without samples of this batch had no vote and may hear of the view only now.
+            # A worker without samples of this batch had no vote and may receive the view only now.
             self._agreed = self._voted or self._client.await_pending(self.view)
 
     @property
     def assignment_view(self) -> int:
-        return 0 if self._now is None else self._dealing.by(self._now).number
+        return 0 if self._current is None else self._dealing.by(self._current).number
 
     @property
     def seat(self) -> tuple[int, int]:
-        if self._now is None:
+        if self._current is None:
             return super().seat
-        view = self._dealing.by(self._now)
+        view = self._dealing.by(self._current)
         return len(view.members), view.ranks[self.worker]
 
     def learner_workers(self, assignment_view: int, learners: int) -> Mapping[int, int]:
@@ -191,7 +201,7 @@ class ElasticWorkerGroup(WorkerGroup):
         if self._agreed is not None and not self.broken:
             view, self._agreed = self._agreed, None
             if self.worker not in view.members:
-                with suppress(GroupBroken):  # they go on without it, whatever happens
+                with suppress(GroupBroken):  # the others go on without this worker in any case
                     self._hand_over(view)
                 self._client.left()
                 raise Leave
@@ -202,7 +212,7 @@ class ElasticWorkerGroup(WorkerGroup):
             self._climb()
 
     def _climb(self) -> None:
-        """Reduce by levels from now on, as all members do."""
+        """Reduce by levels from now on, as all members do from this step on."""
         assert self._levels is not None
         levels, self._levels = self._levels, None
         try:
@@ -210,7 +220,7 @@ class ElasticWorkerGroup(WorkerGroup):
         except GroupBroken as error:
             self.recover(error)
             return
-        if self.broken:  # it came between: nobody has abandoned these yet
+        if self.broken:  # a new view came meanwhile, and nobody has abandoned these groups yet
             self.comms.abandon()
         self.owner.climb(self.comms)
 
@@ -221,18 +231,18 @@ class ElasticWorkerGroup(WorkerGroup):
                 self.owner.hand_over(group, view)
 
     def recover(self, error: GroupBroken) -> bool:
-        """Meet the survivors in the next view. Raises ``Rewind`` where what broke cannot be done again."""
-        assert self._now is not None
+        """Meet the survivors in the next view. Raises ``Rewind`` if the broken operation cannot be repeated."""
+        assert self._current is not None
         self.comms.abandon()
-        self._client.broken(self._now.number, str(error))
-        return self._enter(self._await_after(self._now))
+        self._client.broken(self._current.number, str(error))
+        return self._enter(self._await_after(self._current))
 
     def restart(self, error: GroupBroken) -> None:
         self._log.lost = True
         self.recover(error)
 
     def resize(self, workers: int, why: str = "") -> None:
-        if self.synchronised:  # all that ask: whoever dies, it is heard
+        if self.synchronised:  # every member asks: so one death does not lose the request
             self._client.resize(workers, why)
 
     def reshape(self, mesh: Mesh, why: str = "") -> None:
@@ -240,7 +250,7 @@ class ElasticWorkerGroup(WorkerGroup):
             self._client.reshape(str(mesh), why)
 
     def layers_found(self, layers: int) -> None:
-        if layers and self.synchronised:  # joiners say nothing new
+        if layers and self.synchronised:  # a joiner reports nothing new
             self._client.layers_found(layers)
 
     def replace(self, rank: int) -> None:
@@ -256,7 +266,7 @@ class ElasticWorkerGroup(WorkerGroup):
             self._serve(view)
 
     def _serve(self, view: View) -> None:
-        """Another worker may need a result of this one's."""
+        """Enter ``view``, as another worker may need a result of this one."""
         if self.worker in view.members:
             self._enter(view)
 
@@ -274,7 +284,10 @@ class ElasticWorkerGroup(WorkerGroup):
                 raise Leave from None
 
     def _enter(self, view: View) -> bool:
-        """Form the group of ``view`` or of a later one, and reconcile; True if that brought a missing result."""
+        """Form the group of ``view`` or of a later one, and reconcile.
+
+        Returns whether that brought a missing result.
+        """
         served = False
         while True:
             try:
@@ -291,21 +304,21 @@ class ElasticWorkerGroup(WorkerGroup):
         return served
 
     def _form(self, view: View, joins: bool) -> RecoveryPlan:
-        """One attempt at ``view``: its group, the table of statuses, and what follows from it."""
+        """Try once to enter ``view``: form its group, compare the members, and carry out the plan."""
         self.say("forming", self.owner.step)
         self._log.served = False
-        before = self._now
+        before = self._current
         if self.worker not in view.members:
             raise Leave
         if before is not None and not view.scheduled:
-            # Joiners count: one that was not confirmed may have trained, and evaluated, with this worker already.
+            # Joiners count: even one that was not confirmed may have trained and evaluated with this worker.
             stayed = set(before.members) <= set(view.members)
             self._log.lost = self._log.lost or not stayed
         self._forming.begin(view)
         self._drop_levels()
         if not view.scheduled:
             self._let_go()
-        self._now, self._agreed = view, None
+        self._current, self._agreed = view, None
         self._dealing.entered(view)
         try:
             comms = self._forming.take(view)
@@ -313,30 +326,33 @@ class ElasticWorkerGroup(WorkerGroup):
             self._let_go()
             raise
         self.comms, last = comms, self.comms
-        if self._client.superseded(view.number):  # it came between: nobody has abandoned this group yet
+        if self._client.superseded(view.number):  # a newer view came meanwhile; nobody has abandoned this group yet
             comms.abandon()
         try:
             plan = self._log.compare(self.group, self.owner, view, self._dealing, joins=joins)
             self._dealing.decided(plan.assignment_view)
         finally:
-            let_go_of(last)  # of a planned view: only now has everybody completed the last step before it
+            let_go_of(last)  # for a planned view: only now have all members completed the last step before it
         self.say("handing over", self.owner.step)
         self._log.exchange(self.group, self.owner, plan)
         plan = self._move_state(view, comms, plan)
         self._log.lost = False
-        completed = self._log.completed if plan.rewind_to is None else 0  # as all count from now on
+        completed = self._log.completed if plan.rewind_to is None else 0  # the count of all members from now on
         self._levels = self._forming.late_levels(view, comms.rank, completed)
         return plan
 
     def _move_state(self, view: View, comms: Comms, plan: RecoveryPlan) -> RecoveryPlan:
-        """Bring what workers hold to where it belongs; the plan, which is another one where something is lost."""
+        """Move each piece of state to the workers that are to hold it.
+
+        Returns the plan, a changed one if state is lost.
+        """
         try:
             if plan.rewind_to is not None:
                 if plan.rewind_to >= 0:
                     self.owner.place_snapshot(comms)
             elif view.leavers:
-                with self._handover(view) as over:
-                    self.owner.regroup(comms, over)
+                with self._handover(view) as handover_group:
+                    self.owner.regroup(comms, handover_group)
             else:
                 self.owner.regroup(comms, None)
         except Unrecoverable as error:
@@ -347,40 +363,40 @@ class ElasticWorkerGroup(WorkerGroup):
 
     @contextmanager
     def _handover(self, view: View) -> Iterator[Group]:
-        """The members of ``view``, and behind them those that leave with it."""
+        """The group of the members of ``view``, and behind them the workers that leave with it."""
         group = self._forming.handover(view)
-        self._over = group
+        self._handover_group = group
         try:
             if self._client.superseded(view.number):
                 group.abandon()
             yield group
         finally:
-            self._over = None
+            self._handover_group = None
             group.abandon()
             group.drain()
             drop(group)
 
     def lose(self, error: Unrecoverable) -> NoReturn:
-        """State was found to be lost, by all members alike: they go on from the newest checkpoint."""
+        """Go on from the newest checkpoint: state was found to be lost, by all members alike."""
         self.owner.tell_lost(error)
         self._go_back(-1, self._log.rewinds + 1)
 
     def _go_back(self, to: int, rewinds: int) -> NoReturn:
-        """To the snapshot of step ``to``; -1: to the newest checkpoint."""
+        """Go back to the snapshot of step ``to``; -1: to the newest checkpoint."""
         self._log.begin()
         self._log.rewinds = rewinds
         self.synchronised = self.restart_from_checkpoint = to < 0
         raise Rewind
 
     def _break(self, view: View) -> None:
-        """In the client's thread: ``view`` takes effect at once, so what the main thread waits for must not last."""
-        if self._now is None or view.number > self._now.number:
+        """End what the main thread waits for: ``view`` takes effect at once. Called in the client's thread."""
+        if self._current is None or view.number > self._current.number:
             self._abandon()
 
     def _abandon(self) -> None:
         self.comms.abandon()
-        if (over := self._over) is not None:
-            over.abandon()
+        if (group := self._handover_group) is not None:
+            group.abandon()
 
     def _let_go(self) -> None:
         comms, self.comms = self.comms, replicated(self._forming.alone())

@@ -3,7 +3,7 @@
 All members execute the same sequence of collective operations: a step's reduction, or a gather. An operation is
 *completed* at a worker when its whole result is there. No worker completes the next one before all have contributed
 to this one, so members differ by one operation at most. When a group breaks, the survivors meet in the next view's
-group and compare. A survivor that missed the newest completed operation copies its result; if nobody has it, all
+group and compare. A survivor that missed the newest completed operation copies its result; if no survivor has it, all
 repeat the operation. Workers that another launcher started have no coordinator: ``StaticWatch`` compares them
 through their rendezvous store.
 """
@@ -43,17 +43,372 @@ from elastune.elastic.worker.state_transfer import Packed, StateOwner
 from elastune.parallel.comm.group import CollectiveMismatch, Group, GroupBroken
 from elastune.parallel.comm.process_groups import Comms, replicated
 
-# [commit log] What one worker has completed of the sequence that all members execute, and what it holds for those that have not.
+Rows = list[list[float]]
 
-_ROWS = b"rows"  # what is sent is a gather's result
+_ROWS = b"rows"  # the description of a gather's result, where one is sent
+LOOK_EVERY_S = 0.5
+STUCK_S = 5.0  # a library that holds the main thread for so long will never let it go
+
+
+class Rewind(BaseException):
+    """Raised to call the training function again: from the newest snapshot, or from the start."""
+
+
+class Leave(BaseException):
+    """Raised where this worker is no member any more."""
+
+
+class WorkerGroup:
+    """The workers of a run that another launcher started (torchrun, srun), or one worker alone.
+
+    A lost one ends the run.
+
+    ``ElasticWorkerGroup`` is the group of workers that come and go. Training uses both alike.
+
+    Attributes:
+        elastic: Whether workers may come and go.
+        comms: The process groups that the workers reduce on.
+        synchronised: Whether this worker executes what the others execute. If not (it builds what it will train, or the
+            step at this place was lost), its gathers return its own values only.
+        restart_from_checkpoint: All state was lost: the run goes on from its newest checkpoint, or from the start.
+        where: Returns the line that the user's program is at. Any thread may call it.
+        failed: What this worker was doing when its group broke for good.
+        left: Which loop the program has left early since the newest step, and at which line.
+        gathered_on: The mesh of the workers whose values the newest gather brought; the current mesh may be another
+            one.
+    """
+
+    elastic = False
+    restart_from_checkpoint = False
+
+    def __init__(self, group: Group, comms: Comms | None = None) -> None:
+        """Form the workers from ``group``. ``comms``: their process groups, if not each worker has a whole replica."""
+        self.comms = comms or replicated(group)
+        self.gathered_on = self.comms.mesh
+        self.synchronised = True
+        self.interruption = Interruption()
+        self.where: Callable[[], str] = lambda: ""
+        self.failed: Beat | None = None
+        self.left = ""
+        self._log = CommitLog()
+        self._step = 0
+        self._activity: tuple[float, str, int, int, int, str] = (time.monotonic(), "starting", 0, 0, 0, "")
+
+    @property
+    def group(self) -> Group:
+        """The group of all workers."""
+        return self.comms.everyone
+
+    @property
+    def worker(self) -> int:
+        """This worker's number, which is independent of its rank."""
+        return self.group.rank
+
+    @property
+    def view(self) -> int:
+        """The number of the view that this worker is a member of; 0 if there are no views."""
+        return 0
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The members' numbers, by rank."""
+        return tuple(range(self.group.size))
+
+    @property
+    def planned(self) -> bool:
+        """Whether this view was installed at an agreed step boundary."""
+        return True
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank."""
+        return self.group.rank
+
+    @property
+    def size(self) -> int:
+        """The number of workers."""
+        return self.group.size
+
+    @property
+    def assignment_view(self) -> int:
+        """The number of the view by which learners are distributed in the open round, or in the next one."""
+        return self.view
+
+    @property
+    def seat(self) -> tuple[int, int]:
+        """How many workers share the learners of the open or next round, and the place of this worker among them."""
+        return self.size, self.rank
+
+    def learner_workers(self, assignment_view: int, learners: int) -> Mapping[int, int]:
+        """The worker of each of so many ``learners``, as the view ``assignment_view`` distributes them."""
+        parts = cut(learners, self.size)
+        return {learner: worker for worker, part in zip(self.members, parts, strict=True) for learner in part}
+
+    def report_round(self, step: int, learners: int, sync: SyncPlan, took_s: float) -> None:
+        """Report that this worker's learners have taken all steps of a round, and wait for the other learners.
+
+        Args:
+            step: The number of steps completed before the round.
+            learners: How many learners this worker has.
+            sync: The plan of the round.
+            took_s: How long the steps of the round have taken here.
+        """
+
+    @property
+    def broken(self) -> bool:
+        """Whether this view is over, so that the operation under way can be given up."""
+        return False
+
+    def begin_step(self) -> float:
+        """Return 1.0 if this worker knows the next view, else 0.0; the number travels with the step's reduction."""
+        return 0.0
+
+    def end_step(self, heard: float, contributors: int, *, served: bool) -> None:
+        """Note that a step is completed.
+
+        Args:
+            heard: The sum of the values of ``begin_step`` over the contributors.
+            contributors: How many workers have contributed to the step.
+            served: Whether another worker's result has completed the step (``recover``).
+        """
+        self._log.stepped()
+
+    def boundary(self) -> None:
+        """Enter the view that the members have agreed on, if there is one. To be called at each step boundary."""
+
+    def gather_tensors(self, mine: torch.Tensor, what: str) -> list[torch.Tensor]:
+        """Gather a flat tensor of every worker, by rank, on every worker. Sizes may differ, dtypes not.
+
+        ``what`` names the values in words. Raises ``UserError`` on every worker if the workers gather different things.
+        """
+        self.say("gathering", self._step, mine.nbytes, what)
+        self.gathered_on = self.comms.mesh
+        try:
+            rows = self._gather_alike(mine, what)
+        except GroupBroken:
+            self.failed = self.beat()
+            raise
+        self._log.gathered(rows, self._step)
+        self.say("computing", self._step)
+        return rows
+
+    def _gather_alike(self, tensor: torch.Tensor, what: str) -> list[torch.Tensor]:
+        try:
+            return self.group.gather_tensors(tensor, zlib.crc32(f"{what} {tensor.dtype}".encode()))
+        except CollectiveMismatch:
+            place = f"in {what}{self.at}".encode()
+            rows = self.group.gather_tensors(torch.frombuffer(bytearray(place), dtype=torch.uint8))
+            places = {rank: row.numpy().tobytes().decode(errors="replace") for rank, row in enumerate(rows)}
+            raise rank_differences(self._step, places) from None
+
+    def leaves(self, loop: str) -> None:
+        """Note that the program has left ``loop`` before its end, which other workers may not have done."""
+        self.left = f"after it left {loop} at {self.where() or 'an unknown line'}"
+
+    @contextmanager
+    def told_if_left(self, loop: str) -> Iterator[None]:
+        """Wrap the ``yield`` of a loop, to note if the program leaves the loop early."""
+        try:
+            yield
+        except GeneratorExit:
+            self.leaves(loop)
+            raise
+
+    @property
+    def at(self) -> str:
+        """The place of the program, in brackets: " (train.py:34)"; "" if it is unknown."""
+        places = ", ".join(filter(None, [self.where(), self.left]))
+        return f" ({places})" if places else ""
+
+    def gather(self, values: Sequence[float], what: str) -> Rows:
+        """Gather the ``values`` of every worker, by rank, on every worker; see ``gather_tensors``."""
+        return [row.tolist() for row in self.gather_tensors(torch.tensor(values, dtype=torch.float64), what)]
+
+    def gather_bytes(self, data: bytes, what: str) -> list[bytes]:
+        """Gather the ``data`` of every worker, by rank, on every worker; see ``gather_tensors``."""
+        tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        return [row.numpy().tobytes() for row in self.gather_tensors(tensor, what)]
+
+    def recover(self, error: GroupBroken) -> bool:
+        """Go on after the group broke. Returns whether another worker's result has completed the broken operation."""
+        self.failed = self.beat()
+        raise error
+
+    def restart(self, error: GroupBroken) -> None:
+        """Go on after the group broke in an operation that cannot be repeated by itself: the survivors begin again."""
+        self.failed = self.beat()
+        raise error
+
+    def lose(self, error: Unrecoverable) -> NoReturn:
+        """Go on after state was found to be lost: no worker has it any more."""
+        raise error
+
+    def resize(self, workers: int, why: str = "") -> None:
+        """Ask for so many workers. ``why`` goes into the journal."""
+        rule = "workers can change only where elastune starts them"
+        raise UserError(rule, "workers of another launcher", "use elastune run --workers LOW:HIGH")
+
+    def reshape(self, mesh: Mesh, why: str = "") -> None:
+        """Ask for as many workers as ``mesh`` has, in that mesh."""
+        self.resize(mesh.workers)
+
+    def layers_found(self, layers: int) -> None:
+        """Report into how many stages a pipeline could cut the model, once the model is known."""
+
+    def replace(self, rank: int) -> None:
+        """Ask for another worker in place of the one of ``rank``, which goes on until the other one joins."""
+        self.resize(self.size)
+
+    def finish(self) -> None:
+        """Note that this worker's training function has ended well.
+
+        Returns once no other worker needs anything of it.
+        """
+
+    def join(self) -> None:
+        """Become a member with the state of the others, if this worker is no member yet."""
+
+    def say(self, doing: str, step: int, size_bytes: int = 0, what: str = "") -> None:
+        """Set what this worker is about to do, so that others can judge its delay and notice a difference.
+
+        ``what`` names the operation that the worker will wait in.
+        """
+        self._step = step
+        self._activity = (time.monotonic(), doing, step, size_bytes, self._log.completed, what)
+
+    def beat(self) -> Beat:
+        """What this worker is doing, and the place of its program. Any thread may call it."""
+        since, doing, step, size_bytes, operation, what = self._activity
+        fields = cast(Doing, doing), max(0.0, time.monotonic() - since), size_bytes
+        line = ", ".join(filter(None, [self.where(), self.left]))
+        return Beat(step, *fields, self.view, operation, what, line)
+
+
+class WorkersDiverged(Exception):
+    """The workers of a static run will never come together; ``found`` is the reason."""
+
+    def __init__(self, stall: Stall) -> None:
+        super().__init__(stall.detail)
+        self.found = stall
+
+
+class StaticWatch:
+    """Finds out whether workers that another launcher started will never come together. They have no coordinator.
+
+    Until ``end``, a thread writes what this worker does to the rendezvous store, and reads the same of the other
+    workers. Nothing waits for the thread.
+
+    Args:
+        workers: The group of this worker.
+        store: The store by which the workers found each other.
+        limit_s: How long they may wait for a worker that does something else.
+        on_stuck: Called in this object's thread if the workers will never come together and a library holds this
+            worker's main thread.
+    """
+
+    def __init__(
+        self,
+        workers: WorkerGroup,
+        store: Store,
+        limit_s: float,
+        on_stuck: Callable[[WorkersDiverged], None] = lambda why: None,
+    ) -> None:
+        self._workers = workers
+        self._store = store
+        self._limit_s = limit_s
+        self._on_stuck = on_stuck
+        self._found: Stall | None = None
+        self._sent = 0  # how many heartbeats this worker has written
+        self._received: dict[int, tuple[bytes, float]] = {}  # each rank's heartbeat, and its time here
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._live, name="static watch", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """End the watch."""
+        self._ended.set()
+
+    @property
+    def found(self) -> Stall | None:
+        """The reason why a collective that has failed here could not succeed; another worker may have found it first.
+
+        Raises ``RuntimeError`` if the store is gone.
+        """
+        return self._found or self._compare(self._workers.failed or self._workers.beat())
+
+    def _compare(self, beat_here: Beat) -> Stall | None:
+        """Write this worker's heartbeat, and compare it with those of the others."""
+        self._send(beat_here)
+        sights = [HeartbeatSample(self._workers.rank, self._workers.rank, "", beat_here, 0.0)]
+        for rank in set(range(self._workers.size)) - {self._workers.rank}:
+            if self._store.check([_key(rank)]):
+                text = self._store.get(_key(rank))
+                beat = decode(text.partition(b" ")[2])
+                assert isinstance(beat, Beat)
+                sights.append(HeartbeatSample(rank, rank, "", beat, self._unchanged_s(rank, text)))
+        return find_stall(sights, self._limit_s)
+
+    def _unchanged_s(self, rank: int, text: bytes) -> float:
+        """For how long the heartbeat of ``rank`` has been ``text``, by the clock of this host.
+
+        The clocks of other hosts differ, and jump.
+        """
+        with self._lock:
+            if self._received.get(rank, (b"", 0.0))[0] != text:
+                self._received[rank] = text, time.monotonic()
+            return time.monotonic() - self._received[rank][1]
+
+    def _send(self, beat: Beat) -> None:
+        with self._lock:
+            self._sent += 1
+            self._store.set(_key(self._workers.rank), f"{self._sent} {encode(beat).decode()}")
+
+    def _live(self) -> None:
+        try:
+            while not self._ended.wait(LOOK_EVERY_S):
+                beat = self._workers.beat()
+                if beat.doing not in COLLECTIVES:
+                    self._send(beat)
+                elif (stall := self._compare(beat)) is not None and not self._ended.is_set():
+                    self._found = stall
+                    self._workers.group.abandon(stall.detail)
+                    if not self._ended.wait(STUCK_S):
+                        self._on_stuck(WorkersDiverged(stall))
+                    return
+        except RuntimeError:  # the store is gone with its worker: operations with that worker end by their connections
+            return
+
+
+def _key(rank: int) -> str:
+    return f"elastune/doing/{rank}"
+
+
+class Interruption:
+    """Measures what a change of views costs: ``discarded`` steps, and the pause between two steps."""
+
+    def __init__(self) -> None:
+        self.discarded = 0  # steps that were begun and not completed
+        self._last: tuple[int, float] | None = None  # the newest completed step's view, and its time
+
+    def step_completed(self, view: int, now: float) -> float | None:
+        """Seconds since the step before this one, if that was under another view."""
+        before, self._last = self._last, (view, now)
+        return None if before is None or before[0] == view else now - before[1]
 
 
 class CommitLog:
-    """``completed`` operations, the newest of them a gather with the result ``rows``, completed after ``gathered_at``
-    steps, or (None) a step.
+    """One worker's record of the operations that all members execute, with the newest gather's result.
 
-    ``lost``: since the last reconciliation a member went without
-    leaving, or what broke cannot be done again. ``served``: the newest exchange brought this worker a result.
+    Attributes:
+        completed: How many operations are completed here.
+        rewinds: How often this worker was rewound.
+        rows: The result of the newest operation, if it is a gather; None if it is a step.
+        gathered_at: How many steps were completed before that gather.
+        lost: Since the last reconciliation a member went without leaving, or an operation broke that cannot be
+            repeated.
+        served: The newest exchange brought this worker a result.
+        all_done: The newest operation is the last one of all.
     """
 
     def __init__(self) -> None:
@@ -63,28 +418,35 @@ class CommitLog:
         self.gathered_at = 0
         self.lost = False
         self.served = False
-        self.all_done = False  # there is no operation after the newest one
+        self.all_done = False
 
     def begin(self) -> None:
-        """Nothing is completed: training begins, or begins again from a snapshot."""
+        """Forget all operations: training begins, or begins again from a snapshot."""
         self.completed, self.rows, self.all_done = 0, None, False
 
     def gathered(self, rows: list[torch.Tensor], step: int) -> None:
-        """A gather is completed here, after so many steps. Behind it this worker may load a checkpoint of another one,
-        and be asked how far it is before others have the gather's result.
+        """Note that a gather is completed here, after so many steps.
+
+        Afterwards this worker may load a checkpoint of another step, and be compared before others have the gather's
+        result.
         """
         self.completed, self.rows, self.gathered_at = self.completed + 1, rows, step
 
     def stepped(self) -> None:
-        """A step is completed here."""
+        """Note that a step is completed here."""
         self.completed, self.rows = self.completed + 1, None
 
     def compare(
         self, group: Group, owner: StateOwner, view: View, dealing: LearnerAssignment, *, joins: bool
     ) -> RecoveryPlan:
-        """Tell the others how far this worker is, hear the same of them, and draw the conclusion that all draw.
+        """Exchange with the other members how far each worker is, and draw the conclusion that all of them draw.
 
-        ``view``: whose ``group`` it is. ``dealing``: who has which learner of an open round.
+        Args:
+            group: The group of ``view``.
+            owner: This worker's training.
+            view: The new view.
+            dealing: Which worker has which learner of an open round.
+            joins: Whether this worker holds no state yet.
         """
         status = MemberStatus(
             completed=self.completed,
@@ -97,13 +459,13 @@ class CommitLog:
             done=self.all_done,
             round_steps=owner.round_steps if self.rows is None else owner.step - self.gathered_at,
         )
-        told = [float(x) for x in (*astuple(status)[:-1], *astuple(owner.open_round))]
-        rows = [_status(row) for row in group.gather_row(told)]
+        numbers = [float(x) for x in (*astuple(status)[:-1], *astuple(owner.open_round))]
+        rows = [_status(row) for row in group.gather_row(numbers)]
         dealt = partial(dealing.seats, members=view.members)
         return reconcile(rows, view.hosts, lambda rounds: goes_on(rounds, dealt, dealing.size_of))
 
     def exchange(self, group: Group, owner: StateOwner, plan: RecoveryPlan) -> None:
-        """Send and receive what ``plan`` says. Raises ``GroupBroken``."""
+        """Send and receive what ``plan`` demands of this worker. Raises ``GroupBroken``."""
         me = group.rank
         if plan.rewind_to is not None:
             if me == plan.rewind_source:
@@ -136,7 +498,10 @@ class CommitLog:
             group.send(tensor, rank)
 
     def _take_result(self, group: Group, owner: StateOwner, source: int) -> None:
-        """What the worker at ``source`` has completed; both are at the same operation, so both know its kind."""
+        """Complete the operation that the worker at ``source`` has completed.
+
+        Both are at the same one, so both know its kind.
+        """
         if owner.reducing:
             result = owner.result_room()
             for tensor in result:
@@ -150,343 +515,5 @@ class CommitLog:
 
 def _status(row: list[float]) -> MemberStatus:
     completed, step, unrepeatable, lost, snapshot, rewinds, joins, done, steps, *of_round = (int(x) for x in row)
-    said = bool(unrepeatable), bool(lost), snapshot, rewinds, bool(joins), bool(done), steps
-    return MemberStatus(completed, step, *said, open=OpenRound(*of_round))
-
-
-# [group] The workers that train together, as one of them sees them: who they are now, and what to do when that changes.
-#
-# All members execute the same sequence of collective operations: a step's reduction, or a gather. An operation is
-# *completed* at a worker once its whole result is there. No worker completes the next one before all have contributed to
-# this one, so members differ by one operation at most. When a group breaks, the survivors meet in the next view's group
-# and compare: a survivor that missed the newest completed operation copies its result from one that has it; if none has,
-# all repeat it.
-
-Rows = list[list[float]]
-
-
-class Rewind(BaseException):
-    """Back to the newest snapshot, or to the start: the training function is to be called again."""
-
-
-class Leave(BaseException):
-    """This worker is no member any more."""
-
-
-class Interruption:
-    """What a change of views costs: ``discarded`` steps, and a pause between the steps before and after it."""
-
-    def __init__(self) -> None:
-        self.discarded = 0  # steps that were begun and not completed
-        self._last: tuple[int, float] | None = None  # the newest completed step's view, and its time
-
-    def step_completed(self, view: int, now: float) -> float | None:
-        """Seconds since the step before this one, if that was under another view."""
-        before, self._last = self._last, (view, now)
-        return None if before is None or before[0] == view else now - before[1]
-
-
-class WorkerGroup:
-    """Workers that stay as they are: one alone, or those that torchrun or srun started. A lost one ends the run.
-
-    Attributes:
-        comms: What they reduce on.
-        synchronised: This worker does what the others do. If not (it builds what it will train, or the step at this
-            place was lost), its gathers return its own values only.
-        restart_from_checkpoint: All state was lost: the run goes on from its newest checkpoint, or from the start.
-        where: Tells which line the user's program is at; any thread may ask.
-        failed: What this worker was doing when its group broke for good.
-        left: What the program has left early since the newest step, and at which line.
-        gathered_on: How the workers stood whose values the newest gathering brought; others may stand so by now.
-    """
-
-    elastic = False
-    restart_from_checkpoint = False
-
-    def __init__(self, group: Group, comms: Comms | None = None) -> None:
-        """All of ``group``; ``comms``: how they stand, where not each carries a replica of its own."""
-        self.comms = comms or replicated(group)
-        self.gathered_on = self.comms.mesh
-        self.synchronised = True
-        self.interruption = Interruption()
-        self.where: Callable[[], str] = lambda: ""
-        self.failed: Beat | None = None
-        self.left = ""
-        self._log = CommitLog()
-        self._step = 0
-        self._said: tuple[float, str, int, int, int, str] = (time.monotonic(), "starting", 0, 0, 0, "")
-
-    @property
-    def group(self) -> Group:
-        """All of them."""
-        return self.comms.everyone
-
-    @property
-    def worker(self) -> int:
-        """This worker's number, whatever its rank is."""
-        return self.group.rank
-
-    @property
-    def view(self) -> int:
-        """The number of the view that this worker is a member of; 0 where there are none."""
-        return 0
-
-    @property
-    def members(self) -> tuple[int, ...]:
-        """The members' numbers, by rank."""
-        return tuple(range(self.group.size))
-
-    @property
-    def planned(self) -> bool:
-        """Whether this view was installed at an agreed step boundary."""
-        return True
-
-    @property
-    def rank(self) -> int:
-        """This worker's rank."""
-        return self.group.rank
-
-    @property
-    def size(self) -> int:
-        """How many workers there are."""
-        return self.group.size
-
-    @property
-    def assignment_view(self) -> int:
-        """The number of the view by which learners are dealt out in the open round, or in the next one."""
-        return self.view
-
-    @property
-    def seat(self) -> tuple[int, int]:
-        """How many workers learners are dealt out to in the open round, or in the next one, and which this one is."""
-        return self.size, self.rank
-
-    def learner_workers(self, assignment_view: int, learners: int) -> Mapping[int, int]:
-        """Which worker has each of so many ``learners`` in the deal of the view ``assignment_view``."""
-        parts = cut(learners, self.size)
-        return {learner: worker for worker, part in zip(self.members, parts, strict=True) for learner in part}
-
-    def report_round(self, step: int, learners: int, sync: SyncPlan, took_s: float) -> None:
-        """Tell that this worker's ``learners`` have taken all steps of the round that begins after ``step``, of
-        ``sync``, in ``took_s``, and wait for the others'."""
-
-    @property
-    def broken(self) -> bool:
-        """Whether this view is over, so that what is under way can be given up."""
-        return False
-
-    def begin_step(self) -> float:
-        """1.0 where this worker has heard of the next view; travels with the step's reduction."""
-        return 0.0
-
-    def end_step(self, heard: float, contributors: int, *, served: bool) -> None:
-        """A step is completed; ``heard`` is the sum of what ``begin_step`` said at the ``contributors``.
-
-        ``served``: by another worker's result (``recover``).
-        """
-        self._log.stepped()
-
-    def boundary(self) -> None:
-        """At a step boundary: enter the view that was agreed on, if one was."""
-
-    def gather_tensors(self, mine: torch.Tensor, what: str) -> list[torch.Tensor]:
-        """Every worker's flat tensor, by rank, on every worker. Sizes may differ, dtypes not.
-
-        ``what`` is gathered, in words. Raises ``UserError`` on every worker where they do not mean the same.
-        """
-        self.say("gathering", self._step, mine.nbytes, what)
-        self.gathered_on = self.comms.mesh
-        try:
-            rows = self._gather_alike(mine, what)
-        except GroupBroken:
-            self.failed = self.beat()
-            raise
-        self._log.gathered(rows, self._step)
-        self.say("computing", self._step)
-        return rows
-
-    def _gather_alike(self, mine: torch.Tensor, what: str) -> list[torch.Tensor]:
-        try:
-            return self.group.gather_tensors(mine, zlib.crc32(f"{what} {mine.dtype}".encode()))
-        except CollectiveMismatch:
-            own = f"in {what}{self.at}".encode()
-            rows = self.group.gather_tensors(torch.frombuffer(bytearray(own), dtype=torch.uint8))
-            told = {rank: row.numpy().tobytes().decode(errors="replace") for rank, row in enumerate(rows)}
-            raise rank_differences(self._step, told) from None
-
-    def leaves(self, loop: str) -> None:
-        """The program has left ``loop`` before its end: perhaps no other one has."""
-        self.left = f"after it left {loop} at {self.where() or 'an unknown line'}"
-
-    @contextmanager
-    def told_if_left(self, loop: str) -> Iterator[None]:
-        """Around the ``yield`` of a loop that the program may leave early."""
-        try:
-            yield
-        except GeneratorExit:
-            self.leaves(loop)
-            raise
-
-    @property
-    def at(self) -> str:
-        """Where the program is, to be put behind what it does: " (train.py:34)"."""
-        found = ", ".join(filter(None, [self.where(), self.left]))
-        return f" ({found})" if found else ""
-
-    def gather(self, values: Sequence[float], what: str) -> Rows:
-        """Every worker's ``values``, by rank, on every worker; see ``gather_tensors``."""
-        return [row.tolist() for row in self.gather_tensors(torch.tensor(values, dtype=torch.float64), what)]
-
-    def gather_bytes(self, data: bytes, what: str) -> list[bytes]:
-        """Every worker's ``data``, by rank, on every worker; see ``gather_tensors``."""
-        mine = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-        return [row.numpy().tobytes() for row in self.gather_tensors(mine, what)]
-
-    def recover(self, error: GroupBroken) -> bool:
-        """The group broke. True if the operation it broke in was completed by another worker's result."""
-        self.failed = self.beat()
-        raise error
-
-    def restart(self, error: GroupBroken) -> None:
-        """The group broke in what cannot be done again by itself: the survivors begin again."""
-        self.failed = self.beat()
-        raise error
-
-    def lose(self, error: Unrecoverable) -> NoReturn:
-        """State was found to be lost: nobody has it any more."""
-        raise error
-
-    def resize(self, workers: int, why: str = "") -> None:
-        """Ask for so many workers; the journal says ``why``."""
-        rule = "workers can change only where elastune starts them"
-        raise UserError(rule, "workers of another launcher", "use elastune run --workers LOW:HIGH")
-
-    def reshape(self, mesh: Mesh, why: str = "") -> None:
-        """Ask for workers that stand as ``mesh`` says, and are as many."""
-        self.resize(mesh.workers)
-
-    def layers_found(self, layers: int) -> None:
-        """Tell into how many stages a pipeline could be cut, once the model is known."""
-
-    def replace(self, rank: int) -> None:
-        """Ask for another worker in place of the one of ``rank``, which goes on until that one is there."""
-        self.resize(self.size)
-
-    def finish(self) -> None:
-        """This worker's training function has ended well; returns once no other one needs anything of it."""
-
-    def join(self) -> None:
-        """Become a member with everybody's state, if this worker is none yet."""
-
-    def say(self, doing: str, step: int, size_bytes: int = 0, what: str = "") -> None:
-        """Tell what this worker is about to do, so that others can judge how long that may take, and whether all do
-        the same. ``what``: the operation that it will wait in.
-        """
-        self._step = step
-        self._said = (time.monotonic(), doing, step, size_bytes, self._log.completed, what)
-
-    def beat(self) -> Beat:
-        """What this worker said last, and where its program is; any thread may ask."""
-        since, doing, step, size_bytes, operation, what = self._said
-        told = cast(Doing, doing), max(0.0, time.monotonic() - since), size_bytes
-        line = ", ".join(filter(None, [self.where(), self.left]))
-        return Beat(step, *told, self.view, operation, what, line)
-
-
-# [static watch] Workers that another launcher started have no coordinator: each tells the others what it does, and looks for itself.
-#
-# They tell it in the store by which they found each other, once in a while, from a thread that nothing waits for.
-
-EVERY_S = 0.5
-STUCK_S = 5.0  # a library that does not let go of the main thread by then never will
-
-
-class WorkersDiverged(Exception):
-    """The workers of a static run will never come together; ``found`` says why."""
-
-    def __init__(self, found: Stall) -> None:
-        super().__init__(found.detail)
-        self.found = found
-
-
-class StaticWatch:
-    """Watches over ``workers`` from now until ``end``, by way of ``store``.
-
-    ``limit_s``: how long they may wait for one that does something else. ``on_stuck``: called in this object's thread
-    where they will never come together and this worker cannot be told, since its main thread is held by a library.
-    """
-
-    def __init__(
-        self,
-        workers: WorkerGroup,
-        store: Store,
-        limit_s: float,
-        on_stuck: Callable[[WorkersDiverged], None] = lambda why: None,
-    ) -> None:
-        self._workers = workers
-        self._store = store
-        self._limit_s = limit_s
-        self._on_stuck = on_stuck
-        self._found: Stall | None = None
-        self._told = 0  # how often this worker has told what it does
-        self._seen: dict[int, tuple[bytes, float]] = {}  # what each other one told last, and since when that is known
-        self._lock = threading.Lock()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._live, name="static watch", daemon=True)
-        self._thread.start()
-
-    def end(self) -> None:
-        """Look no more."""
-        self._ended.set()
-
-    @property
-    def found(self) -> Stall | None:
-        """Why a collective that has failed here could not succeed; another worker may have found it first, and ended.
-
-        Raises ``RuntimeError`` where the store is gone.
-        """
-        return self._found or self._compare(self._workers.failed or self._workers.beat())
-
-    def _compare(self, own: Beat) -> Stall | None:
-        """What follows from ``own``, which the others are told, and from what they told."""
-        self._tell(own)
-        sights = [HeartbeatSample(self._workers.rank, self._workers.rank, "", own, 0.0)]
-        for rank in set(range(self._workers.size)) - {self._workers.rank}:
-            if self._store.check([_key(rank)]):
-                told = self._store.get(_key(rank))
-                beat = decode(told.partition(b" ")[2])
-                assert isinstance(beat, Beat)
-                sights.append(HeartbeatSample(rank, rank, "", beat, self._known_s(rank, told)))
-        return find_stall(sights, self._limit_s)
-
-    def _known_s(self, rank: int, told: bytes) -> float:
-        """For how long it is known here that ``rank`` has ``told`` this, and nothing since. No clock is compared with
-        another's: those of hosts differ, and jump."""
-        with self._lock:
-            if self._seen.get(rank, (b"", 0.0))[0] != told:
-                self._seen[rank] = told, time.monotonic()
-            return time.monotonic() - self._seen[rank][1]
-
-    def _tell(self, own: Beat) -> None:
-        with self._lock:
-            self._told += 1
-            self._store.set(_key(self._workers.rank), f"{self._told} {encode(own).decode()}")
-
-    def _live(self) -> None:
-        try:
-            while not self._ended.wait(EVERY_S):
-                own = self._workers.beat()
-                if own.doing not in COLLECTIVES:
-                    self._tell(own)
-                elif (found := self._compare(own)) is not None and not self._ended.is_set():
-                    self._found = found
-                    self._workers.group.abandon(found.detail)
-                    if not self._ended.wait(STUCK_S):
-                        self._on_stuck(WorkersDiverged(found))
-                    return
-        except RuntimeError:  # the store went with its worker: what waits for that one ends by its connections
-            return
-
-
-def _key(rank: int) -> str:
-    return f"elastune/doing/{rank}"
+    flags = bool(unrepeatable), bool(lost), snapshot, rewinds, bool(joins), bool(done), steps
+    return MemberStatus(completed, step, *flags, open=OpenRound(*of_round))

@@ -14,19 +14,13 @@ from elastune.core.slots import cut
 from elastune.elastic.coordinator.machine import ProtocolViolation
 from elastune.elastic.wire.view import View
 
-# [open round] Whether a round of learners goes on without the workers that were lost in it, and who has which learner then.
-#
-# A round's learners are dealt out over the members of the view by which its first worker began it. Where members are
-# lost, the others go on with theirs, by the next view, as long as a quorum of learners is left; those that had not begun
-# yet begin with the learners that they had in the same deal. Who is in the round's mean is who is in the view by which
-# it ends, so it is the same everywhere.
-
 
 @dataclass(frozen=True)
 class OpenRound:
-    """A round that a worker has begun: dealt out by the view ``assignment_view``; ``quorum`` of ``learners`` have to be there.
+    """A round that a worker has begun and not completed; it can end once ``quorum`` of its ``learners`` are present.
 
-    ``assignment_view`` is 0 where there is none, or none that can end without some of its learners.
+    ``assignment_view`` is the view that distributes the learners; 0: no round is open that can end without some of
+    them.
     """
 
     assignment_view: int = 0
@@ -35,94 +29,27 @@ class OpenRound:
 
 
 NO_ROUND = OpenRound()
-Dealt = Callable[[int], Sequence[int | None]]
-"""Of the members of a new view, by rank: the rank of each in an earlier one, by its number; None: it was not there."""
-
-
-def goes_on(rounds: Sequence[OpenRound], dealt: Dealt, size_of: Callable[[int], int]) -> int:
-    """By which view the open round is dealt out, if it goes on among the workers that have begun ``rounds``; else 0.
-
-    Args:
-        rounds: Of all that have come as far as any, each worker's.
-        dealt: Where the new view's members stood in an earlier one.
-        size_of: How many members that had.
-    """
-    newest = max(rounds, key=lambda each: each.assignment_view, default=NO_ROUND)
-    if not newest.assignment_view:
-        return 0
-    shares = cut(newest.learners, size_of(newest.assignment_view))
-    here = sum(len(shares[seat]) for seat in dealt(newest.assignment_view) if seat is not None)
-    return newest.assignment_view if here >= newest.quorum > 0 else 0
-
-
-class LearnerAssignment:
-    """By which view learners are dealt out to this worker and the others: the newest, or that of the open round."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, View] = {}
-        self._by: View | None = None
-
-    def entered(self, view: View) -> None:
-        """This worker forms ``view``; an open round may turn out to be dealt out by it, or by one before it."""
-        self._known[view.number] = view
-
-    def decided(self, assignment_view: int) -> None:
-        """The open round goes on as the view ``assignment_view`` deals it out; 0: there is none that does."""
-        self._by = self._known[assignment_view] if assignment_view else None
-
-    def round_over(self, now: View | None) -> None:
-        """A round is completed here; the next one is dealt out by ``now``."""
-        self._by, self._known = None, {} if now is None else {now.number: now}
-
-    def by(self, now: View) -> View:
-        """The view by which the open round, or the next one, is dealt out; ``now``: the newest."""
-        return self._by or now
-
-    def learner_workers(self, assignment_view: int, learners: int) -> Mapping[int, int]:
-        """Which worker has each of so many ``learners`` in the deal of the view ``assignment_view``."""
-        members = self._known[assignment_view].members
-        parts = cut(learners, len(members))
-        return {learner: worker for worker, part in zip(members, parts, strict=True) for learner in part}
-
-    def seats(self, assignment_view: int, members: Sequence[int]) -> Sequence[int | None]:
-        """See ``Dealt``, for a view of ``members``."""
-        ranks = self._known[assignment_view].ranks
-        return [ranks.get(worker) for worker in members]
-
-    def size_of(self, assignment_view: int) -> int:
-        """How many members the view ``assignment_view`` had."""
-        return len(self._known[assignment_view].members)
-
-
-# [reconcile] The members of a new view compare how far each is and decide how to go on; the same decision on every member.
-
-
-@dataclass(frozen=True)
-class MemberStatus:
-    """One member's line of the table. All numbers, so that it travels in one gather."""
-
-    completed: int  # operations whose result this worker holds or has used
-    step: int  # completed steps
-    unrepeatable: bool  # since its last step it has evaluated something that a lost worker may have had a part of
-    lost: bool  # since the last reconciliation it saw a member go without leaving, or broke off what cannot be repeated
-    snapshot: int  # the step of its in-memory snapshot, -1: none
-    rewinds: int  # how often it was rewound
-    joins: bool  # it holds no state
-    done: bool = False  # it has completed the last operation that there is
-    round_steps: int = 1  # steps since before its newest operation: of a step, a round, what was loaded behind a gather
-    open: OpenRound = NO_ROUND  # what it has begun and not completed
+OldRanks = Callable[[int], Sequence[int | None]]
+"""Takes the number of an earlier view; returns the rank in it of each member of the new view, or None, by new rank."""
 
 
 @dataclass(frozen=True)
 class RecoveryPlan:
-    """What every member has to do. Workers are named by their ranks in the new view.
+    """What every member has to do to go on. Workers are named by their ranks in the new view.
 
-    ``rewind_to``: all go back to the snapshot of this step, which ``rewind_source`` holds and sends to those that lack
-    it; -1: nobody holds one, all begin at the newest checkpoint or at the start. ``result_source`` sends the newest
-    operation's result to the ``lagging``. ``state_source``: who sends each joiner the state, in this order: a member,
-    or a joiner that has got it. ``step``: completed steps once all that is done, and so the first step of the view,
-    counted from 0; 0 where ``rewind_to`` is -1 (the caller finds the checkpoint's). ``rewinds``: how often all members
-    were rewound then. ``assignment_view``: the view by which the open round goes on to be dealt out; 0: none goes on.
+    Attributes:
+        rewind_to: All members go back to the snapshot of this step; -1: none holds a snapshot, so all begin at the
+            newest checkpoint or at the start; None: no member goes back.
+        rewind_source: The rank that sends its snapshot to the ranks that lack it.
+        rewind_lacking: The ranks that lack the snapshot.
+        result_source: The rank that sends the newest operation's result to the ``lagging`` ranks.
+        lagging: The ranks that lack that result.
+        state_source: The rank that sends each joiner the state, in this order: a member, or a joiner that has it
+            already.
+        step: Completed steps after all that, and so the first step of the view; 0 if ``rewind_to`` is -1 (the caller
+            finds the step of the checkpoint).
+        rewinds: How often all members were rewound then.
+        assignment_view: The view that distributes the learners of the open round that goes on; 0: none goes on.
     """
 
     rewind_to: int | None
@@ -141,9 +68,15 @@ def reconcile(
     hosts: Sequence[str] = (),
     goes_on: Callable[[Sequence[OpenRound]], int] = lambda rounds: 0,
 ) -> RecoveryPlan:
-    """The decision for members whose statuses, by rank, are ``rows``. Raises ``ProtocolViolation``.
+    """Decide how the members of a new view go on. The decision is the same on every member.
 
-    ``hosts``: where each of them runs; empty where that is one machine. ``goes_on``: see ``open_round.goes_on``.
+    Args:
+        rows: The status of each member, by rank.
+        hosts: The host of each member, by rank; empty if all run on one host.
+        goes_on: Decides about the open rounds of the furthest members; see the function ``goes_on``.
+
+    Raises:
+        ProtocolViolation: The statuses contradict each other: a worker has a bug.
     """
     owners = [rank for rank, row in enumerate(rows) if not row.joins]
     joiners = [rank for rank, row in enumerate(rows) if row.joins]
@@ -153,9 +86,9 @@ def reconcile(
     furthest = [rank for rank in owners if rows[rank].completed == newest]
     lagging = tuple(rank for rank in owners if rows[rank].completed < newest)
     rewinds = {rows[rank].rewinds for rank in owners}
-    # A member that lacks the newest operation had given its part to it, so all that it evaluated before is in that
-    # operation's result: only what the furthest have evaluated since their last step can lack a lost worker's part.
-    # And once one has completed the last operation of all, nothing that was evaluated is still to be gathered.
+    # A member that lacks the newest operation has contributed to it, so its evaluations are in that result. Only what
+    # the furthest members have evaluated since their last step can lack a lost worker's part. Once a member has
+    # completed the last operation of all, no evaluation is still to be gathered.
     open_ended = not any(rows[rank].done for rank in owners)
     # A round that goes on is not repeated.
     assignment_view = goes_on([rows[rank].open for rank in furthest])
@@ -163,7 +96,7 @@ def reconcile(
         rows[rank] for rank in furthest if not assignment_view or rows[rank].open.assignment_view != assignment_view
     ]
     spoilt = open_ended and any(rows[rank].lost for rank in owners) and any(row.unrepeatable for row in redone)
-    # Some were rewound in a view that broke before the others were.
+    # Some members were rewound in a view that broke before the other members were rewound.
     unfinished = len(rewinds) > 1
     if joiners and (lagging or spoilt or unfinished):
         raise ProtocolViolation(f"a worker joins before the members have reconciled: {list(rows)}")
@@ -184,37 +117,37 @@ def reconcile(
 
 
 def _sources(owners: Sequence[int], joiners: Sequence[int], hosts: Sequence[str]) -> dict[int, int]:
-    """Who sends each joiner the state, in this order.
+    """The rank that sends each joiner the state, in this order.
 
-    Between hosts it travels once for each host that lacks it; who has got it passes it on to two others there.
+    The state travels once to each host that lacks it. There each worker that has it passes it on to two others.
     """
     if not hosts:
         return {joiner: owners[i % len(owners)] for i, joiner in enumerate(joiners)}
-    there: dict[str, list[int]] = {}
+    by_host: dict[str, list[int]] = {}
     for rank in owners:
-        there.setdefault(hosts[rank], []).append(rank)
-    nth = [(place, rank) for ranks in there.values() for place, rank in enumerate(ranks)]
-    afar = [rank for _, rank in sorted(nth)]  # one of each host before the second of any
+        by_host.setdefault(hosts[rank], []).append(rank)
+    nth = [(place, rank) for ranks in by_host.values() for place, rank in enumerate(ranks)]
+    spread = [rank for _, rank in sorted(nth)]  # one rank of each host, before the second rank of any host
     served: dict[str, int] = {}
     sources: dict[int, int] = {}
     for joiner in joiners:
-        near, count = there.setdefault(hosts[joiner], []), served.get(hosts[joiner], 0)
-        if near:
-            sources[joiner], served[hosts[joiner]] = near[count // 2], count + 1
+        local, count = by_host.setdefault(hosts[joiner], []), served.get(hosts[joiner], 0)
+        if local:
+            sources[joiner], served[hosts[joiner]] = local[count // 2], count + 1
         else:
-            sources[joiner] = afar[(len(there) - 1) % len(afar)]
-        near.append(joiner)
+            sources[joiner] = spread[(len(by_host) - 1) % len(spread)]
+        local.append(joiner)
     return sources
 
 
 def _rewound(rows: Sequence[MemberStatus], owners: Sequence[int], rewinds: int) -> RecoveryPlan:
     newest = max(rows[rank].snapshot for rank in owners)
-    having = [rank for rank in owners if rows[rank].snapshot == newest]
-    found = newest >= 0
+    holders = [rank for rank in owners if rows[rank].snapshot == newest]
+    has_snapshot = newest >= 0
     return RecoveryPlan(
-        rewind_to=newest if found else -1,
-        rewind_source=having[0] if found else None,
-        rewind_lacking=tuple(rank for rank in owners if rank not in having),
+        rewind_to=newest if has_snapshot else -1,
+        rewind_source=holders[0] if has_snapshot else None,
+        rewind_lacking=tuple(rank for rank in owners if rank not in holders),
         result_source=None,
         lagging=(),
         state_source={},
@@ -224,12 +157,98 @@ def _rewound(rows: Sequence[MemberStatus], owners: Sequence[int], rewinds: int) 
 
 
 def _common_step(rows: Sequence[MemberStatus], furthest: Sequence[int], lagging: Sequence[int]) -> int:
-    """The step of the furthest ranks; all have it once the others have the newest operation: a step, or a round."""
+    """The step of the furthest ranks. All ranks have it once they have the newest operation, a step or a round."""
     steps = {rows[rank].step for rank in furthest}
     step = max(steps)
-    known = {step, *(step - rows[rank].round_steps for rank in furthest)}
-    if len(steps) > 1 or any(rows[rank].step not in known for rank in lagging):
+    possible = {step, *(step - rows[rank].round_steps for rank in furthest)}
+    if len(steps) > 1 or any(rows[rank].step not in possible for rank in lagging):
         raise ProtocolViolation(f"members that completed the same took different steps: {list(rows)}")
     if any(rows[rank].completed < rows[furthest[0]].completed - 1 for rank in lagging):
         raise ProtocolViolation(f"members differ by more than one operation: {list(rows)}")
     return step
+
+
+@dataclass(frozen=True)
+class MemberStatus:
+    """How far one member is: its row in the table that all members gather. It holds numbers only.
+
+    Attributes:
+        completed: How many operations have a result that this worker holds or has used.
+        step: Completed steps.
+        unrepeatable: Since its last step it has evaluated something that a lost worker may have had a part of.
+        lost: Since the last reconciliation a member went without leaving, or an operation broke that cannot be
+            repeated.
+        snapshot: The step of its in-memory snapshot; -1: it has none.
+        rewinds: How often it was rewound.
+        joins: It holds no state.
+        done: It has completed the last operation of all.
+        round_steps: How many steps its newest operation added: 1 for a step, more for a round, or for a checkpoint that
+            was loaded after a gather.
+        open: The round that it has begun and not completed.
+    """
+
+    completed: int
+    step: int
+    unrepeatable: bool
+    lost: bool
+    snapshot: int
+    rewinds: int
+    joins: bool
+    done: bool = False
+    round_steps: int = 1
+    open: OpenRound = NO_ROUND
+
+
+def goes_on(rounds: Sequence[OpenRound], dealt: OldRanks, size_of: Callable[[int], int]) -> int:
+    """The number of the view that distributes the learners of the open round, if that round goes on; else 0.
+
+    Args:
+        rounds: The open rounds of all members that have completed the newest operation.
+        dealt: Returns the ranks of the new view's members in an earlier view.
+        size_of: Returns the number of members of an earlier view.
+    """
+    newest = max(rounds, key=lambda each: each.assignment_view, default=NO_ROUND)
+    if not newest.assignment_view:
+        return 0
+    shares = cut(newest.learners, size_of(newest.assignment_view))
+    present = sum(len(shares[seat]) for seat in dealt(newest.assignment_view) if seat is not None)
+    return newest.assignment_view if present >= newest.quorum > 0 else 0
+
+
+class LearnerAssignment:
+    """Which worker has which learner: by the newest view, or by the view in which the open round began."""
+
+    def __init__(self) -> None:
+        self._views: dict[int, View] = {}
+        self._open: View | None = None
+
+    def entered(self, view: View) -> None:
+        """Note that this worker forms ``view``, which may distribute the learners of an open round."""
+        self._views[view.number] = view
+
+    def decided(self, assignment_view: int) -> None:
+        """Note that the open round goes on as the view ``assignment_view`` distributes it; 0: no round goes on."""
+        self._open = self._views[assignment_view] if assignment_view else None
+
+    def round_over(self, now: View | None) -> None:
+        """Note that a round is completed here; the view ``now`` distributes the learners of the next one."""
+        self._open, self._views = None, {} if now is None else {now.number: now}
+
+    def by(self, now: View) -> View:
+        """The view that distributes the learners of the open round, or of the next one; ``now`` is the newest view."""
+        return self._open or now
+
+    def learner_workers(self, assignment_view: int, learners: int) -> Mapping[int, int]:
+        """The worker of each of so many ``learners``, as the view ``assignment_view`` distributes them."""
+        members = self._views[assignment_view].members
+        parts = cut(learners, len(members))
+        return {learner: worker for worker, part in zip(members, parts, strict=True) for learner in part}
+
+    def seats(self, assignment_view: int, members: Sequence[int]) -> Sequence[int | None]:
+        """The ranks of ``members`` in the view ``assignment_view``; None for a worker that was not in it."""
+        ranks = self._views[assignment_view].ranks
+        return [ranks.get(worker) for worker in members]
+
+    def size_of(self, assignment_view: int) -> int:
+        """The number of members of the view ``assignment_view``."""
+        return len(self._views[assignment_view].members)

@@ -13,23 +13,27 @@ from elastune.elastic.worker.reconcile import OpenRound
 from elastune.parallel.comm.group import Group
 from elastune.parallel.comm.process_groups import Comms
 
-# [state owner] What a worker group asks of the training it belongs to: results for other workers, and the state for joiners.
-
 Packed = tuple[bytes, list[torch.Tensor]]
 """A state: a description (JSON), and its tensors on the CPU in the order that the description names."""
 
+SMALL_BYTES = 1 << 20  # smaller tensors of equal dtype travel together
+DTYPES = (
+    *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16),
+    *(torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128),
+)
+
 
 class StateOwner(Protocol):
-    """One worker's training, as its group sees it."""
+    """One worker's training, as its group uses it: it provides results for other workers, and the state for joiners."""
 
     @property
     def step(self) -> int:
-        """Completed steps, with one whose sum is here and not applied yet."""
+        """Completed steps, with a step whose sum is here and not applied yet."""
         ...
 
     @property
     def unrepeatable(self) -> bool:
-        """Whether since its last step it has done what cannot be repeated without the workers it was done with."""
+        """Whether since its last step it has done something that it cannot repeat without the same workers."""
         ...
 
     @property
@@ -39,40 +43,44 @@ class StateOwner(Protocol):
 
     @property
     def round_steps(self) -> int:
-        """Steps in the newest round that this worker has completed."""
+        """The number of steps in the newest round that this worker has completed."""
         ...
 
     @property
     def open_round(self) -> OpenRound:
-        """The round that it has begun and not completed, where that can end without some of its learners."""
+        """The round that it has begun and not completed, if that round can end without some of its learners."""
         ...
 
     @property
     def snapshot_step(self) -> int:
-        """The step of the snapshot in memory, -1 without one."""
+        """The step of the snapshot in memory; -1 if it has none."""
         ...
 
     def regroup(self, comms: Comms, over: Group | None) -> None:
-        """Reduce on ``comms`` from now on; what workers hold moves between them, ``over`` the same and such as leave.
+        """Reduce on ``comms`` from now on, and move the pieces of the state to the workers that are to hold them.
 
-        Raises ``Unrecoverable`` on every worker, where nobody has a piece of the state.
+        ``over`` is the group of these workers and of those that leave; None if none leaves. Raises ``Unrecoverable`` on
+        every worker if a piece of the state is lost.
         """
         ...
 
     def climb(self, comms: Comms) -> None:
-        """From the next step on reduce on ``comms``, the same workers, by the levels that their group has now."""
+        """Reduce on ``comms``, the same workers, from the next step on, by the levels that their group has now."""
         ...
 
     def hand_over(self, group: Group, view: View) -> None:
-        """As a worker that leaves: what it holds to those of ``view``, which ``group`` begins with."""
+        """Send the pieces of a worker that leaves to the members of ``view``, who are the first ranks of ``group``."""
         ...
 
     def place_snapshot(self, comms: Comms) -> None:
-        """Bring the snapshots' pieces to where they belong among ``comms``. Raises ``Unrecoverable`` as ``regroup``."""
+        """Move the snapshots' pieces to the workers of ``comms`` that are to hold them.
+
+        Raises ``Unrecoverable`` as ``regroup``.
+        """
         ...
 
     def tell_lost(self, error: Unrecoverable) -> None:
-        """Write down that state was lost."""
+        """Record that state was lost."""
         ...
 
     def last_result(self) -> list[torch.Tensor]:
@@ -80,11 +88,11 @@ class StateOwner(Protocol):
         ...
 
     def result_room(self) -> list[torch.Tensor]:
-        """Room for such a result."""
+        """Tensors to receive such a result in."""
         ...
 
     def adopt_result(self, result: list[torch.Tensor]) -> None:
-        """Complete the open step by the result that another worker has."""
+        """Complete the open step with the result of another worker."""
         ...
 
     def pack(self) -> Packed:
@@ -100,28 +108,22 @@ class StateOwner(Protocol):
         ...
 
     def keep_snapshot(self, packed: Packed) -> None:
-        """Hold this snapshot instead."""
+        """Hold this snapshot in place of its own."""
         ...
 
 
-# [state transfer] State and results from one worker to another, over the group that both are in.
-
-SMALL_BYTES = 1 << 20
-DTYPES = (
-    *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16),
-    *(torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128),
-)
+# --- sending state over a group ---
 
 
 def send_floats(group: Group, to: int, values: Sequence[float]) -> None:
-    """Send numbers; ``receive_floats`` takes them."""
+    """Send numbers to rank ``to``; ``receive_floats`` takes them."""
     group.send(torch.tensor([len(values)], dtype=torch.int64), to)
     if values:
         group.send(torch.tensor(values, dtype=torch.float64), to)
 
 
 def receive_floats(group: Group, source: int) -> list[float]:
-    """What ``send_floats`` sent."""
+    """Receive the numbers that ``source`` sends by ``send_floats``."""
     count = torch.zeros(1, dtype=torch.int64)
     group.receive(count, source)
     values = torch.zeros(int(count), dtype=torch.float64)
@@ -131,7 +133,7 @@ def receive_floats(group: Group, source: int) -> list[float]:
 
 
 def send_packed(group: Group, to: int, packed: Packed) -> None:
-    """Send a state. Small tensors of a kind travel together; large ones are not copied."""
+    """Send a state to rank ``to``. Small tensors of equal dtype travel together; large ones are not copied."""
     header, tensors = packed
     text = torch.frombuffer(bytearray(header), dtype=torch.uint8)
     shapes = [[DTYPES.index(t.dtype), t.dim(), *t.shape] for t in tensors]
@@ -145,7 +147,7 @@ def send_packed(group: Group, to: int, packed: Packed) -> None:
 
 
 def receive_packed(group: Group, source: int) -> Packed:
-    """What ``send_packed`` sent."""
+    """Receive the state that ``source`` sends by ``send_packed``."""
     size, *numbers = (int(x) for x in receive_floats(group, source))
     text = torch.zeros(size, dtype=torch.uint8)
     group.receive(text, source)
@@ -165,14 +167,14 @@ def receive_packed(group: Group, source: int) -> Packed:
         for i in batch:
             dtype, shape = kinds[i]
             piece = flat[start : start + sizes[i][1]]
-            # A tensor of wider elements may not begin anywhere: pieces of a joint message are copied out.
+            # A tensor of wider elements needs an aligned start: the pieces of a joint message are copied out.
             tensors[i] = (piece if len(batch) == 1 else piece.clone()).view(dtype).view(shape)
             start += sizes[i][1]
     return bytes(text.numpy()), [tensors[i] for i in range(len(kinds))]
 
 
 def _batches(sizes: Sequence[tuple[torch.dtype, int]]) -> list[list[int]]:
-    """Indices that travel in one message: a large tensor by itself, small ones of equal dtype together."""
+    """The indices that travel in each message: a large tensor by itself, small ones of equal dtype together."""
     batches: list[list[int]] = []
     open_batch: dict[torch.dtype, tuple[list[int], int]] = {}
     for i, (dtype, size) in enumerate(sizes):

@@ -20,123 +20,47 @@ from elastune.parallel.comm.forming import BackgroundForming
 from elastune.parallel.comm.group import Group, GroupBroken, drop
 from elastune.parallel.comm.process_groups import Comms, GroupFactory, drop_all, form_comms, form_levels
 
-# [late levels] After a loss workers go on at once, everybody to everybody; the levels by which sums climb form a little later.
-
-BEGIN_AFTER, TAKEN_AFTER = 1, 4  # operations: what goes without levels costs bytes, no bits
-
-
-class LateLevels:
-    """The groups that ``form`` makes, on a thread of its own; ``completed`` operations lie behind all workers.
-
-    They begin to form once the operation that the loss has broken is done again, and not beside it. All take them up at
-    the same step boundary, and wait for them there.
-    """
-
-    def __init__(self, completed: int, form: Callable[[], tuple[Group, ...]]) -> None:
-        self._completed, self._form = completed, form
-        self._preparing: BackgroundForming[tuple[Group, ...]] | None = None
-
-    def due(self, completed: int) -> bool:
-        """At a step boundary with so many operations behind all: whether they are to be taken up."""
-        if self._preparing is None and completed >= self._completed + BEGIN_AFTER:
-            self._preparing = BackgroundForming(self._form, drop_all)
-        return completed >= self._completed + TAKEN_AFTER
-
-    def result(self) -> tuple[Group, ...]:
-        """The groups, once they are ``due``; waits for them. Raises ``GroupBroken``."""
-        assert self._preparing is not None
-        return self._preparing.result()
-
-    def discard(self) -> None:
-        """They are not wanted any more."""
-        if self._preparing is not None:
-            self._preparing.discard()
-
-
-# [store] The rendezvous of a version's process group, carried by the members' connections to the coordinator.
-
-DEFAULT_S = 300.0
-
-
-class MemberStore(Store):
-    """What the members of a version tell each other. Every key begins with the version's number and a slash, so it is
-    used through ``PrefixStore(str(version), store)``. Keep a reference to it: torch's own does not keep the methods.
-
-    A wait raises as soon as the version is superseded. ``add`` and the rest of a ``Store`` are not there: no two
-    members ever write the same key.
-    """
-
-    def __init__(self, member: CoordinatorClient) -> None:
-        super().__init__()
-        self._member = member
-
-    def set(self, key: str, value: bytes | str) -> None:
-        """Tell everybody."""
-        data = value.encode() if isinstance(value, str) else bytes(value)
-        self._member.publish(key, base64.b64encode(data).decode())
-
-    def get(self, key: str) -> bytes:
-        """What somebody has told; waits for it."""
-        return self.multi_get([key])[0]
-
-    def multi_get(self, keys: list[str]) -> list[bytes]:
-        """As ``get``, for each."""
-        return [base64.b64decode(value) for value in self._read(keys, None)]
-
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Block until all are there. Raises ``RuntimeError``."""
-        self._read(keys, timeout)
-
-    def check(self, keys: list[str]) -> bool:
-        """Whether all are there."""
-        return all(self._member.published(key) for key in keys)
-
-    def _read(self, keys: list[str], timeout: timedelta | None) -> list[str]:
-        limit_s = DEFAULT_S if timeout is None else timeout.total_seconds()
-        try:
-            values = self._member.read(keys, limit_s)
-        except RunOver as error:
-            raise RuntimeError(str(error)) from None
-        if values is None:
-            raise RuntimeError(f"nobody published {', '.join(keys)} within {limit_s:g} s")
-        return values
-
-
-# [view comms] The groups of a worker's views. Those of a scheduled one form while its members still train under the one before.
+BEGIN_AFTER, TAKEN_AFTER = 1, 4  # operations after a loss; without levels sums cost more bytes, and have equal bits
+WAIT_LIMIT_S = 300.0  # for a value that another member publishes
 
 
 class ViewComms:
-    """Forms the groups of one view at a time, with the others that ``member`` hears of. Any thread may call it.
+    """Forms a worker's process groups, for one view at a time. Any thread may call it.
 
-    ``climbs``: see ``form_comms``.
+    The groups of a scheduled view form while its members still train in the view before.
+
+    Args:
+        client: The connection to the coordinator, by which the members find each other.
+        factory: Makes process groups.
+        climbs: Whether sums travel by levels, see ``form_comms``.
     """
 
-    def __init__(self, member: CoordinatorClient, factory: GroupFactory, *, climbs: bool) -> None:
-        self._member, self._factory, self._climbs = member, factory, climbs
-        self._store = MemberStore(member)
+    def __init__(self, client: CoordinatorClient, factory: GroupFactory, *, climbs: bool) -> None:
+        self._client, self._factory, self._climbs = client, factory, climbs
+        self._store = MemberStore(client)
         self._lock = threading.Lock()
         self._newest = 0
         self._preparing: BackgroundForming[Comms] | None = None
 
     def alone(self) -> Group:
-        """This worker by itself."""
+        """A group of this worker alone."""
         return self._factory.form(self._store, "alone", 0, 1)
 
     def heard(self, view: View) -> None:
-        """``view`` was scheduled: its groups can form from now on."""
+        """Begin to form the groups of ``view``, which was scheduled, if they can form while this worker trains."""
         if self._forms_early(view):
             self.begin(view)
 
     def is_ready_for(self, view: View) -> bool:
-        """Whether training on would bring nothing: the groups of ``view`` are there, or form once it is entered."""
+        """Whether this worker can enter ``view`` now: its groups have formed, or will only form once it is entered."""
         if not self._forms_early(view):
             return True
-        self.begin(view)  # it may be that the thread that hears has not come to it
+        self.begin(view)  # the connection's thread may not have begun it yet
         with self._lock:
             return view.number < self._newest or self._preparing is None or self._preparing.ended
 
     def begin(self, view: View) -> None:
-        """Have the groups of ``view`` formed, if that was not begun before; those of an older one are let go of."""
+        """Begin to form the groups of ``view``, if that has not begun, and give up those of an older view."""
         with self._lock:
             if view.number <= self._newest:
                 return
@@ -146,7 +70,7 @@ class ViewComms:
             self._preparing = BackgroundForming(partial(self._form, view), _drop)
 
     def take(self, view: View) -> Comms:
-        """The groups of ``view``, the caller's from now on; waits for them. Raises ``GroupBroken``."""
+        """Hand over the groups of ``view`` to the caller; waits for them. Raises ``GroupBroken``."""
         self.begin(view)
         with self._lock:
             if view.number < self._newest or self._preparing is None:
@@ -155,31 +79,37 @@ class ViewComms:
         return preparing.result()
 
     def late_levels(self, view: View, rank: int, completed: int) -> LateLevels | None:
-        """The levels of ``view``, where they have not formed with it; see ``LateLevels``."""
+        """The levels of ``view``, if they have not formed with it; see ``LateLevels``."""
         if not self._climbs or _climbs_at_once(view) or view.grid.replica > 1:
             return None
         form = partial(form_levels, self._factory, self._store, str(view.number), rank, view.hosts)
-        return LateLevels(completed, partial(form, superseded=partial(self._member.superseded, view.number)))
+        return LateLevels(completed, partial(form, superseded=partial(self._client.superseded, view.number)))
 
     def handover(self, view: View) -> Group:
-        """The members of ``view``, and behind them those that leave with it; blocks. Raises ``GroupBroken``."""
+        """Form a group of the members of ``view``, and behind them the workers that leave with it.
+
+        Raises ``GroupBroken``.
+        """
         everybody = (*view.members, *view.leavers)
-        name, rank = f"{view.number}/handover", everybody.index(self._member.worker)
-        superseded = partial(self._member.superseded, view.number)
+        name, rank = f"{view.number}/handover", everybody.index(self._client.worker)
+        superseded = partial(self._client.superseded, view.number)
         return self._factory.form(self._store, name, rank, len(everybody), superseded=superseded)
 
     def _forms_early(self, view: View) -> bool:
-        """Whether its groups form while this worker trains: two of NCCL's at work at once may wait for each other."""
-        return view.scheduled and self._member.worker in view.members and self._factory.backend == "gloo"
+        """Whether the groups of ``view`` form while this worker trains.
+
+        Two active groups of NCCL may wait for each other, so only those of gloo do.
+        """
+        return view.scheduled and self._client.worker in view.members and self._factory.backend == "gloo"
 
     def _form(self, view: View) -> Comms:
-        superseded = partial(self._member.superseded, view.number)
+        superseded = partial(self._client.superseded, view.number)
         try:
             return form_comms(
                 self._factory,
                 self._store,
                 str(view.number),
-                view.ranks[self._member.worker],
+                view.ranks[self._client.worker],
                 view.grid,
                 view.hosts,
                 climbs=self._climbs and _climbs_at_once(view),
@@ -187,22 +117,101 @@ class ViewComms:
             )
         except Exception as error:
             if view.scheduled and not superseded():
-                # Else the others would wait for this worker, and all train on as before.
-                self._member.broken(view.number, str(error))
+                # Without this report the others would wait for this worker, and all would train on as before.
+                self._client.broken(view.number, str(error))
             raise
 
 
-def _climbs_at_once(view: View) -> bool:
-    """Whether levels form with the view. After a loss all wait for its groups, and levels take as long again."""
-    return view.scheduled or view.initial
-
-
 def let_go_of(comms: Comms) -> None:
-    """Use ``comms`` no more: whatever waits for it fails, and nobody writes to its buffers any more."""
+    """Stop using ``comms``: operations that wait for them fail, and no operation writes to their buffers any more."""
     for group in comms.formed:
         group.abandon()
         group.drain()
         drop(group)
+
+
+class LateLevels:
+    """The groups of the hierarchical levels after a loss. They form in a thread of their own, while the workers go on.
+
+    They begin to form once the operation that the loss has broken was repeated. All workers begin to use them at the
+    same step boundary, and wait for them there.
+
+    Args:
+        completed: How many operations all workers have completed.
+        form: Forms the groups.
+    """
+
+    def __init__(self, completed: int, form: Callable[[], tuple[Group, ...]]) -> None:
+        self._completed, self._form = completed, form
+        self._preparing: BackgroundForming[tuple[Group, ...]] | None = None
+
+    def due(self, completed: int) -> bool:
+        """Whether the groups are to be used from this step boundary on, with so many operations completed by all."""
+        if self._preparing is None and completed >= self._completed + BEGIN_AFTER:
+            self._preparing = BackgroundForming(self._form, drop_all)
+        return completed >= self._completed + TAKEN_AFTER
+
+    def result(self) -> tuple[Group, ...]:
+        """The groups, once they are ``due``; blocks until they have formed. Raises ``GroupBroken``."""
+        assert self._preparing is not None
+        return self._preparing.result()
+
+    def discard(self) -> None:
+        """Give the groups up."""
+        if self._preparing is not None:
+            self._preparing.discard()
+
+
+class MemberStore(Store):
+    """The rendezvous store of a view's members, carried by their connections to the coordinator.
+
+    Every key begins with the view's number and a slash, so use it through ``PrefixStore(str(view), store)``. Keep a
+    reference to it: torch's own does not keep the Python methods. A wait raises as soon as the view is superseded.
+    ``add`` and the rest of a ``Store`` are missing: no two members ever write the same key.
+    """
+
+    def __init__(self, client: CoordinatorClient) -> None:
+        super().__init__()
+        self._client = client
+
+    def set(self, key: str, value: bytes | str) -> None:
+        """Publish ``value`` under ``key`` to all members."""
+        data = value.encode() if isinstance(value, str) else bytes(value)
+        self._client.publish(key, base64.b64encode(data).decode())
+
+    def get(self, key: str) -> bytes:
+        """The value under ``key``; waits for it."""
+        return self.multi_get([key])[0]
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """The values under ``keys``; waits for them."""
+        return [base64.b64decode(value) for value in self._read(keys, None)]
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Block until all ``keys`` have values. Raises ``RuntimeError``."""
+        self._read(keys, timeout)
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all ``keys`` have values."""
+        return all(self._client.published(key) for key in keys)
+
+    def _read(self, keys: list[str], timeout: timedelta | None) -> list[str]:
+        limit_s = WAIT_LIMIT_S if timeout is None else timeout.total_seconds()
+        try:
+            values = self._client.read(keys, limit_s)
+        except RunOver as error:
+            raise RuntimeError(str(error)) from None
+        if values is None:
+            raise RuntimeError(f"nobody published {', '.join(keys)} within {limit_s:g} s")
+        return values
+
+
+def _climbs_at_once(view: View) -> bool:
+    """Whether levels form with ``view``.
+
+    After a loss all workers wait for its groups, and levels would double that time.
+    """
+    return view.scheduled or view.initial
 
 
 def _drop(comms: Comms) -> None:

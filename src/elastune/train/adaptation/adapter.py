@@ -1,7 +1,7 @@
 """A run's monitors and policies, as the training loop calls them: around steps and around epochs.
 
 Each worker runs the same policies on the same signals. Their proposals travel as votes in the next step's
-reduction, whose sums tell all workers whether all have asked for the same. Nothing waits, and nothing is lost or
+reduction. Its sums show all workers whether all have asked for the same. Nothing waits, and nothing is lost or
 done twice when workers die: a vote counts with the step that carried it, and joining workers receive states and
 open proposals.
 """
@@ -34,99 +34,39 @@ from elastune.train.data.source import StepPlan
 from elastune.train.progress import Progress
 from elastune.train.training_state import TrainingState
 
-# [exchanged] What a run's exchanges tell of themselves, to be journaled: bytes a step, and how far apart learners were.
-
 LEARNERS_DISTANCE, MIX_STALENESS, SENT_BYTES = "learners_distance", "mix_staleness", "sent_bytes"
 
-
-class ExchangeStatistics:
-    """Counts on each worker alike; what a worker has sent for one exchange is told in the next one."""
-
-    def __init__(self) -> None:
-        self._distance: float | None = None
-        self._staleness: float | None = None
-        self._told_bytes = self._telling_bytes = 0  # of this worker's own
-        self._bytes, self._steps = 0.0, 0  # of all workers', since the last signals
-        self._newest_steps = 0  # whose bytes are not told yet
-
-    def since(self, sent_bytes: int) -> float:
-        """What this worker adds to the next exchange: of ``sent_bytes`` so far, those that were not told yet."""
-        self._telling_bytes = sent_bytes
-        return float(max(0, sent_bytes - self._told_bytes))
-
-    def reduced(
-        self,
-        sent_bytes: float,
-        steps: int,
-        distance: float | None,
-        staleness: float | None = None,
-        *,
-        contributed: bool,
-    ) -> None:
-        """An exchange for ``steps`` steps is complete: ``sent_bytes`` is what all workers told in it.
-
-        ``contributed``: this worker was one of them. ``distance``: that of learners, where it ended a round of them.
-        ``staleness``: how many global batches old in it what learners took of others without waiting was.
-        """
-        if contributed:
-            self._told_bytes = self._telling_bytes
-        if self._newest_steps:  # else they are of what came before the first step
-            self._bytes, self._steps = self._bytes + sent_bytes, self._steps + self._newest_steps
-        self._newest_steps, self._distance, self._staleness = steps, distance, staleness
-
-    def signals(self) -> dict[str, tuple[float, float | None]]:
-        """As a record has them, without errors: bytes a step since this was asked last, the newest round's
-        distance and staleness."""
-        told: dict[str, tuple[float, float | None]] = {}
-        if self._steps:
-            told[SENT_BYTES] = (self._bytes / self._steps, None)
-        if self._distance is not None:
-            told[LEARNERS_DISTANCE] = (self._distance, None)
-        if self._staleness is not None:
-            told[MIX_STALENESS] = (self._staleness, None)
-        self._bytes, self._steps = 0.0, 0
-        return told
-
-
-# [adapter] A run's monitors and policies, as the training loop meets them: before, in and after a step, around epochs.
-#
-# Each worker runs the same policies on the same signals. What they ask for rides as votes in the next step's reduction,
-# whose sums tell all workers alike whether all have asked for the same, and what (``decisions``). Nothing waits, and
-# nothing is lost or done twice when workers die: a vote counts with the step that carried it, and joiners take over
-# states and open proposals.
-
-MEASURED_EVERY_S = 0.5
-_PARTS = {"monitors", "policies", "decisions", "at", "ramps"}  # of what travels to joiners and checkpoints
+MEASURED_EVERY_S = 0.5  # seconds of training between two records of the signals
 WORKER_TIMES = 3  # numbers of one worker's times in the control vector
+_PARTS = {"monitors", "policies", "decisions", "at", "ramps"}  # of the state that joiners and checkpoints receive
 
 
 @dataclass
 class _Position:
-    """What has been done and seen, equal on all workers; joiners and checkpoints take it over."""
+    """What was done and seen so far, equal on all workers. Joiners and checkpoints take it over."""
 
     began: bool = False
-    epoch: int = -1  # the last whose before_epoch was called
-    step: int = -1  # the last whose before_step was called
-    lr: float = 0.0  # the program's own
+    epoch: int = -1  # the newest epoch whose before_epoch was called
+    step: int = -1  # the newest step whose before_step was called
+    lr: float = 0.0  # the learning rate that the program began with
     batch_size: int = 0
     seconds: float = 0.0  # rank 0's clock, as the newest step brought it to all
     loss: float | None = None  # of the newest step
-    wished: dict[str, Any] = field(default_factory=dict)  # by the program since the last boundary, a decision as JSON
+    wished: dict[str, Any] = field(default_factory=dict)  # the program's decision since the last boundary, as JSON
     exchange_due: bool = False
     resync_due: bool = False
 
 
 @dataclass(frozen=True)
 class StepContribution:
-    """What monitors and policies add to a step's control vector; read back as sums over workers.
+    """What monitors and policies add to a step's control vector. The reduction returns the sums over all workers.
 
     Attributes:
-        waiting: 1 where policies of this worker wait for what other workers' policies give.
+        waiting: 1 if policies of this worker wait for the values of other workers' policies.
         seconds: Seconds of training by rank 0's clock; 0 on other ranks.
-        unsure: 1 where a worker was lost since the last step, and not all may have seen the same.
-        votes: What policies want to change, policy by policy (``core.votes``).
-        times: Three numbers for each rank there can ever be, of which a worker gives its own
-            (``monitors.base.WorkerTimes``).
+        unsure: 1 if a worker was lost since the last step, so that not all workers may have seen the same.
+        votes: The changes that policies propose, policy by policy (``core.votes``).
+        times: Three numbers for each possible rank; a worker sets its own (``monitors.base.WorkerTimes``).
     """
 
     waiting: float = 0.0
@@ -137,8 +77,16 @@ class StepContribution:
 
 
 class Adapter:
-    """What one worker's run measures, and what its policies make of it. ``votes``: how many numbers of a control vector
-    are votes.
+    """Runs a worker's monitors and policies, and applies what the policies of all workers have decided.
+
+    The training loop calls it around steps and epochs.
+
+    Attributes:
+        monitoring: The monitors and their states.
+        survives_divergence: Whether a policy handles a loss that diverges.
+        exchanged: Counts what exchanges cost.
+        routing: Chooses how sums travel.
+        votes: How many numbers of a control vector are votes.
     """
 
     def __init__(
@@ -171,16 +119,16 @@ class Adapter:
         self._applier = DecisionApplier(workers, progress, self.monitoring, self.routing, meshes_of(spec.execution))
         self._decisions = Decisions(self._host, names, self._applier, workers, progress, send)
         self._regrouped = False
-        self._others = False  # hooks that wait have begun among other workers
-        self._unsure = False  # another worker may have seen something else
+        self._others = False  # waiting hooks have begun among other workers
+        self._unsure = False  # another worker may have seen other values
         self._measured_s = -math.inf
-        self._told_unmeasured = False
+        self._reported_unmeasured = False
         self.votes = len(self._decisions.vote())
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
     def before_step(self, trained: TrainingState, batch_size: int) -> bool:
-        """Between steps, before another: what all workers have to do together. True where training is to end."""
+        """Do what all workers have to do together before a step. Returns whether training is to end."""
         if self._regrouped:
             self._regrouped = False
             self._decisions.workers_changed()
@@ -202,22 +150,22 @@ class Adapter:
             self._call("before_epoch", trained, batch_size)
             at.epoch = position.epoch
             ends = self._agree_now(trained, batch_size)
-        if at.step < position.step:  # a step that is done again was announced
+        if at.step < position.step:  # a repeated step was announced before
             at.step = position.step
             self._call("before_step", trained, self._progress.batch_size or batch_size)
         return ends
 
-    def contribute(self, own: WorkerTimes) -> StepContribution:
-        """What monitors and policies of this worker add to the next step; always of the same length.
+    def contribute(self, times_here: WorkerTimes) -> StepContribution:
+        """The contribution of this worker's monitors and policies to the next step; it always has the same length.
 
-        ``own``: how long this worker's newest step took.
+        ``times_here``: how long this worker's newest step took.
         """
         workers = self._workers
-        # There whether they are asked for or not: in fast mode the order of additions depends on the length.
+        # Unused times are sent, too: in fast mode the order of additions depends on the length.
         times = [0.0] * (WORKER_TIMES * (self._spec.most_workers if workers.elastic else workers.size))
-        if (self.monitoring.times or self.routing.watches or own is UNKNOWN_TIMES) and workers.synchronised:
+        if (self.monitoring.times or self.routing.watches or times_here is UNKNOWN_TIMES) and workers.synchronised:
             place = WORKER_TIMES * workers.rank
-            times[place : place + WORKER_TIMES] = [own.data_s, own.compute_s, own.wait_s]
+            times[place : place + WORKER_TIMES] = [times_here.data_s, times_here.compute_s, times_here.wait_s]
         return StepContribution(
             waiting=float(self._host.waiting),
             seconds=self._progress.times.seconds if workers.rank == 0 else 0.0,
@@ -226,48 +174,55 @@ class Adapter:
             times=times,
         )
 
-    def step_reduced(self, found: StepContribution, sent: float, plan: StepPlan, statistics: StepStatistics) -> None:
-        """The sums of a step are here: of contributions, of bytes ``sent``, and of what was measured."""
+    def step_reduced(self, total: StepContribution, sent: float, plan: StepPlan, statistics: StepStatistics) -> None:
+        """Take in the sums of a step.
+
+        Args:
+            total: The sum of the contributions.
+            sent: The bytes that all workers have reported.
+            plan: The step.
+            statistics: What was measured in the step.
+        """
         at = self._at
-        at.seconds = found.seconds or at.seconds  # rank 0 may have had no samples
+        at.seconds = total.seconds or at.seconds  # rank 0 may have had no samples
         at.loss = statistics.parts.get("loss", math.nan)
-        at.exchange_due = found.waiting > 0
-        if any(each < 0 for each in found.times):  # of the step before this one: somebody compiled in it
+        at.exchange_due = total.waiting > 0
+        if any(each < 0 for each in total.times):  # a worker compiled in the step before this one
             self._progress.times.leave_out_newest()
-            found = replace(found, times=[0.0] * len(found.times))
-        self.routing.hear(found.times)
-        if found.unsure > 0:
+            total = replace(total, times=[0.0] * len(total.times))
+        self.routing.hear(total.times)
+        if total.unsure > 0:
             at.resync_due, self._unsure = True, False
-        self._decisions.count_votes(found.votes, plan.contributors)
+        self._decisions.count_votes(total.votes, plan.contributors)
         contributed = plan.contributors == plan.workers or any(part.weight for part in plan.slices)
         apart, old = statistics.distance, statistics.staleness
         self.exchanged.reduced(sent, plan.steps, apart, old, contributed=contributed)
         if self.monitoring:
             number = self._progress.position.step + plan.steps
-            self.monitoring.read(number, plan.used[0], plan.workers, statistics, found.times)
-            self._tell_unmeasured(number, plan, statistics)
+            self.monitoring.read(number, plan.used[0], plan.workers, statistics, total.times)
+            self._report_unmeasured(number, plan, statistics)
 
-    def _tell_unmeasured(self, number: int, plan: StepPlan, statistics: StepStatistics) -> None:
-        """Say once what cannot be measured here, by a batch of full size."""
+    def _report_unmeasured(self, number: int, plan: StepPlan, statistics: StepStatistics) -> None:
+        """Report once, at a batch of full size, which signals cannot be measured here."""
         short = plan.size < 2 or plan.steps > 1 or 0 < plan.offset == plan.length - plan.size
-        if self._told_unmeasured or short or self._workers.rank != 0:
+        if self._reported_unmeasured or short or self._workers.rank != 0:
             return
         names, why = self.monitoring.unmeasured(number, statistics, self._spec.execution.mode)
-        self._told_unmeasured = bool(names)
+        self._reported_unmeasured = bool(names)
         for name in names:
             self._send(NotMeasured(name, number, why))
 
     def step_lost(self) -> None:
-        """The step under way will be done again, and with it the user's lines that may have wished for something."""
+        """Forget the program's wishes of this step: it will be repeated, and with it the lines that wished."""
         self._at.wished = {}
 
     def exchange(self) -> None:
-        """Where a hook of some worker waits for the others': all tell each other what they have."""
+        """If a hook of any worker waits for the others' values, exchange the values of all workers."""
         if not self._at.exchange_due:
             return
         self._at.exchange_due = False
         rows = self._workers.gather_bytes(self._host.offer(), "the exchange of policies")
-        if self._others and len(rows) == self._workers.size:  # else they are from a worker that had all before a loss
+        if self._others and len(rows) == self._workers.size:  # else a worker that completed it before a loss sent them
             self._begin_again()
         if self._host.waits_among(len(rows)):
             self._host.deliver(rows, self._workers.rank)
@@ -279,28 +234,28 @@ class Adapter:
         self._decisions.collect()
 
     def after_step(self, trained: TrainingState, batch_size: int) -> bool:
-        """After the user's lines of a step: do what was agreed on in it. True where training is to end."""
+        """Apply what was agreed on in the step, after the user's lines of it. Returns whether training is to end."""
         self._applier.ramp(trained)
         ends = self._apply(trained, batch_size)
         batch_size = self._progress.batch_size or batch_size
         if self._adapts:
             self._call("after_step", trained, batch_size)
         if self._progress.times.seconds - self._measured_s >= MEASURED_EVERY_S:
-            self._tell_measured(trained, batch_size)
+            self._report_measured(trained, batch_size)
         return ends
 
-    def _tell_measured(self, trained: TrainingState, batch_size: int) -> None:
-        """Of a run with monitors; of any while it has learners, who are apart and may stay so."""
+    def _report_measured(self, trained: TrainingState, batch_size: int) -> None:
+        """Record the signals: in a run with monitors, and in any run with learners, whose distance matters."""
         self._measured_s = self._progress.times.seconds
-        exchanged = self.exchanged.signals()  # on every worker: who becomes rank 0 goes on from here
+        exchanged = self.exchanged.signals()  # on every worker, as any of them may become rank 0
         if self._workers.rank == 0 and (self.monitoring or trained.sync.plan.in_rounds):
-            told = measured(self.snapshot(trained, batch_size))
-            self._send(replace(told, signals={**exchanged, **told.signals}))
+            record = measured(self.snapshot(trained, batch_size))
+            self._send(replace(record, signals={**exchanged, **record.signals}))
 
     def _apply(self, trained: TrainingState, batch_size: int) -> bool:
         done = self._decisions.apply(trained, lambda: self.snapshot(trained, self._progress.batch_size or batch_size))
         if done:
-            self._measured_s = -math.inf  # what comes of it is to be seen
+            self._measured_s = -math.inf  # so that the effect is recorded soon
         if self._decisions.differ:
             self._decisions.differ, self._at.resync_due = False, True
         return any(decision.stop for decision in done)
@@ -308,18 +263,18 @@ class Adapter:
     # -- epochs, and the run ------------------------------------------------------------------------------------------
 
     def begin_pass(self, trained: TrainingState, length: int, batch_size: int) -> None:
-        """A training pass over ``length`` samples (0: nobody knows) goes on, or begins; asked for: ``batch_size``."""
+        """Begin or continue a training pass over ``length`` samples (0: unknown), with the requested ``batch_size``."""
         self._decisions.longest_batch = length or None
         if not self._at.batch_size:
             self._at.batch_size, self._at.lr = batch_size, _rate(trained)
 
     def after_epoch(self, trained: TrainingState, batch_size: int) -> None:
-        """A training pass is over."""
+        """Call the hooks at the end of a training pass."""
         if self._adapts:
             self._call("after_epoch", trained, batch_size)
 
     def after_train(self, trained: TrainingState | None) -> None:
-        """The run is over."""
+        """Call the hooks at the end of the run, and record the last signals."""
         if trained is None:
             return
         batch_size = self._progress.batch_size or self._at.batch_size
@@ -329,18 +284,18 @@ class Adapter:
             while any(waiting for (waiting,) in self._workers.gather([float(self._host.waiting)], what)):
                 self._at.exchange_due = True
                 self.exchange()
-        self._tell_measured(trained, batch_size)
+        self._report_measured(trained, batch_size)
 
     def _agree_now(self, trained: TrainingState, batch_size: int) -> bool:
-        """What was decided between epochs is to count from the next one's first step on."""
+        """Vote on decisions between epochs, so that they count from the first step of the next epoch on."""
         rows = self._workers.gather(self._decisions.vote(), "a vote of policies")
         self._decisions.count_votes([sum(column) for column in zip(*rows, strict=True)], len(rows))
         return self._apply(trained, batch_size)
 
-    # -- what the program asks for ------------------------------------------------------------------------------------
+    # -- the program's wishes -----------------------------------------------------------------------------------------
 
     def wish(self, decision: Decision) -> None:
-        """The program asks for ``decision``; what it asks for between two steps is one proposal."""
+        """Propose ``decision`` for the program. All its wishes between two steps are one proposal."""
         if self._spec.most_workers > MOST_VOTERS:
             rule = f"parameters can change for at most {MOST_VOTERS} workers"
             raise UserError(rule, self._spec.most_workers, "use fewer workers, or no session.change")
@@ -368,7 +323,7 @@ class Adapter:
         return Limits(min(low, size), max(high, size), self._decisions.longest_batch, ended, slots)
 
     def snapshot(self, trained: TrainingState, batch_size: int) -> Snapshot:
-        """Where the run stands."""
+        """The state of the run as policies see it."""
         at, position = self._at, self._progress.position
         return Snapshot(
             step=position.step,
@@ -390,26 +345,26 @@ class Adapter:
     # -- when workers come and go -------------------------------------------------------------------------------------
 
     def regrouped(self) -> None:
-        """The workers are others now. What follows is done at the next boundary, where all are at the same place."""
+        """Note that the workers have changed. The consequences follow at the next boundary, the same place for all."""
         self._regrouped = self._others = True
-        # Some may have gone on in the old view, some not: what they saw may differ. They say so in the next step, so
-        # that all do the same after it: here nobody knows how far the others are.
+        # Some workers may have gone on in the old view, so what they have seen may differ. They report it in the next
+        # step, and all resynchronise after it: at this place no worker knows how far the others are.
         if not self._workers.planned and (self._adapts or self.monitoring):
             self._unsure = True
 
     def _resync(self) -> None:
-        """All go on from what rank 0 has measured, decided and proposed."""
+        """Have all workers go on from what rank 0 has measured, decided and proposed."""
         self._at.resync_due = False
-        own = json.dumps(self._told()).encode() if self._workers.rank == 0 else b""
-        rows = self._workers.gather_bytes(own, "what monitors and policies have seen")
-        found = next((each for each in rows if each), None)
-        if found is not None:  # else rank 0 was lost meanwhile, and the next step brings all here again
-            self._load(json.loads(found), resumed=False)
+        payload = json.dumps(self._shared_state()).encode() if self._workers.rank == 0 else b""
+        rows = self._workers.gather_bytes(payload, "what monitors and policies have seen")
+        payload_of_leader = next((each for each in rows if each), None)
+        if payload_of_leader is not None:  # else rank 0 was lost meanwhile, and the next step repeats this
+            self._load(json.loads(payload_of_leader), resumed=False)
             self._begin_again()
 
     @property
     def remembered(self) -> dict[str, Any] | None:
-        """The state that policies may go back to, with its tensors; it travels with ``to_json``."""
+        """The state that policies may go back to, with its tensors; it travels beside ``to_json``."""
         return self._applier.remembered
 
     @remembered.setter
@@ -417,22 +372,25 @@ class Adapter:
         self._applier.remembered = state
 
     def to_json(self) -> dict[str, Any]:
-        """What a joiner or a checkpoint needs to go on from here."""
-        return {**self._told(), "ramps": self._applier.to_json()}
+        """The state that a joiner or a checkpoint needs to go on from here."""
+        return {**self._shared_state(), "ramps": self._applier.to_json()}
 
-    def load(self, told: Mapping[str, Any], *, resumed: bool = False) -> None:
-        """Go on from ``to_json`` of another worker, of this one earlier, or (``resumed``) of a checkpoint."""
-        if resumed and not (self._adapts or self.monitoring):  # whatever another run or version has kept
+    def load(self, state: Mapping[str, Any], *, resumed: bool = False) -> None:
+        """Go on from ``to_json`` of another worker, of this one earlier, or (``resumed``) of a checkpoint.
+
+        Raises ``UserError`` if the checkpoint is of another version.
+        """
+        if resumed and not (self._adapts or self.monitoring):  # this run uses nothing of it
             return
-        if told.keys() != _PARTS:
+        if state.keys() != _PARTS:
             fix = "begin it again, or resume it with the version that wrote it"
-            raise UserError("a run resumes from a checkpoint of its own version", f"one with {sorted(told)}", fix)
-        self._load(told, resumed=resumed)
+            raise UserError("a run resumes from a checkpoint of its own version", f"one with {sorted(state)}", fix)
+        self._load(state, resumed=resumed)
         self._others = True
-        self._applier.load(told["ramps"])
+        self._applier.load(state["ramps"])
 
-    def _told(self) -> dict[str, Any]:
-        """What is equal on workers that have seen the same."""
+    def _shared_state(self) -> dict[str, Any]:
+        """The state that is equal on workers that have seen the same."""
         return {
             "monitors": self.monitoring.to_json(),
             "policies": self._host.to_json(),
@@ -440,13 +398,71 @@ class Adapter:
             "at": asdict(self._at),
         }
 
-    def _load(self, told: Mapping[str, Any], *, resumed: bool) -> None:
-        self.monitoring.load(told["monitors"])
-        self._host.load(told["policies"], pardon=resumed)
-        self._decisions.load(told["decisions"], resumed=resumed)
-        self._at = _Position(**told["at"])
+    def _load(self, state: Mapping[str, Any], *, resumed: bool) -> None:
+        self.monitoring.load(state["monitors"])
+        self._host.load(state["policies"], pardon=resumed)
+        self._decisions.load(state["decisions"], resumed=resumed)
+        self._at = _Position(**state["at"])
         if resumed:
             self._at.began = self._at.resync_due = False
+
+
+class ExchangeStatistics:
+    """Counts what a run's exchanges cost, for the journal: bytes per step, and the distance of learners.
+
+    Every worker counts alike. The bytes that a worker has sent for one exchange travel in the next one.
+    """
+
+    def __init__(self) -> None:
+        self._distance: float | None = None
+        self._staleness: float | None = None
+        self._reported_bytes = self._reporting_bytes = 0  # sent by this worker
+        self._bytes, self._steps = 0.0, 0  # of all workers, since the last signals
+        self._newest_steps = 0  # steps whose bytes were not reported yet
+
+    def since(self, sent_bytes: int) -> float:
+        """The bytes that this worker reports in the next exchange: the unreported part of ``sent_bytes``."""
+        self._reporting_bytes = sent_bytes
+        return float(max(0, sent_bytes - self._reported_bytes))
+
+    def reduced(
+        self,
+        sent_bytes: float,
+        steps: int,
+        distance: float | None,
+        staleness: float | None = None,
+        *,
+        contributed: bool,
+    ) -> None:
+        """Note that an exchange is complete.
+
+        Args:
+            sent_bytes: The bytes that all workers have reported in it.
+            steps: How many steps the exchange was for.
+            distance: The distance of learners, if the exchange has ended a round of learners.
+            staleness: How many global batches old the values were that learners took from others without waiting.
+            contributed: Whether this worker was part of the exchange.
+        """
+        if contributed:
+            self._reported_bytes = self._reporting_bytes
+        if self._newest_steps:  # otherwise the bytes were sent before the first step
+            self._bytes, self._steps = self._bytes + sent_bytes, self._steps + self._newest_steps
+        self._newest_steps, self._distance, self._staleness = steps, distance, staleness
+
+    def signals(self) -> dict[str, tuple[float, float | None]]:
+        """The signals as a record has them, without errors: bytes per step, and the newest distance and staleness.
+
+        Bytes are counted since the last call.
+        """
+        signals: dict[str, tuple[float, float | None]] = {}
+        if self._steps:
+            signals[SENT_BYTES] = (self._bytes / self._steps, None)
+        if self._distance is not None:
+            signals[LEARNERS_DISTANCE] = (self._distance, None)
+        if self._staleness is not None:
+            signals[MIX_STALENESS] = (self._staleness, None)
+        self._bytes, self._steps = 0.0, 0
+        return signals
 
 
 def _rate(trained: TrainingState) -> float:

@@ -27,94 +27,217 @@ from elastune.train.progress import Progress
 from elastune.train.schedules import Ramp, scale_rates, set_rates
 from elastune.train.training_state import TrainingState
 
-# [agreement] What this worker's program and policies propose, until it is voted on; each has a vote of its own.
-
 _ABSTENTION = [0.0] * VOTE_LENGTH
-PROGRAM = "program"  # proposes what the training function asks of ``session.change``
+PROGRAM = "program"  # the name under which the requests of ``session.change`` are proposed
+
+MOST_DISAGREEMENTS = 3  # in a row: afterwards the policy is switched off
 
 
-@dataclass(frozen=True)
-class VoteResult:
-    """What came of a vote.
+class Decisions:
+    """Takes each proposal from its author over the vote to its application or refusal, and records it in the journal.
 
     Attributes:
-        policy: What was voted on is its proposal, or the program's.
-        decision: What all workers decided; None where they decided differently.
-        own: What this worker proposed, if anything.
+        longest_batch: The number of samples of an epoch, once it is known.
+        differ: Workers have just decided differently, so they have not seen the same.
     """
 
-    policy: str
-    decision: Decision | None
-    own: Proposal | None
+    def __init__(
+        self,
+        host: PolicyHost,
+        policies: Sequence[str],
+        applier: DecisionApplier,
+        workers: WorkerGroup,
+        progress: Progress,
+        send: Callable[[Record], None],
+    ) -> None:
+        self.longest_batch: int | None = None
+        self.differ = False
+        self._host = host
+        self._applier = applier
+        self._workers = workers
+        self._progress = progress
+        self._send = send
+        self._proposals = OpenProposals(policies)
+        self._agreed: list[VoteResult] = []  # in the newest step, or between epochs
+        self._snapshot: Snapshot | None = None  # before the decisions, if a decision is not this worker's proposal
+        self._disagreements: dict[str, int] = {}  # in a row, by policy
+        self._requested_workers: int | None = None  # on their way
+        self._requested_mesh: str | None = None  # on its way
+        self._last_refused: dict[str, Decision] = {}
+        self._bounds_reported: list[str] = []  # policies whose requests beyond the bounds were recorded
 
+    # -- proposals and votes ------------------------------------------------------------------------------------------
 
-class OpenProposals:
-    """Open proposals of the program and of each policy; of each one rides in a vote, the others in later ones.
+    def propose(self, proposal: Proposal) -> None:
+        """Have a proposal voted on, without the parts that are under way already."""
+        decision = proposal.decision
+        if decision.workers == self._requested_workers:
+            decision = replace(decision, workers=None)
+        if not decision.empty:
+            self._proposals.add(replace(proposal, decision=decision))
 
-    The program always has a vote: whether it will ever use it is not known when the length of a step's control vector
-    must be.
-    """
+    def collect(self) -> None:
+        """Take over the proposals, refusals and failures of the policies' hooks."""
+        for proposal in self._host.drain_proposals():
+            self.propose(proposal)
+        for refused in self._host.drain_refusals():
+            if refused.policy not in self._bounds_reported:
+                self._bounds_reported.append(refused.policy)
+                self._journal(VoteResult(refused.policy, None, refused), "refused", refused.note)
+        for failed in self._host.drain_failures():
+            self._journal_failure(failed.policy, failed.hook, failed.step, failed.detail, failed.off)
 
-    def __init__(self, policies: Sequence[str]) -> None:
-        self._open: dict[str, list[Proposal]] = {name: [] for name in (PROGRAM, *policies)}
-        self.abstention = _ABSTENTION * len(self._open)
+    def vote(self) -> Sequence[float]:
+        """This worker's votes; always of the same length."""
+        return self._proposals.vote()
 
-    def add(self, proposal: Proposal) -> None:
-        """To be voted on."""
-        self._open[proposal.policy].append(proposal)
+    def count_votes(self, sums: Sequence[float], voters: int) -> None:
+        """Take in the ``sums`` of the votes of ``voters`` workers; ``apply`` does what was agreed on."""
+        self._agreed = self._proposals.count_votes(sums, voters)
 
-    def vote(self) -> list[float]:
-        """This worker's votes in the next step: the program's, then policy by policy."""
-        if not any(self._open.values()):
-            return self.abstention
-        return [x for own in self._open.values() for x in (vote(own[0].decision) if own else _ABSTENTION)]
+    def workers_changed(self) -> None:
+        """Note that the requested workers have come, or others have gone."""
+        self._requested_workers = self._requested_mesh = None
 
-    def count_votes(self, sums: Sequence[float], voters: int) -> list[VoteResult]:
-        """What came of the votes of ``voters`` workers, from their sums; nothing of a policy that nobody spoke for."""
-        found = []
-        for place, (name, own) in enumerate(self._open.items()):
-            part = sums[place * VOTE_LENGTH : (place + 1) * VOTE_LENGTH]
-            if own or any(part):
-                found.append(VoteResult(name, outcome(part, voters), own.pop(0) if own else None))
-        return found
+    # -- results of votes ---------------------------------------------------------------------------------------------
 
-    def to_json(self) -> list[dict[str, Any]]:
-        """The open proposals."""
-        return [
-            {**asdict(replace(p, decision=Decision())), "decision": p.decision.to_json()}
-            for own in self._open.values()
-            for p in own
-        ]
+    def apply(self, trained: TrainingState, stand: Callable[[], Snapshot]) -> list[Decision]:
+        """Apply what was agreed on, policy by policy, and record the outcome in the journal.
 
-    def load(self, told: Sequence[Mapping[str, Any]]) -> None:
-        """Go on from ``to_json``, without what policies propose that there are no more."""
-        for own in self._open.values():
-            own.clear()
-        for p in told:
-            if p["policy"] in self._open:
-                cause = Snapshot.from_json(p["cause"])
-                self.add(Proposal(**{**p, "decision": Decision(**p["decision"]), "cause": cause}))
+        Args:
+            trained: What the run trains.
+            stand: Returns the state of the run, for the record of a decision that this worker did not propose.
 
+        Returns:
+            The decisions that were applied.
+        """
+        if not self._agreed:  # the usual case
+            return []
+        agreed, self._agreed = [new for result in self._agreed if (new := self._still_new(result, trained))], []
+        done: list[Decision] = []
+        self._snapshot = stand() if any(result.own is None for result in agreed) else None
+        for result in agreed:
+            if result.decision is None:
+                self._disagreed(result)
+                continue
+            self._disagreements.pop(result.policy, None)
+            try:
+                self._check(result.decision, done)
+                self._applier.apply(result.decision, trained, result.policy)
+            except UserError as error:
+                self._refused(result, str(error))
+                continue
+            done.append(result.decision)
+            self._requested_workers = result.decision.workers or self._requested_workers
+            self._requested_mesh = result.decision.mesh or self._requested_mesh
+            self._journal(result, "applied", "" if result.own is None else result.own.note)
+        return done
 
-def wished(batch_size: int | None, lr: float | None) -> Decision:
-    """The decision that ``session.change`` asks for. Raises ``UserError`` for what cannot be."""
-    whole = isinstance(batch_size, int) and not isinstance(batch_size, bool)
-    if batch_size is not None and not (whole and 1 <= batch_size <= MOST):
-        raise UserError("a batch holds a whole number of samples, at least 1", batch_size, "session.change(...)")
-    number = isinstance(lr, int | float) and not isinstance(lr, bool)
-    if lr is not None and not (number and math.isfinite(lr) and lr >= 0):
-        raise UserError("a learning rate must be finite and not negative", lr, "session.change(lr=0.1)")
-    return Decision(batch_size=batch_size, lr=None if lr is None else float(lr))
+    def _still_new(self, result: VoteResult, trained: TrainingState) -> VoteResult | None:
+        """``result`` without the parts that hold already or are on their way; None if nothing else is in it.
 
+        A vote takes a step, and an exchange of policies another one. A policy that asked again meanwhile, because it
+        still saw the old state, has asked once.
+        """
+        decision = result.decision
+        if decision is None:
+            return result
+        of_policy = result.policy != PROGRAM
+        if of_policy and decision.batch_size is not None and decision.batch_size == self._progress.batch_size:
+            return None  # otherwise the learning rate would follow the batch twice
+        holds = {
+            "workers": self._requested_workers,  # not the present number: after a loss some workers may not know it yet
+            "mesh": self._requested_mesh,
+            "topology": self._applier.topology,
+            "sync": trained.active_sync.coming,
+        }
+        same = [name for name, value in holds.items() if value is not None and getattr(decision, name) == value]
+        old: dict[str, Any] = dict.fromkeys(same)
+        if not old:
+            return result
+        rest = replace(decision, **old)
+        proposal = result.own and replace(result.own, decision=replace(result.own.decision, **old))
+        return None if rest.empty else replace(result, decision=rest, own=proposal)
 
-# [apply] What a decision does to a worker's run: batch, learning rates, momentum, a state to go back to.
+    def _check(self, decision: Decision, done: Sequence[Decision]) -> None:
+        if any(other.contradicts(decision) for other in done):
+            raise UserError("a thing changes once at a step", "another policy was first", "give it a cooldown")
+        batch, longest = decision.batch_size, self.longest_batch
+        if batch is not None and longest is not None and batch > longest:
+            raise UserError(f"a batch must not be longer than an epoch of {longest} samples", batch, "ask for less")
+
+    def _disagreed(self, result: VoteResult) -> None:
+        name = result.policy
+        if name == PROGRAM:
+            prefix = "" if result.own else f"rank {self._workers.rank} asked for nothing, another did; "
+            self._journal(result, "disagreed", f"{prefix}every worker must ask session.change for the same")
+            return
+        self.differ = True
+        self._disagreements[name] = self._disagreements.get(name, 0) + 1
+        self._journal(result, "disagreed", "")
+        if result.own is not None:
+            self._host.revert_proposal(name, result.own.before)
+        if self._disagreements[name] >= MOST_DISAGREEMENTS:
+            self._host.switch_off(name)
+            detail = f"workers disagreed {MOST_DISAGREEMENTS} times in a row: a policy must not depend on the rank"
+            self._journal_failure(name, "vote", self._progress.position.step, detail, off=True)
+
+    def _refused(self, result: VoteResult, why: str) -> None:
+        if result.own is not None and result.policy != PROGRAM:
+            self._host.revert_proposal(result.policy, result.own.before)
+        if result.decision is not None and self._last_refused.get(result.policy) != result.decision:
+            self._last_refused[result.policy] = result.decision  # a policy may repeat its request
+            self._journal(result, "refused", why)
+
+    # -- journal ------------------------------------------------------------------------------------------------------
+
+    def _journal(self, result: VoteResult, outcome: Literal["applied", "disagreed", "refused"], detail: str) -> None:
+        """Record the outcome of a vote.
+
+        In an elastic run every member that proposed it sends it, and one record is kept.
+
+        In any other run only rank 0's records are kept, so rank 0 records the proposals of others, too.
+        """
+        proposal, step = result.own, self._progress.position.step
+        if proposal is not None and (self._workers.elastic or self._workers.rank == 0):
+            self._send(
+                Decided(proposal.policy, step, proposal.decision.to_json(), measured(proposal.cause), outcome, detail)
+            )
+        elif proposal is None and not self._workers.elastic and self._workers.rank == 0:
+            assert self._snapshot is not None
+            decision = (result.decision or Decision()).to_json()
+            self._send(Decided(result.policy, step, decision, measured(self._snapshot), outcome, detail))
+
+    def _journal_failure(self, policy: str, hook: str, step: int, detail: str, off: bool) -> None:
+        self._send(PolicyFailed(policy, hook, step, self._workers.worker, detail, off))
+
+    # -- for joiners and checkpoints ----------------------------------------------------------------------------------
+
+    def to_json(self) -> dict[str, Any]:
+        """The state that is equal on workers that have seen the same."""
+        return {
+            "proposals": self._proposals.to_json(),
+            "disagreements": self._disagreements,
+            "asked_workers": self._requested_workers,
+            "asked_mesh": self._requested_mesh,
+            "bounds_told": self._bounds_reported,
+        }
+
+    def load(self, state: Mapping[str, Any], *, resumed: bool) -> None:
+        """Go on from ``to_json``. ``resumed``: in another run, whose policies may have been fixed."""
+        self._proposals.load(state["proposals"])
+        self._disagreements = {} if resumed else dict(state["disagreements"])
+        self._requested_workers = None if resumed else state["asked_workers"]
+        self._requested_mesh = None if resumed else state.get("asked_mesh")
+        self._bounds_reported = [] if resumed else list(state["bounds_told"])
+        self._agreed = []
 
 
 class DecisionApplier:
-    """Applies decisions, the same ones at the same step boundary on every worker.
+    """Applies decisions to a worker's run; every worker applies the same ones at the same step boundary.
 
     Attributes:
-        remembered: A state to go back to; joiners and checkpoints take it over.
+        remembered: A state to go back to. Joiners and checkpoints take it over.
     """
 
     def __init__(
@@ -135,11 +258,15 @@ class DecisionApplier:
 
     @property
     def topology(self) -> str:
-        """What the run asks for now, as decisions have it."""
+        """The topology that the run asks for now, as decisions name it."""
         return str(self._routing.asked)
 
     def apply(self, decision: Decision, trained: TrainingState, policy: str = "") -> None:
-        """Do all of it, as ``policy`` has decided. Raises ``UserError`` with nothing done where a part cannot be."""
+        """Apply all of ``decision``, which ``policy`` has made.
+
+        Raises:
+            UserError: A part of it is impossible; then nothing of it was applied.
+        """
         progress, workers = self._progress, self._workers
         if decision.restore and self.remembered is None:
             raise UserError("a run goes back to what it remembers", "nothing yet", "let the policy remember first")
@@ -179,7 +306,7 @@ class DecisionApplier:
             self._routing.change(topology, trained, policy)
 
     def ramp(self, trained: TrainingState) -> None:
-        """After a step: the next part of each ramp."""
+        """Apply the next part of each ramp, after a step."""
         self._ramps = [left for ramp in self._ramps if (left := self._scale(ramp, trained)) is not None]
 
     def _scale(self, ramp: Ramp, trained: TrainingState) -> Ramp | None:
@@ -195,7 +322,7 @@ class DecisionApplier:
         self.remembered = {"trained": copies, "monitors": json.dumps(self._monitoring.to_json())}
 
     def _restore(self, trained: TrainingState) -> None:
-        """Weights, optimizer and monitors as remembered; learning rates stay, and so does the place in the data."""
+        """Restore weights, optimizer and monitors as remembered; learning rates and the place in the data stay."""
         assert self.remembered is not None
         tensors: Tensors = {}
         tree = to_tree(self.remembered["trained"], tensors)
@@ -206,212 +333,93 @@ class DecisionApplier:
         self._monitoring.load(json.loads(self.remembered["monitors"]))
 
     def to_json(self) -> list[dict[str, Any]]:
-        """The ramps under way, for a joiner or a checkpoint; beside ``remembered``."""
+        """The ramps under way, for a joiner or a checkpoint; ``remembered`` travels beside it."""
         return [asdict(ramp) for ramp in self._ramps]
 
-    def load(self, told: list[dict[str, Any]]) -> None:
+    def load(self, ramps: list[dict[str, Any]]) -> None:
         """Go on from ``to_json``."""
-        self._ramps = [Ramp(**ramp) for ramp in told]
+        self._ramps = [Ramp(**ramp) for ramp in ramps]
 
 
-# [decisions] What the program and its policies ask for: from the proposal, by the vote on it, to the change or its refusal.
+def wished(batch_size: int | None, lr: float | None) -> Decision:
+    """The decision that ``session.change`` asks for. Raises ``UserError`` for an invalid value."""
+    whole = isinstance(batch_size, int) and not isinstance(batch_size, bool)
+    if batch_size is not None and not (whole and 1 <= batch_size <= MOST):
+        raise UserError("a batch holds a whole number of samples, at least 1", batch_size, "session.change(...)")
+    number = isinstance(lr, int | float) and not isinstance(lr, bool)
+    if lr is not None and not (number and math.isfinite(lr) and lr >= 0):
+        raise UserError("a learning rate must be finite and not negative", lr, "session.change(lr=0.1)")
+    return Decision(batch_size=batch_size, lr=None if lr is None else float(lr))
 
-MOST_DISAGREEMENTS = 3  # in a row: policies that go on like this only cost time
 
+class OpenProposals:
+    """The proposals of the program and of each policy that were not voted on yet.
 
-class Decisions:
-    """The decisions of one worker's run, on their way.
-
-    Attributes:
-        longest_batch: Samples of an epoch, once that is known.
-        differ: Workers have just decided differently: they have not seen the same.
+    In each step one proposal of the program and one of each policy travel as votes. The program always has a vote: the
+    length of the control vector is fixed before it is known whether the program will use its vote.
     """
 
-    def __init__(
-        self,
-        host: PolicyHost,
-        policies: Sequence[str],
-        applier: DecisionApplier,
-        workers: WorkerGroup,
-        progress: Progress,
-        send: Callable[[Record], None],
-    ) -> None:
-        self.longest_batch: int | None = None
-        self.differ = False
-        self._host = host
-        self._applier = applier
-        self._workers = workers
-        self._progress = progress
-        self._send = send
-        self._agreement = OpenProposals(policies)
-        self._agreed: list[VoteResult] = []  # in the newest step, or between epochs
-        self._stood: Snapshot | None = None  # before they are applied, where another worker alone may have asked
-        self._disagreements: dict[str, int] = {}  # in a row, by policy
-        self._asked_workers: int | None = None  # they are on their way
-        self._asked_mesh: str | None = None  # likewise
-        self._last_refused: dict[str, Decision] = {}
-        self._bounds_told: list[str] = []  # the policies that were told what workers there may be
+    def __init__(self, policies: Sequence[str]) -> None:
+        self._open: dict[str, list[Proposal]] = {name: [] for name in (PROGRAM, *policies)}
+        self.abstention = _ABSTENTION * len(self._open)
 
-    # -- proposals and votes ------------------------------------------------------------------------------------------
+    def add(self, proposal: Proposal) -> None:
+        """Add a proposal to be voted on."""
+        self._open[proposal.policy].append(proposal)
 
-    def propose(self, proposal: Proposal) -> None:
-        """Have a proposal voted on, without what is under way already."""
-        decision = proposal.decision
-        if decision.workers == self._asked_workers:
-            decision = replace(decision, workers=None)
-        if not decision.empty:
-            self._agreement.add(replace(proposal, decision=decision))
+    def vote(self) -> list[float]:
+        """This worker's votes in the next step: the program's, then policy by policy."""
+        if not any(self._open.values()):
+            return self.abstention
+        return [value for queue in self._open.values() for value in (vote(queue[0].decision) if queue else _ABSTENTION)]
 
-    def collect(self) -> None:
-        """Take over what the policies' hooks have come to."""
-        for proposal in self._host.drain_proposals():
-            self.propose(proposal)
-        for refused in self._host.drain_refusals():
-            if refused.policy not in self._bounds_told:
-                self._bounds_told.append(refused.policy)
-                self._journal(VoteResult(refused.policy, None, refused), "refused", refused.note)
-        for failed in self._host.drain_failures():
-            self._journal_failure(failed.policy, failed.hook, failed.step, failed.detail, failed.off)
+    def count_votes(self, sums: Sequence[float], voters: int) -> list[VoteResult]:
+        """The results of a vote of ``voters`` workers, from the sums of their votes.
 
-    def vote(self) -> Sequence[float]:
-        """This worker's votes; always of the same length."""
-        return self._agreement.vote()
-
-    def count_votes(self, sums: Sequence[float], voters: int) -> None:
-        """The ``sums`` of the votes of ``voters`` workers are here; ``apply`` does what was agreed on."""
-        self._agreed = self._agreement.count_votes(sums, voters)
-
-    def workers_changed(self) -> None:
-        """Those that were asked for have come, or others have gone."""
-        self._asked_workers = self._asked_mesh = None
-
-    # -- what comes of them -------------------------------------------------------------------------------------------
-
-    def apply(self, trained: TrainingState, stand: Callable[[], Snapshot]) -> list[Decision]:
-        """Do what was agreed on, policy by policy, and journal what came of it. Returns what was done.
-
-        ``stand``: where the run stands, for a record of what this worker did not ask for itself.
+        Without any vote there is no result.
         """
-        if not self._agreed:  # as in most steps
-            return []
-        agreed, self._agreed = [new for each in self._agreed if (new := self._still_new(each, trained))], []
-        done: list[Decision] = []
-        self._stood = stand() if any(each.own is None for each in agreed) else None
-        for each in agreed:
-            if each.decision is None:
-                self._disagreed(each)
-                continue
-            self._disagreements.pop(each.policy, None)
-            try:
-                self._check(each.decision, done)
-                self._applier.apply(each.decision, trained, each.policy)
-            except UserError as error:
-                self._refused(each, str(error))
-                continue
-            done.append(each.decision)
-            self._asked_workers = each.decision.workers or self._asked_workers
-            self._asked_mesh = each.decision.mesh or self._asked_mesh
-            self._journal(each, "applied", "" if each.own is None else each.own.note)
-        return done
+        results = []
+        for place, (name, proposals) in enumerate(self._open.items()):
+            part = sums[place * VOTE_LENGTH : (place + 1) * VOTE_LENGTH]
+            if proposals or any(part):
+                results.append(VoteResult(name, outcome(part, voters), proposals.pop(0) if proposals else None))
+        return results
 
-    def _still_new(self, each: VoteResult, trained: TrainingState) -> VoteResult | None:
-        """``each`` without what is so already, or on its way; None where nothing else is in it.
+    def to_json(self) -> list[dict[str, Any]]:
+        """The open proposals."""
+        return [
+            {**asdict(replace(p, decision=Decision())), "decision": p.decision.to_json()}
+            for proposals in self._open.values()
+            for p in proposals
+        ]
 
-        A vote takes a step, and an exchange of policies another. A policy that asked again meanwhile, since it still
-        saw the old state, has asked once.
-        """
-        decision = each.decision
-        if decision is None:
-            return each
-        of_policy = each.policy != PROGRAM
-        if of_policy and decision.batch_size is not None and decision.batch_size == self._progress.batch_size:
-            return None  # nor does the learning rate follow the batch twice
-        holds = {
-            "workers": self._asked_workers,  # not how many there are: after a loss some may not know that yet
-            "mesh": self._asked_mesh,
-            "topology": self._applier.topology,
-            "sync": trained.active_sync.coming,
-        }
-        same = [name for name, value in holds.items() if value is not None and getattr(decision, name) == value]
-        old: dict[str, Any] = dict.fromkeys(same)
-        if not old:
-            return each
-        rest = replace(decision, **old)
-        own = each.own and replace(each.own, decision=replace(each.own.decision, **old))
-        return None if rest.empty else replace(each, decision=rest, own=own)
+    def load(self, entries: Sequence[Mapping[str, Any]]) -> None:
+        """Go on from ``to_json``, without proposals of policies that no longer exist."""
+        for proposals in self._open.values():
+            proposals.clear()
+        for p in entries:
+            if p["policy"] in self._open:
+                cause = Snapshot.from_json(p["cause"])
+                self.add(Proposal(**{**p, "decision": Decision(**p["decision"]), "cause": cause}))
 
-    def _check(self, decision: Decision, done: Sequence[Decision]) -> None:
-        if any(other.contradicts(decision) for other in done):
-            raise UserError("a thing changes once at a step", "another policy was first", "give it a cooldown")
-        batch, longest = decision.batch_size, self.longest_batch
-        if batch is not None and longest is not None and batch > longest:
-            raise UserError(f"a batch must not be longer than an epoch of {longest} samples", batch, "ask for less")
 
-    def _disagreed(self, each: VoteResult) -> None:
-        name = each.policy
-        if name == PROGRAM:
-            here = "" if each.own else f"rank {self._workers.rank} asked for nothing, another did; "
-            self._journal(each, "disagreed", f"{here}every worker must ask session.change for the same")
-            return
-        self.differ = True
-        self._disagreements[name] = self._disagreements.get(name, 0) + 1
-        self._journal(each, "disagreed", "")
-        if each.own is not None:
-            self._host.revert_proposal(name, each.own.before)
-        if self._disagreements[name] >= MOST_DISAGREEMENTS:
-            self._host.switch_off(name)
-            detail = f"workers disagreed {MOST_DISAGREEMENTS} times in a row: a policy must not depend on the rank"
-            self._journal_failure(name, "vote", self._progress.position.step, detail, off=True)
+@dataclass(frozen=True)
+class VoteResult:
+    """The result of a vote.
 
-    def _refused(self, each: VoteResult, why: str) -> None:
-        if each.own is not None and each.policy != PROGRAM:
-            self._host.revert_proposal(each.policy, each.own.before)
-        if each.decision is not None and self._last_refused.get(each.policy) != each.decision:
-            self._last_refused[each.policy] = each.decision  # it may ask again and again
-            self._journal(each, "refused", why)
+    Attributes:
+        policy: The policy that proposed the change; or the program.
+        decision: The decision of all workers; None if they decided differently.
+        own: The proposal of this worker, if it had one.
+    """
 
-    # -- journal ------------------------------------------------------------------------------------------------------
-
-    def _journal(self, each: VoteResult, outcome: Literal["applied", "disagreed", "refused"], detail: str) -> None:
-        """Of an elastic run every member that asked sends it: whoever dies, it is known, and one record is kept.
-
-        Of any other run only rank 0's records are kept, so it tells what others asked for, too.
-        """
-        own, step = each.own, self._progress.position.step
-        if own is not None and (self._workers.elastic or self._workers.rank == 0):
-            self._send(Decided(own.policy, step, own.decision.to_json(), measured(own.cause), outcome, detail))
-        elif own is None and not self._workers.elastic and self._workers.rank == 0:
-            assert self._stood is not None
-            asked = (each.decision or Decision()).to_json()
-            self._send(Decided(each.policy, step, asked, measured(self._stood), outcome, detail))
-
-    def _journal_failure(self, policy: str, hook: str, step: int, detail: str, off: bool) -> None:
-        self._send(PolicyFailed(policy, hook, step, self._workers.worker, detail, off))
-
-    # -- for joiners and checkpoints ----------------------------------------------------------------------------------
-
-    def to_json(self) -> dict[str, Any]:
-        """What is equal on workers that have seen the same."""
-        return {
-            "proposals": self._agreement.to_json(),
-            "disagreements": self._disagreements,
-            "asked_workers": self._asked_workers,
-            "asked_mesh": self._asked_mesh,
-            "bounds_told": self._bounds_told,
-        }
-
-    def load(self, told: Mapping[str, Any], *, resumed: bool) -> None:
-        """Go on from ``to_json``; ``resumed``: in another run, whose policies may have been fixed."""
-        self._agreement.load(told["proposals"])
-        self._disagreements = {} if resumed else dict(told["disagreements"])
-        self._asked_workers = None if resumed else told["asked_workers"]
-        self._asked_mesh = None if resumed else told.get("asked_mesh")
-        self._bounds_told = [] if resumed else list(told["bounds_told"])
-        self._agreed = []
+    policy: str
+    decision: Decision | None
+    own: Proposal | None
 
 
 def measured(at: Snapshot) -> Measured:
-    """The record of a snapshot."""
+    """The record of the snapshot ``at``."""
     return Measured(
         step=at.step,
         epoch=at.epoch,

@@ -19,9 +19,11 @@ from elastune.parallel.mechanisms.owned.replica import OwnedReplica
 from elastune.parallel.sync.base import StepStatistics, Sync
 from elastune.train.rng import streams_kept
 
+_NEEDS: tuple[Need, ...] = ("norms", "preconditioned", "times", "sharpness", "trace")
+
 
 class Monitoring:
-    """The monitors of a run and their states, equal on every worker."""
+    """Runs the monitors of a run, whose states are equal on every worker: it measures what they need in a step."""
 
     def __init__(self, texts: Iterable[str], seed: int) -> None:
         self._monitors = choose(texts)
@@ -30,29 +32,29 @@ class Monitoring:
         self._signals: dict[str, Signal] | None = {}
         taking = [monitor.every for monitor in self._monitors if monitor.needs & {"norms", "preconditioned"}]
         self._stride = min(taking, default=1)  # steps from one reading of norms to the next
-        self._known = {need: any(need in monitor.needs for monitor in self._monitors) for need in _NEEDS}
+        self._needed = {need: any(need in monitor.needs for monitor in self._monitors) for need in _NEEDS}
 
     def takes(self, need: Need, step: int) -> bool:
-        """Whether step ``step``, counted from 1, is to bring what some monitor needs."""
-        return self._known[need] and any(need in monitor.needs and _due(monitor, step) for monitor in self._monitors)
+        """Whether step ``step``, counted from 1, is to measure what ``need`` names."""
+        return self._needed[need] and any(need in monitor.needs and _due(monitor, step) for monitor in self._monitors)
 
     def compares(self, step: int) -> bool:
-        """Whether step ``step`` takes norms of parts of its batch."""
+        """Whether step ``step`` measures norms of parts of its batch."""
         return self.takes("norms", step) or self.takes("preconditioned", step)
 
-    def unmeasured(self, step: int, found: StepStatistics, mode: Mode) -> tuple[tuple[str, ...], str]:
-        """The monitors that compare parts of step ``step``'s batch, where it had one part; and why it had."""
-        if not self.compares(step) or found.parts["count"] >= 2:
+    def unmeasured(self, step: int, statistics: StepStatistics, mode: Mode) -> tuple[tuple[str, ...], str]:
+        """The monitors that compare parts of a batch, if step ``step`` had one part only; and the reason."""
+        if not self.compares(step) or statistics.parts["count"] >= 2:
             return (), ""
         names = tuple(m.name for m in self._monitors if m.needs & {"norms", "preconditioned"})
-        if found.norms is None:
+        if statistics.norms is None:
             return names, "LBFGS evaluates a batch again and again"
-        one, cut = ("a worker", "use --mode exact or two workers") if mode == "fast" else ("a slot", "use two slots")
-        return names, f"one pass of {one} is all of the batch, and to cut it would change what is trained; {cut}"
+        unit, fix = ("a worker", "use --mode exact or two workers") if mode == "fast" else ("a slot", "use two slots")
+        return names, f"one pass of {unit} is all of the batch, and to cut it would change what is trained; {fix}"
 
     def prepare(self, sync: Sync, step: int) -> None:
-        """Before a step: what is to be measured of it."""
-        if sync.meets_after_step:  # learners' gradients are never summed up: of them nothing is measured
+        """Set what is to be measured in step ``step``, before it."""
+        if sync.meets_after_step:  # learners' gradients are never summed, so nothing is measured
             sync.measure(False)
             return
         self._refuse_parts(sync.replica)
@@ -60,14 +62,14 @@ class Monitoring:
         sync.measure(self.compares(step), weights, (step - 1) // self._stride)
 
     def _refuse_parts(self, replica: Replica) -> None:
-        """Raise ``UserError`` for what cannot be measured where no worker has the whole of it."""
+        """Raise ``UserError`` for a monitor that needs whole values, if each worker has only parts of them."""
         if not isinstance(replica, OwnedReplica):
             return
         divided = replica.split.blocks > 1 or len(replica.split.costs) > 1
-        curved = self._known["trace"] or self._known["sharpness"]
+        curved = self._needed["trace"] or self._needed["sharpness"]
         refused = {
-            "noise_scale needs the whole gradient of a slot": self._known["norms"] and divided,
-            "noise_scale_adam needs an optimizer's whole state": self._known["preconditioned"],
+            "noise_scale needs the whole gradient of a slot": self._needed["norms"] and divided,
+            "noise_scale_adam needs an optimizer's whole state": self._needed["preconditioned"],
             "curvature needs whole parameters on each worker": curved and (divided or replica.equal_passes),
         }
         for rule, refuses in refused.items():
@@ -77,16 +79,16 @@ class Monitoring:
                 )
 
     def refuse_more(self) -> None:
-        """Raise ``UserError`` where a batch's losses come one after another, and are needed at once."""
-        if self._known["trace"] or self._known["sharpness"]:
+        """Raise ``UserError`` if a monitor needs the whole loss of a batch, as the losses come one after another."""
+        if self._needed["trace"] or self._needed["sharpness"]:
             fix = "add losses up, session.backward(one + other), or leave the monitor out"
             raise UserError("curvature needs the whole loss of a batch at once", "more=True", fix)
 
     def bend(self, sync: Sync, loss: torch.Tensor, share: BatchSlice, step: int) -> None:
-        """Before a share's backward pass: measure the curvature of its loss, where that is due.
+        """Measure the curvature of a share's loss before its backward pass, if that is due.
 
-        What the measurement draws, and what it moves in buffers, is taken back: parts of the model that are
-        checkpointed run again in it, and a backward pass may draw, too.
+        Random streams and buffers are restored afterwards: checkpointed parts of the model run again in the
+        measurement, and a backward pass may draw, too.
         """
         if not share.weight or not (self.takes("trace", step) or self.takes("sharpness", step)):
             return
@@ -103,18 +105,18 @@ class Monitoring:
             fix = "leave the monitor curvature out"
             raise UserError("curvature needs a loss that can be differentiated twice", error, fix) from error
 
-    def read(self, step: int, batch: int, workers: int, found: StepStatistics, times: Sequence[float]) -> None:
-        """After a step's reduction: ``times`` as the control vector brought them."""
+    def read(self, step: int, batch: int, workers: int, statistics: StepStatistics, times: Sequence[float]) -> None:
+        """Update the monitors after a step's reduction. ``times``: the workers' times in the control vector."""
         reading = Reading(
             step=step,
             batch=batch,
             workers=workers,
-            loss=found.parts["loss"],
-            norms=_norms(batch, found, "square", 0),
-            preconditioned=_norms(batch, found, "weighted", 1) if self.takes("preconditioned", step) else None,
+            loss=statistics.parts["loss"],
+            norms=_norms(batch, statistics, "square", 0),
+            preconditioned=_norms(batch, statistics, "weighted", 1) if self.takes("preconditioned", step) else None,
             times=tuple(WorkerTimes(*times[i : i + 3]) for i in range(0, 3 * workers if times else 0, 3)),
-            sharpness=found.parts["sharpness"] if self.takes("sharpness", step) else None,
-            trace=found.parts["trace"] if self.takes("trace", step) else None,
+            sharpness=statistics.parts["sharpness"] if self.takes("sharpness", step) else None,
+            trace=statistics.parts["trace"] if self.takes("trace", step) else None,
         )
         self._signals = None
         for monitor in self._monitors:
@@ -123,7 +125,7 @@ class Monitoring:
 
     @property
     def signals(self) -> dict[str, Signal]:
-        """What can be said by now."""
+        """The signals that are known now."""
         if self._signals is None:
             self._signals = {}
             for monitor in self._monitors:
@@ -132,7 +134,7 @@ class Monitoring:
 
     @property
     def gives(self) -> frozenset[str]:
-        """The names of all signals that there may be."""
+        """The names of all signals that the monitors can give."""
         return frozenset().union(*(monitor.gives for monitor in self._monitors))
 
     def __bool__(self) -> bool:
@@ -140,36 +142,33 @@ class Monitoring:
 
     @property
     def times(self) -> bool:
-        """Whether workers tell each other how long their steps take."""
-        return self._known["times"]
+        """Whether a monitor needs to know how long the workers' steps take."""
+        return self._needed["times"]
 
     def to_json(self) -> dict[str, Any]:
         """The states, by monitor."""
         return self._states
 
     def load(self, states: dict[str, Any]) -> None:
-        """Go on from ``states``; a monitor that they do not have, or of another version, begins."""
-        alike = [name for name, own in self._states.items() if name in states and set(states[name]) == set(own)]
+        """Go on from ``states``. A monitor that is not in them, or in another version, begins anew."""
+        alike = [name for name, state in self._states.items() if name in states and set(states[name]) == set(state)]
         self._states |= {name: states[name] for name in alike}
         self._signals = None
-
-
-_NEEDS: tuple[Need, ...] = ("norms", "preconditioned", "times", "sharpness", "trace")
 
 
 def _due(monitor: Monitor, step: int) -> bool:
     return (step - 1) % monitor.every == 0
 
 
-def _norms(batch: int, found: StepStatistics, name: str, which: int) -> GradientNorms | None:
-    parts = round(found.parts["count"])
-    if found.norms is None or parts < 2 or (which == 1 and found.norms[1] == 0.0):
+def _norms(batch: int, statistics: StepStatistics, name: str, which: int) -> GradientNorms | None:
+    parts = round(statistics.parts["count"])
+    if statistics.norms is None or parts < 2 or (which == 1 and statistics.norms[1] == 0.0):
         return None
-    return GradientNorms(batch, parts, found.parts[name], found.norms[which])
+    return GradientNorms(batch, parts, statistics.parts[name], statistics.norms[which])
 
 
 def _preconditioner(replica: Replica) -> list[torch.Tensor] | None:
-    """1 / (sqrt(v) + eps) of every parameter, v Adam's bias-corrected second moment; None before there is one."""
+    """1 / (sqrt(v) + eps) of every parameter; None before the first step. v is Adam's bias-corrected second moment."""
     params, optimizer = replica.params, replica.optimizer
     settings = {p: group for group in optimizer.param_groups for p in group["params"]}
     if any("betas" not in group for group in settings.values()):

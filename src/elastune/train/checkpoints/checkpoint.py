@@ -1,7 +1,8 @@
 """Checkpoints: safetensors and JSON in a folder that appears complete or not at all. Reading one runs no code.
 
-Every worker that holds unique state writes one file of tensors. ``state.json`` says which piece of which tensor is
-in which file, and carries the digest of each file.
+Every worker that holds unique state writes one file of tensors. ``state.json`` records which piece of which tensor is
+in which file, and carries the digest of each file. If a byte, a name or a file was changed since, the checkpoint is
+``Damaged``, and the run goes on from the one before it.
 """
 
 from __future__ import annotations
@@ -34,192 +35,10 @@ from elastune.train.checkpoints.tree import Pieces, States, from_tree, from_tree
 from elastune.train.data.sample_log import SampleSpans
 from elastune.train.progress import Progress, position_of, spans_of
 
-# [files] The tensors of a checkpoint: safetensors files, one a writer, and the index that tells which piece lies where.
-
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 Index = dict[str, Any]
-"""By a tensor's name: its dtype, its shape, its pieces as [file, key in the file, box, start, stop]; a JSON value."""
-
-
-class NoRoom(UserError):
-    """There is no room on the disk for a checkpoint."""
-
-
-def is_full(error: OSError | SafetensorError) -> bool:
-    """Whether ``error`` says that a disk is full, or a quota used up."""
-    if isinstance(error, OSError):
-        return error.errno in FULL
-    return any(f"(os error {number})" in str(error) for number in FULL)  # what safetensors has from the system
-
-
-def file_name(number: int, count: int) -> str:
-    """Of the file of writer ``number`` (from 0) of ``count``."""
-    return "tensors.safetensors" if count == 1 else f"tensors-{number + 1:05d}-of-{count:05d}.safetensors"
-
-
-@dataclass(frozen=True)
-class Written:
-    """What a writer tells of its file: its name, size, digest, and the index of what is in it."""
-
-    name: str
-    size: int
-    sha256: str
-    index: Index
-
-
-def write(folder: Path, name: str, tensors: Mapping[str, torch.Tensor | PartialTensor]) -> Written:
-    """Write ``tensors``, whole ones and this worker's pieces of others, as one file; it is on the disk afterwards.
-
-    Raises:
-        OSError, SafetensorError: Where it cannot be written.
-    """
-    content: dict[str, torch.Tensor] = {}
-    index: Index = {}
-    for path, tensor in tensors.items():
-        if isinstance(tensor, torch.Tensor):
-            keyed = [(path, whole_range(tensor.shape), tensor)]
-        else:
-            keyed = [(f"{path}@{i}", stretch, values) for i, (stretch, values) in enumerate(tensor.pieces)]
-        for key, _, values in keyed:
-            content[key] = values.detach().to("cpu", copy=True).contiguous()
-        index[path] = {
-            "dtype": str(tensor.dtype)[6:],
-            "shape": list(tensor.shape),
-            "pieces": [[name, key, [list(edge) for edge in of.box], of.start, of.stop] for key, of, _ in keyed],
-        }
-    file = folder / name
-    save_file(content, file)
-    with ThreadPoolExecutor(1) as disk:  # the digest is made while the disk writes
-        synced = disk.submit(sync, file)
-        digest = digest_of(file)
-        synced.result()
-    return Written(name, file.stat().st_size, digest, index)
-
-
-def merged(indices: Sequence[Index]) -> Index:
-    """One index of what several writers have written.
-
-    Raises:
-        ValueError: Where a tensor is not there whole, or an element of it twice.
-    """
-    found: Index = {}
-    for index in indices:
-        for path, entry in index.items():
-            known = found.setdefault(path, {**entry, "pieces": []})
-            if (known["dtype"], known["shape"]) != (entry["dtype"], entry["shape"]):
-                raise ValueError(f"{path} is {known['dtype']} {known['shape']} and {entry['dtype']} {entry['shape']}")
-            known["pieces"] = [*known["pieces"], *entry["pieces"]]
-    for path, entry in found.items():
-        if not fills(entry["shape"], [_stretch(piece) for piece in entry["pieces"]]):
-            raise ValueError(f"the pieces of {path} are not each element of it once")
-    return found
-
-
-class TensorStore(Mapping[str, "StoredTensor"]):
-    """The tensors of a checkpoint by name, read when they are asked for.
-
-    The files stay open, so that they can be read whatever becomes of the folder.
-    """
-
-    def __init__(self, folder: Path, files: Sequence[str], index: Index) -> None:
-        self._index = index
-        self._files = {name: safe_open(folder / name, "pt") for name in files}
-
-    def __getitem__(self, name: str) -> StoredTensor:
-        entry = self._index[name]
-        dtype = getattr(torch, entry["dtype"])
-        if not isinstance(dtype, torch.dtype):
-            raise ValueError(f"{name} is of {entry['dtype']}")
-        pieces = [(self._files[piece[0]], piece[1], _stretch(piece)) for piece in entry["pieces"]]
-        return StoredTensor(tuple(entry["shape"]), dtype, tuple(pieces))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._index)
-
-    def __len__(self) -> int:
-        return len(self._index)
-
-
-@dataclass(frozen=True)
-class StoredTensor:
-    """A tensor of ``shape`` that lies in ``pieces``: an open file, the key in it, and which stretch that is."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    pieces: tuple[tuple[Any, str, FlatRange], ...]
-
-    def read(self, stretch: FlatRange) -> torch.Tensor:
-        """The flat values of a stretch, whatever pieces they were written in; no more than one piece is read at a time.
-
-        Raises:
-            ValueError: Where a piece is not what the index says.
-        """
-        found = torch.empty(stretch.size, dtype=self.dtype)
-        for file, key, piece in self.pieces:
-            reach = _common(piece, stretch)
-            if reach is None:
-                continue
-            values, reach = _read(file, key, piece, reach)
-            if (values.dtype, len(values)) != (self.dtype, reach.size):
-                raise ValueError(f"{key} has {len(values)} numbers of {values.dtype}, not {reach.size} of {self.dtype}")
-            copy_common(stretch, found, reach, values)
-        return found
-
-
-def _read(file: Any, key: str, piece: FlatRange, reach: FlatRange) -> tuple[torch.Tensor, FlatRange]:
-    """The flat values of ``reach``, a part of ``piece``, or of whole rows around it; and which stretch they are."""
-    stored = file.get_slice(key)
-    shape = stored.get_shape()
-    if not shape:
-        return file.get_tensor(key).reshape(-1), piece
-    row = prod(shape[1:])
-    first, last = (reach.start - piece.start) // row, -(-(reach.stop - piece.start) // row)
-    return stored[first:last].reshape(-1), FlatRange(piece.box, piece.start + first * row, piece.start + last * row)
-
-
-def _common(piece: FlatRange, wanted: FlatRange) -> FlatRange | None:
-    """The shortest stretch of ``piece`` that has all that ``wanted`` has of it; None: it has nothing."""
-    if piece.box == wanted.box:
-        start, stop = max(piece.start, wanted.start), min(piece.stop, wanted.stop)
-        return FlatRange(piece.box, start, stop) if start < stop else None
-    ends = []
-    for box, at in piece.boxes:
-        for own, _ in wanted.boxes:
-            common = intersection(box, own)
-            if common is not None:
-                ends += [at + _place(common, box, 0), at + _place(common, box, 1) + 1]
-    return FlatRange(piece.box, piece.start + min(ends), piece.start + max(ends)) if ends else None
-
-
-def _place(inner: Sequence[tuple[int, int]], outer: Sequence[tuple[int, int]], last: int) -> int:
-    """Where in the flat ``outer`` the first element of ``inner`` is; with ``last`` 1, its last one."""
-    found = 0
-    for (start, stop), (first, end) in zip(inner, outer, strict=True):
-        found = found * (end - first) + (stop - 1 if last else start) - first
-    return found
-
-
-def _stretch(piece: Sequence[Any]) -> FlatRange:
-    _, _, box, start, stop = piece
-    return FlatRange(tuple((int(first), int(last)) for first, last in box), int(start), int(stop))
-
-
-def sync(path: Path) -> None:
-    """Return once ``path`` is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-# [checkpoint] Checkpoints: safetensors and JSON in a folder that appears complete or not at all. Reading one runs no code.
-#
-# Every worker that holds what others do not writes a file of tensors; ``state.json`` says which piece of which tensor
-# lies where, and carries the digest of its own bytes and those of the files, so one digest stands for all of it: a
-# checkpoint of which a byte, a name or a file was changed is ``Damaged``, and a run goes on from the one before it.
-
-FORMAT = 4  # 2 had no digest; 3 one file of whole tensors, and the optimizer's state by number instead of by name
+"""For each tensor's name its dtype, its shape, and its pieces as [file, key in the file, box, start, stop]; JSON."""
+FORMAT = 4  # 2 had no digest; 3 had one file of whole tensors, and the optimizer's state by number
 KEPT = 2
 DRAFT = ".draft-"
 DAMAGED = "damaged-"
@@ -227,23 +46,19 @@ UNWRITABLE = "a checkpoint must be writable"
 STATE = "state.json"
 DELETE = "delete this folder to continue from the one before it"
 Check = Callable[[Path, Mapping[str, str]], str]
-"""What is wrong with the files of a checkpoint, given their digests by name; see ``faults``."""
+"""Returns what is wrong with the files of a checkpoint, given their digests by name; see ``faults``."""
 _NAME = re.compile(r"step-([0-9]{10,})")
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, SafetensorError)
 
 
-class Damaged(UserError):
-    """A checkpoint that is not, byte by byte, what was written."""
-
-
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run at a step boundary.
+    """The state of a run at a step boundary.
 
     Attributes:
-        position: Where it is.
+        position: How far the run is.
         meaning: What must be equal for another run to go on from it.
-        states: The state of every part, by its name.
+        states: The state of every part, by the part's name.
     """
 
     position: Position
@@ -251,41 +66,108 @@ class Checkpoint:
     states: States
 
 
+class Damaged(UserError):
+    """A checkpoint that is not, byte by byte, as it was written."""
+
+
+class NoRoom(UserError):
+    """The disk has no room for a checkpoint."""
+
+
 @dataclass(frozen=True)
 class Contribution:
-    """What one writer has written: its file, and the parts' trees, as far as it knows them."""
+    """What one writer has written: its file, and the trees of the parts that it knows."""
 
     file: Written
     trees: dict[str, Any]
 
     @property
     def tree(self) -> dict[str, Any]:
-        """As a JSON value."""
+        """This as a JSON value."""
         return asdict(self)
 
     @classmethod
     def of(cls, tree: Mapping[str, Any]) -> Contribution:
-        """What ``tree`` gave."""
+        """The contribution whose ``tree`` this is."""
         return cls(Written(**tree["file"]), tree["trees"])
 
 
+def save(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Write ``folder/step-N`` with this process alone; see ``publish``."""
+    at = draft(folder, str(os.getpid()))
+    shutil.rmtree(at, ignore_errors=True)
+    drop_drafts(folder)
+    try:
+        return publish(at, checkpoint.position, checkpoint.meaning, [contribute(at, checkpoint.states)])
+    except NoRoom:
+        give_up(at)
+        raise
+
+
+def load(path: Path, fix: str = DELETE, check: Check | None = None, whole_parts: bool = True) -> Checkpoint:
+    """Read a checkpoint that ``save`` or ``publish`` wrote.
+
+    Args:
+        path: The checkpoint's folder.
+        fix: What the user can do if it is damaged.
+        check: Returns what is wrong with its files, given their digests; by default this process reads them all.
+        whole_parts: Whether to read all tensors. If not, those of model and optimizer are ``StoredTensor``, read on
+            demand.
+
+    Raises:
+        Damaged: The checkpoint is not as it was written.
+        UserError: It has another format.
+    """
+    tree = _tree(path, fix)
+    with _reading(path, fix):
+        if wrong := (check or faults)(path, tree["files"]):
+            raise ValueError(wrong)
+        store = TensorStore(path, list(tree["files"]), tree["tensors"])
+        whole_tensors = _Whole(store)
+        lazy = () if whole_parts else ("model", "optimizer")
+        on_demand = from_trees({name: part for name, part in tree["parts"].items() if name in lazy}, store)
+        return Checkpoint(
+            position=position_of(tree["position"]),
+            meaning=from_tree(tree["meaning"], {}),
+            states=on_demand
+            | from_trees({name: part for name, part in tree["parts"].items() if name not in lazy}, whole_tensors),
+        )
+
+
+def load_newest(folder: Path, check: Check | None = None, whole_parts: bool = True) -> tuple[Path, Checkpoint] | None:
+    """The newest checkpoint that is whole; None if there never was one. Raises ``UserError`` if all are damaged."""
+    first: Damaged | None = None
+    for path in reversed(complete(folder)):
+        try:
+            return path, load(path, check=check, whole_parts=whole_parts)
+        except Damaged as error:
+            first = first or error
+            print(f"elastune: {error.rule} (got {error.value}): going on from the one before it", file=sys.stderr)
+    if first is not None:
+        raise first
+    return None
+
+
+# --- writing: a draft that becomes a checkpoint ---
+
+
 def make_folder(folder: Path) -> None:
-    """Make ``folder``, and those that it is in."""
+    """Make ``folder``, and the folders that contain it."""
     folder.mkdir(parents=True, exist_ok=True)
 
 
 def draft(folder: Path, name: str) -> Path:
-    """Where the files of the checkpoint that is being written to ``folder`` are, until it is complete.
+    """The folder for the files of an incomplete checkpoint in ``folder``.
 
-    ``name``: equal on all its writers, and of no other attempt that may still be under way.
+    ``name`` is equal on all its writers, and differs from that of any other attempt that may be under way.
     """
     return folder / f"{DRAFT}{name}"
 
 
 def drop_older_drafts(at: Path) -> None:
-    """Leave no draft of another step in the folder of the draft ``at``: processes were killed there; it has one run.
+    """Remove drafts of other steps beside the draft ``at``: their processes were killed, as a folder has one run.
 
-    Into one of the same step a worker may still be writing, which began before a loss that others know of.
+    A worker may still be writing a draft of the same step, begun before a loss that other workers know of.
     """
     same = at.name.partition("-")[2].partition("-")[0]
     for stale in at.parent.glob(f"{DRAFT}*"):
@@ -294,7 +176,7 @@ def drop_older_drafts(at: Path) -> None:
 
 
 def drop_drafts(folder: Path) -> None:
-    """Leave no draft in ``folder``: a checkpoint is complete, to which all have given their parts."""
+    """Remove all drafts in ``folder``: a checkpoint is complete, and all workers have contributed to it."""
     for stale in folder.glob(f"{DRAFT}*"):
         shutil.rmtree(stale, ignore_errors=True)
 
@@ -302,11 +184,11 @@ def drop_drafts(folder: Path) -> None:
 def contribute(
     at: Path, states: States, number: int = 0, count: int = 1, make: Callable[[Path], None] = make_folder
 ) -> Contribution:
-    """Be writer ``number`` of ``count`` of the draft ``at``, which ``make`` makes where it is not there.
+    """Write this worker's part of the draft ``at``, as writer ``number`` of ``count``; ``make`` makes its folder.
 
     Raises:
-        NoRoom: Where the disk is full; the draft stays until all its writers know, see ``give_up``.
-        UserError: Where it cannot be written for another reason.
+        NoRoom: The disk is full. The draft stays until all its writers know, see ``give_up``.
+        UserError: It cannot be written for another reason.
     """
     tensors: Pieces = {}
     trees = to_trees(states, tensors)
@@ -318,19 +200,22 @@ def contribute(
 def publish(at: Path, position: Position, meaning: dict[str, Any], shares: Sequence[Contribution]) -> Path:
     """Make the draft ``at`` the checkpoint of its folder after ``position``, and drop all but the newest two.
 
+    ``state.json`` gets the digests of all files and of its own bytes, so that one digest stands for all of the
+    checkpoint.
+
     Args:
-        at: Where ``shares`` were written; it is on a disk that all writers share.
-        position: Of the run.
+        at: The folder that ``shares`` were written to, on a disk that all writers share.
+        position: How far the run is.
         meaning: What must be equal for another run to go on from it.
-        shares: What each writer has told; the first one's are the parts that all have alike.
+        shares: The contribution of each writer. The first one has the parts that are equal on all.
 
     Returns:
         The folder of the checkpoint.
 
     Raises:
-        NoRoom: Where the disk is full.
-        UserError: Where it cannot be written for another reason.
-        ValueError: Where the shares are not a whole state.
+        NoRoom: The disk is full.
+        UserError: It cannot be written for another reason.
+        ValueError: The shares are not a complete state.
     """
     content = sealed_state(position, meaning, shares)
     with writing(at):
@@ -345,7 +230,10 @@ def publish(at: Path, position: Position, meaning: dict[str, Any], shares: Seque
 
 
 def sealed_state(position: Position, meaning: dict[str, Any], shares: Sequence[Contribution]) -> bytes:
-    """What ``state.json`` holds for a checkpoint of ``shares``. Raises ``ValueError`` where they are no whole state."""
+    """The content of ``state.json`` for a checkpoint of ``shares``.
+
+    Raises ``ValueError`` if they are not a complete state.
+    """
     tree = {
         "format": FORMAT,
         "position": asdict(position),
@@ -358,13 +246,13 @@ def sealed_state(position: Position, meaning: dict[str, Any], shares: Sequence[C
 
 
 def complete_draft(at: Path, folder: Path, step: int) -> Path:
-    """Make the draft ``at``, of which all files are on the disk, the checkpoint of ``folder`` after ``step`` steps.
+    """Make the draft ``at``, whose files are all on the disk, the checkpoint of ``folder`` after ``step`` steps.
 
-    All but the newest two are dropped. Raises ``OSError``.
+    All but the newest two checkpoints are dropped. Raises ``OSError``.
     """
     final, older = of_step(folder, step), at.with_name(f"{at.name}-older")
     sync(at)
-    if final.exists():  # moved, not removed: it is missing for the blink between two renames only
+    if final.exists():  # moved, so that it is missing only between the two renames
         final.rename(older)
     at.rename(final)
     sync(folder)
@@ -375,8 +263,9 @@ def complete_draft(at: Path, folder: Path, step: int) -> Path:
 
 @contextmanager
 def writing(at: Path) -> Iterator[None]:
-    """Tell what the disk says as a ``UserError``. The draft is gone then, but where the disk is full: others may still
-    be writing; see ``give_up``.
+    """Raise an error of the disk as a ``UserError``, and remove the draft ``at``.
+
+    If the disk is full, the draft stays, as other workers may still be writing; see ``give_up``.
     """
     try:
         yield
@@ -391,29 +280,20 @@ def writing(at: Path) -> Iterator[None]:
 
 
 def give_up(at: Path) -> None:
-    """Leave nothing of the draft ``at``, which nobody writes any more."""
+    """Remove the draft ``at``, which no worker writes any more."""
     shutil.rmtree(at, ignore_errors=True)
 
 
-def save(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write ``folder/step-N``, all by this process; see ``publish``."""
-    at = draft(folder, str(os.getpid()))
-    shutil.rmtree(at, ignore_errors=True)
-    drop_drafts(folder)
-    try:
-        return publish(at, checkpoint.position, checkpoint.meaning, [contribute(at, checkpoint.states)])
-    except NoRoom:
-        give_up(at)
-        raise
+# --- the checkpoints in a folder ---
 
 
 def complete(folder: Path) -> list[Path]:
-    """The checkpoints in ``folder``, oldest first: each was complete once. Anything of another name is none."""
+    """The checkpoints in ``folder``, oldest first. Each of them was complete once; other names are ignored."""
     return sorted((path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)), key=step_of)
 
 
 def back_to_epoch(folder: Path) -> None:
-    """Let a run go on from the newest checkpoint at the end of an epoch; where there is none, from the newest."""
+    """Let a run go on from the newest checkpoint at the end of an epoch; without one, from the newest of all."""
     later: list[Path] = []
     for path in reversed(complete(folder)):
         with suppress(Damaged):
@@ -424,24 +304,27 @@ def back_to_epoch(folder: Path) -> None:
 
 
 def damaged(folder: Path) -> dict[int, str]:
-    """The steps of the newest checkpoints in ``folder`` that are not whole, and why, up to the first that is."""
-    found: dict[int, str] = {}
+    """The steps of the newest checkpoints in ``folder`` that are damaged, with the reasons.
+
+    It ends at the first one that is whole.
+    """
+    faults_by_step: dict[int, str] = {}
     for path in reversed(complete(folder)):
         try:
             tree = _tree(path)
-            with _refusing(path, ""):
+            with _reading(path, ""):
                 if wrong := faults(path, tree["files"]):
                     raise ValueError(wrong)
             break
         except Damaged as error:
-            found[step_of(path)] = str(error.value)
-        except UserError:  # of another format, or not ours to read: whoever loads it says so
+            faults_by_step[step_of(path)] = str(error.value)
+        except UserError:  # it has another format, or cannot be read: loading it reports the reason
             break
-    return found
+    return faults_by_step
 
 
 def set_aside(folder: Path, steps: Iterable[int]) -> None:
-    """Let no run go on from the checkpoints of ``steps``: they stay, under names of their own."""
+    """Let no run go on from the checkpoints of ``steps``: they stay, under other names."""
     for step in steps:
         path = of_step(folder, step)
         aside = folder / f"{DAMAGED}{path.name}"
@@ -451,66 +334,24 @@ def set_aside(folder: Path, steps: Iterable[int]) -> None:
 
 
 def of_step(folder: Path, step: int) -> Path:
-    """Where in ``folder`` the checkpoint after ``step`` steps is."""
+    """The folder in ``folder`` of the checkpoint after ``step`` steps."""
     return folder / f"step-{step:010d}"
 
 
 def step_of(path: Path) -> int:
-    """After how many steps the checkpoint at ``path`` was taken."""
-    found = _NAME.fullmatch(path.name)
-    assert found is not None, path
-    return int(found[1])
+    """The number of steps before the checkpoint at ``path``."""
+    match = _NAME.fullmatch(path.name)
+    assert match is not None, path
+    return int(match[1])
 
 
 def seal_of(path: Path) -> str:
-    """The SHA-256 of what holds the digests of all files of the checkpoint at ``path``; "" where there is none."""
+    """The SHA-256 of ``state.json`` of the checkpoint at ``path``; "" if there is none. It stands for all files."""
     return digest_of(state) if (state := path / STATE).is_file() else ""
 
 
-def load(path: Path, fix: str = DELETE, check: Check | None = None, whole_parts: bool = True) -> Checkpoint:
-    """Read what ``save`` or ``publish`` wrote.
-
-    Args:
-        path: The checkpoint's folder.
-        fix: What to do where it is damaged.
-        check: Finds what is wrong with its files, given their digests; by default this process reads them all.
-        whole_parts: Read all tensors; else those of model and optimizer are ``scattered.Stored``, read on demand.
-
-    Raises:
-        Damaged: For anything that was not written so.
-        UserError: For another format.
-    """
-    tree = _tree(path, fix)
-    with _refusing(path, fix):
-        if wrong := (check or faults)(path, tree["files"]):
-            raise ValueError(wrong)
-        shelf = TensorStore(path, list(tree["files"]), tree["tensors"])
-        here = _Whole(shelf)
-        lazy = () if whole_parts else ("model", "optimizer")
-        late = from_trees({name: of for name, of in tree["parts"].items() if name in lazy}, shelf)
-        return Checkpoint(
-            position=position_of(tree["position"]),
-            meaning=from_tree(tree["meaning"], {}),
-            states=late | from_trees({name: of for name, of in tree["parts"].items() if name not in lazy}, here),
-        )
-
-
-def load_newest(folder: Path, check: Check | None = None, whole_parts: bool = True) -> tuple[Path, Checkpoint] | None:
-    """The newest checkpoint that is whole; None where there never was one. Raises ``UserError`` where none is left."""
-    first: Damaged | None = None
-    for path in reversed(complete(folder)):
-        try:
-            return path, load(path, check=check, whole_parts=whole_parts)
-        except Damaged as error:
-            first = first or error
-            print(f"elastune: {error.rule} (got {error.value}): going on from the one before it", file=sys.stderr)
-    if first is not None:
-        raise first
-    return None
-
-
 def spans(path: Path) -> SampleSpans:
-    """Which samples the run at ``path`` has used; nothing where that cannot be told.
+    """The samples that the run at ``path`` has used; empty if they cannot be read.
 
     Raises ``UserError`` for a checkpoint of another format.
     """
@@ -521,33 +362,33 @@ def spans(path: Path) -> SampleSpans:
 
 
 def schedules(folder: Path) -> tuple[Position, list[Any]] | None:
-    """Where the newest checkpoint in ``folder`` is, and the states of its schedulers; None where that cannot be told.
+    """The position of the newest checkpoint in ``folder`` and its schedulers' states; None if they cannot be read.
 
     It reads no tensors.
     """
     for path in reversed(complete(folder)):
         with suppress(UserError, *_UNREADABLE):
             tree = _tree(path)
-            found = from_tree(tree["parts"].get("schedulers", {"dict": []}), {})
-            return position_of(tree["position"]), list(found.get("states", []))
+            state = from_tree(tree["parts"].get("schedulers", {"dict": []}), {})
+            return position_of(tree["position"]), list(state.get("states", []))
     return None
 
 
 def _tree(path: Path, fix: str = "") -> dict[str, Any]:
-    """What ``state.json`` holds, as it was written."""
-    with _refusing(path, fix):
+    """The content of ``state.json``, checked."""
+    with _reading(path, fix):
         content = _regular(path / STATE).read_bytes()
         sealed = is_sealed(content)
         tree: dict[str, Any] = unseal(content) if sealed else json.loads(content)
         position = tree["position"]
-        other = tree.get("format", 1)
-        if other == FORMAT and not sealed:
+        format_ = tree.get("format", 1)
+        if format_ == FORMAT and not sealed:
             raise ValueError(f"{STATE} lacks its digest")
-        if other == FORMAT and step_of(path) != position_of(position).step:
+        if format_ == FORMAT and step_of(path) != position_of(position).step:
             raise ValueError(f"it was taken after {position['step']} steps")
-    if other != FORMAT:
-        another = "use the version of elastune that wrote it, or begin again in another --out"
-        raise UserError(f"a checkpoint must be of format {FORMAT}", f"format {other}: {path}", another)
+    if format_ != FORMAT:
+        fix_format = "use the version of elastune that wrote it, or begin again in another --out"
+        raise UserError(f"a checkpoint must be of format {FORMAT}", f"format {format_}: {path}", fix_format)
     return tree
 
 
@@ -559,27 +400,11 @@ def faults(path: Path, files: Mapping[str, str], part: slice = slice(None)) -> s
     return ""
 
 
-class _Whole(Mapping[str, torch.Tensor]):
-    """The tensors of a shelf, as such."""
-
-    def __init__(self, shelf: TensorStore) -> None:
-        self._shelf = shelf
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return whole(self._shelf[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._shelf)
-
-    def __len__(self) -> int:
-        return len(self._shelf)
-
-
 @contextmanager
-def _refusing(path: Path, fix: str) -> Iterator[None]:
+def _reading(path: Path, fix: str) -> Iterator[None]:
     try:
         yield
-    except ProtocolViolation:  # of workers that were to tell each other what they read: not the checkpoint's fault
+    except ProtocolViolation:  # between workers that read the files together: not the checkpoint's fault
         raise
     except PermissionError as error:
         raise UserError("a checkpoint must be readable", error, "run as the user who wrote it") from None
@@ -588,7 +413,7 @@ def _refusing(path: Path, fix: str) -> Iterator[None]:
 
 
 def _regular(path: Path) -> Path:
-    """``path``, unless reading it could block, as that of a pipe does."""
+    """``path``, unless reading it could block, as reading a pipe does."""
     if path.exists() and not path.is_file():
         raise ValueError(f"{path.name} is no file")
     return path
@@ -596,5 +421,196 @@ def _regular(path: Path) -> Path:
 
 def _drop(paths: Iterable[Path]) -> None:
     for path in paths:
-        with suppress(OSError):  # renamed first: half a removal must not look like a checkpoint
+        with suppress(OSError):  # renamed first, as a half removed one must not look like a checkpoint
             shutil.rmtree(path.rename(path.with_name(f"{DRAFT}{path.name}")))
+
+
+class _Whole(Mapping[str, torch.Tensor]):
+    """The tensors of a store, read as a whole each."""
+
+    def __init__(self, store: TensorStore) -> None:
+        self._store = store
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return whole(self._store[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._store)
+
+    def __len__(self) -> int:
+        return len(self._store)
+
+
+def sync(path: Path) -> None:
+    """Return once ``path`` is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def is_full(error: OSError | SafetensorError) -> bool:
+    """Whether ``error`` is about a full disk, or a used-up quota."""
+    if isinstance(error, OSError):
+        return error.errno in FULL
+    return any(f"(os error {number})" in str(error) for number in FULL)  # safetensors quotes the system's error
+
+
+# --- the files of tensors ---
+
+
+def file_name(number: int, count: int) -> str:
+    """The name of the file of writer ``number`` (from 0) of ``count``."""
+    return "tensors.safetensors" if count == 1 else f"tensors-{number + 1:05d}-of-{count:05d}.safetensors"
+
+
+@dataclass(frozen=True)
+class Written:
+    """A writer's report of its file: name, size, digest, and the index of its content."""
+
+    name: str
+    size: int
+    sha256: str
+    index: Index
+
+
+def write(folder: Path, name: str, tensors: Mapping[str, torch.Tensor | PartialTensor]) -> Written:
+    """Write ``tensors``, whole ones and this worker's pieces of others, as one file. Returns once the disk has it.
+
+    Raises:
+        OSError, SafetensorError: The file cannot be written.
+    """
+    content: dict[str, torch.Tensor] = {}
+    index: Index = {}
+    for path, tensor in tensors.items():
+        if isinstance(tensor, torch.Tensor):
+            keyed = [(path, whole_range(tensor.shape), tensor)]
+        else:
+            keyed = [(f"{path}@{i}", range_, values) for i, (range_, values) in enumerate(tensor.pieces)]
+        for key, _, values in keyed:
+            content[key] = values.detach().to("cpu", copy=True).contiguous()
+        index[path] = {
+            "dtype": str(tensor.dtype)[6:],
+            "shape": list(tensor.shape),
+            "pieces": [
+                [name, key, [list(edge) for edge in range_.box], range_.start, range_.stop] for key, range_, _ in keyed
+            ],
+        }
+    file = folder / name
+    save_file(content, file)
+    with ThreadPoolExecutor(1) as disk:  # the digest is computed while the disk writes
+        synced = disk.submit(sync, file)
+        digest = digest_of(file)
+        synced.result()
+    return Written(name, file.stat().st_size, digest, index)
+
+
+def merged(indices: Sequence[Index]) -> Index:
+    """One index of the files of several writers.
+
+    Raises:
+        ValueError: A tensor is not complete, or an element of it is there twice.
+    """
+    whole_index: Index = {}
+    for index in indices:
+        for path, entry in index.items():
+            joined_entry = whole_index.setdefault(path, {**entry, "pieces": []})
+            if (joined_entry["dtype"], joined_entry["shape"]) != (entry["dtype"], entry["shape"]):
+                raise ValueError(
+                    f"{path} is {joined_entry['dtype']} {joined_entry['shape']} and {entry['dtype']} {entry['shape']}"
+                )
+            joined_entry["pieces"] = [*joined_entry["pieces"], *entry["pieces"]]
+    for path, entry in whole_index.items():
+        if not fills(entry["shape"], [_range_of(piece) for piece in entry["pieces"]]):
+            raise ValueError(f"the pieces of {path} are not each element of it once")
+    return whole_index
+
+
+class TensorStore(Mapping[str, "StoredTensor"]):
+    """The tensors of a checkpoint by name, read on demand.
+
+    The files stay open, so that they can be read even if the folder is removed.
+    """
+
+    def __init__(self, folder: Path, files: Sequence[str], index: Index) -> None:
+        self._index = index
+        self._files = {name: safe_open(folder / name, "pt") for name in files}
+
+    def __getitem__(self, name: str) -> StoredTensor:
+        entry = self._index[name]
+        dtype = getattr(torch, entry["dtype"])
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(f"{name} is of {entry['dtype']}")
+        pieces = [(self._files[piece[0]], piece[1], _range_of(piece)) for piece in entry["pieces"]]
+        return StoredTensor(tuple(entry["shape"]), dtype, tuple(pieces))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._index)
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor of ``shape`` in ``pieces``: for each an open file, the key in the file, and the range of the tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    pieces: tuple[tuple[Any, str, FlatRange], ...]
+
+    def read(self, wanted: FlatRange) -> torch.Tensor:
+        """The flat values of the range ``wanted``, whatever pieces they lie in. One piece at a time is in memory.
+
+        Raises:
+            ValueError: A piece differs from the index.
+        """
+        values = torch.empty(wanted.size, dtype=self.dtype)
+        for file, key, piece in self.pieces:
+            reach = _common(piece, wanted)
+            if reach is None:
+                continue
+            part, reach = _read(file, key, piece, reach)
+            if (part.dtype, len(part)) != (self.dtype, reach.size):
+                raise ValueError(f"{key} has {len(part)} numbers of {part.dtype}, not {reach.size} of {self.dtype}")
+            copy_common(wanted, values, reach, part)
+        return values
+
+
+def _read(file: Any, key: str, piece: FlatRange, reach: FlatRange) -> tuple[torch.Tensor, FlatRange]:
+    """The flat values of ``reach``, a part of ``piece``, or of the whole rows around it; and their range."""
+    stored = file.get_slice(key)
+    shape = stored.get_shape()
+    if not shape:
+        return file.get_tensor(key).reshape(-1), piece
+    row = prod(shape[1:])
+    first, last = (reach.start - piece.start) // row, -(-(reach.stop - piece.start) // row)
+    return stored[first:last].reshape(-1), FlatRange(piece.box, piece.start + first * row, piece.start + last * row)
+
+
+def _common(piece: FlatRange, wanted: FlatRange) -> FlatRange | None:
+    """The shortest range of ``piece`` that has all elements which it shares with ``wanted``; None if it shares none."""
+    if piece.box == wanted.box:
+        start, stop = max(piece.start, wanted.start), min(piece.stop, wanted.stop)
+        return FlatRange(piece.box, start, stop) if start < stop else None
+    ends = []
+    for box, at in piece.boxes:
+        for wanted_box, _ in wanted.boxes:
+            common = intersection(box, wanted_box)
+            if common is not None:
+                ends += [at + _place(common, box, 0), at + _place(common, box, 1) + 1]
+    return FlatRange(piece.box, piece.start + min(ends), piece.start + max(ends)) if ends else None
+
+
+def _place(inner: Sequence[tuple[int, int]], outer: Sequence[tuple[int, int]], last: int) -> int:
+    """The index in the flat ``outer`` of the first element of ``inner``; with ``last`` 1, of its last one."""
+    place = 0
+    for (start, stop), (first, end) in zip(inner, outer, strict=True):
+        place = place * (end - first) + (stop - 1 if last else start) - first
+    return place
+
+
+def _range_of(piece: Sequence[Any]) -> FlatRange:
+    _, _, box, start, stop = piece
+    return FlatRange(tuple((int(first), int(last)) for first, last in box), int(start), int(stop))

@@ -19,84 +19,83 @@ from elastune.core.errors import UserError
 from elastune.core.journal.files import atomic_write
 from elastune.core.journal.records import StartedFrom
 
-# [home] The output folder as a worker found it: whatever takes its place while something runs is left as it is.
-
+FOLDER = "once"  # in the output folder: the marks of what was done once
+FILE = "begun.json"  # in the output folder: what the run began with
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 @dataclass(frozen=True)
 class OutFolder:
-    """``path``, and which folder it was (device, inode) when the work began; None: there was none yet."""
+    """The output folder ``path``, and its identity when the work began: a folder put in its place stays untouched.
+
+    ``identity`` is the device and the inode; None: the folder did not exist yet.
+    """
 
     path: Path
     identity: tuple[int, int] | None
 
     @classmethod
     def found(cls, path: Path) -> OutFolder:
-        """As it is now."""
+        """The folder at ``path`` as it is now."""
         with suppress(FileNotFoundError):
             return cls(path, _identity(path.stat()))
         return cls(path, None)
 
     def check(self) -> None:
-        """Raise ``UserError`` where it is no longer the folder that it was."""
+        """Raise ``UserError`` if another folder has taken the place of this one."""
         if self.identity is not None and OutFolder.found(self.path) != self:
             raise self._gone()
 
     def make(self, folder: Path) -> None:
-        """Make ``folder``, somewhere inside, and those between.
+        """Make ``folder``, which is inside this one, and the folders between.
 
-        Each is made in the one that was opened before it, not by its path: another folder may have the path by then.
+        Each is made in the descriptor of the one before, not by its path, which may belong to another folder by then.
 
         Raises:
-            UserError: Where this is no longer the folder that it was.
-            OSError: Where none can be made.
+            UserError: Another folder has taken the place of this one.
+            OSError: A folder cannot be made.
         """
         if self.identity is None:
             folder.mkdir(parents=True, exist_ok=True)
             return
         try:
-            here = os.open(self.path, _OPEN)
+            descriptor = os.open(self.path, _OPEN)
         except (FileNotFoundError, NotADirectoryError):
             raise self._gone() from None
         try:
-            if _identity(os.fstat(here)) != self.identity:
+            if _identity(os.fstat(descriptor)) != self.identity:
                 raise self._gone()
             for name in folder.relative_to(self.path).parts:
                 with suppress(FileExistsError):
-                    os.mkdir(name, dir_fd=here)
-                inner = os.open(name, _OPEN, dir_fd=here)
-                os.close(here)
-                here = inner
-        except FileNotFoundError:  # nothing can be made in a folder that was removed
+                    os.mkdir(name, dir_fd=descriptor)
+                inner = os.open(name, _OPEN, dir_fd=descriptor)
+                os.close(descriptor)
+                descriptor = inner
+        except FileNotFoundError:  # the folder was removed while it was open
             raise self._gone() from None
         finally:
-            os.close(here)
+            os.close(descriptor)
 
     def _gone(self) -> UserError:
         rule = "an output folder must stay where it is while something runs"
         return UserError(rule, f"{self.path} was removed or replaced", "begin again in a folder that stays")
 
 
-def _identity(found: os.stat_result) -> tuple[int, int]:
-    return found.st_dev, found.st_ino
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
 
 
-# [once] What a run does at most once, whoever dies and however often it is resumed: who is to do it says so in a file first.
-#
-# A mark is made before the effect. So a worker that is killed between both leaves an effect that was perhaps not done, or
-# half; none that is done twice.
-
-FOLDER = "once"
+# --- what a run does at most once ---
 
 
 def claim(home: OutFolder, name: str, who: str) -> bool:
-    """Whether this is the first call for ``name`` in the life of the run whose folder ``home`` is.
+    """Whether this is the first call for ``name`` in the life of the run whose folder is ``home``.
 
-    The disk has the mark, ``once/NAME``, before this returns; it says ``who`` made it.
+    The mark, ``once/NAME``, is on the disk before this returns; it names ``who`` made it. So an effect after the mark
+    never happens twice, but may be missing or half done if the worker was killed.
 
     Raises:
-        UserError: Where the folder cannot be written.
+        UserError: The folder cannot be written.
     """
     folder = home.path / FOLDER
     try:
@@ -110,12 +109,12 @@ def claim(home: OutFolder, name: str, who: str) -> bool:
                 file.write(f"{who}\n".encode())
                 file.flush()
                 os.fsync(file.fileno())
-            there = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             try:
-                os.fsync(there)
+                os.fsync(descriptor)
             finally:
-                os.close(there)
-        except OSError:  # on a full disk a name may be made, and nothing written: nothing was begun
+                os.close(descriptor)
+        except OSError:  # a full disk may have room for the name, but not for the mark
             (folder / name).unlink(missing_ok=True)
             raise
     except OSError as error:
@@ -123,24 +122,25 @@ def claim(home: OutFolder, name: str, who: str) -> bool:
     return True
 
 
-# [beginning] What a run began with, in its folder: who joins is given the state by others, and need not read the source.
-
-FILE = "begun.json"
+# --- what a run began with ---
 
 
 def note_beginning(home: OutFolder, begun: Sequence[StartedFrom]) -> None:
-    """Let joiners know what ``session.start_from`` took so far. Raises ``UserError`` where it cannot be written."""
+    """Write down what ``session.start_from`` took so far, so that joiners need not read the source.
+
+    Raises ``UserError`` if it cannot be written.
+    """
     try:
         home.make(home.path)
-        atomic_write(home.path / FILE, json.dumps([asdict(one) for one in begun]).encode())
+        atomic_write(home.path / FILE, json.dumps([asdict(each) for each in begun]).encode())
     except OSError as error:
         raise UserError("a run's folder must be writable", error, "free space, or use another --out") from None
 
 
 def noted_beginning(out: Path) -> list[StartedFrom]:
-    """What was noted in ``out``; nothing where nobody did, in a folder of each host's own, or of a damaged note."""
+    """The note in ``out``; empty if it is missing or damaged, as in a folder of each host's own."""
     try:
-        told = json.loads((out / FILE).read_bytes())
-        return TypeAdapter(list[StartedFrom]).validate_python(told)
-    except (OSError, ValueError, ValidationError, RecursionError):  # then the source is read
+        notes = json.loads((out / FILE).read_bytes())
+        return TypeAdapter(list[StartedFrom]).validate_python(notes)
+    except (OSError, ValueError, ValidationError, RecursionError):  # the caller reads the source instead
         return []

@@ -1,7 +1,7 @@
-"""Where the checkpoints of a run lie, as its workers use them: in its own folder, or near each worker, for its agent.
+"""Where the checkpoints of a run are, as its workers use them: in a shared folder, or on each worker's machine.
 
-A shared folder is read and written by all. Elsewhere each worker writes its part on its own machine and goes on; agents
-bring the parts to the controller, which makes them a checkpoint once all are there.
+All workers read and write a shared folder. Without one each worker writes its part on its own machine and goes on;
+agents bring the parts to the controller, which makes a checkpoint once it has all of them.
 """
 
 from __future__ import annotations
@@ -25,70 +25,76 @@ from elastune.train.checkpoints.out_folder import OutFolder
 from elastune.train.checkpoints.spool import DRAFTS, CheckpointRequest, Spool, Ticket, Whose
 from elastune.train.checkpoints.tree import States
 
-UNSENT = 2  # checkpoints of a writer that may wait for its agent; the next one waits for them
+UNSENT = 2  # checkpoints of a writer that may wait for the agent; the next one has to wait
 UNSENT_LIMIT_S = 120.0
 LOOK_S = 0.05
 Agree = Callable[[int], int]
-"""Gives all workers the step that the first of them names."""
+"""Returns, on all workers, the step that the first worker passes."""
 Found = tuple[Path, Checkpoint] | None
 
 
 class CheckpointStorage(Protocol):
-    """One worker's way to the checkpoints of its run."""
+    """The checkpoints of a run, as one of its workers reads and writes them."""
 
     def check(self) -> None:
-        """Raise ``UserError`` where it is no longer what it was when the work began."""
+        """Raise ``UserError`` if another folder has taken the place of the run's."""
         ...
 
     def draft(self, name: str) -> Path:
-        """Where this worker writes its part of a checkpoint; ``name`` is equal on all of them. Raises ``UserError``."""
+        """The folder for this worker's part of a checkpoint; ``name`` is equal on all workers. Raises ``UserError``."""
         ...
 
     def make_room(self, at: Path, leads: bool) -> None:
-        """Before a part of the draft ``at`` is written: of those who do, one ``leads``.
+        """Make room before a part of the draft ``at`` is written; one of its writers ``leads``.
 
-        Raises ``NoRoom`` where those before it are not done with for too long.
+        Raises ``NoRoom`` if earlier parts wait for too long.
         """
         ...
 
     def contribute(self, at: Path, states: States, number: int = 0, count: int = 1) -> Contribution:
-        """Be writer ``number`` of ``count`` of the draft ``at``. Raises as ``checkpoint.contribute``; and ``UserError``
-        as ``check``."""
+        """Write this worker's part of the draft ``at``, as writer ``number`` of ``count``.
+
+        Raises as ``checkpoint.contribute``; and ``UserError`` as ``check``.
+        """
         ...
 
     def written(self, at: Path, file: Written) -> None:
-        """All have written their parts; ``file`` in the draft ``at`` is this worker's. Raises ``UserError``."""
+        """Note that all have written their parts; ``file`` in the draft ``at`` is this worker's.
+
+        Raises ``UserError``.
+        """
         ...
 
     def publish(
         self, at: Path, position: Position, meaning: dict[str, Any], parts: Sequence[Contribution]
     ) -> Path | None:
-        """Make of all ``parts`` a checkpoint, which is here then; None: the controller will tell when it is complete.
+        """Make a checkpoint of all ``parts``. One worker calls it.
 
-        One worker calls it. Raises as ``checkpoint.publish``.
+        Returns its folder, if it is complete; None: the controller will report when it is. Raises as
+        ``checkpoint.publish``.
         """
         ...
 
     def load_newest(self, check: Check, agree: Agree) -> Found:
-        """The run's newest checkpoint that is whole; None where there is none. All workers call it."""
+        """The run's newest checkpoint that is whole; None if there is none. All workers call it."""
         ...
 
     def newest_of_parent(self, parent: Path) -> int:
-        """The step of the newest checkpoint of the run in ``parent``; -1 where there is none."""
+        """The step of the newest checkpoint of the run in ``parent``; -1 if there is none."""
         ...
 
     def of_parent(self, parent: Path, step: int) -> Path:
-        """The folder that has this checkpoint of the run in ``parent``."""
+        """The folder that contains this checkpoint of the run in ``parent``."""
         ...
 
 
 def storage_of(spec: RunSpec) -> CheckpointStorage:
-    """That of a worker of ``spec``."""
+    """The storage of a worker of ``spec``."""
     return SharedStorage(spec.out) if spec.spool is None else LocalStorage(Spool(spec.spool), host=host_name())
 
 
 class SharedStorage:
-    """The run's folder ``out``, which all its workers and its controller see."""
+    """The run's folder ``out``, on a file system that all workers and the controller share."""
 
     def __init__(self, out: Path) -> None:
         self._out = out
@@ -109,7 +115,7 @@ class SharedStorage:
         return checkpoints.contribute(at, states, number, count, make=self._home.make)
 
     def written(self, at: Path, file: Written) -> None:
-        """The others see it."""
+        """Do nothing: the other workers see the file."""
 
     def publish(
         self, at: Path, position: Position, meaning: dict[str, Any], parts: Sequence[Contribution]
@@ -130,7 +136,10 @@ class SharedStorage:
 
 
 class LocalStorage:
-    """The ``spool`` of a worker's machine ``host``. ``limit_s``: how long to wait for an agent that is behind."""
+    """The folder ``spool`` on the worker's own machine, ``host``, from which the agent brings files to the controller.
+
+    ``limit_s``: how long to wait for an agent that is behind.
+    """
 
     def __init__(self, spool: Spool, limit_s: float = UNSENT_LIMIT_S, host: str = "") -> None:
         self._spool, self._host = spool, host or socket.gethostname()
@@ -138,14 +147,14 @@ class LocalStorage:
         self._writer = secrets.token_hex(8)
 
     def check(self) -> None:
-        """It is the agent's, and goes with it."""
+        """Do nothing: the agent owns the folder."""
 
     def draft(self, name: str) -> Path:
         folder = self._spool.at / DRAFTS / self._writer
         sent = {ticket.draft for _, ticket in self._spool.tickets()}
-        for left in folder.glob("*"):  # of an attempt of which nothing has come
-            if left.name not in sent:
-                shutil.rmtree(left, ignore_errors=True)
+        for stale in folder.glob("*"):  # from an attempt that was never completed
+            if stale.name not in sent:
+                shutil.rmtree(stale, ignore_errors=True)
         return checkpoints.draft(folder, name)
 
     def make_room(self, at: Path, leads: bool) -> None:
@@ -157,19 +166,19 @@ class LocalStorage:
             time.sleep(LOOK_S)
 
     def contribute(self, at: Path, states: States, number: int = 0, count: int = 1) -> Contribution:
-        with self._told_here():
+        with self._naming_host():
             return checkpoints.contribute(at, states, number, count)
 
     def written(self, at: Path, file: Written) -> None:
-        with self._told_here(), checkpoints.writing(at):
+        with self._naming_host(), checkpoints.writing(at):
             self._spool.hand_over(Ticket(self._writer, at.name, file.name, file.size, file.sha256))
 
     def _here(self, why: object) -> str:
         return f"host {self._host}: {why}"
 
     @contextmanager
-    def _told_here(self) -> Iterator[None]:
-        """A full disk is one machine's, and all are told of it."""
+    def _naming_host(self) -> Iterator[None]:
+        """Name this host in the error of a full disk, as all workers get the error."""
         try:
             yield
         except NoRoom as full:
@@ -180,7 +189,7 @@ class LocalStorage:
     ) -> Path | None:
         content = checkpoints.sealed_state(position, meaning, parts)
         digest = hashlib.sha256(content).hexdigest()
-        with self._told_here(), checkpoints.writing(at):
+        with self._naming_host(), checkpoints.writing(at):
             (at / checkpoints.STATE).write_bytes(content)
             sync(at / checkpoints.STATE)
             self._spool.hand_over(Ticket(self._writer, at.name, checkpoints.STATE, len(content), digest))

@@ -33,182 +33,22 @@ from elastune.train.progress import Progress
 from elastune.train.schedules import learning_rates
 from elastune.train.training_state import TrainingState, shapes_of
 
-# [best] The best checkpoint so far, which stays when newer ones come.
-
-
-def keep_best(out: Path, metric: str, step: int, make: Callable[[Path], None] = checkpoints.make_folder) -> bool:
-    """Keep the checkpoint after ``step`` steps of the run in ``out``, which is dropped else as newer ones come, as the
-    best by ``metric``, in ``best/METRIC/checkpoints``; in place of the one that was. It takes no space twice where the
-    disk has hard links.
-
-    False where there is none of that step, or no room. Raises ``UserError`` where it cannot be written.
-    """
-    found, folder = checkpoints.of_step(out / "checkpoints", step), out / "best" / metric / "checkpoints"
-    if not found.is_dir():
-        return False
-    at = checkpoints.draft(folder, "best")
-    try:
-        with checkpoints.writing(at):
-            make(folder)
-            shutil.rmtree(at, ignore_errors=True)
-            shutil.copytree(found, at, copy_function=_link)
-            checkpoints.complete_draft(at, folder, step)
-    except NoRoom:
-        checkpoints.give_up(at)
-        return False
-    for path in checkpoints.complete(folder):
-        if checkpoints.step_of(path) != step:
-            shutil.rmtree(path, ignore_errors=True)
-    return True
-
-
-def _link(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # a disk without hard links
-        shutil.copy2(source, target)
-
-
-# [inherit] A run that begins where another one is: with its weights and the state of its optimizer, under settings of its own.
-#
-# It is what population-based training does with a member that does badly (Jaderberg et al. 2017, "Population Based
-# Training of Neural Networks", section 3: *exploit* copies weights, *explore* changes hyperparameters).
-
 _BUFFERS = {"momentum": "momentum_buffer", "amsgrad": "max_exp_avg_sq", "centered": "grad_avg"}
-"""Options of torch's optimizers, and what a parameter's state holds because of them."""
-_WAITING = ("best", "num_bad_epochs", "cooldown_counter")  # what a plateau has seen
-
-
-def inherit(trained: TrainingState, state: Mapping[str, Any], source: str) -> None:
-    """Take over ``state``, the ``TrainingState.state`` of another run, which came from ``source``.
-
-    Parameters, buffers and what the optimizer keeps for each parameter are the other run's. Learning rates, momentum
-    and whatever else parameter groups hold are as this run's program built them; its schedulers are stepped as often as
-    the other's were, so that the rate is what this run's own schedule gives there. Raises ``UserError`` where shapes,
-    the optimizer's kind or the number of schedulers differ.
-    """
-    _check(trained, state, source)
-    optimizer = trained.optimizer
-    taken = {"model": state["model"], "optimizer": {**state["optimizer"], "param_groups": trained.groups}}
-    for part in trained.saved_parts:
-        if part.name in taken:
-            part.load_state_dict(taken[part.name])
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            _fit_options(group, optimizer.state.get(p), p)
-    trained.flags.set(state["built"].get("frozen", ()))
-    _move(trained, state)
-
-
-def take_over(trained: TrainingState, taken: Mapping[str, Mapping[str, Any]], source: str) -> None:
-    """Begin with the ``model`` of another program, and with what it has of the ``optimizer`` by parameters' names.
-
-    Options of the optimizer stay this program's. Raises ``UserError`` where names or shapes differ.
-    """
-    own, found = trained.shapes, shapes_of(taken["model"])
-    for name in {**own, **found}:
-        if own.get(name) != found.get(name):
-            rule, fix = "weights fit a model of the same names and shapes", "build the model that they are of"
-            raise UserError(rule, f"{name}: {own.get(name)}, in {source}: {found.get(name)}", fix)
-    optimizer = {"state": taken["optimizer"], "param_groups": trained.groups}
-    load_states(trained.saved_parts[:2], {"model": taken["model"], "optimizer": optimizer}, source)
-
-
-def _check(trained: TrainingState, state: Mapping[str, Any], source: str) -> None:
-    rule = "a child has the shapes, optimizer and schedulers of its parent"
-    own, found = trained.shapes, shapes_of(state["model"])
-    for name in {**own, **found}:
-        if own.get(name) != found.get(name):
-            fix = "keep fixed what decides the shapes of the model"
-            raise UserError(rule, f"{name}: {own.get(name)}, in {source}: {found.get(name)}", fix)
-    kind, other = type(trained.optimizer).__name__, state["built"]["kinds"][0]
-    if kind != other:
-        raise UserError(rule, f"{kind}, in {source}: {other}", "keep the optimizer fixed")
-    sizes = [len(group["params"]) for group in trained.groups]
-    others = [len(group["params"]) for group in state["optimizer"]["param_groups"]]
-    if sizes != others:
-        raise UserError(rule, f"parameter groups of {sizes}, in {source}: {others}", "keep parameter groups fixed")
-    if len(trained.schedulers) != len(state["schedulers"]["states"]):
-        counts = f"{len(trained.schedulers)} schedulers, in {source}: {len(state['schedulers'])}"
-        raise UserError(rule, counts, "prepare as many of them, constant ones too")
-
-
-def _fit_options(group: Mapping[str, Any], kept: dict[str, Any] | None, parameter: torch.Tensor) -> None:
-    """What an option calls for is there, what none calls for is not: torch makes it with the first step only."""
-    if not kept:
-        return
-    for option, name in _BUFFERS.items():
-        if option not in group:
-            continue
-        if not group[option]:
-            kept.pop(name, None)
-        elif kept.get(name) is None:
-            kept[name] = torch.zeros_like(parameter)
-
-
-def _move(trained: TrainingState, state: Mapping[str, Any]) -> None:
-    """Step the schedulers to where the other run's are.
-
-    Of several, one may step with every batch and one with every epoch: they take turns, evenly.
-    """
-    turns: list[tuple[float, int]] = []
-    for i, (scheduler, other) in enumerate(zip(trained.schedulers, state["schedulers"]["states"], strict=True)):
-        steps = _steps(other)
-        if isinstance(scheduler, ReduceLROnPlateau):
-            _wait_alike(scheduler, other, steps)
-            turns += [(math.inf, i)] * _reductions(state, i)
-        else:
-            turns += [((step + 1) / steps, i) for step in range(steps)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # "before optimizer.step()": those steps were the other run's
-        for _, i in sorted(turns):
-            scheduler = trained.schedulers[i]
-            try:
-                if isinstance(scheduler, ReduceLROnPlateau):
-                    scheduler._reduce_lr(scheduler.last_epoch)
-                else:
-                    scheduler.step()
-            except ValueError as error:  # such as OneCycleLR beyond its last step
-                rule = "a child's schedule reaches as far as its parent has come"
-                raise UserError(rule, f"{type(scheduler).__name__}: {error}", "make the schedule longer") from None
-    for scheduler in trained.schedulers:
-        if isinstance(scheduler, ReduceLROnPlateau):
-            scheduler.load_state_dict({"_last_lr": learning_rates(trained.optimizer)})
-
-
-def _steps(scheduler: Mapping[str, Any]) -> int:
-    """How often a scheduler with this state was stepped."""
-    if "last_epoch" in scheduler:
-        return int(scheduler["last_epoch"])
-    if scheduler.get("_schedulers"):  # a chain counts nothing of its own
-        return max(_steps(part) for part in scheduler["_schedulers"])
-    rule = "a child's schedulers are stepped as often as its parent's were"
-    raise UserError(rule, "one whose state has no last_epoch", "derive it from torch's LRScheduler")
-
-
-def _wait_alike(scheduler: ReduceLROnPlateau, other: Mapping[str, Any], steps: int) -> None:
-    seen = {name: other[name] for name in _WAITING if other.get("mode") == scheduler.mode}
-    scheduler.load_state_dict({**seen, "last_epoch": steps})
-
-
-def _reductions(state: Mapping[str, Any], i: int) -> int:
-    """How often plateau scheduler ``i`` of the other run has reduced its rates: torch keeps no count."""
-    other = state["schedulers"]["states"][i]
-    if state["built"]["kinds"][1 + i] != ReduceLROnPlateau.__name__:
-        return 0
-    for built, group in zip(state["built"]["rates"], state["optimizer"]["param_groups"], strict=True):
-        if built > 0 and group["lr"] > 0:
-            return max(0, round(math.log(float(group["lr"]) / built) / math.log(other["factor"])))
-    return 0
-
-
-# [run folder] The checkpoints in a run's folder: workers write them together, begin from them, and do without where no room is.
+"""Options of torch's optimizers, and the entry in a parameter's state that each of them causes."""
+_WAITING = ("best", "num_bad_epochs", "cooldown_counter")  # the state of ReduceLROnPlateau between reductions
 
 
 class RunFolder:
-    """The folder of the run that ``spec`` describes, as one of its ``workers`` uses it.
+    """The checkpoints of the run that ``spec`` describes, as one of its ``workers`` writes and loads them.
 
-    ``parts``: what is saved beside the trained model, equal on all workers; ``send`` takes records for the journal.
+    Args:
+        spec: The run.
+        config: The settings of the program.
+        workers: The group of this worker.
+        progress: How far the run is.
+        adapter: Monitors and policies.
+        send: Takes records for the journal.
+        parts: The parts to save beside the trained model, equal on all workers.
     """
 
     def __init__(
@@ -228,27 +68,29 @@ class RunFolder:
         self._adapter = adapter
         self._send = send
         self._parts = parts
-        self.data = TrainingDataHistory(spec.data_seen, accepts=spec.accept_changes, tell=self._tell_change)
-        self._place = storage_of(spec)
-        self._home = OutFolder.found(spec.out)
-        self._nth = (-1, 0)  # the view in which checkpoints were written last, and how many before the last one
+        self.data = TrainingDataHistory(spec.data_seen, accepts=spec.accept_changes, tell=self._report_change)
+        self._storage = storage_of(spec)
+        self._out_folder = OutFolder.found(spec.out)
+        self._nth = (-1, 0)  # the view of the newest checkpoint, and its number in that view
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
     def save(self, trained: TrainingState) -> None:
-        """Write a checkpoint, whoever is lost meanwhile; where the disk is full, tell so and leave the older ones.
+        """Write a checkpoint, even if workers are lost meanwhile.
+
+        If the disk is full, report it and keep the older ones.
 
         Every member must call this, between steps.
         """
         settled = False
         while True:
-            at = self._place.draft(self._next_name())
+            at = self._storage.draft(self._next_name())
             try:
                 shares = self._contribute(trained, at)
                 if shares is None:
                     continue
                 if self._workers.rank == 0 and not settled:
-                    path = self._place.publish(at, self._progress.position, self._kept(), shares)
+                    path = self._storage.publish(at, self._progress.position, self._described(), shares)
                     if path is not None:
                         self._send(Checkpointed(self._progress.position.step, str(path)))
             except NoRoom as full:
@@ -256,91 +98,94 @@ class RunFolder:
                 if self._workers.rank == 0:
                     self._send(CheckpointFailed(self._progress.position.step, str(full.value)))
             except UserError:
-                self._place.check()  # one that is gone takes no files: that is what to tell then
+                self._storage.check()  # if the folder is gone, that is the error to report
                 raise
             settled = self._workers.rank == 0
             if not self._workers.elastic or self._workers.size == 1:
                 return
-            if any(told for (told,) in self._workers.gather([float(settled)], "a checkpoint")):
+            if any(done for (done,) in self._workers.gather([float(settled)], "a checkpoint")):
                 return
 
     def keep_best(self, metric: str) -> bool:
-        """Keep the checkpoint of this step as the best by ``metric``, whoever is lost meanwhile.
+        """Keep the checkpoint of this step as the best by ``metric``, even if workers are lost meanwhile.
 
-        False where it was not written, for want of room. Every member must call this, behind ``save``.
+        Returns whether it was written; False if the disk has no room. Every member must call this, after ``save``.
         """
         step, kept = self._progress.position.step, -1
         while True:
             if self._workers.rank == 0 and kept < 0:
-                kept = int(keep_best(self._spec.out, metric, step, self._home.make))
+                kept = int(keep_best(self._spec.out, metric, step, self._out_folder.make))
             if self._workers.size == 1:
                 return bool(kept)
-            told = [int(own) for (own,) in self._workers.gather([float(kept)], f"the best by {metric}")]
-            if max(told) >= 0:
-                return bool(max(told))
+            results = [int(row) for (row,) in self._workers.gather([float(kept)], f"the best by {metric}")]
+            if max(results) >= 0:
+                return bool(max(results))
 
     def _next_name(self) -> str:
-        """Of a draft: equal on all workers of this view, who save together, and of no other one."""
+        """The name of a draft: equal on all workers of this view, which save together, and used by no other draft."""
         view, nth = self._workers.view, self._nth[1] + 1 if self._nth[0] == self._workers.view else 0
         self._nth = view, nth
         return f"{self._progress.position.step}-{view}-{nth}"
 
     def _contribute(self, trained: TrainingState, at: Path) -> list[checkpoints.Contribution] | None:
-        """Write this worker's part of a checkpoint: what all have written there.
+        """Write this worker's part of a checkpoint. Returns the contributions of all workers.
 
-        None, on every worker, where one was lost meanwhile: others have to write its part. Raises ``NoRoom`` on every
-        writer where one of them had none.
+        None, on every worker, if a worker was lost meanwhile, so that others have to write its part. Raises ``NoRoom``
+        on every writer if one of them had no room.
         """
         workers = self._workers
         rank, size = (workers.rank, workers.size) if trained.in_shares else (0, 1)
         view, nth = self._nth
-        if workers.rank != rank:  # another one writes all of it
+        if workers.rank != rank:  # rank 0 writes all of it
             if trained.replica.gathers:
-                trained.written(0)  # which all tell together
+                trained.written(0)  # a collective operation of all workers
             return []
         states = trained.written(rank) | (states_of(self._parts) if rank == 0 else {})
         if size == 1:
-            self._place.make_room(at, leads=True)
-            alone = self._place.contribute(at, states)
-            self._place.written(at, alone.file)
+            self._storage.make_room(at, leads=True)
+            alone = self._storage.contribute(at, states)
+            self._storage.written(at, alone.file)
             return [alone]
-        own: dict[str, Any] = {}
+        tree: dict[str, Any] = {}
         full = ""
         try:
-            self._place.make_room(at, leads=rank == 0)
-            share = self._place.contribute(at, states, rank, size)
-            own = share.tree
+            self._storage.make_room(at, leads=rank == 0)
+            share = self._storage.contribute(at, states, rank, size)
+            tree = share.tree
         except NoRoom as error:
             full = str(error.value)
-        # What was gathered decides, and nothing else: it is equal everywhere, whoever is lost right now.
-        mine = json.dumps([view, nth, size, own, full]).encode()
-        told = [json.loads(row) for row in workers.gather_bytes(mine, "a checkpoint")]
-        if {(view, nth, size) for view, nth, size, *_ in told} != {(*told[0][:2], len(told))}:
-            # Some began before a loss, others behind it: from here on all count from the same number.
-            self._nth = workers.view, max(nth for _, nth, *_ in told)
+        # Only the gathered rows decide: they are equal everywhere, even if a worker is lost right now.
+        row = json.dumps([view, nth, size, tree, full]).encode()
+        rows = [json.loads(row) for row in workers.gather_bytes(row, "a checkpoint")]
+        if {(view, nth, size) for view, nth, size, *_ in rows} != {(*rows[0][:2], len(rows))}:
+            # Some workers began before a loss, others after it: from here on all count from the same number.
+            self._nth = workers.view, max(nth for _, nth, *_ in rows)
             return None
-        if full := next((why for *_, why in told if why), ""):
+        if full := next((why for *_, why in rows if why), ""):
             raise NoRoom(checkpoints.UNWRITABLE, full, "free space there")
-        self._place.written(at, share.file)
-        return [checkpoints.Contribution.of(tree) for _, _, _, tree, _ in told]
+        self._storage.written(at, share.file)
+        return [checkpoints.Contribution.of(tree) for _, _, _, tree, _ in rows]
 
     # -- beginning ----------------------------------------------------------------------------------------------------
 
     def load_newest(self, trained: TrainingState) -> str:
-        """Go on from the newest checkpoint: its name; "" where there is none."""
-        found = self._place.load_newest(self._faults, lambda step: self._agreed(step, "the newest checkpoint"))
-        if found is None:
+        """Go on from the newest checkpoint. Returns its name; "" if there is none."""
+        newest = self._storage.load_newest(self._faults, lambda step: self._agreed(step, "the newest checkpoint"))
+        if newest is None:
             return ""
-        self._load(trained, *found)
-        return found[0].name
+        self._load(trained, *newest)
+        return newest[0].name
 
     def inherit(self, trained: TrainingState) -> bool:
-        """Begin with what another run, or torch.distributed.checkpoint, has written; False where none was asked for."""
+        """Begin with the state of another run, or of torch.distributed.checkpoint.
+
+        Returns whether one was requested.
+        """
         spec = self._spec
         if spec.parent is not None:
             self._inherit(spec.parent, trained)
         elif spec.from_dcp is not None:
-            from elastune.train.checkpoints.export import read_dcp, states_of_dcp  # torch's takes long to import
+            from elastune.train.checkpoints.export import read_dcp, states_of_dcp  # imports torch's, which takes long
 
             take_over(trained, states_of_dcp(read_dcp(spec.from_dcp)), str(spec.from_dcp))
         return spec.parent is not None or spec.from_dcp is not None
@@ -351,11 +196,11 @@ class RunFolder:
         if len(files) == 1 or workers.size == 1:
             return checkpoints.faults(path, files)
         try:
-            found = checkpoints.faults(path, files, slice(workers.rank, None, workers.size))
-        except (OSError, ValueError) as error:  # to be told to all: they wait in the gather
-            found = f"{type(error).__name__}: {error}"
-        told = workers.gather_bytes(found.encode(), f"the files of {path.name}")
-        return next((row.decode() for row in told if row), "")
+            fault = checkpoints.faults(path, files, slice(workers.rank, None, workers.size))
+        except (OSError, ValueError) as error:  # all workers wait in the gather, and get the error there
+            fault = f"{type(error).__name__}: {error}"
+        rows = workers.gather_bytes(fault.encode(), f"the files of {path.name}")
+        return next((row.decode() for row in rows if row), "")
 
     def _load(self, trained: TrainingState, path: Path, kept: checkpoints.Checkpoint) -> None:
         accepted = ("config",) if self._spec.accept_changes else ()
@@ -365,15 +210,15 @@ class RunFolder:
         self._adapter.load(self._adapter.to_json(), resumed=True)
 
     def _agreed(self, step: int, what: str) -> int:
-        """The ``step`` that the first worker names."""
+        """The ``step`` of the first worker, on all workers."""
         return int(self._workers.gather([float(step)], what)[0][0])
 
     def _inherit(self, parent: Path, trained: TrainingState) -> None:
-        """Begin with the newest checkpoint of the run in ``parent``; what its policies changed is left out."""
-        # The parent may go on meanwhile: all take the same.
-        newest = self._place.newest_of_parent(parent) if self._workers.rank == 0 else -1
+        """Begin with the newest checkpoint of the run in ``parent``, without the changes of its policies."""
+        # The parent may write another checkpoint meanwhile, so all workers agree on one.
+        newest = self._storage.newest_of_parent(parent) if self._workers.rank == 0 else -1
         step = self._agreed(newest, "the parent's checkpoint")
-        folder = self._place.of_parent(parent, step)
+        folder = self._storage.of_parent(parent, step)
         if step < 0:
             rule = "a child begins with its parent's newest checkpoint"
             raise UserError(rule, f"none in {folder}", "let the parent write one first")
@@ -383,24 +228,24 @@ class RunFolder:
         self._check_meaning(kept, "a child runs with the {} of its parent", own=("config",))
         inherit(trained, kept.states, str(path))
         began = self._progress.state_dict()["begun"]
-        own = {"batch_size": None, "micro_batch": None, "reports": 0, "begun": began}
-        load_states([self._progress], {Progress.name: {**kept.states[Progress.name], **own}}, str(path))
+        begins_with = {"batch_size": None, "micro_batch": None, "reports": 0, "begun": began}
+        load_states([self._progress], {Progress.name: {**kept.states[Progress.name], **begins_with}}, str(path))
 
     def _check_meaning(self, kept: checkpoints.Checkpoint, rule: str, own: tuple[str, ...] = ()) -> None:
-        """Refuse a checkpoint of a run that was about something else, but for what is this run's ``own``."""
+        """Refuse a checkpoint of a run with another meaning; names in ``own`` may differ."""
         wanted = self._meaning()
         other = [name for name in wanted if not _goes_on(name, kept.meaning.get(name), wanted[name])]
         other = [name for name in other if name not in own]
         if other:
-            found = [kept.meaning.get(name) for name in other]
-            raise UserError(rule.format(", ".join(other)), [wanted[name] for name in other], f"use {found}")
+            kept_values = [kept.meaning.get(name) for name in other]
+            raise UserError(rule.format(", ".join(other)), [wanted[name] for name in other], f"use {kept_values}")
 
-    def _kept(self) -> dict[str, Any]:
-        """What a checkpoint tells of its run."""
+    def _described(self) -> dict[str, Any]:
+        """The description of the run that its checkpoints hold."""
         return {**self._meaning(), "data": self.data.kept(self._progress.position.epoch)}
 
-    def _tell_change(self, what: str) -> None:
-        """Of several equal records one is kept."""
+    def _report_change(self, what: str) -> None:
+        """Report that a difference of the data was accepted; rank 0 does, as one record is enough."""
         if self._workers.rank == 0:
             at = self._progress.position
             self._send(ChangesAccepted([what], at.step, at.epoch))
@@ -408,14 +253,14 @@ class RunFolder:
     def _meaning(self) -> dict[str, Any]:
         spec, execution = self._spec, self._spec.execution
         slots = {"num_slots": execution.num_slots} if execution.mode == "exact" else {}
-        own = {
+        of_program = {
             "seed": spec.seed,
             "config": self._config,
             "sync": str(spec.sync),
             "sync_schedule": str(spec.sync_schedule),
         }
         return {
-            **own,
+            **of_program,
             "mode": execution.mode,
             "precision": execution.precision,
             "compress": execution.compress,
@@ -424,5 +269,172 @@ class RunFolder:
 
 
 def _goes_on(name: str, then: Any, now: Any) -> bool:
-    """Whether a run that was begun with ``then`` goes on with ``now``: with the same, or for longer."""
+    """Whether a run that began with ``then`` goes on with ``now``: the same value, or one for a longer run."""
     return then == now or (name == "config" and isinstance(then, dict) and not changed_settings(then, now))
+
+
+# --- beginning with the state of another run ---
+
+
+def inherit(trained: TrainingState, state: Mapping[str, Any], source: str) -> None:
+    """Take over ``state``, the ``TrainingState.state`` of another run, which came from ``source``.
+
+    Population-based training does this with a member that does badly (Jaderberg et al. 2017, section 3: *exploit*
+    copies weights, *explore* changes hyperparameters). Parameters, buffers and the optimizer's state of each parameter
+    are the other run's. Learning rates, momentum and other options of parameter groups stay as this run's program built
+    them. Its schedulers are stepped as often as the other run's were, so that the rate follows this run's own schedule.
+
+    Raises:
+        UserError: Shapes, the kind of the optimizer or the number of schedulers differ.
+    """
+    _check(trained, state, source)
+    optimizer = trained.optimizer
+    taken = {"model": state["model"], "optimizer": {**state["optimizer"], "param_groups": trained.groups}}
+    for part in trained.saved_parts:
+        if part.name in taken:
+            part.load_state_dict(taken[part.name])
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            _fit_options(group, optimizer.state.get(p), p)
+    trained.flags.set(state["built"].get("frozen", ()))
+    _move(trained, state)
+
+
+def take_over(trained: TrainingState, taken: Mapping[str, Mapping[str, Any]], source: str) -> None:
+    """Begin with the ``model`` of another program, and with its state of the ``optimizer`` by parameter names.
+
+    Options of the optimizer stay this program's. Raises ``UserError`` if names or shapes differ.
+    """
+    shapes, source_shapes = trained.shapes, shapes_of(taken["model"])
+    for name in {**shapes, **source_shapes}:
+        if shapes.get(name) != source_shapes.get(name):
+            rule, fix = "weights fit a model of the same names and shapes", "build the model that they are of"
+            raise UserError(rule, f"{name}: {shapes.get(name)}, in {source}: {source_shapes.get(name)}", fix)
+    optimizer = {"state": taken["optimizer"], "param_groups": trained.groups}
+    load_states(trained.saved_parts[:2], {"model": taken["model"], "optimizer": optimizer}, source)
+
+
+def _check(trained: TrainingState, state: Mapping[str, Any], source: str) -> None:
+    rule = "a child has the shapes, optimizer and schedulers of its parent"
+    shapes, parent_shapes = trained.shapes, shapes_of(state["model"])
+    for name in {**shapes, **parent_shapes}:
+        if shapes.get(name) != parent_shapes.get(name):
+            fix = "keep fixed what decides the shapes of the model"
+            raise UserError(rule, f"{name}: {shapes.get(name)}, in {source}: {parent_shapes.get(name)}", fix)
+    kind, other = type(trained.optimizer).__name__, state["built"]["kinds"][0]
+    if kind != other:
+        raise UserError(rule, f"{kind}, in {source}: {other}", "keep the optimizer fixed")
+    sizes = [len(group["params"]) for group in trained.groups]
+    others = [len(group["params"]) for group in state["optimizer"]["param_groups"]]
+    if sizes != others:
+        raise UserError(rule, f"parameter groups of {sizes}, in {source}: {others}", "keep parameter groups fixed")
+    if len(trained.schedulers) != len(state["schedulers"]["states"]):
+        counts = f"{len(trained.schedulers)} schedulers, in {source}: {len(state['schedulers'])}"
+        raise UserError(rule, counts, "prepare as many of them, constant ones too")
+
+
+def _fit_options(group: Mapping[str, Any], kept: dict[str, Any] | None, parameter: torch.Tensor) -> None:
+    """Add the state that an option needs, and drop the state of options that are off; torch does so at the first step
+    only.
+    """
+    if not kept:
+        return
+    for option, name in _BUFFERS.items():
+        if option not in group:
+            continue
+        if not group[option]:
+            kept.pop(name, None)
+        elif kept.get(name) is None:
+            kept[name] = torch.zeros_like(parameter)
+
+
+def _move(trained: TrainingState, state: Mapping[str, Any]) -> None:
+    """Step the schedulers to where the other run's are.
+
+    If there are several, one may step with every batch and another with every epoch: they are stepped in turn, evenly.
+    """
+    turns: list[tuple[float, int]] = []
+    for i, (scheduler, other) in enumerate(zip(trained.schedulers, state["schedulers"]["states"], strict=True)):
+        steps = _steps(other)
+        if isinstance(scheduler, ReduceLROnPlateau):
+            _wait_alike(scheduler, other, steps)
+            turns += [(math.inf, i)] * _reductions(state, i)
+        else:
+            turns += [((step + 1) / steps, i) for step in range(steps)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # "before optimizer.step()": the other run has done those steps
+        for _, i in sorted(turns):
+            scheduler = trained.schedulers[i]
+            try:
+                if isinstance(scheduler, ReduceLROnPlateau):
+                    scheduler._reduce_lr(scheduler.last_epoch)
+                else:
+                    scheduler.step()
+            except ValueError as error:  # such as OneCycleLR beyond its last step
+                rule = "a child's schedule reaches as far as its parent has come"
+                raise UserError(rule, f"{type(scheduler).__name__}: {error}", "make the schedule longer") from None
+    for scheduler in trained.schedulers:
+        if isinstance(scheduler, ReduceLROnPlateau):
+            scheduler.load_state_dict({"_last_lr": learning_rates(trained.optimizer)})
+
+
+def _steps(scheduler: Mapping[str, Any]) -> int:
+    """How often a scheduler with this state was stepped."""
+    if "last_epoch" in scheduler:
+        return int(scheduler["last_epoch"])
+    if scheduler.get("_schedulers"):  # a chain has no count of its own
+        return max(_steps(part) for part in scheduler["_schedulers"])
+    rule = "a child's schedulers are stepped as often as its parent's were"
+    raise UserError(rule, "one whose state has no last_epoch", "derive it from torch's LRScheduler")
+
+
+def _wait_alike(scheduler: ReduceLROnPlateau, other: Mapping[str, Any], steps: int) -> None:
+    seen = {name: other[name] for name in _WAITING if other.get("mode") == scheduler.mode}
+    scheduler.load_state_dict({**seen, "last_epoch": steps})
+
+
+def _reductions(state: Mapping[str, Any], i: int) -> int:
+    """How often plateau scheduler ``i`` of the other run has reduced its rates; torch does not count it."""
+    other = state["schedulers"]["states"][i]
+    if state["built"]["kinds"][1 + i] != ReduceLROnPlateau.__name__:
+        return 0
+    for built, group in zip(state["built"]["rates"], state["optimizer"]["param_groups"], strict=True):
+        if built > 0 and group["lr"] > 0:
+            return max(0, round(math.log(float(group["lr"]) / built) / math.log(other["factor"])))
+    return 0
+
+
+# --- the best checkpoint so far ---
+
+
+def keep_best(out: Path, metric: str, step: int, make: Callable[[Path], None] = checkpoints.make_folder) -> bool:
+    """Keep the checkpoint after ``step`` steps of the run in ``out`` as the best by ``metric``.
+
+    It replaces the best one before, and stays in ``best/METRIC/checkpoints`` when newer checkpoints come. On a disk
+    with hard links it takes no second space. Returns False if there is no checkpoint of that step, or no room. Raises
+    ``UserError`` if it cannot be written.
+    """
+    source, folder = checkpoints.of_step(out / "checkpoints", step), out / "best" / metric / "checkpoints"
+    if not source.is_dir():
+        return False
+    at = checkpoints.draft(folder, "best")
+    try:
+        with checkpoints.writing(at):
+            make(folder)
+            shutil.rmtree(at, ignore_errors=True)
+            shutil.copytree(source, at, copy_function=_link)
+            checkpoints.complete_draft(at, folder, step)
+    except NoRoom:
+        checkpoints.give_up(at)
+        return False
+    for path in checkpoints.complete(folder):
+        if checkpoints.step_of(path) != step:
+            shutil.rmtree(path, ignore_errors=True)
+    return True
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a disk without hard links
+        shutil.copy2(source, target)

@@ -36,52 +36,11 @@ from elastune.train.rng import seed_everything
 from elastune.train.tracked import unscaled
 from elastune.train.training_state import TrainingState, described
 
-# [snapshots] A snapshot's shards as text and tensors, so that they travel and are kept as the rest of a state does.
-
-
-def packed_shards(kept: Kept) -> tuple[dict[str, Any], list[torch.Tensor]]:
-    """``kept`` as a JSON value, and its tensors in the order that it names."""
-    rows = [
-        [shard.segment.param_block, shard.segment.start, shard.segment.stop, shard.held, list(shard.tensors)]
-        for shard in kept.shards
-    ]
-    param_blocks = [asdict(param_block) for param_block in kept.split.param_blocks]
-    told = {
-        "leaves": param_blocks,
-        "blocks": kept.split.blocks,
-        "costs": list(kept.split.costs),
-        "copies": kept.copies,
-        "frees": kept.frees,
-        "version": kept.version,
-        "shards": rows,
-        "facts": {str(param_block): facts for param_block, facts in kept.facts.items()},
-    }
-    return told, [tensor for shard in kept.shards for tensor in shard.tensors.values()]
-
-
-def unpacked_shards(told: dict[str, Any], tensors: Sequence[torch.Tensor]) -> Kept:
-    """What ``packed_shards`` was given."""
-    left = iter(tensors)
-    shards = [
-        Shard(Segment(param_block, start, stop), {name: next(left) for name in names}, held)
-        for param_block, start, stop, held, names in told["shards"]
-    ]
-    param_blocks = [
-        ParamBlock(**{**param_block, "box": tuple((a, b) for a, b in param_block["box"])})
-        for param_block in told["leaves"]
-    ]
-    split = Split(tuple(param_blocks), told["blocks"], tuple(told["costs"]))
-    facts = {int(param_block): facts for param_block, facts in told["facts"].items()}
-    return Kept(split, told["copies"], told["frees"], told["version"], tuple(shards), facts)
-
-
-# [run state] All that becomes of a run's state: snapshots in memory, the transfer to another worker, its folder.
-
-MOST_NAMED = 8  # tensors of which pieces were lost
+MOST_NAMED = 8  # lost tensors that a record names
 
 
 class OpenStep(Protocol):
-    """What a run's state asks of the step that is under way (``train.step.StepTransaction``)."""
+    """The step under way, as a run's state uses it (``train.step.StepTransaction``)."""
 
     unrepeatable: bool
 
@@ -103,9 +62,19 @@ class OpenStep(Protocol):
 
 
 class RunState:
-    """One worker's state, for its group (``elastic.worker.state_owner.StateOwner``) and for its run's folder.
+    """All state of one worker's run: it is snapshotted, handed to other workers, saved, loaded and rewound here.
 
-    What is saved, packed, handed over and loaded is ``parts``, and nothing else; ``parts`` given are added to it.
+    It is the ``StateOwner`` of the worker's group. The state consists of ``parts`` and nothing else.
+
+    Args:
+        spec: The run.
+        config: The settings of the program.
+        workers: The group of this worker.
+        progress: How far the run is.
+        transaction: The step under way.
+        adapter: Monitors and policies.
+        send: Takes records for the journal.
+        parts: Further parts of the state.
     """
 
     def __init__(
@@ -126,27 +95,27 @@ class RunState:
         self._adapter = adapter
         self._send = send
         self._snapshot: Packed | None = None
-        self._told: tuple[LayersDivided | StagesDivided, ...] = ()
-        self._evaluations = 0  # that began since the newest step; the program may leave one early
+        self._reported_division: tuple[LayersDivided | StagesDivided, ...] = ()
+        self._evaluations = 0  # evaluations that began since the newest step; the program may leave one early
         self.trained: TrainingState | None = None
         self.collectives: NamedCollectives | None = None
-        self.scale: Callable[[], float] | None = None  # of the loss that the program gives
+        self.scale: Callable[[], float] | None = None  # of the program's loss
         self._before_model: tuple[Part, ...] = (progress, _Adaptation(adapter), *parts)
         self._folder = RunFolder(spec, config, workers, progress, adapter, send, self._before_model)
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """All that the run goes on from, in the order in which it is loaded; without a model before there is one."""
+        """All parts of the state, in the order in which they are loaded; without a model before there is one."""
         return (*(() if self.trained is None else self.trained.parts), *self._before_model)
 
     @property
     def data(self) -> TrainingDataHistory:
-        """What is known of the run's training sets."""
+        """The history of the run's training sets."""
         return self._folder.data
 
     @property
     def prepared(self) -> TrainingState:
-        """What training needs. Raises ``UserError`` before there is a model."""
+        """What the run trains. Raises ``UserError`` before there is a model."""
         if self.trained is None:
             raise UserError("session.prepare must come before training", "no model yet", "call session.prepare first")
         return self.trained
@@ -181,13 +150,13 @@ class RunState:
 
     @property
     def layers(self) -> int:
-        """Into how many stages a pipeline could be cut; 0: nobody knows."""
+        """Into how many stages a pipeline could cut the model; 0: unknown."""
         replica = self._owned
         return 0 if replica is None else len(replica.split.costs)
 
     @property
     def _owned(self) -> OwnedReplica | None:
-        """The replica, where its state lies in shards."""
+        """The replica, if its state is divided into shards."""
         replica = None if self.trained is None else self.trained.replica
         return replica if isinstance(replica, OwnedReplica) else None
 
@@ -198,7 +167,7 @@ class RunState:
         self._transaction.regrouped()
         self._adapter.routing.lay(comms)
         self.trained.sync.regroup(comms, over)
-        self._tell_division()
+        self._report_division()
         if self.collectives is not None:
             self.collectives.regroup(lost=self._transaction.is_lost)
 
@@ -206,13 +175,13 @@ class RunState:
         if self.trained is not None:
             self.trained.sync.regroup(comms)
 
-    def _tell_division(self) -> None:
-        """How the model is divided, if it is, and was not so before."""
-        found = () if self._owned is None else self._owned.division.told(self.workers.comms.mesh)
-        for record in found if self.workers.rank == 0 else ():
-            if record not in self._told:
+    def _report_division(self) -> None:
+        """Record how the model is divided, if that is new."""
+        division = () if self._owned is None else self._owned.division.told(self.workers.comms.mesh)
+        for record in division if self.workers.rank == 0 else ():
+            if record not in self._reported_division:
                 self._send(record)
-        self._told = found
+        self._reported_division = division
 
     def hand_over(self, group: Group, view: View) -> None:
         if self._owned is not None:
@@ -221,13 +190,13 @@ class RunState:
             self.trained.sync.hand_over(group, len(view.members))
 
     def watch(self, replica: Replica) -> None:
-        """Be told where a group breaks in what ``replica`` does by itself."""
+        """Handle breaks of the group in operations that ``replica`` does by itself."""
         if isinstance(replica, OwnedReplica):
             replica.on_break, failure_hooks = self.mend, replica.division.failure_hooks
             failure_hooks.meet, failure_hooks.step_lost = self._lose, lambda: self._transaction.is_lost
 
     def _lose(self, error: GroupBroken) -> None:
-        """The group broke in a forward pass: the open step is lost. What was evaluated is to be evaluated again."""
+        """Go on after the group broke in a forward pass: the open step is lost, or the evaluation is repeated."""
         if self._transaction.is_open:
             self._transaction.recover(error)
         else:
@@ -235,7 +204,7 @@ class RunState:
             self.workers.restart(error)
 
     def mend(self, error: GroupBroken | Unrecoverable) -> None:
-        """After a step was applied here a group broke, or state was found to be lost."""
+        """Go on after a group broke, or state was found to be lost, when a step was applied here already."""
         if isinstance(error, Unrecoverable):
             self.workers.lose(error)
         self.workers.recover(error)
@@ -263,27 +232,27 @@ class RunState:
         return json.dumps(header).encode(), [t.detach() for t in tensors.values()]
 
     def unpack(self, packed: Packed) -> None:
-        """Of another worker; the tensors are this one's from now on. What lies in shards comes with ``regroup``."""
+        """Take over the state of another worker, with its tensors. The shards come with ``regroup``."""
         if self._owned is not None:
             self._owned.stranger = True
         self._load_packed(packed, "the state of another worker")
-        self._transaction.unrepeatable = False  # what it has evaluated so far, it has evaluated alone
+        self._transaction.unrepeatable = False  # its evaluations so far were its own
 
     def rewind(self, packed: Packed) -> None:
-        """Be where a snapshot of this worker was taken, as far as there are parts yet; it may be needed again."""
+        """Go back to a snapshot of this worker, for the parts that exist already. The snapshot stays."""
         self._load_packed((packed[0], [t.clone() for t in packed[1]]), "a snapshot")
         self._snapshot = packed
         if self._owned is not None:
-            own = self._kept().copied()
-            restore(self._owned, self.workers.comms, PlacedState(own.version, list(own.shards), own.facts))
+            shards = self._kept().copied()
+            restore(self._owned, self.workers.comms, PlacedState(shards.version, list(shards.shards), shards.facts))
 
     def _load_packed(self, packed: Packed, source: str) -> None:
         header = json.loads(packed[0])
-        named = dict(zip(header["names"], packed[1], strict=False))  # shards, if any, come behind
+        named = dict(zip(header["names"], packed[1], strict=False))  # shards, if any, follow them
         load_states(self.parts, from_trees(header["parts"], named), source)
 
     def _kept(self) -> Kept:
-        """Of the snapshot: what lies in shards."""
+        """The shards in the snapshot."""
         assert self._snapshot is not None
         header = json.loads(self._snapshot[0])
         return unpacked_shards(header["shards"], self._snapshot[1][len(header["names"]) :])
@@ -292,17 +261,17 @@ class RunState:
         if self._snapshot is None or "shards" not in json.loads(self._snapshot[0]):
             return
         kept, mesh = self._kept(), comms.mesh
-        found = kept.brought(comms.everyone, mesh, comms.hosts, torch.device("cpu"))
-        meet(comms.everyone, kept.split, found, exact=self._spec.execution.mode == "exact")
-        there = [shard for shard in kept.shards if VALUES in shard.tensors]
-        values = [Shard(shard.segment, {VALUES: shard.tensors[VALUES]}, held=False) for shard in there]
-        self._keep(self._snapshot, replace(kept, shards=(*found.shards, *values), facts=found.facts))
+        brought = kept.brought(comms.everyone, mesh, comms.hosts, torch.device("cpu"))
+        meet(comms.everyone, kept.split, brought, exact=self._spec.execution.mode == "exact")
+        with_values = [shard for shard in kept.shards if VALUES in shard.tensors]
+        values = [Shard(shard.segment, {VALUES: shard.tensors[VALUES]}, held=False) for shard in with_values]
+        self._keep(self._snapshot, replace(kept, shards=(*brought.shards, *values), facts=brought.facts))
 
     def _keep(self, packed: Packed, kept: Kept) -> None:
         """Hold this snapshot, with these shards."""
         header = json.loads(packed[0])
-        told, tensors = packed_shards(kept)
-        text = json.dumps({**header, "shards": told}).encode()
+        shards, tensors = packed_shards(kept)
+        text = json.dumps({**header, "shards": shards}).encode()
         self._snapshot = text, [*packed[1][: len(header["names"])], *tensors]
 
     def snapshot(self) -> Packed:
@@ -320,7 +289,7 @@ class RunState:
         return self._snapshot
 
     def remember(self) -> None:
-        """Take a snapshot, if there is anybody whose loss could send this worker back to it."""
+        """Take a snapshot, if the loss of another worker could send this worker back to it."""
         if self.trained is None or self.trained.replica.gathers:
             return
         if self.workers.elastic and self._spec.most_workers > 1:
@@ -332,7 +301,7 @@ class RunState:
     # -- on disk ------------------------------------------------------------------------------------------------------
 
     def average_buffers(self) -> None:
-        """Make buffers that workers move each by itself equal everywhere: floats become means, others rank 0's."""
+        """Make buffers equal on all workers: floats become means, others get rank 0's values."""
         if self.trained is None or not self.trained.sync.drifts or self.workers.size == 1:
             return
         buffers = list(self.trained.replica.module.buffers())
@@ -341,7 +310,7 @@ class RunState:
         unflatten(average(buffers, self.workers.gather_tensors(flatten(buffers), "the mean of buffers")), buffers)
 
     def evaluate(self) -> None:
-        """An evaluation begins: the model is the same everywhere, and each worker can use it by itself."""
+        """Prepare an evaluation: the model becomes equal on all workers, and each can use it by itself."""
         self._evaluations += 1
         self.average_buffers()
         if self.trained is not None:
@@ -354,7 +323,7 @@ class RunState:
             self._folder.save(self.trained)
 
     def reduced(self, sync: Sync) -> None:
-        """The workers' sums of a step are here."""
+        """Take in the workers' sums of a step."""
         if self._progress.memory.due:
             self._progress.memory.reduced(sync.replica.memory())
         if self.scale is not None and sync.wants_statistics:
@@ -364,22 +333,22 @@ class RunState:
         self.seed_between("step")
 
     def seed_between(self, what: str) -> None:
-        """From here to the next pass of a slot the program draws from streams that are alike on all workers.
+        """Seed the streams that the program draws from until the next pass of a slot, alike on all workers.
 
-        They follow from the place in training: a worker that resumes, or begins again there, draws the same. ``what``
-        is over: a step, a training pass, an evaluation (of which several may follow each other).
+        The seed follows from the place in training, so a worker that resumes there draws the same. ``what`` is over: a
+        step, a training pass, an evaluation (several may follow each other).
         """
         if what != "evaluation":
             self._evaluations = 0
         self._seed(f"after {what}", self._evaluations)
 
     def seed_epoch(self) -> None:
-        """As ``seed_between``, where an epoch begins: whoever comes to it later draws what was drawn then."""
+        """As ``seed_between``, at the begin of an epoch: a worker that comes to it later draws the same."""
         self._evaluations = 0
         seed_everything(derive(self._spec.seed, "epoch", self._progress.position.epoch))
 
     def seed_batch(self, first: int) -> None:
-        """The program gets a batch to evaluate, whose first sample is ``first``: it draws alike whoever has it."""
+        """Seed the streams for a batch to evaluate, whose first sample is ``first``, alike on whichever worker."""
         self._seed("evaluation", self._evaluations - 1, first)
 
     def _seed(self, *what: str | int) -> None:
@@ -387,11 +356,11 @@ class RunState:
         seed_everything(derive(self._spec.seed, *what, self.step, at.epoch, at.turn))
 
     def keep_best(self, metric: str) -> bool:
-        """Keep the checkpoint that was just saved as the best by ``metric``; False where there was no room for it."""
+        """Keep the checkpoint that was just saved as the best by ``metric``. Returns False if the disk has no room."""
         return self._folder.keep_best(metric)
 
     def spread(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Rank 0's initial state of ``model`` to all members, which are to have prepared the same."""
+        """Send rank 0's initial state of ``model`` to all members, which must have prepared the same model."""
         self.workers.gather([], f"session.prepare({described(model, optimizer)})")
         if not self.workers.synchronised:
             return
@@ -403,28 +372,31 @@ class RunState:
             self.workers.restart(error)
 
     def begin(self) -> bool:
-        """Go on from the newest checkpoint; without one from the parent's, or from the start. True for the first."""
+        """Begin with the newest checkpoint, or with the parent's, or from the start.
+
+        Returns whether it was a checkpoint.
+        """
         assert self.trained is not None
         self.workers.layers_found(self.layers)
-        self._tell_division()
+        self._report_division()
         goes_on = self._spec.resume or self.workers.restart_from_checkpoint
-        found = self._folder.load_newest(self.trained) if goes_on else ""
-        inherits = not found and self._folder.inherit(self.trained)
+        name = self._folder.load_newest(self.trained) if goes_on else ""
+        inherits = not name and self._folder.inherit(self.trained)
         self._adapter.routing.reload(self.trained)
         if self._owned is not None:
             self._owned.version = 1 + self._progress.position.step
         if inherits:
-            self.save()  # whatever becomes of the folder that it came from, this run can begin again
-        elif found:  # nobody takes a step while another can still be lost with nothing loaded
-            self.workers.gather([], f"what is in {found}")
+            self.save()  # so that this run can begin again even if the parent's folder is gone
+        elif name:  # no worker takes a step before all have loaded the checkpoint
+            self.workers.gather([], f"what is in {name}")
         if self.workers.restart_from_checkpoint and self.workers.rank == 0:
             self._send(Restarted(self._progress.position.step))
-        return bool(found)
+        return bool(name)
 
 
 @dataclass(frozen=True)
 class _Adaptation:
-    """Monitors, policies and what they have under way."""
+    """Monitors, policies and their open proposals, as a part of the state."""
 
     adapter: Adapter
     name: str = "adaptation"
@@ -437,10 +409,46 @@ class _Adaptation:
         self.adapter.load({name: value for name, value in state.items() if name != "remembered"})
 
 
-def average(buffers: Sequence[torch.Tensor], rows: Sequence[torch.Tensor]) -> torch.Tensor:
-    """What workers' flat ``rows`` of ``buffers`` become: means of floats, and rank 0's of anything else.
+def packed_shards(kept: Kept) -> tuple[dict[str, Any], list[torch.Tensor]]:
+    """``kept`` as a JSON value, and its tensors in the order in which the value names them."""
+    rows = [
+        [shard.segment.param_block, shard.segment.start, shard.segment.stop, shard.held, list(shard.tensors)]
+        for shard in kept.shards
+    ]
+    param_blocks = [asdict(param_block) for param_block in kept.split.param_blocks]
+    header = {
+        "leaves": param_blocks,
+        "blocks": kept.split.blocks,
+        "costs": list(kept.split.costs),
+        "copies": kept.copies,
+        "frees": kept.frees,
+        "version": kept.version,
+        "shards": rows,
+        "facts": {str(param_block): facts for param_block, facts in kept.facts.items()},
+    }
+    return header, [tensor for shard in kept.shards for tensor in shard.tensors.values()]
 
-    A mean of equal numbers is that number, though their sum may have been rounded.
+
+def unpacked_shards(header: dict[str, Any], tensors: Sequence[torch.Tensor]) -> Kept:
+    """The reverse of ``packed_shards``."""
+    remaining = iter(tensors)
+    shards = [
+        Shard(Segment(param_block, start, stop), {name: next(remaining) for name in names}, held)
+        for param_block, start, stop, held, names in header["shards"]
+    ]
+    param_blocks = [
+        ParamBlock(**{**param_block, "box": tuple((a, b) for a, b in param_block["box"])})
+        for param_block in header["leaves"]
+    ]
+    split = Split(tuple(param_blocks), header["blocks"], tuple(header["costs"]))
+    facts = {int(param_block): facts for param_block, facts in header["facts"].items()}
+    return Kept(split, header["copies"], header["frees"], header["version"], tuple(shards), facts)
+
+
+def average(buffers: Sequence[torch.Tensor], rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The values of ``buffers`` from the workers' flat ``rows``: means of floats, rank 0's values of anything else.
+
+    A mean of equal numbers is that number, even if their sum was rounded.
     """
     table = torch.stack(list(rows))
     whole = torch.cat([torch.full((b.numel(),), not b.is_floating_point()) for b in buffers])

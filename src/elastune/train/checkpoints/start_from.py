@@ -1,7 +1,7 @@
-"""A model that begins with what another one has learnt: tensors that have the same name and shape are taken over.
+"""Lets a model begin with the weights of another one: tensors of equal name and shape are taken over.
 
-What has another shape, such as the head of another number of classes, begins fresh, and so does what is asked to. All
-of it is told: a transfer that silently took nothing is a training from scratch.
+Tensors of another shape, such as a head for another number of classes, begin fresh, and so do those that the user
+names. All of it is reported: a transfer that took nothing without a word would be a training from scratch.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _FIX = "name the folder of a run, of a trial (STUDY/trials/00007), or a file"
 
 @dataclass(frozen=True)
 class WeightMatch:
-    """What a model takes over.
+    """Which tensors a model takes over.
 
     Attributes:
-        taken: Names of the model, and those of the source's tensors that they take.
-        fresh: Names of the model that keep what they have, and why.
-        unused: Names of the source's tensors that nothing took.
+        taken: Names in the model, each with the name of the source's tensor that it takes.
+        fresh: Names in the model that keep their values, with the reasons.
+        unused: Names of the source's tensors that no tensor takes.
     """
 
     taken: dict[str, str]
@@ -45,76 +45,88 @@ class WeightMatch:
     unused: tuple[str, ...]
 
 
-def matched(own: Mapping[str, Any], found: Mapping[str, Any], asked: StartFrom) -> WeightMatch:
-    """Who takes what; ``own`` and ``found`` are tensors, or what has their shape, by name.
+def matched(tensors: Mapping[str, Any], source_tensors: Mapping[str, Any], request: StartFrom) -> WeightMatch:
+    """Decide which tensors are taken over.
 
-    Raises ``UserError`` where two of the source's names become one here, where a pattern of what is to be fresh names
-    nothing, and where nothing is taken.
+    Args:
+        tensors: The model's tensors by name, or objects of the same shapes.
+        source_tensors: The source's tensors by name.
+        request: The request, with renames and patterns of fresh names.
+
+    Raises:
+        UserError: Two of the source's names become one, a pattern of fresh names matches nothing, or nothing is taken.
     """
-    for pattern in asked.fresh:  # a slip of the pen would take what was not to be taken, and say nothing
-        if not any(fnmatchcase(name, pattern) for name in own):
+    for pattern in request.fresh:  # a typing error would silently take a tensor that was to be fresh
+        if not any(fnmatchcase(name, pattern) for name in tensors):
             rule = "what is to be fresh is a tensor of the model"
-            raise UserError(rule, pattern[:80], f"name one that is there, such as {', '.join(list(own)[-3:])}"[:300])
-    there: dict[str, str] = {}
-    for name in found:
-        here = asked.renamed(name)
-        if here in there:
+            raise UserError(
+                rule, pattern[:80], f"name one that is there, such as {', '.join(list(tensors)[-3:])}"[:300]
+            )
+    sources: dict[str, str] = {}
+    for name in source_tensors:
+        target = request.renamed(name)
+        if target in sources:
             rule = "renames leave each tensor a name of its own"
-            raise UserError(rule, f"{there[here]} and {name} both become {here}"[:300], "name longer beginnings")
-        there[here] = name
+            raise UserError(rule, f"{sources[target]} and {name} both become {target}"[:300], "name longer beginnings")
+        sources[target] = name
     taken, fresh = {}, {}
-    for name, tensor in own.items():
-        if any(fnmatchcase(name, pattern) for pattern in asked.fresh):
+    for name, tensor in tensors.items():
+        if any(fnmatchcase(name, pattern) for pattern in request.fresh):
             fresh[name] = ASKED_FOR
-        elif name not in there:
+        elif name not in sources:
             fresh[name] = "not in the source"
-        elif tuple(found[there[name]].shape) != tuple(tensor.shape):
-            fresh[name] = f"of shape {list(tensor.shape)}, {list(found[there[name]].shape)} there"
+        elif tuple(source_tensors[sources[name]].shape) != tuple(tensor.shape):
+            fresh[name] = f"of shape {list(tensor.shape)}, {list(source_tensors[sources[name]].shape)} there"
         else:
-            taken[name] = there[name]
-    if not any(tensor.is_floating_point() for name, tensor in own.items() if name in taken):
-        some = ", ".join(list(there)[:3]) or "none"
+            taken[name] = sources[name]
+    if not any(tensor.is_floating_point() for name, tensor in tensors.items() if name in taken):
+        some = ", ".join(list(sources)[:3]) or "none"
         rule, fix = "of a source some weights fit the model, by name and shape", "see --rename, or build the same model"
-        raise UserError(rule, f"none of {asked.source}, such as {some}; here such as {', '.join(list(own)[:3])}", fix)
+        raise UserError(
+            rule, f"none of {request.source}, such as {some}; here such as {', '.join(list(tensors)[:3])}", fix
+        )
     used = set(taken.values())
-    return WeightMatch(taken, fresh, tuple(name for name in found if name not in used))
+    return WeightMatch(taken, fresh, tuple(name for name in source_tensors if name not in used))
 
 
-def start_from(model: nn.Module, asked: StartFrom) -> StartedFrom:
-    """Copy what fits of ``asked.source`` into ``model``, and tell what that was. Raises ``UserError``."""
-    model = plain(model)
-    own = {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if hasattr(tensor, "shape")}
-    with weights_in(asked.source) as (found, digest):
-        if asked.sha256 not in ("", digest):
-            rule, fix = "trials of a study begin with the weights that it was begun with", "restore them"
-            raise UserError(rule, f"others in {asked.source} since", fix)
-        plan = matched(own, found, asked)
-        with torch.no_grad():
-            for name, there in plan.taken.items():
-                try:
-                    own[name].copy_(whole(found[there]))
-                except (OSError, ValueError, SafetensorError) as error:
-                    raise UserError(_RULE, f"{asked.source}: {there}: {str(error)[:200]}", _FIX) from None
-    fresh = _untaken(own, plan)
-    return StartedFrom(str(asked.source), digest, len(plan.taken), fresh, len(plan.unused))
+def start_from(model: nn.Module, request: StartFrom) -> StartedFrom:
+    """Copy all matching tensors of ``request.source`` into ``model``, and return the record of it.
 
-
-def _untaken(own: Mapping[str, torch.Tensor], plan: WeightMatch) -> dict[str, str]:
-    """What is fresh indeed: a tensor that has several names, such as a tied head, may have come under another one.
-
-    Raises ``UserError`` where it was to be fresh, and was taken under another name.
+    Raises ``UserError``.
     """
-    filled = {id(own[name]): name for name in plan.taken}
+    model = plain(model)
+    tensors = {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if hasattr(tensor, "shape")}
+    with weights_in(request.source) as (source_tensors, digest):
+        if request.sha256 not in ("", digest):
+            rule, fix = "trials of a study begin with the weights that it was begun with", "restore them"
+            raise UserError(rule, f"others in {request.source} since", fix)
+        plan = matched(tensors, source_tensors, request)
+        with torch.no_grad():
+            for name, source_name in plan.taken.items():
+                try:
+                    tensors[name].copy_(whole(source_tensors[source_name]))
+                except (OSError, ValueError, SafetensorError) as error:
+                    raise UserError(_RULE, f"{request.source}: {source_name}: {str(error)[:200]}", _FIX) from None
+    fresh = _untaken(tensors, plan)
+    return StartedFrom(str(request.source), digest, len(plan.taken), fresh, len(plan.unused))
+
+
+def _untaken(tensors: Mapping[str, torch.Tensor], plan: WeightMatch) -> dict[str, str]:
+    """The tensors that really begin fresh: a tensor with several names may be taken under another one.
+
+    Raises ``UserError`` if a tensor was to be fresh and was taken under another name.
+    """
+    filled = {id(tensors[name]): name for name in plan.taken}
     for name, why in plan.fresh.items():
-        if why == ASKED_FOR and id(own[name]) in filled:
-            rule, value = "what is to be fresh is not tied to what is taken", f"{name} is {filled[id(own[name])]}"
-            raise UserError(rule, value[:300], f"name both: fresh {name} and {filled[id(own[name])]}"[:300])
-    return {name: why for name, why in plan.fresh.items() if id(own[name]) not in filled}
+        if why == ASKED_FOR and id(tensors[name]) in filled:
+            rule, value = "what is to be fresh is not tied to what is taken", f"{name} is {filled[id(tensors[name])]}"
+            raise UserError(rule, value[:300], f"name both: fresh {name} and {filled[id(tensors[name])]}"[:300])
+    return {name: why for name, why in plan.fresh.items() if id(tensors[name]) not in filled}
 
 
 @contextmanager
 def weights_in(source: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """The tensors in ``source`` by name, and the SHA-256 of all of them. Raises ``UserError``."""
+    """The tensors in ``source`` by name, and one SHA-256 of them. Raises ``UserError``."""
     if source.is_dir():
         newest = load_newest(source / "checkpoints", whole_parts=False)
         if newest is None:
@@ -136,6 +148,6 @@ def weights_in(source: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
 
 
 def digest_of_weights(source: Path) -> str:
-    """The SHA-256 of what is in ``source``. Raises ``UserError`` where there is nothing."""
+    """The SHA-256 of the tensors in ``source``. Raises ``UserError`` if there are none."""
     with weights_in(source) as (_, digest):
         return digest

@@ -19,14 +19,77 @@ import torch
 from elastune.core.errors import UserError
 from elastune.parallel.mechanisms.tensor_storage import PartialTensor
 
-# [tree] Any nested training state as a JSON tree plus named tensors, and back; and its fingerprint. No pickle.
-
 Tensors = dict[str, torch.Tensor]
 Pieces = dict[str, torch.Tensor | PartialTensor]
 
+States = dict[str, Any]
+"""The state of every part, by its name."""
+
+
+class Part(Protocol):
+    """A piece of state that a run needs to go on: torch's ``Stateful`` and a name.
+
+    ``state_dict`` returns tensors, numbers, text, and lists and dicts of them (``to_tree``), equal on every worker.
+    ``load_state_dict`` takes over such a state, on any worker, now or in a later process.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any], /) -> object: ...
+
+
+@dataclass(frozen=True)
+class Named:
+    """Any object with ``state_dict`` and ``load_state_dict``, under ``name``: a model, an optimizer."""
+
+    name: str
+    target: Any
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.target.state_dict())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.target.load_state_dict(state)
+
+
+def states_of(parts: Sequence[Part]) -> States:
+    """The present states of ``parts``. Tensors are not copied."""
+    return {part.name: part.state_dict() for part in parts}
+
+
+def load_states(parts: Sequence[Part], states: Mapping[str, Any], source: str) -> None:
+    """Load each of ``parts``, in order.
+
+    Raises ``UserError`` if a state, from ``source``, is missing or does not fit.
+    """
+    for part in parts:
+        try:
+            part.load_state_dict(states[part.name])
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+            value = f"{source}, {part.name}: {error}"
+            raise UserError(
+                "a checkpoint must fit the program", value, "resume with the program that wrote it"
+            ) from None
+
+
+def to_trees(states: Mapping[str, Any], tensors: Tensors | Pieces) -> dict[str, Any]:
+    """``states`` as JSON, part by part; their tensors go into ``tensors``."""
+    return {name: to_tree(state, tensors, f"state.{name}") for name, state in states.items()}
+
+
+def from_trees(trees: Mapping[str, Any], tensors: Mapping[str, Any]) -> States:
+    """The reverse of ``to_trees``. Raises ``ValueError`` or ``KeyError`` for trees that it cannot have made."""
+    return {str(name): from_tree(tree, tensors) for name, tree in trees.items()}
+
+
+# --- one part as a tree ---
+
 
 def to_tree(state: Any, tensors: Tensors | Pieces, path: str = "state") -> Any:
-    """JSON-able form of ``state`` (dicts, lists, tuples, counters, scalars); its tensors go into ``tensors`` by path.
+    """The JSON form of ``state`` (dicts, lists, tuples, counters, scalars). Its tensors go into ``tensors``, by path.
 
     Raises ``UserError`` for anything else, since only data can be read back without running code.
     """
@@ -35,8 +98,8 @@ def to_tree(state: Any, tensors: Tensors | Pieces, path: str = "state") -> Any:
     if isinstance(state, float):
         return state if math.isfinite(state) else {"float": str(state)}
     if isinstance(state, PartialTensor):
-        found: Pieces = tensors  # type: ignore[assignment]  # it is not given where all must be whole
-        found[state.name] = state
+        pieces: Pieces = tensors  # type: ignore[assignment]  # callers that need whole tensors pass no partial ones
+        pieces[state.name] = state
         return {"tensor": state.name}
     if isinstance(state, torch.Tensor):
         while path in tensors:  # {"a": {"b": x}, "a.b": y}
@@ -60,7 +123,10 @@ def to_tree(state: Any, tensors: Tensors | Pieces, path: str = "state") -> Any:
 
 
 def from_tree(tree: Any, tensors: Mapping[str, Any]) -> Any:
-    """What ``to_tree`` took apart. Raises ``ValueError`` or ``KeyError`` for what it cannot have written."""
+    """The reverse of ``to_tree``.
+
+    Raises ``ValueError`` or ``KeyError`` for a tree that ``to_tree`` cannot have made.
+    """
     if not isinstance(tree, dict):
         if isinstance(tree, list):
             raise ValueError("a list outside of its wrapper")
@@ -82,18 +148,18 @@ def from_tree(tree: Any, tensors: Mapping[str, Any]) -> Any:
 
 
 def joined(trees: Sequence[Any]) -> Any:
-    """One tree of what ``to_tree`` made of the parts of a state that several workers know: dicts have all their keys.
+    """Join the trees that several workers have made of one part: dicts get the keys of all of them.
 
-    What they know both is that of the first.
+    For any other value, the tree of the first worker counts.
     """
     first = trees[0]
     if len(trees) == 1 or not (isinstance(first, dict) and "dict" in first):
         return first
-    found: dict[str, tuple[Any, list[Any]]] = {}
+    values_by_key: dict[str, tuple[Any, list[Any]]] = {}
     for tree in trees:
         for key, value in tree["dict"]:
-            found.setdefault(json.dumps(key), (key, []))[1].append(value)
-    return {"dict": [[key, joined(values)] for key, values in found.values()]}
+            values_by_key.setdefault(json.dumps(key), (key, []))[1].append(value)
+    return {"dict": [[key, joined(values)] for key, values in values_by_key.values()]}
 
 
 def fingerprint(state: Any) -> str:
@@ -112,71 +178,8 @@ def fingerprint(state: Any) -> str:
             for i, item in enumerate(value):
                 visit(f"{name}.{i}", item)
         else:
-            plain = value.item() if isinstance(value, np.generic) else value  # as a checkpoint brings it back
+            plain = value.item() if isinstance(value, np.generic) else value  # as it is after a checkpoint
             digest.update(f"{name}={plain!r};".encode())
 
     visit("", state)
     return digest.hexdigest()
-
-
-# [parts] A run's state as named parts: whoever saves, hands over or loads a run's state goes through one list of them.
-
-
-class Part(Protocol):
-    """A piece of state that a run cannot go on without: torch's ``Stateful`` and a name.
-
-    ``state_dict`` gives tensors, numbers, text, and lists and dicts of them (``tree.to_tree``), equal on every worker.
-    ``load_state_dict`` takes over what it gave, here or on another worker, now or in an earlier process.
-    """
-
-    @property
-    def name(self) -> str: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any], /) -> object: ...
-
-
-@dataclass(frozen=True)
-class Named:
-    """Anything that has ``state_dict`` and ``load_state_dict``, under ``name``: a model, an optimizer."""
-
-    name: str
-    target: Any
-
-    def state_dict(self) -> dict[str, Any]:
-        return dict(self.target.state_dict())
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.target.load_state_dict(state)
-
-
-States = dict[str, Any]
-"""The state of every part, by its name."""
-
-
-def states_of(parts: Sequence[Part]) -> States:
-    """What ``parts`` are now; tensors are theirs, not copies."""
-    return {part.name: part.state_dict() for part in parts}
-
-
-def load_states(parts: Sequence[Part], states: Mapping[str, Any], source: str) -> None:
-    """Load each of ``parts``, in order. Raises ``UserError`` if one's state, from ``source``, is missing or misfits."""
-    for part in parts:
-        try:
-            part.load_state_dict(states[part.name])
-        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
-            value = f"{source}, {part.name}: {error}"
-            raise UserError(
-                "a checkpoint must fit the program", value, "resume with the program that wrote it"
-            ) from None
-
-
-def to_trees(states: Mapping[str, Any], tensors: Tensors | Pieces) -> dict[str, Any]:
-    """``states`` as JSON, part by part; their tensors go into ``tensors``."""
-    return {name: to_tree(state, tensors, f"state.{name}") for name, state in states.items()}
-
-
-def from_trees(trees: Mapping[str, Any], tensors: Mapping[str, Any]) -> States:
-    """What ``to_trees`` took apart. Raises ``ValueError`` or ``KeyError`` for what it cannot have written."""
-    return {str(name): from_tree(tree, tensors) for name, tree in trees.items()}

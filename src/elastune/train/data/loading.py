@@ -18,89 +18,23 @@ from elastune.core.errors import UserError
 from elastune.core.run import derive
 from elastune.train.rng import SeededSamples, seed_everything, streams_kept
 
-# [drawing] What a sampler draws for an epoch: once, from random streams that the run's seed decides, alike on all workers.
-
-MOST_DRAWN = 1000  # times the data set: beyond, a sampler is taken for one that never ends
-
-
-class Drawn(Dataset[Any]):
-    """The samples of ``dataset`` in the ``order`` that was drawn: one drawn twice is augmented twice, by its place."""
-
-    def __init__(self, dataset: Any, order: torch.Tensor) -> None:
-        self.dataset = dataset
-        self.order = order
-
-    def __len__(self) -> int:
-        return len(self.order)
-
-    def __getitem__(self, place: int) -> Any:
-        return self.dataset[int(self.order[place])]
-
-
-def drawn(sampler: Iterable[int], length: int, seed: int, epoch: int) -> torch.Tensor:
-    """The indices that ``sampler`` gives for ``epoch``: a function of the arguments, if its only state is random.
-
-    Its ``generator``, or else torch's, NumPy's and Python's global ones, stand as seed, epoch and the seed of its own
-    generator say; afterwards all stand as before. ``set_epoch`` is called where it has one.
-
-    Returns:
-        Indices of samples, shape (n,), int64.
-
-    Raises:
-        UserError: For indices that are none of a data set of ``length`` samples, for none, and for too many.
-    """
-    stream = sampler_stream(sampler, seed, epoch)
-    name, most = type(sampler).__name__, MOST_DRAWN * length
-    with streams_kept(), own_generator(sampler, stream):
-        seed_everything(stream)
-        if callable(set_epoch := getattr(sampler, "set_epoch", None)):
-            set_epoch(epoch)
-        found = [_index(given, length, name) for given in islice(iter(sampler), most + 1)]
-    if not found:
-        raise UserError("a sampler must draw samples", f"none of {name}", "see what it was made from")
-    if len(found) > most:
-        raise UserError("a sampler must come to an end", f"over {most} indices of {name}", "give it num_samples")
-    return torch.tensor(found, dtype=torch.int64)
-
-
-def _index(given: Any, length: int, name: str) -> int:
-    whole = isinstance(given, torch.Tensor) and given.numel() == 1 and not given.is_floating_point()
-    try:
-        index = int(given) if whole else given.__index__()
-    except AttributeError:
-        rule = "a sampler gives one index after another"
-        raise UserError(rule, f"{type(given).__name__} of {name}", "see what it iterates over") from None
-    if not 0 <= index < length:
-        raise UserError(f"a sampler gives indices from 0 to {length - 1}", f"{index} of {name}", "see its data set")
-    return int(index)
-
-
-def sampler_stream(sampler: Any, seed: int, epoch: int, *others: Any) -> int:
-    """The seed of what ``sampler``, with ``others`` that it asks, draws for ``epoch``: of the run's and its own."""
-    own = [getattr(each, "generator", None) for each in (sampler, *others)]
-    seeds = [each.initial_seed() for each in own if isinstance(each, torch.Generator)]
-    return derive(seed, "sampler", epoch, *(seeds or [0]))
-
-
-@contextmanager
-def own_generator(sampler: Any, seed: int) -> Iterator[None]:
-    """Where ``sampler`` has a generator of its own it draws from one that begins at ``seed``."""
-    if not hasattr(sampler, "generator"):
-        yield
-        return
-    before, sampler.generator = sampler.generator, torch.Generator().manual_seed(seed)
-    try:
-        yield
-    finally:
-        sampler.generator = before
-
-
-# [loading] From a map-style dataset to collated batches on a device.
+MOST_DRAWN = 1000  # times the data set: a sampler that draws more is taken for endless
+_SELECTED = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.uint8,
+    torch.int32,
+    torch.int64,
+    torch.bool,
+)
+"""Dtypes that ``index_select`` supports."""
 
 
 @dataclass(frozen=True)
 class LoaderOptions:
-    """How samples are fetched: torch's DataLoader options."""
+    """How samples are loaded: torch's DataLoader options."""
 
     collate_fn: Callable[[list[Any]], Any] | None = None
     loader_workers: int = 0
@@ -112,7 +46,7 @@ class LoaderOptions:
 
 
 def check_dataset(dataset: Any, batch_size: Any) -> None:
-    """Refuse what cannot be cut into slots."""
+    """Raise ``UserError`` for data or a batch size that cannot be cut into slots."""
     streams = isinstance(dataset, IterableDataset)
     if not streams and not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise UserError(
@@ -127,39 +61,26 @@ def check_dataset(dataset: Any, batch_size: Any) -> None:
 
 
 def evaluation_indices(length: int, batch_size: int, workers: int, rank: int) -> Iterator[list[int]]:
-    """Every ``workers``-th batch of a pass in order: how samples fall into batches does not depend on the workers."""
+    """The indices of every ``workers``-th batch of a pass, in order. The batches do not depend on the workers."""
     for start in range(rank * batch_size, length, workers * batch_size):
         yield list(range(start, min(start + batch_size, length)))
 
 
 def whole_batches(dataset: Any, loading: LoaderOptions) -> bool:
-    """Whether there is nothing random and nothing to collate: indexing batches is ten times as fast as samples."""
+    """Whether batches can be indexed at once: nothing is random, and nothing is collated. It is ten times as fast."""
     return type(dataset) is TensorDataset and loading.collate_fn is None
 
 
 def fetch_whole(dataset: TensorDataset, batches: Iterator[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """The samples of each of ``batches``, int64 indices of shape (n,), where ``whole_batches`` says so."""
+    """The samples of each of ``batches``, int64 indices of shape (n,), for data with ``whole_batches``."""
     for indices in batches:
         yield [_rows(tensor, indices) for tensor in dataset.tensors]
 
 
-_SELECTED = (
-    torch.float32,
-    torch.float64,
-    torch.float16,
-    torch.bfloat16,
-    torch.uint8,
-    torch.int32,
-    torch.int64,
-    torch.bool,
-)
-"""Dtypes that ``index_select`` knows."""
-
-
 def _rows(tensor: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """``tensor[indices]``, which takes thirty times as long for rows of 512 numbers."""
+    """``tensor[indices]``. Plain indexing takes thirty times as long for rows of 512 numbers."""
     if tensor.dtype not in _SELECTED or not tensor.is_contiguous() or tensor.layout is not torch.strided:
-        return tensor[indices]  # of any dtype, and its layout in memory follows the tensor's
+        return tensor[indices]  # for any dtype; the layout in memory follows the tensor's
     return tensor.index_select(0, indices if tensor.device == indices.device else indices.to(tensor.device))
 
 
@@ -186,7 +107,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
     """The same structure of lists, tuples and mappings with every tensor on ``device``."""
     if isinstance(batch, torch.Tensor):
         return batch if batch.device == device else batch.to(device, non_blocking=True)
-    if type(batch) is list:  # what most collate: to ask for abstract classes takes longer than all else here
+    if type(batch) is list:  # the usual case: a check for abstract classes takes longer than all the rest
         return [to_device(value, device) for value in batch]
     if isinstance(batch, Mapping):
         return {key: to_device(value, device) for key, value in batch.items()}
@@ -195,3 +116,78 @@ def to_device(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)):
         return type(batch)(to_device(value, device) for value in batch)  # type: ignore[call-arg]
     return batch
+
+
+def drawn(sampler: Iterable[int], length: int, seed: int, epoch: int) -> torch.Tensor:
+    """The indices that ``sampler`` draws for ``epoch``: they follow from the arguments, if its only state is random.
+
+    The ``generator`` of the sampler, or torch's, NumPy's and Python's global ones, are seeded by seed, epoch and the
+    seed of the sampler's generator. Afterwards all are restored. ``set_epoch`` is called if the sampler has it.
+
+    Returns:
+        Indices of samples, shape (n,), int64.
+
+    Raises:
+        UserError: An index is not in a data set of ``length`` samples; or the sampler draws none, or too many.
+    """
+    stream = sampler_stream(sampler, seed, epoch)
+    name, most = type(sampler).__name__, MOST_DRAWN * length
+    with streams_kept(), own_generator(sampler, stream):
+        seed_everything(stream)
+        if callable(set_epoch := getattr(sampler, "set_epoch", None)):
+            set_epoch(epoch)
+        indices = [_index(value, length, name) for value in islice(iter(sampler), most + 1)]
+    if not indices:
+        raise UserError("a sampler must draw samples", f"none of {name}", "see what it was made from")
+    if len(indices) > most:
+        raise UserError("a sampler must come to an end", f"over {most} indices of {name}", "give it num_samples")
+    return torch.tensor(indices, dtype=torch.int64)
+
+
+def _index(value: Any, length: int, name: str) -> int:
+    whole = isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_floating_point()
+    try:
+        index = int(value) if whole else value.__index__()
+    except AttributeError:
+        rule = "a sampler gives one index after another"
+        raise UserError(rule, f"{type(value).__name__} of {name}", "see what it iterates over") from None
+    if not 0 <= index < length:
+        raise UserError(f"a sampler gives indices from 0 to {length - 1}", f"{index} of {name}", "see its data set")
+    return int(index)
+
+
+def sampler_stream(sampler: Any, seed: int, epoch: int, *others: Any) -> int:
+    """The seed of the draws of ``sampler`` and ``others`` for ``epoch``, from the run's seed and their own seeds."""
+    generators = [getattr(each, "generator", None) for each in (sampler, *others)]
+    seeds = [each.initial_seed() for each in generators if isinstance(each, torch.Generator)]
+    return derive(seed, "sampler", epoch, *(seeds or [0]))
+
+
+@contextmanager
+def own_generator(sampler: Any, seed: int) -> Iterator[None]:
+    """Have ``sampler`` draw from a generator that begins at ``seed``, if it has a generator of its own."""
+    if not hasattr(sampler, "generator"):
+        yield
+        return
+    before, sampler.generator = sampler.generator, torch.Generator().manual_seed(seed)
+    try:
+        yield
+    finally:
+        sampler.generator = before
+
+
+class Drawn(Dataset[Any]):
+    """The samples of ``dataset`` in the ``order`` that was drawn.
+
+    A sample drawn twice is augmented twice, by its place.
+    """
+
+    def __init__(self, dataset: Any, order: torch.Tensor) -> None:
+        self.dataset = dataset
+        self.order = order
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __getitem__(self, place: int) -> Any:
+        return self.dataset[int(self.order[place])]

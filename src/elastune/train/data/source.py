@@ -45,18 +45,163 @@ from elastune.train.data.loading import (
 from elastune.train.data.stream import StreamSource
 from elastune.train.rng import epoch_order, seed_everything, streams_kept
 
-# [source] What a training pass goes through, and how it is cut into steps: from a position to the next global batches.
+PROBED = 2  # samples of a pass that all workers read and compare
 
-PROBED = 2  # samples
+
+@dataclass(frozen=True)
+class DataRequest:
+    """The user's request of a pass over ``dataset`` in global batches of ``batch_size``.
+
+    Attributes:
+        dataset: The data.
+        batch_size: The size of a global batch.
+        shuffle: Whether samples are shuffled.
+        sampler: Draws the order instead.
+        drop_last: Whether a last batch that is not full is left out.
+        loading: How samples are loaded.
+        turns: How many steps are taken with each batch.
+        batch_sampler: Draws whole batches instead, of about ``batch_size``.
+    """
+
+    dataset: Any
+    batch_size: int
+    shuffle: bool
+    sampler: Iterable[int] | None
+    drop_last: bool
+    loading: LoaderOptions
+    turns: int = 1
+    batch_sampler: Any = None
+
+    @property
+    def streams(self) -> bool:
+        """Whether the data are a stream, whose length is unknown."""
+        return isinstance(self.dataset, IterableDataset)
+
+    def source(self, seed: int) -> Callable[[int], StepSource]:
+        """A function that makes the source of an epoch's training pass, by the epoch's number."""
+
+        def source_of_epoch(epoch: int) -> StepSource:
+            if self.streams:
+                last, loading = self.drop_last, self.loading
+                return StreamSource(self.dataset, seed, epoch, drop_last=last, loading=loading, turns=self.turns)
+            if self.batch_sampler is not None:
+                sampler, size = self.batch_sampler, self.batch_size
+                return BatchedSource(
+                    self.dataset, seed, epoch, sampler=sampler, size=size, loading=self.loading, turns=self.turns
+                )
+            order = {"shuffle": self.shuffle, "drop_last": self.drop_last}
+            return MapStyleSource(
+                self.dataset, seed, epoch, **order, loading=self.loading, sampler=self.sampler, turns=self.turns
+            )
+
+        return source_of_epoch
+
+    def to_evaluate(self, seed: int) -> Any:
+        """The data set of an evaluation, in order: all of it, or the samples that the sampler draws."""
+        if self.batch_sampler is not None:
+            batches = drawn_batches(self.batch_sampler, len(self.dataset), seed, -1)
+            return Drawn(self.dataset, torch.tensor([index for batch in batches for index in batch]))
+        if self.sampler is None:
+            return self.dataset
+        return Drawn(self.dataset, drawn(self.sampler, len(self.dataset), seed, -1))
+
+
+def data_request(
+    data: Any,
+    batch_size: int | None,
+    *,
+    shuffle: bool | None = None,
+    sampler: Any = None,
+    drop_last: bool | None = None,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    loader_workers: int | None = None,
+    pin_memory: bool | None = None,
+    prefetch_factor: int | None = None,
+    seed: int = 0,
+) -> DataRequest:
+    """Check the options of ``session.batches``; None: an option was not given. ``seed``: the run's.
+
+    Raises ``UserError`` for data or options that cannot be used.
+    """
+    options = {
+        "batch_size": batch_size,
+        "shuffle": shuffle,
+        "sampler": sampler,
+        "drop_last": drop_last,
+        "collate_fn": collate_fn,
+        "loader_workers": loader_workers,
+        "pin_memory": pin_memory,
+        "prefetch_factor": prefetch_factor,
+    }
+    if isinstance(data, DataLoader):
+        if twice := [name for name, value in options.items() if value is not None]:
+            raise UserError("a DataLoader brings its own options", ", ".join(twice), "give them to the DataLoader")
+        return _of_loader(data, seed)
+    check_dataset(data, batch_size)
+    if isinstance(data, IterableDataset) and (shuffle or sampler is not None):
+        fix = "shuffle in it: what it draws from torch's, NumPy's or Python's global generator follows the run's seed"
+        raise UserError("a stream comes in an order of its own", "shuffle=True" if shuffle else "a sampler", fix)
+    if sampler is not None and shuffle is not None:
+        raise UserError("a sampler decides the order", f"shuffle={shuffle}, too", "leave shuffle out")
+    if sampler is not None and (isinstance(sampler, BatchSampler) or not hasattr(sampler, "__iter__")):
+        fix = "give torch's Sampler, or any iterable of indices, and batch_size beside it"
+        raise UserError("a sampler gives one index after another", type(sampler).__name__, fix)
+    assert batch_size is not None  # checked above
+    loading = LoaderOptions(collate_fn, loader_workers or 0, bool(pin_memory), prefetch_factor)
+    return DataRequest(data, batch_size, shuffle is not False, sampler, bool(drop_last), loading)
+
+
+def _of_loader(loader: DataLoader[Any], seed: int) -> DataRequest:
+    """The request for the batches that ``loader`` would give one process: they become the global batches."""
+    batches: Any = loader.batch_sampler
+    if batches is None:
+        fix = "give DataLoader a batch_size, so that elastune can cut batches into the workers' parts"
+        raise UserError("a DataLoader's batches must be of several samples", "batch_size=None", fix)
+    plain = type(batches) is BatchSampler
+    check_dataset(loader.dataset, batches.batch_size if plain else 1)
+    data: Any = loader.dataset
+    size = batches.batch_size if plain else typical_size(batches, len(data), seed)
+    collate: Any = loader.collate_fn
+    loading = LoaderOptions(
+        None if collate is default_collate else collate,
+        loader.num_workers,
+        loader.pin_memory,
+        loader.prefetch_factor,
+        timeout_s=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        context=loader.multiprocessing_context,
+    )
+    if not plain:
+        return DataRequest(loader.dataset, size, False, None, False, loading, batch_sampler=batches)
+    shuffle, sampler = (False, None) if isinstance(loader.dataset, IterableDataset) else _order_of(batches.sampler)
+    return DataRequest(loader.dataset, size, shuffle, sampler, batches.drop_last, loading)
+
+
+def _order_of(sampler: Any) -> tuple[bool, Iterable[int] | None]:
+    """Whether samples are shuffled, and the sampler that draws them, if there is one of the user.
+
+    ``DistributedSampler`` distributes samples to processes, as elastune does itself: only its order is used.
+    """
+    if isinstance(sampler, DistributedSampler):
+        return sampler.shuffle, None
+    if type(sampler) is SequentialSampler:
+        return False, None
+    if type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None:
+        return True, None if sampler.generator is None else sampler
+    return True, sampler
+
+
+# --- sources: the samples of a pass, in order ---
 
 
 class StepSource(Protocol):
-    """The samples of one training pass, in the order in which it visits them.
+    """The samples of one training pass, in the order of its visits.
 
-    A sample is named by its place in the pass, counted from 0. Every worker has a source of its own, equal to the
-    others'; it knows nothing of workers. A stream is a source without an end.
+    A sample is named by its place in the pass, counted from 0. Every worker has an equal source of its own, which knows
+    nothing of workers. A stream is a source whose end is unknown.
 
-    ``turns``: steps that are taken with each global batch.
+    Attributes:
+        turns: How many steps are taken with each global batch.
     """
 
     turns: int
@@ -66,15 +211,15 @@ class StepSource(Protocol):
         ...
 
     def length(self, offset: int, size: int) -> int:
-        """How many places the pass uses if it goes on at ``offset`` in batches of ``size``; 0: nobody knows."""
+        """How many places the pass uses if it goes on at ``offset`` in batches of ``size``; 0: unknown."""
         ...
 
     def ends(self, place: int) -> bool:
-        """Whether the pass is known to be over at ``place``, where ``length`` does not tell."""
+        """Whether the pass is known to be over at ``place``, if ``length`` is unknown."""
         ...
 
     def checksum(self, places: range) -> int:
-        """A number below ``PRIME`` that tells apart which samples are at ``places``; adds up over parts."""
+        """A number below ``PRIME`` that identifies the samples at ``places``; the numbers of parts add up."""
         ...
 
     def fetch(self, parts: Iterator[range]) -> Iterator[Any]:
@@ -82,12 +227,12 @@ class StepSource(Protocol):
         ...
 
     def probe(self) -> range:
-        """The places of a few samples that every worker can read, again and again; none of a stream."""
+        """The places of a few samples that every worker can read repeatedly; empty for a stream."""
         ...
 
 
 class MapStyleSource:
-    """A pass over a map-style dataset. The order is a pure function of seed and epoch, or drawn by ``sampler``."""
+    """A pass over a map-style dataset. The order follows from seed and epoch, or ``sampler`` draws it."""
 
     def __init__(
         self,
@@ -108,7 +253,7 @@ class MapStyleSource:
             self._order = drawn(sampler, count, seed, epoch)
         else:
             self._order = epoch_order(count, seed, epoch) if shuffle else torch.arange(count)
-        self._sums: np.ndarray[Any, np.dtype[np.int64]] | None = None  # of the first so many of it
+        self._sums: np.ndarray[Any, np.dtype[np.int64]] | None = None  # cumulative sums of the order
         self._dataset = dataset
         self._seed = seed
         self._epoch = epoch
@@ -138,7 +283,7 @@ class MapStyleSource:
         if whole_batches(self._dataset, self._loading):
             return fetch_whole(self._dataset, (self._order[part.start : part.stop] for part in parts))
         if self._drawn:
-            # By their places: a sample that was drawn twice is augmented twice.
+            # Read by place, so that a sample drawn twice is augmented twice.
             dataset, indices = Drawn(self._dataset, self._order), (list(part) for part in parts)
             return fetch(dataset, indices, self._loading, self._seed, self._epoch)
         indices = (self._order[part.start : part.stop].tolist() for part in parts)
@@ -150,23 +295,88 @@ class MapStyleSource:
         return range(start, start + count)
 
 
+class BatchedSource(MapStyleSource):
+    """A ``StepSource`` with the global batches of a batch sampler, which may differ in size.
+
+    ``size``: see ``typical_size``.
+    """
+
+    def __init__(
+        self, dataset: Any, seed: int, epoch: int, *, sampler: Any, size: int, loading: LoaderOptions, turns: int = 1
+    ) -> None:
+        drawn_lists = drawn_batches(sampler, len(dataset), seed, epoch)
+        self._stops = list(accumulate(map(len, drawn_lists)))
+        self._size = size
+        order = [index for batch in drawn_lists for index in batch]
+        super().__init__(
+            dataset, seed, epoch, shuffle=False, drop_last=False, loading=loading, sampler=order, turns=turns
+        )
+
+    def batches(self, offset: int, size: int) -> Iterator[range]:
+        """The batches after ``offset``. Raises ``UserError`` if ``size`` was changed."""
+        if size != self._size:
+            fix = "give the DataLoader a sampler and a batch_size, or leave out what changes it"
+            raise UserError("batches of a batch sampler have its own sizes", f"batches of {size} are asked for", fix)
+        start = offset
+        for stop in self._stops:
+            if stop > offset:
+                yield range(start, stop)
+                start = stop
+
+
+def drawn_batches(batches: Iterable[Iterable[Any]], length: int, seed: int, epoch: int) -> list[list[Any]]:
+    """The batches of indices that ``batches``, a batch sampler, draws for ``epoch``; seeded as in ``loading.drawn``.
+
+    Raises:
+        UserError: The sampler draws no batch, an empty one, or too many.
+    """
+    inner, name, most = getattr(batches, "sampler", None), type(batches).__name__, MOST_DRAWN * length
+    stream = sampler_stream(batches, seed, epoch, inner)
+    with ExitStack() as stack:
+        stack.enter_context(streams_kept())
+        for sampler in (batches, inner):
+            stack.enter_context(own_generator(sampler, stream))
+            if callable(set_epoch := getattr(sampler, "set_epoch", None)):
+                set_epoch(epoch)
+        seed_everything(stream)
+        drawn_lists = [list(batch) for batch in islice(iter(batches), most + 1)]
+    if not drawn_lists or not all(drawn_lists):
+        raise UserError("a batch sampler must draw samples", f"none of {name}", "see what it was made from")
+    if len(drawn_lists) > most:
+        raise UserError("a batch sampler must come to an end", f"over {most} batches of {name}", "give it an end")
+    return drawn_lists
+
+
+def typical_size(batches: Iterable[Iterable[Any]], length: int, seed: int) -> int:
+    """The size of a batch: the sampler's ``batch_size``, or the mean of the first epoch."""
+    declared = getattr(batches, "batch_size", None)
+    if isinstance(declared, int) and declared > 0:
+        return declared
+    batches_drawn = drawn_batches(batches, length, seed, 0)
+    return max(1, round(sum(map(len, batches_drawn)) / len(batches_drawn)))
+
+
+# --- plans: each worker's part of a global batch ---
+
+
 @dataclass(frozen=True)
 class StepPlan:
     """One global batch, or one round of several, as one worker takes it.
 
     Attributes:
         offset: The place of its first sample in the pass.
-        size: Its samples.
-        steps: Its global batches.
-        left_out: Learners that the round ended without, and the places of their samples.
-        places_of: The places of one learner's samples, in order.
-        checksum_of: ``StepSource.checksum`` of some of its places.
+        size: The number of its samples.
         slices: This worker's part.
         contributors: How many workers add their control vector to the step.
         workers: How many workers there are.
         checksum: ``StepSource.checksum`` of all of it.
-        length: How many samples the pass will use; 0: nobody knows.
-        turns: Steps that are taken with this global batch, and ``turn``: which of them this is, from 0.
+        length: How many samples the pass will use; 0: unknown.
+        steps: The number of its global batches.
+        turn: Which of the steps with this global batch this is, from 0.
+        turns: How many steps are taken with this global batch.
+        left_out: Learners that the round ended without, and the places of their samples.
+        places_of: Returns the places of one learner's samples, in order.
+        checksum_of: Returns ``StepSource.checksum`` of some of its places.
     """
 
     offset: int
@@ -184,12 +394,12 @@ class StepPlan:
     checksum_of: Callable[[range], int] = lambda places: 0
 
     def without(self, learners: Sequence[int]) -> StepPlan:
-        """The same round, which has ended without these ``learners``."""
+        """The same round, ended without these ``learners``."""
         return replace(self, left_out={learner: self.places_of(learner) for learner in learners})
 
     @property
     def moves(self) -> int:
-        """By how many samples the pass comes further with it."""
+        """How many samples further the pass is after this step."""
         return self.size if self.turn == self.turns - 1 else 0
 
     @property
@@ -202,7 +412,7 @@ class StepPlan:
 
     @property
     def taken(self) -> tuple[int, int, int, int]:
-        """What all workers take alike: offset, size, length and checksum."""
+        """The values that are equal on all workers: offset, size, length and checksum."""
         return self.offset, self.size, self.length, self.checksum
 
     @property
@@ -225,25 +435,32 @@ def plan_steps(
     in_turn: bool = False,
     among: tuple[int, int] = (1, 0),
 ) -> Iterator[StepPlan]:
-    """The steps of a pass from ``at`` on, as worker ``rank`` of ``workers`` takes them, each a part of the batch.
+    """The steps of a pass from ``at`` on, as worker ``rank`` of ``workers`` takes them.
 
     Args:
-        least: Samples that a forward pass must have, where the batch has as many.
-        even: All workers make as many passes. ``in_turn``: they have slots that are dealt out in turn.
-        among: How many workers share out these passes among them, and which of them this one is.
-        everyone: How many workers there are where all of them contribute to every step, with samples or without.
+        source: The samples.
+        batch_size: The size of a global batch.
+        at: The position to begin at.
+        execution: Slots, micro-batch and mode.
+        workers: How many workers share a batch.
+        rank: Which of them this worker is.
+        least: The least number of samples in a forward pass, if the batch has as many.
+        everyone: The number of workers, if all of them contribute to every step, with samples or without.
+        even: Whether all workers make equally many passes.
+        in_turn: Whether slots are distributed in turn.
+        among: How many workers divide these passes among them, and which of them this worker is.
     """
-    known: dict[int, tuple[list[BatchSlice], int]] = {}
+    parts_of_size: dict[int, tuple[list[BatchSlice], int]] = {}
     length = source.length(at.offset, batch_size)
     for places in source.batches(at.offset, batch_size):
         size = len(places)
-        if size not in known:
+        if size not in parts_of_size:
             options = execution.mode, execution.micro_batch, least
-            own = shares(size, execution.num_slots, workers, rank, *options, even=even, in_turn=in_turn)
-            own = apart(own, *among) if among[0] > 1 else own
+            part = shares(size, execution.num_slots, workers, rank, *options, even=even, in_turn=in_turn)
+            part = apart(part, *among) if among[0] > 1 else part
             voters = everyone or contributors(size, execution.num_slots, workers, execution.mode, least)
-            known[size] = own, voters
-        slices, voters = known[size]
+            parts_of_size[size] = part, voters
+        slices, voters = parts_of_size[size]
         plan = StepPlan(
             offset=places.start,
             size=size,
@@ -272,12 +489,12 @@ def plan_rounds(
 ) -> Iterator[StepPlan]:
     """The rounds of a pass from ``at`` on, as worker ``rank`` of ``workers`` takes them with its learners.
 
-    A round is ``sync.every`` global batches, or what is left of the pass; and one ends after ``most_steps``, where they
-    end the run. Other arguments as for ``plan_steps``.
+    A round is ``sync.every`` global batches, or the rest of the pass. The run's last round ends after ``most_steps``.
+    For the other arguments see ``plan_steps``.
 
     Args:
-        first_seat: How many workers the learners of the first round were dealt out to, and which of them this one is,
-            where others have begun it before some were lost.
+        first_seat: How many workers share the learners of the first round, and which of them this worker is. Set if
+            other workers have begun that round before a loss.
     """
     length = source.length(at.offset, batch_size)
     seat = first_seat or (workers, rank)
@@ -306,201 +523,5 @@ def plan_rounds(
 def _places_of(
     start: int, sizes: Sequence[int], execution: ExecutionSettings, learners: int, least: int, learner: int
 ) -> list[range]:
-    own = places_of_learner(sizes, execution.num_slots, learners, learner, execution.mode, least)
-    return [range(start + samples.start, start + samples.stop) for samples in own]
-
-
-# [batched] A pass in the batches that a batch sampler draws: of its own sizes, such as sentences of like length.
-
-
-def drawn_batches(batches: Iterable[Iterable[Any]], length: int, seed: int, epoch: int) -> list[list[Any]]:
-    """What ``batches`` gives for ``epoch``, as ``drawing.drawn`` draws indices; so with its ``sampler``, if it has one.
-
-    Raises:
-        UserError: For none, for an empty one, and for too many.
-    """
-    inner, name, most = getattr(batches, "sampler", None), type(batches).__name__, MOST_DRAWN * length
-    stream = sampler_stream(batches, seed, epoch, inner)
-    with ExitStack() as kept:
-        kept.enter_context(streams_kept())
-        for each in (batches, inner):
-            kept.enter_context(own_generator(each, stream))
-            if callable(set_epoch := getattr(each, "set_epoch", None)):
-                set_epoch(epoch)
-        seed_everything(stream)
-        found = [list(batch) for batch in islice(iter(batches), most + 1)]
-    if not found or not all(found):
-        raise UserError("a batch sampler must draw samples", f"none of {name}", "see what it was made from")
-    if len(found) > most:
-        raise UserError("a batch sampler must come to an end", f"over {most} batches of {name}", "give it an end")
-    return found
-
-
-def typical_size(batches: Iterable[Iterable[Any]], length: int, seed: int) -> int:
-    """How many samples a batch has: what it says itself, or the mean of the first epoch."""
-    told = getattr(batches, "batch_size", None)
-    if isinstance(told, int) and told > 0:
-        return told
-    found = drawn_batches(batches, length, seed, 0)
-    return max(1, round(sum(map(len, found)) / len(found)))
-
-
-class BatchedSource(MapStyleSource):
-    """A ``StepSource`` whose global batches are those of a batch sampler. ``size``: see ``typical_size``."""
-
-    def __init__(
-        self, dataset: Any, seed: int, epoch: int, *, sampler: Any, size: int, loading: LoaderOptions, turns: int = 1
-    ) -> None:
-        found = drawn_batches(sampler, len(dataset), seed, epoch)
-        self._stops = list(accumulate(map(len, found)))
-        self._size = size
-        order = [index for batch in found for index in batch]
-        super().__init__(
-            dataset, seed, epoch, shuffle=False, drop_last=False, loading=loading, sampler=order, turns=turns
-        )
-
-    def batches(self, offset: int, size: int) -> Iterator[range]:
-        """Those that are left behind ``offset``. Raises ``UserError`` where ``size`` was changed."""
-        if size != self._size:
-            fix = "give the DataLoader a sampler and a batch_size, or leave out what changes it"
-            raise UserError("batches of a batch sampler have its own sizes", f"batches of {size} are asked for", fix)
-        start = offset
-        for stop in self._stops:
-            if stop > offset:
-                yield range(start, stop)
-                start = stop
-
-
-# [asked] What a program asks a pass to go through: a data set with options, or a ``DataLoader`` that brings its own.
-
-
-@dataclass(frozen=True)
-class DataRequest:
-    """A pass over ``dataset`` in global batches of ``batch_size``: shuffled, in order, or as ``sampler`` draws it.
-
-    ``batch_sampler``: draws whole batches instead, of about ``batch_size``. ``turns``: steps with each batch.
-    """
-
-    dataset: Any
-    batch_size: int
-    shuffle: bool
-    sampler: Iterable[int] | None
-    drop_last: bool
-    loading: LoaderOptions
-    turns: int = 1
-    batch_sampler: Any = None
-
-    @property
-    def streams(self) -> bool:
-        """Whether samples come one after another, and nobody knows how many."""
-        return isinstance(self.dataset, IterableDataset)
-
-    def source(self, seed: int) -> Callable[[int], StepSource]:
-        """What an epoch's training pass goes through, by the epoch's number."""
-
-        def of_epoch(epoch: int) -> StepSource:
-            if self.streams:
-                last, loading = self.drop_last, self.loading
-                return StreamSource(self.dataset, seed, epoch, drop_last=last, loading=loading, turns=self.turns)
-            if self.batch_sampler is not None:
-                own, size = self.batch_sampler, self.batch_size
-                return BatchedSource(
-                    self.dataset, seed, epoch, sampler=own, size=size, loading=self.loading, turns=self.turns
-                )
-            how = {"shuffle": self.shuffle, "drop_last": self.drop_last}
-            return MapStyleSource(
-                self.dataset, seed, epoch, **how, loading=self.loading, sampler=self.sampler, turns=self.turns
-            )
-
-        return of_epoch
-
-    def to_evaluate(self, seed: int) -> Any:
-        """The data set of an evaluation, in order: all of it, or what ``sampler`` draws."""
-        if self.batch_sampler is not None:
-            found = drawn_batches(self.batch_sampler, len(self.dataset), seed, -1)
-            return Drawn(self.dataset, torch.tensor([index for batch in found for index in batch]))
-        if self.sampler is None:
-            return self.dataset
-        return Drawn(self.dataset, drawn(self.sampler, len(self.dataset), seed, -1))
-
-
-def data_request(
-    data: Any,
-    batch_size: int | None,
-    *,
-    shuffle: bool | None = None,
-    sampler: Any = None,
-    drop_last: bool | None = None,
-    collate_fn: Callable[[list[Any]], Any] | None = None,
-    loader_workers: int | None = None,
-    pin_memory: bool | None = None,
-    prefetch_factor: int | None = None,
-    seed: int = 0,
-) -> DataRequest:
-    """Options of ``session.batches``, checked; None: not given. ``seed``: the run's. Raises ``UserError``."""
-    given = {
-        "batch_size": batch_size,
-        "shuffle": shuffle,
-        "sampler": sampler,
-        "drop_last": drop_last,
-        "collate_fn": collate_fn,
-        "loader_workers": loader_workers,
-        "pin_memory": pin_memory,
-        "prefetch_factor": prefetch_factor,
-    }
-    if isinstance(data, DataLoader):
-        if twice := [name for name, value in given.items() if value is not None]:
-            raise UserError("a DataLoader brings its own options", ", ".join(twice), "give them to the DataLoader")
-        return _of_loader(data, seed)
-    check_dataset(data, batch_size)
-    if isinstance(data, IterableDataset) and (shuffle or sampler is not None):
-        fix = "shuffle in it: what it draws from torch's, NumPy's or Python's global generator follows the run's seed"
-        raise UserError("a stream comes in an order of its own", "shuffle=True" if shuffle else "a sampler", fix)
-    if sampler is not None and shuffle is not None:
-        raise UserError("a sampler decides the order", f"shuffle={shuffle}, too", "leave shuffle out")
-    if sampler is not None and (isinstance(sampler, BatchSampler) or not hasattr(sampler, "__iter__")):
-        fix = "give torch's Sampler, or any iterable of indices, and batch_size beside it"
-        raise UserError("a sampler gives one index after another", type(sampler).__name__, fix)
-    assert batch_size is not None  # checked above
-    loading = LoaderOptions(collate_fn, loader_workers or 0, bool(pin_memory), prefetch_factor)
-    return DataRequest(data, batch_size, shuffle is not False, sampler, bool(drop_last), loading)
-
-
-def _of_loader(loader: DataLoader[Any], seed: int) -> DataRequest:
-    """What ``loader`` would have given one process, except that its batches are the global ones."""
-    batches: Any = loader.batch_sampler
-    if batches is None:
-        fix = "give DataLoader a batch_size, so that elastune can cut batches into the workers' parts"
-        raise UserError("a DataLoader's batches must be of several samples", "batch_size=None", fix)
-    plain = type(batches) is BatchSampler
-    check_dataset(loader.dataset, batches.batch_size if plain else 1)
-    data: Any = loader.dataset
-    size = batches.batch_size if plain else typical_size(batches, len(data), seed)
-    collate: Any = loader.collate_fn
-    loading = LoaderOptions(
-        None if collate is default_collate else collate,
-        loader.num_workers,
-        loader.pin_memory,
-        loader.prefetch_factor,
-        timeout_s=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        context=loader.multiprocessing_context,
-    )
-    if not plain:
-        return DataRequest(loader.dataset, size, False, None, False, loading, batch_sampler=batches)
-    shuffle, sampler = (False, None) if isinstance(loader.dataset, IterableDataset) else _order_of(batches.sampler)
-    return DataRequest(loader.dataset, size, shuffle, sampler, batches.drop_last, loading)
-
-
-def _order_of(sampler: Any) -> tuple[bool, Iterable[int] | None]:
-    """Whether samples are shuffled, and who draws them where that says not all of it.
-
-    ``DistributedSampler`` deals samples out among processes, as elastune does itself: what is left of it is its order.
-    """
-    if isinstance(sampler, DistributedSampler):
-        return sampler.shuffle, None
-    if type(sampler) is SequentialSampler:
-        return False, None
-    if type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None:
-        return True, None if sampler.generator is None else sampler
-    return True, sampler
+    places = places_of_learner(sizes, execution.num_slots, learners, learner, execution.mode, least)
+    return [range(start + samples.start, start + samples.stop) for samples in places]

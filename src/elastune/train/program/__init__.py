@@ -1,1 +1,1 @@
-"""The user's file: imported, digested."""
+"""The user's program: loading its file, its settings, its search space and the digest of its source."""

@@ -1,7 +1,7 @@
 """The user's program file: loaded once, checked, and run so that its effects on the process are undone.
 
 It also gives adapters the session of the running program (``current_session``), gives a script's ``main()`` its
-settings, and notes which files a worker's program writes. Imports no torch.
+settings, and records which files a worker's program writes. Imports no torch.
 """
 
 from __future__ import annotations
@@ -33,289 +33,16 @@ from elastune.train.program.errors import cause_of
 if TYPE_CHECKING:
     from elastune.train.session import Session
 
-
-# [current] The session of the running program, for code that does not get it as an argument, such as adapters.
-
-
-class ProgramOver(BaseException):
-    """The run is over before the program's lines are; not an ``Exception``, so that these do not swallow it."""
-
-
-@dataclass
-class _Entered:
-    session: Any
-    at_end: list[Callable[[], None]] = field(default_factory=list)
-
-
-_entered: list[_Entered] = []
-
-
-def current_session() -> Session:
-    """Return the session of the run that this code is part of.
-
-    Returns:
-        The session that ``train(session)`` was given.
-
-    Raises:
-        UserError: Outside of a run.
-
-    Example:
-        >>> def log(loss):  # somewhere below train(session)
-        ...     if elastune.current_session().rank == 0:
-        ...         print(loss)
-    """
-    return _newest().session  # type: ignore[no-any-return]
-
-
-def at_end(call: Callable[[], None]) -> None:
-    """Call ``call`` once the program's lines have come to their end, or to ``end_program``."""
-    _newest().at_end.append(call)
-
-
-def end_program() -> NoReturn:
-    """Leave the program's lines early: its training has ended."""
-    _newest()
-    raise ProgramOver
-
-
-def in_session(train: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return ``train`` such that its session is the current one while it runs."""
-
-    @wraps(train)
-    def entered(session: Any) -> None:
-        own = _Entered(session)
-        _entered.append(own)
-        try:
-            with suppress(ProgramOver):
-                train(session)
-            for call in own.at_end:
-                call()
-        finally:
-            _entered.remove(own)
-
-    return entered
-
-
-def _newest() -> _Entered:
-    if not _entered:
-        raise UserError("this belongs into a run", "no run", "start the file with 'elastune run FILE'")
-    return _entered[-1]
-
-
-# [guest] The user's code in a process that is not its own: what it does to the process is undone afterwards.
-
-
-@contextmanager
-def process_restored() -> Iterator[None]:
-    """Afterwards folder, umask, environment, descriptors 1 and 2, ``sys.stdout`` and ``sys.stderr``, signal handlers,
-    warnings, locale, recursion limit and the sockets' default time-out are as before, whatever the code has done.
-
-    A child that the code has forked, and that comes back, ends.
-    """
-    own = os.getpid()
-    with ExitStack() as stack:
-        for descriptor in (1, 2):
-            with suppress(OSError):  # it was closed before
-                _keep_open(stack, descriptor)
-        _keep_folder(stack)
-        stack.callback(os.umask, _umask())
-        stack.callback(_restore_environment, dict(os.environ))
-        stack.callback(socket.setdefaulttimeout, socket.getdefaulttimeout())
-        stack.callback(sys.setrecursionlimit, sys.getrecursionlimit())
-        stack.callback(locale.setlocale, locale.LC_ALL, locale.setlocale(locale.LC_ALL))
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD, signal.SIGPIPE):
-                stack.callback(signal.signal, number, signal.getsignal(number))
-        stack.enter_context(warnings.catch_warnings())
-        _lend_streams(stack)
-        try:
-            yield
-        finally:
-            if os.getpid() != own:
-                os._exit(0)
-
-
-def _keep_open(stack: ExitStack, descriptor: int) -> None:
-    kept = os.dup(descriptor)
-    stack.callback(os.close, kept)
-    stack.callback(os.dup2, kept, descriptor)
-
-
-def _keep_folder(stack: ExitStack) -> None:
-    folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
-    stack.callback(os.close, folder)
-    stack.callback(os.fchdir, folder)
-
-
-def _umask() -> int:
-    """The mask that is in force; there is no other way to ask."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
-
-
-def _restore_environment(before: dict[str, str]) -> None:
-    os.environ.clear()
-    os.environ.update(before)
-
-
-def _lend_streams(stack: ExitStack) -> None:
-    """Streams of its own, on the same files, which the code may close; a handler that it made may keep them."""
-    for name, descriptor in (("stdout", 1), ("stderr", 2)):
-        before = getattr(sys, name)
-        stack.callback(setattr, sys, name, before)
-        try:
-            lent = open(descriptor, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
-        except OSError:
-            continue
-        if before is not None and not before.closed:
-            before.flush()
-        setattr(sys, name, lent)
-        stack.callback(_flush, lent)
-
-
-def _flush(stream: TextIO) -> None:
-    with suppress(ValueError, OSError):  # closed by the code
-        stream.flush()
-
-
-# [script] A script with a ``main()`` that knows no session, since an adapter finds it: its settings come to it all the same.
-
 ADAPTERS = "elastune.adapters"
-
-
-def training_of(module: ModuleType, path: Path) -> Callable[[Any], None] | None:
-    """``main()`` of a file that uses an adapter, as a training function; None where the file is none of that kind.
-
-    Settings go into the file's ``config``, where it has one, before ``main`` begins; else they are the arguments of its
-    command line: ``lr=0.1`` is ``--lr 0.1``.
-    """
-    main = getattr(module, "main", None)
-    if not callable(main) or not _uses_adapter(module) or not _takes_nothing(main):
-        return None
-
-    def train(session: Any) -> None:
-        settings = dict(session.config)
-        declared: Any = getattr(module, "config", None)
-        arguments = as_arguments(settings) if not declared else []
-        if declared:
-            declared.update(settings)
-        before, sys.argv = sys.argv, [str(path), *arguments]
-        try:
-            main()
-        finally:
-            sys.argv = before
-
-    return train
-
-
-def as_arguments(settings: Mapping[str, Any]) -> list[str]:
-    """Settings as argparse takes them: what is True is an option without a value, what is False or None is left out."""
-    found: list[str] = []
-    for name, value in settings.items():
-        if value is True:
-            found.append(f"--{name}")
-        elif value is not False and value is not None:
-            values = value if isinstance(value, list) else [value]
-            found += [f"--{name}", *map(str, values)]
-    return found
-
-
-def _uses_adapter(module: ModuleType) -> bool:
-    homes = (getattr(value, "__module__", None) or getattr(value, "__name__", "") for value in vars(module).values())
-    return any(isinstance(home, str) and home.startswith(ADAPTERS) for home in homes)
-
-
-def _takes_nothing(main: Callable[..., Any]) -> bool:
-    try:
-        inspect.signature(main).bind()
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
-# [writes] Which files a worker's program writes, and where: told to who looks whether all workers write the same one.
-
-FOLDER = "ELASTUNE_WATCH_WRITES"  # where workers tell it, each in a file; set by who looks
+FOLDER = "ELASTUNE_WATCH_WRITES"  # the environment variable for the folder of records of written files
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
-
-
-class _Watch:
-    """Notes every file that is opened to be written below a line of ``program``, first line by path."""
-
-    def __init__(self, program: Path) -> None:
-        self.found: dict[str, int] = {}
-        self.watches = True
-        self._program = str(program)
-
-    def hear(self, event: str, given: tuple[Any, ...]) -> None:
-        """An audit hook; those of Python cannot be taken away."""
-        if self.watches and event == "open" and _writes(given[1], given[2]):
-            self.note(given[0])
-
-    def note(self, path: Any) -> None:
-        line = self._line()
-        if line and isinstance(path, (str, bytes, os.PathLike)):
-            self.found.setdefault(os.path.abspath(os.fsdecode(path)), line)
-
-    def _line(self) -> int:
-        frame: Any = sys._getframe(2)
-        while frame is not None:
-            if frame.f_code.co_filename == self._program:
-                return int(frame.f_lineno)
-            frame = frame.f_back
-        return 0
-
-
-def _writes(mode: Any, flags: Any) -> bool:
-    if isinstance(mode, str):
-        return any(letter in mode for letter in "wax+")
-    return isinstance(flags, int) and bool(flags & WRITING)
-
-
-def watched(train: Callable[[Any], None], program: Path, folder: Path) -> Callable[[Any], None]:
-    """``train``, whose written files are told in ``folder``, in one file for each worker."""
-
-    @wraps(train)
-    def told(session: Any) -> None:
-        import torch  # a controller that loads programs of others need not have it
-
-        watch, save = _Watch(program), cast(Any, torch.save)
-        sys.addaudithook(watch.hear)
-
-        def noted(given: Any, file: Any, *more: Any, **options: Any) -> None:  # it writes below Python
-            watch.note(file)
-            save(given, file, *more, **options)
-
-        setattr(torch, "save", noted)  # noqa: B010 - its type is narrower
-        try:
-            train(session)
-        finally:
-            watch.watches, torch.save = False, save
-            (folder / f"{session.rank}.json").write_text(json.dumps(watch.found))
-
-    return told
-
-
-def written_by_several(folder: Path) -> dict[str, int]:
-    """The files that more than one worker has written, and the program's lines that do it."""
-    lines: dict[str, int] = {}
-    counts: dict[str, int] = {}
-    for file in sorted(folder.glob("*.json")):
-        for path, line in json.loads(file.read_text()).items():
-            lines.setdefault(path, line)
-            counts[path] = counts.get(path, 0) + 1
-    return {path: line for path, line in lines.items() if counts[path] > 1}
-
-
-# [load] The user's file: load it once, check what it must define.
 
 Surrogate = Callable[[Config, int], Iterable[tuple[float, Mapping[str, float]]]]
 
 
 @dataclass(frozen=True)
 class LoadedProgram:
-    """A user's program.
+    """A user's program, loaded and checked.
 
     Attributes:
         train: ``train(session)``.
@@ -323,9 +50,10 @@ class LoadedProgram:
         objectives: Metric names, each with "max" or "min", for tuning.
         config: The default settings.
         policies: The policy classes that it defines, by name.
-        surrogate: ``surrogate(config, workers)``, for simulation: it tells of each epoch how many seconds it takes and
-            what is reported after it. A file with one may lack ``train``.
-        views: What the file calls so, unchecked; None where it does not.
+        surrogate: ``surrogate(config, workers)``, for simulation: for each epoch its seconds and the metrics reported
+            after it. A file with a surrogate may lack ``train``.
+        trains: Whether it defines ``train``.
+        views: The file's ``views``, unchecked; None if it has none.
         constraints: Conditions that settings or metrics must fulfil, for tuning, each as a text.
     """
 
@@ -341,16 +69,16 @@ class LoadedProgram:
 
 
 def load_as_guest(program: Program) -> LoadedProgram:
-    """Do what ``load`` does in a process that is not the program's: what the import does to the process is undone."""
+    """Do what ``load`` does, and undo what the import does to this process, which is not the program's."""
     with process_restored():
         return load(program)
 
 
 def load(program: Program) -> LoadedProgram:
-    """Import the file (without its ``__main__`` part).
+    """Import the program's file (without its ``__main__`` part), and check what it defines.
 
     Raises:
-        UserError: Names the rule that the file breaks.
+        UserError: The file breaks a rule, which the error names.
     """
     path = program.path.resolve()
     module = _import(path)
@@ -372,71 +100,20 @@ def load(program: Program) -> LoadedProgram:
     if folder := os.environ.get(FOLDER):
         train = watched(train, path, Path(folder))
     train = in_session(train)
-    found = _objectives(module), _config(module), _policies(module), surrogate, trains
+    parts = _objectives(module), _config(module), _policies(module), surrogate, trains
     views, constraints = getattr(module, "views", None), _constraints(module)
-    return LoadedProgram(train, space, *found, views=views, constraints=constraints)
+    return LoadedProgram(train, space, *parts, views=views, constraints=constraints)
 
 
 def load_functions(path: Path, names: Iterable[str]) -> dict[str, Callable[..., Any] | None]:
     """Import a file and return its functions ``names``; None for a function that it lacks.
 
     Raises:
-        UserError: As ``load``.
+        UserError: The file cannot be imported.
     """
     module = _import(path.resolve())
-    found = {name: getattr(module, name, None) for name in names}
-    return {name: each if callable(each) else None for name, each in found.items()}
-
-
-def merge(config: Config, changes: Config) -> Config:
-    """Return ``config`` with ``changes``.
-
-    Where a program declares a config, every change must be of a name that the config has. ``optim.lr`` is the name of
-    ``lr`` in ``{"optim": {"lr": 0.1}}``.
-
-    Raises:
-        UserError: For other names.
-    """
-    known = {*config, *flat_names(config)}
-    unknown = sorted(name for name in changes if name not in known)
-    if unknown and (config or any("." in name for name in unknown)):
-        fix = f"known: {', '.join(sorted(flat_names(config)))}" if config else "add it to config in the program's file"
-        raise UserError("a setting must be one of the program's config", ", ".join(unknown), fix)
-    merged: dict[str, Any] = dict(config)
-    for name, value in changes.items():
-        if name in config or "." not in name:
-            merged[name] = value
-        else:
-            _set_nested(merged, name.split("."), value)
-    return merged
-
-
-def flat_names(config: Mapping[str, Any], within: str = "") -> list[str]:
-    """Return the names of all settings; those of a nested config with a dot: "optim.lr"."""
-    found: list[str] = []
-    for name, value in config.items():
-        nested = isinstance(value, dict) and value
-        found += flat_names(value, f"{within}{name}.") if nested else [f"{within}{name}"]
-    return found
-
-
-def setting_of(config: Mapping[str, Any], name: str) -> Any:
-    """Return the value of a setting by its name, such as "optim.lr"; None where there is none."""
-    if name in config:
-        return config[name]
-    first, dot, rest = name.partition(".")
-    inner = config.get(first)
-    return setting_of(inner, rest) if dot and isinstance(inner, dict) else None
-
-
-def _set_nested(config: dict[str, Any], path: list[str], value: Any) -> None:
-    """Set what ``path`` leads to, and leave the dicts along it as they were for others."""
-    first, *rest = path
-    if not rest:
-        config[first] = value
-        return
-    config[first] = dict(config[first])
-    _set_nested(config[first], rest, value)
+    functions = {name: getattr(module, name, None) for name in names}
+    return {name: function if callable(function) else None for name, function in functions.items()}
 
 
 def _no_train(program: Program) -> UserError:
@@ -445,8 +122,9 @@ def _no_train(program: Program) -> UserError:
 
 
 class _FromSource(SourceFileLoader):
-    """Compiles what the file holds now. Python takes what it compiled before for it where time (to the second) and size
-    are equal: an edit of one digit by a script.
+    """Compiles the present content of a file, instead of taking Python's cached bytecode.
+
+    Python takes the cache if size and time (to the second) are equal, which a quick edit of one digit keeps.
     """
 
     def get_code(self, fullname: str) -> CodeType:
@@ -481,31 +159,360 @@ def _import(path: Path) -> ModuleType:
 
 
 def _objectives(module: ModuleType) -> dict[str, str]:
-    found = getattr(module, "objectives", {})
-    if not isinstance(found, dict) or not all(isinstance(k, str) and isinstance(v, str) for k, v in found.items()):
-        raise UserError("objectives must map names to 'max' or 'min'", found, "objectives = {'accuracy': 'max'}")
-    return dict(found)
+    objectives = getattr(module, "objectives", {})
+    if not isinstance(objectives, dict) or not all(
+        isinstance(k, str) and isinstance(v, str) for k, v in objectives.items()
+    ):
+        raise UserError("objectives must map names to 'max' or 'min'", objectives, "objectives = {'accuracy': 'max'}")
+    return dict(objectives)
 
 
 def _constraints(module: ModuleType) -> tuple[str, ...]:
-    found = getattr(module, "constraints", ())
-    if not isinstance(found, list | tuple) or not all(isinstance(each, str) for each in found):
-        raise UserError("constraints must be a list of texts", found, "constraints = ['seconds <= 60']")
-    return tuple(found)
+    constraints = getattr(module, "constraints", ())
+    if not isinstance(constraints, list | tuple) or not all(isinstance(each, str) for each in constraints):
+        raise UserError("constraints must be a list of texts", constraints, "constraints = ['seconds <= 60']")
+    return tuple(constraints)
 
 
 def _policies(module: ModuleType) -> dict[str, type[Policy]]:
-    found = {name: value for name, value in vars(module).items() if isinstance(value, type)}
-    return {name: kind for name, kind in found.items() if issubclass(kind, Policy) and kind is not Policy}
+    classes = {name: value for name, value in vars(module).items() if isinstance(value, type)}
+    return {name: kind for name, kind in classes.items() if issubclass(kind, Policy) and kind is not Policy}
 
 
 def _config(module: ModuleType) -> Config:
-    found = getattr(module, "config", {})
-    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
-        raise UserError("config must be a dict with text keys", type(found).__name__, "config = {'lr': 0.1}")
+    config = getattr(module, "config", {})
+    if not isinstance(config, dict) or not all(isinstance(name, str) for name in config):
+        raise UserError("config must be a dict with text keys", type(config).__name__, "config = {'lr': 0.1}")
     try:
-        return dict(json.loads(json.dumps(found, allow_nan=False)))
+        return dict(json.loads(json.dumps(config, allow_nan=False)))
     except (TypeError, ValueError, RecursionError) as error:
         raise UserError(
             "config values must be numbers, text, booleans or lists", error, "keep objects out of it"
         ) from None
+
+
+# --- settings ---
+
+
+def merge(config: Config, changes: Config) -> Config:
+    """Return ``config`` with ``changes``.
+
+    If a program declares a config, it must contain the name of every change. ``optim.lr`` names ``lr`` in ``{"optim":
+    {"lr": 0.1}}``.
+
+    Raises:
+        UserError: The config lacks a name.
+    """
+    names = {*config, *flat_names(config)}
+    unknown = sorted(name for name in changes if name not in names)
+    if unknown and (config or any("." in name for name in unknown)):
+        fix = f"known: {', '.join(sorted(flat_names(config)))}" if config else "add it to config in the program's file"
+        raise UserError("a setting must be one of the program's config", ", ".join(unknown), fix)
+    merged: dict[str, Any] = dict(config)
+    for name, value in changes.items():
+        if name in config or "." not in name:
+            merged[name] = value
+        else:
+            _set_nested(merged, name.split("."), value)
+    return merged
+
+
+def flat_names(config: Mapping[str, Any], within: str = "") -> list[str]:
+    """Return the names of all settings; those of a nested config with a dot: "optim.lr"."""
+    names: list[str] = []
+    for name, value in config.items():
+        nested = isinstance(value, dict) and value
+        names += flat_names(value, f"{within}{name}.") if nested else [f"{within}{name}"]
+    return names
+
+
+def setting_of(config: Mapping[str, Any], name: str) -> Any:
+    """Return the value of a setting by its name, such as "optim.lr"; None if there is none."""
+    if name in config:
+        return config[name]
+    first, dot, rest = name.partition(".")
+    inner = config.get(first)
+    return setting_of(inner, rest) if dot and isinstance(inner, dict) else None
+
+
+def _set_nested(config: dict[str, Any], path: list[str], value: Any) -> None:
+    """Set the value at ``path``, on copies of the dicts along it."""
+    first, *rest = path
+    if not rest:
+        config[first] = value
+        return
+    config[first] = dict(config[first])
+    _set_nested(config[first], rest, value)
+
+
+# --- the session of the running program ---
+
+
+def current_session() -> Session:
+    """Return the session of the run that this code is part of.
+
+    Returns:
+        The session that ``train(session)`` was given.
+
+    Raises:
+        UserError: Outside of a run.
+
+    Example:
+        >>> def log(loss):  # somewhere below train(session)
+        ...     if elastune.current_session().rank == 0:
+        ...         print(loss)
+    """
+    return _newest().session  # type: ignore[no-any-return]
+
+
+def at_end(call: Callable[[], None]) -> None:
+    """Call ``call`` once the program's lines have ended, also by ``end_program``."""
+    _newest().at_end.append(call)
+
+
+def end_program() -> NoReturn:
+    """Leave the program's lines early: its training has ended. Raises ``ProgramOver``."""
+    _newest()
+    raise ProgramOver
+
+
+def in_session(train: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return ``train`` such that its session is the current one while it runs."""
+
+    @wraps(train)
+    def entered(session: Any) -> None:
+        entry = _Entered(session)
+        _entered.append(entry)
+        try:
+            with suppress(ProgramOver):
+                train(session)
+            for call in entry.at_end:
+                call()
+        finally:
+            _entered.remove(entry)
+
+    return entered
+
+
+class ProgramOver(BaseException):
+    """Raised to leave the program's lines early, as its run is over.
+
+    Not an ``Exception``, so that programs do not catch it.
+    """
+
+
+@dataclass
+class _Entered:
+    session: Any
+    at_end: list[Callable[[], None]] = field(default_factory=list)
+
+
+_entered: list[_Entered] = []
+
+
+def _newest() -> _Entered:
+    if not _entered:
+        raise UserError("this belongs into a run", "no run", "start the file with 'elastune run FILE'")
+    return _entered[-1]
+
+
+# --- scripts with a main() that use an adapter ---
+
+
+def training_of(module: ModuleType, path: Path) -> Callable[[Any], None] | None:
+    """The ``main()`` of a file that uses an adapter, as a training function; None for any other file.
+
+    The settings are written into the file's ``config``, if it has one, before ``main`` begins. Otherwise they become
+    the arguments of its command line: ``lr=0.1`` is ``--lr 0.1``.
+    """
+    main = getattr(module, "main", None)
+    if not callable(main) or not _uses_adapter(module) or not _takes_nothing(main):
+        return None
+
+    def train(session: Any) -> None:
+        settings = dict(session.config)
+        declared: Any = getattr(module, "config", None)
+        arguments = as_arguments(settings) if not declared else []
+        if declared:
+            declared.update(settings)
+        before, sys.argv = sys.argv, [str(path), *arguments]
+        try:
+            main()
+        finally:
+            sys.argv = before
+
+    return train
+
+
+def as_arguments(settings: Mapping[str, Any]) -> list[str]:
+    """Settings as arguments for argparse: True is an option without a value; False and None are left out."""
+    arguments: list[str] = []
+    for name, value in settings.items():
+        if value is True:
+            arguments.append(f"--{name}")
+        elif value is not False and value is not None:
+            values = value if isinstance(value, list) else [value]
+            arguments += [f"--{name}", *map(str, values)]
+    return arguments
+
+
+def _uses_adapter(module: ModuleType) -> bool:
+    homes = (getattr(value, "__module__", None) or getattr(value, "__name__", "") for value in vars(module).values())
+    return any(isinstance(home, str) and home.startswith(ADAPTERS) for home in homes)
+
+
+def _takes_nothing(main: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(main).bind()
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+# --- files that a program writes ---
+
+
+def watched(train: Callable[[Any], None], program: Path, folder: Path) -> Callable[[Any], None]:
+    """``train``, with a record of the files that it writes, in one file of ``folder`` for each worker."""
+
+    @wraps(train)
+    def recorded(session: Any) -> None:
+        import torch  # a controller need not have torch to load a program
+
+        watch, save = _Watch(program), cast(Any, torch.save)
+        sys.addaudithook(watch.hear)
+
+        def save_noted(value: Any, file: Any, *more: Any, **options: Any) -> None:  # torch writes without Python's open
+            watch.note(file)
+            save(value, file, *more, **options)
+
+        setattr(torch, "save", save_noted)  # noqa: B010 - the declared type is narrower
+        try:
+            train(session)
+        finally:
+            watch.watches, torch.save = False, save
+            (folder / f"{session.rank}.json").write_text(json.dumps(watch.lines_by_path))
+
+    return recorded
+
+
+def written_by_several(folder: Path) -> dict[str, int]:
+    """The files that more than one worker has written, and the program's lines that do it."""
+    lines: dict[str, int] = {}
+    counts: dict[str, int] = {}
+    for file in sorted(folder.glob("*.json")):
+        for path, line in json.loads(file.read_text()).items():
+            lines.setdefault(path, line)
+            counts[path] = counts.get(path, 0) + 1
+    return {path: line for path, line in lines.items() if counts[path] > 1}
+
+
+class _Watch:
+    """Records every file that is opened for writing below a line of ``program``, with the first such line."""
+
+    def __init__(self, program: Path) -> None:
+        self.lines_by_path: dict[str, int] = {}
+        self.watches = True
+        self._program = str(program)
+
+    def hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """An audit hook. Python cannot remove audit hooks, so ``watches`` switches it off."""
+        if self.watches and event == "open" and _writes(arguments[1], arguments[2]):
+            self.note(arguments[0])
+
+    def note(self, path: Any) -> None:
+        line = self._line()
+        if line and isinstance(path, (str, bytes, os.PathLike)):
+            self.lines_by_path.setdefault(os.path.abspath(os.fsdecode(path)), line)
+
+    def _line(self) -> int:
+        frame: Any = sys._getframe(2)
+        while frame is not None:
+            if frame.f_code.co_filename == self._program:
+                return int(frame.f_lineno)
+            frame = frame.f_back
+        return 0
+
+
+def _writes(mode: Any, flags: Any) -> bool:
+    if isinstance(mode, str):
+        return any(letter in mode for letter in "wax+")
+    return isinstance(flags, int) and bool(flags & WRITING)
+
+
+# --- undoing what a program does to the process ---
+
+
+@contextmanager
+def process_restored() -> Iterator[None]:
+    """Undo what the user's code does to the process that it runs in.
+
+    Restored are the folder, umask, environment, descriptors 1 and 2, ``sys.stdout`` and ``sys.stderr``, signal
+    handlers, warnings, locale, recursion limit and the default time-out of sockets. A child that the code has forked
+    and that returns from the code ends.
+    """
+    process = os.getpid()
+    with ExitStack() as stack:
+        for descriptor in (1, 2):
+            with suppress(OSError):  # the descriptor was closed before
+                _keep_open(stack, descriptor)
+        _keep_folder(stack)
+        stack.callback(os.umask, _umask())
+        stack.callback(_restore_environment, dict(os.environ))
+        stack.callback(socket.setdefaulttimeout, socket.getdefaulttimeout())
+        stack.callback(sys.setrecursionlimit, sys.getrecursionlimit())
+        stack.callback(locale.setlocale, locale.LC_ALL, locale.setlocale(locale.LC_ALL))
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD, signal.SIGPIPE):
+                stack.callback(signal.signal, number, signal.getsignal(number))
+        stack.enter_context(warnings.catch_warnings())
+        _lend_streams(stack)
+        try:
+            yield
+        finally:
+            if os.getpid() != process:
+                os._exit(0)
+
+
+def _keep_open(stack: ExitStack, descriptor: int) -> None:
+    kept = os.dup(descriptor)
+    stack.callback(os.close, kept)
+    stack.callback(os.dup2, kept, descriptor)
+
+
+def _keep_folder(stack: ExitStack) -> None:
+    folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
+    stack.callback(os.close, folder)
+    stack.callback(os.fchdir, folder)
+
+
+def _umask() -> int:
+    """The present mask; reading it requires setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def _restore_environment(before: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def _lend_streams(stack: ExitStack) -> None:
+    """Give the code streams of its own on the same files, which it may close; a handler that it made may keep them."""
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        before = getattr(sys, name)
+        stack.callback(setattr, sys, name, before)
+        try:
+            lent = open(descriptor, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+        except OSError:
+            continue
+        if before is not None and not before.closed:
+            before.flush()
+        setattr(sys, name, lent)
+        stack.callback(_flush, lent)
+
+
+def _flush(stream: TextIO) -> None:
+    with suppress(ValueError, OSError):  # closed by the code
+        stream.flush()

@@ -1,8 +1,8 @@
 """The source of a program: which part of it decides what is trained, how the journal keeps it, where it changed.
 
-The journal keeps no text: for each statement that decides what is trained, and each element of a long list in it,
-it keeps eight digits of a digest, by file and line. Lines that may make a program differ from run to run, or from
-worker to worker, are found without running it.
+The journal keeps no text. It keeps eight digits of a digest for each statement that decides what is trained, and for
+each element of a long list in it. Lines that may make a program differ from run to run, or from worker to worker, are
+found without running it.
 """
 
 from __future__ import annotations
@@ -21,127 +21,28 @@ from pathlib import Path
 from elastune.core.errors import UserError
 from elastune.core.run import Program, ProgramSource
 
-# [digest] What of a program's file decides what it trains: two files that agree in it train alike, whatever else they hold.
-
-_GIVEN = frozenset({"config"})  # a run has its settings from the session, and they are recorded with it
-_BY_ANY_NAME = {"globals", "vars", "eval", "exec"}  # a program that calls these may use whatever its file holds
-
-
-def meaning(program: Program) -> str:
-    """SHA-256 of the training function (and ``surrogate``) and of what they use of the file, however it is laid out.
-
-    Followed by name: functions, classes, constants and imports; and whatever stands at the top level and binds no
-    name, or is decorated. Not followed: modules that the file imports. The search space, the objectives, docstrings
-    and ``__main__`` do not count.
-    """
-    tree = without_docstrings(ast.parse(program.path.read_bytes()))
-    text = "\n".join(ast.unparse(statement) for statement in used_by_training(tree, program.train))
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def used_by_training(tree: ast.Module, train: str, *, config: bool = False) -> list[ast.stmt]:
-    """The statements of ``tree``, a program, that decide what it trains, in order.
-
-    Args:
-        tree: The program.
-        train: The name of its training function.
-        config: Whether its own settings count, which a run may have been given others for.
-    """
-    body = [statement for statement in tree.body if not is_main(statement)]
-    binding: dict[str, set[int]] = defaultdict(set)
-    for index, statement in enumerate(body):
-        for name in bound(statement):
-            binding[name].add(index)
-    todo = [i for i, s in enumerate(body) if _acts(s) or _is_policy(s, body)]
-    todo += [*(binding[train] or binding["main"]), *binding["surrogate"], *(binding["config"] if config else ())]
-    used: set[int] = set()
-    while todo:
-        index = todo.pop()
-        if index not in used:
-            used.add(index)
-            names = _names(body[index])
-            if names & _BY_ANY_NAME:
-                names = {*binding} - {"space", "objectives"}
-            todo.extend(i for name in names - (set() if config else _GIVEN) for i in binding.get(name, ()))
-    return [body[index] for index in sorted(used)]
-
-
-def without_docstrings(tree: ast.Module) -> ast.Module:
-    """``tree``, changed: without texts that are statements by themselves."""
-    for node in ast.walk(tree):
-        for name in ("body", "orelse", "finalbody"):
-            if isinstance(body := getattr(node, name, None), list):
-                setattr(node, name, [each for each in body if not _is_text(each)])
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and not node.body:
-            node.body = [ast.Pass(lineno=node.lineno, col_offset=0)]
-    return tree
-
-
-def bound(statement: ast.stmt) -> Iterator[str]:
-    """The names that a top-level statement gives a value; "*" where it imports whatever another module has."""
-    match statement:
-        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-            yield name
-        case ast.Assign() | ast.AnnAssign():
-            stored = (node for node in ast.walk(statement) if isinstance(node, ast.Name))
-            yield from (node.id for node in stored if isinstance(node.ctx, ast.Store))
-        case ast.Import(names=names) | ast.ImportFrom(names=names):
-            yield from ((alias.asname or alias.name).partition(".")[0] for alias in names)
-
-
-def is_main(statement: ast.stmt) -> bool:
-    """Whether it is ``if __name__ == "__main__"``."""
-    if not isinstance(statement, ast.If):
-        return False
-    return any(isinstance(node, ast.Name) and node.id == "__name__" for node in ast.walk(statement.test))
-
-
-def _names(statement: ast.stmt) -> set[str]:
-    return {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
-
-
-def _acts(statement: ast.stmt) -> bool:
-    """Whether it does something when the file is imported, whoever uses the names that it binds."""
-    names = {*bound(statement)}
-    return not names or "*" in names or bool(getattr(statement, "decorator_list", ()))
-
-
-def _is_policy(statement: ast.stmt, body: list[ast.stmt]) -> bool:
-    """Whether it is a class that a run may be given by its name (``--policy``), so that nothing else need name it."""
-    if not isinstance(statement, ast.ClassDef):
-        return False
-    bases = {ast.unparse(base).rpartition(".")[2] for base in statement.bases}
-    inherited = [each for each in body if isinstance(each, ast.ClassDef) and each.name in bases and each != statement]
-    return "Policy" in bases or any(_is_policy(each, body) for each in inherited)
-
-
-def _is_text(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-
-
-# [source] The source of a program as a journal keeps it, and the first line in which it differs from what it was.
-#
-# Kept are no texts: of each statement that decides what is trained, and of each element of a long list in it, eight
-# digits of its digest, by file and part (a function, a method, a constant). Comments, layout and docstrings do not count,
-# nor do the search space, the objectives and ``__main__``. The program's own ``config`` does: a worker that comes later
-# takes its settings from there.
-#
-# The user's own modules, which the program imports from its folder or from ``sys.path`` outside of installed packages,
-# count as a whole.
-
 DIGITS = 8
 MOST_MODULES = 500
-PARSED_BYTES = 200_000  # of modules, a tenth of a second; of those beyond that all bytes count, comments too
-MOST_STATEMENTS = 500  # of a part that a journal keeps one by one: a longer one is kept as a whole
-LONG_LIST = 3  # of arguments or elements, each of which has a line of its own, as likely as not
-MOST_TOLD = 3
+PARSED_BYTES = 200_000  # of modules, a tenth of a second; beyond that a module's bytes are digested, with comments
+MOST_STATEMENTS = 500  # of a part with a digest for each: a longer part has one digest
+LONG_LIST = 3  # elements or arguments, from which on each is likely to have a line of its own
+MOST_REPORTED = 3
 EDITED = "the program must not be edited while its run goes on"
 _INSTALLED = ("site-packages", "dist-packages")
+_NOT_OWN = {*sys.stdlib_module_names, "elastune"}
+
+_RECORDED_APART = frozenset({"config"})  # the settings, which the session gives and the journal records
+_BY_ANY_NAME = {"globals", "vars", "eval", "exec"}  # a program that calls one of these may use anything in its file
+
+# Functions that draw from the machine instead of a seeded stream; those of WITHOUT_SEED only without arguments.
+UNSEEDED = ("os.urandom", "uuid.uuid1", "uuid.uuid4", "random.SystemRandom", "torch.seed", "time.time", "time.time_ns")
+WITHOUT_SEED = ("default_rng", "RandomState", "random.Random", "random.seed", "SeedSequence")
+OF_WORKERS = ("rank", "size", "leader", "process_index", "is_main_process", "local_process_index")
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of a file: its statements' digests, and the lines that they begin at."""
+    """A part of a file, such as a function or a constant: its statements' digests, and their first lines."""
 
     digests: tuple[str, ...]
     lines: tuple[int, ...]
@@ -149,7 +50,7 @@ class _Part:
     @property
     def kept(self) -> str:
         if len(self.digests) > MOST_STATEMENTS:
-            return _digest("".join(self.digests)) * 2  # which no single statement's digest is equal to
+            return _digest("".join(self.digests)) * 2  # doubled, so that it equals no statement's digest
         return "".join(self.digests)
 
 
@@ -157,14 +58,18 @@ _Files = dict[str, dict[str, _Part]]
 
 
 def source_of(program: Program, modules: Collection[str] | None = None) -> ProgramSource:
-    """Return what of ``program`` and of the user's modules that it imports decides what is trained.
+    """Return digests of what decides what is trained, in ``program`` and in the user's modules that it imports.
+
+    Comments, layout, docstrings, the search space, the objectives and ``__main__`` do not count. The program's
+    ``config`` does, as a worker that joins later takes its settings from there. The user's modules are those in the
+    program's folder or in ``sys.path`` outside of installed packages; they count as a whole.
 
     Args:
         program: The program.
-        modules: The files of modules that are looked at, wherever they lie; None: the user's own that it imports.
+        modules: The files of the modules to look at, wherever they are; None: the user's modules that it imports.
 
     Returns:
-        Digests by file and part. Empty where there is no file that could be read: then nothing can be compared.
+        Digests by file and part. Empty if the file cannot be read: then nothing can be compared.
 
     Example:
         >>> source_of(Program(Path("train.py")))
@@ -174,81 +79,80 @@ def source_of(program: Program, modules: Collection[str] | None = None) -> Progr
 
 
 def differences(before: ProgramSource, program: Program) -> list[str]:
-    """Return where ``program`` differs from its source ``before``: file, line and part, a text each, the first ones.
+    """Return where ``program`` differs from its source ``before``: the first places, each as file, line and part.
 
     Args:
-        before: What ``source_of`` has returned.
+        before: The result of ``source_of``.
         program: The program as it is now.
 
     Returns:
-        Nothing where it is the same, or where either is not known.
+        Empty if nothing differs, or if either source is unknown.
     """
     now = _read(program, None)
-    return _told(before, now) if before and now else []
+    return _changed_files(before, now) if before and now else []
 
 
 def check_unedited(program: Program, begun: ProgramSource) -> None:
-    """Refuse to train beside workers that have loaded another program.
+    """Refuse to train beside workers that have loaded another version of the program.
 
     Args:
         program: The program as this worker has just loaded it.
-        begun: The source that the run was begun with; empty: not known.
+        begun: The source that the run was begun with; empty: unknown.
 
     Raises:
-        UserError: Where they differ: names the file and the line.
+        UserError: The sources differ; it names the file and the line.
     """
     if not begun:
         return
     _, *modules = begun
     now = _read(program, modules)
-    found = _told({file: parts for file, parts in begun.items() if file in now}, now)
-    if found:
+    changes = _changed_files({file: parts for file, parts in begun.items() if file in now}, now)
+    if changes:
         fix = "undo the edit; or stop the run, and go on with --resume --accept-changes"
-        raise UserError(EDITED, "; ".join(found), fix)
+        raise UserError(EDITED, "; ".join(changes), fix)
 
 
-def _told(before: ProgramSource, now: _Files) -> list[str]:
-    found: list[str] = []
+def _changed_files(before: ProgramSource, now: _Files) -> list[str]:
+    changes: list[str] = []
     for file, parts in now.items():
         if file not in before:
-            found.append(f"{file} is imported now")
+            changes.append(f"{file} is imported now")
         else:
-            found += _told_of_parts(file, before[file], parts)
-    found += [f"{file} is not imported any more" for file in before if file not in now]
-    more = len(found) - MOST_TOLD
-    return [*found[:MOST_TOLD], f"and {more} more"] if more > 0 else found
+            changes += _changed_parts(file, before[file], parts)
+    changes += [f"{file} is not imported any more" for file in before if file not in now]
+    more = len(changes) - MOST_REPORTED
+    return [*changes[:MOST_REPORTED], f"and {more} more"] if more > 0 else changes
 
 
-def _told_of_parts(file: str, before: Mapping[str, str], now: Mapping[str, _Part]) -> list[str]:
-    found: list[tuple[int, str]] = []
+def _changed_parts(file: str, before: Mapping[str, str], now: Mapping[str, _Part]) -> list[str]:
+    changes: list[tuple[int, str]] = []
     for name, part in now.items():
-        kept = before.get(name)
-        if kept is None:
-            found.append((part.lines[0], f"{file}, line {part.lines[0]}: {name} is new"))
-        elif kept != part.kept:
-            line = _first_line(kept, part)
-            found.append((line, f"{file}, line {line}, in {name}"))
+        digests = before.get(name)
+        if digests is None:
+            changes.append((part.lines[0], f"{file}, line {part.lines[0]}: {name} is new"))
+        elif digests != part.kept:
+            line = _first_line(digests, part)
+            changes.append((line, f"{file}, line {line}, in {name}"))
     gone = [f"{file}: {name} is gone" for name in before if name not in now]
-    return [*(text for _, text in sorted(found)), *gone]
+    return [*(text for _, text in sorted(changes)), *gone]
 
 
 def _first_line(kept: str, part: _Part) -> int:
-    """Where ``part`` begins to differ from what was ``kept`` of it."""
+    """The line at which ``part`` begins to differ from its digests ``kept`` in the journal."""
     if len(part.digests) > MOST_STATEMENTS:
         return part.lines[0]
     for index, (digest, line) in enumerate(zip(part.digests, part.lines, strict=True)):
         if kept[index * DIGITS : (index + 1) * DIGITS] != digest:
             return line
-    return part.lines[-1]  # what followed it is gone
+    return part.lines[-1]  # the statements after it are gone
 
 
-# -- reading ----------------------------------------------------------------------------------------------------------
 def _read(program: Program, modules: Collection[str] | None) -> _Files:
-    """The parts of the program's file, then those of its modules. Empty where the program cannot be read."""
+    """The parts of the program's file, then those of its modules. Empty if the program cannot be read."""
     path = program.path.resolve()
     try:
         tree = without_docstrings(ast.parse(path.read_bytes()))
-    except (OSError, SyntaxError, ValueError, RecursionError):  # whoever loads it says what is wrong
+    except (OSError, SyntaxError, ValueError, RecursionError):  # loading the program reports the error
         return {}
     used = used_by_training(tree, program.train, config=True)
     files: _Files = {path.name: _parts(used)}
@@ -263,7 +167,7 @@ def _read(program: Program, modules: Collection[str] | None) -> _Files:
 
 
 def _wanted(tree: ast.Module, used: list[ast.stmt]) -> list[ast.stmt]:
-    """The statements that may import what decides: those that are used, and imports whose names nothing mentions."""
+    """The statements whose imports count: those that are used, and imports whose names no statement mentions."""
     mentioned = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     bare = [
         each
@@ -274,17 +178,17 @@ def _wanted(tree: ast.Module, used: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def _imported(statements: list[ast.stmt], folder: Path) -> _Files:
-    """The user's modules that ``statements`` import, and those that these do, by file, in the order of their names."""
+    """The parts of the user's modules that ``statements`` import, directly or not, by file, in order of their names."""
     paths = _own_paths(folder)
-    found: dict[str, Path] = {}
+    modules: dict[str, Path] = {}
     files: _Files = {}
     todo = sorted(_names_of_imports(statements, ""))
     parsed = 0
-    while todo and len(found) < MOST_MODULES:
+    while todo and len(modules) < MOST_MODULES:
         name = todo.pop(0)
-        if name in found or (where := _find(name, paths)) is None:
+        if name in modules or (where := _find(name, paths)) is None:
             continue
-        found[name] = where
+        modules[name] = where
         with suppress(OSError):
             parsed += where.stat().st_size
         key = name.replace(".", "/") + ("/__init__.py" if where.name == "__init__.py" else ".py")
@@ -292,56 +196,53 @@ def _imported(statements: list[ast.stmt], folder: Path) -> _Files:
         if parsed <= PARSED_BYTES:
             package = name if where.name == "__init__.py" else name.rpartition(".")[0]
             with suppress(OSError, SyntaxError, ValueError, RecursionError):
-                todo += sorted(_names_of_imports(ast.parse(where.read_bytes()).body, package) - found.keys())
+                todo += sorted(_names_of_imports(ast.parse(where.read_bytes()).body, package) - modules.keys())
     return dict(sorted(files.items()))
 
 
 def _names_of_imports(statements: list[ast.stmt], package: str) -> set[str]:
-    """The modules that ``statements`` may mean, with the packages that they lie in."""
-    found: set[str] = set()
+    """The modules that ``statements`` may import, with the packages that contain them."""
+    names: set[str] = set()
     for statement in statements:
         if is_main(statement):
             continue
         for node in ast.walk(statement):
             if isinstance(node, ast.Import):
-                found |= {alias.name for alias in node.names}
+                names |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
                 base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
                 home = ".".join([*filter(None, base), *([node.module] if node.module else [])])
-                found |= {home, *(f"{home}.{alias.name}".lstrip(".") for alias in node.names)}
-    whole = {name.rpartition(".")[0] for name in found}
-    while whole - found:
-        found |= whole
-        whole = {name.rpartition(".")[0] for name in found}
-    return {name for name in found if name and name.partition(".")[0] not in _NOT_OWN}
-
-
-_NOT_OWN = {*sys.stdlib_module_names, "elastune"}
+                names |= {home, *(f"{home}.{alias.name}".lstrip(".") for alias in node.names)}
+    whole = {name.rpartition(".")[0] for name in names}
+    while whole - names:
+        names |= whole
+        whole = {name.rpartition(".")[0] for name in names}
+    return {name for name in names if name and name.partition(".")[0] not in _NOT_OWN}
 
 
 def _own_paths(folder: Path) -> list[str]:
-    """Where modules lie that are the user's own: the program's folder, and what is no place of installed packages."""
+    """The paths of the user's own modules: the program's folder, and paths without installed packages."""
     standard = {sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib")}
 
-    def own(path: str) -> bool:
+    def is_own(path: str) -> bool:
         parts = Path(path).parts
         installed = any(part in _INSTALLED or part == "lib-dynload" for part in parts)
         return path not in standard and not path.endswith(".zip") and not installed
 
-    return list(dict.fromkeys([str(folder), *(path or "." for path in sys.path if own(path))]))
+    return list(dict.fromkeys([str(folder), *(path or "." for path in sys.path if is_own(path))]))
 
 
 def _find(name: str, paths: list[str]) -> Path | None:
-    """The file of module ``name`` in ``paths``; None where it has no source there."""
-    found = None
+    """The file of module ``name`` in ``paths``; None if it has no source there."""
+    spec = None
     inside = paths
     for depth in range(1, name.count(".") + 2):
         whole = ".".join(name.split(".")[:depth])
-        found = PathFinder.find_spec(whole, inside)
-        if found is None:
+        spec = PathFinder.find_spec(whole, inside)
+        if spec is None:
             return None
-        inside = list(found.submodule_search_locations or ())
-    origin = None if found is None else found.origin
+        inside = list(spec.submodule_search_locations or ())
+    origin = None if spec is None else spec.origin
     return Path(origin) if origin is not None and origin.endswith(".py") else None
 
 
@@ -361,33 +262,130 @@ def _parts_of_module(path: Path, *, parses: bool) -> dict[str, _Part]:
     return {"the file": _Part((hashlib.sha256(content).hexdigest()[:DIGITS],), (1,))}
 
 
-# -- one statement after another --------------------------------------------------------------------------------------
 def _parts(statements: list[ast.stmt]) -> dict[str, _Part]:
-    found: dict[str, list[tuple[str, int]]] = {}
+    digests: dict[str, list[tuple[str, int]]] = {}
     for statement in statements:
         name = ", ".join(sorted(set(bound(statement)) - {"*"})) or "top-level code"
         if isinstance(statement, ast.ClassDef):
             methods = [each for each in statement.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
             for method in methods:
-                found.setdefault(f"{name}.{method.name}", []).extend(_digests(method, ""))
+                digests.setdefault(f"{name}.{method.name}", []).extend(_digests(method, ""))
             rest = [each for each in statement.body if each not in methods]
-            found.setdefault(name, []).extend(_header(statement, ""))
+            digests.setdefault(name, []).extend(_header(statement, ""))
             for each in rest:
-                found[name] += _digests(each, "class")
+                digests[name] += _digests(each, "class")
         elif isinstance(statement, ast.Import | ast.ImportFrom):
-            found.setdefault("imports", []).extend(_digests(statement, ""))
+            digests.setdefault("imports", []).extend(_digests(statement, ""))
         else:
-            found.setdefault(name, []).extend(_digests(statement, ""))
+            digests.setdefault(name, []).extend(_digests(statement, ""))
     return {
         name: _Part(tuple(digest for digest, _ in each), tuple(line for _, line in each))
-        for name, each in found.items()
+        for name, each in digests.items()
     }
 
 
-def _digests(node: ast.AST, where: str) -> Iterator[tuple[str, int]]:
-    """Of ``node``, of the statements in it, and of the elements of long lists in it, each by itself.
+# --- the statements that decide what is trained ---
 
-    ``where``: the fields of other nodes that it stands in. How lines are broken does not show.
+
+def meaning(program: Program) -> str:
+    """SHA-256 of the training function (and ``surrogate``) and of what they use of the file, independent of its layout.
+
+    Two programs that agree in it train alike. Names are followed to functions, classes, constants and imports; code at
+    the top level that binds no name, or is decorated, counts, too. Modules that the file imports are not followed. The
+    search space, the objectives, docstrings and ``__main__`` do not count.
+    """
+    tree = without_docstrings(ast.parse(program.path.read_bytes()))
+    text = "\n".join(ast.unparse(statement) for statement in used_by_training(tree, program.train))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def used_by_training(tree: ast.Module, train: str, *, config: bool = False) -> list[ast.stmt]:
+    """The statements of ``tree``, a program, that decide what it trains, in order.
+
+    Args:
+        tree: The program.
+        train: The name of its training function.
+        config: Whether its own settings count; a run may have been given others.
+    """
+    body = [statement for statement in tree.body if not is_main(statement)]
+    binding: dict[str, set[int]] = defaultdict(set)
+    for index, statement in enumerate(body):
+        for name in bound(statement):
+            binding[name].add(index)
+    todo = [i for i, s in enumerate(body) if _acts(s) or _is_policy(s, body)]
+    todo += [*(binding[train] or binding["main"]), *binding["surrogate"], *(binding["config"] if config else ())]
+    used: set[int] = set()
+    while todo:
+        index = todo.pop()
+        if index not in used:
+            used.add(index)
+            names = _names(body[index])
+            if names & _BY_ANY_NAME:
+                names = {*binding} - {"space", "objectives"}
+            todo.extend(i for name in names - (set() if config else _RECORDED_APART) for i in binding.get(name, ()))
+    return [body[index] for index in sorted(used)]
+
+
+def without_docstrings(tree: ast.Module) -> ast.Module:
+    """``tree``, changed: without texts that are statements of their own."""
+    for node in ast.walk(tree):
+        for name in ("body", "orelse", "finalbody"):
+            if isinstance(body := getattr(node, name, None), list):
+                setattr(node, name, [each for each in body if not _is_text(each)])
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and not node.body:
+            node.body = [ast.Pass(lineno=node.lineno, col_offset=0)]
+    return tree
+
+
+def bound(statement: ast.stmt) -> Iterator[str]:
+    """The names that a top-level statement binds; "*" if it imports all names of a module."""
+    match statement:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            yield name
+        case ast.Assign() | ast.AnnAssign():
+            stored = (node for node in ast.walk(statement) if isinstance(node, ast.Name))
+            yield from (node.id for node in stored if isinstance(node.ctx, ast.Store))
+        case ast.Import(names=names) | ast.ImportFrom(names=names):
+            yield from ((alias.asname or alias.name).partition(".")[0] for alias in names)
+
+
+def is_main(statement: ast.stmt) -> bool:
+    """Whether the statement is ``if __name__ == "__main__"``."""
+    if not isinstance(statement, ast.If):
+        return False
+    return any(isinstance(node, ast.Name) and node.id == "__name__" for node in ast.walk(statement.test))
+
+
+def _names(statement: ast.stmt) -> set[str]:
+    return {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+
+
+def _acts(statement: ast.stmt) -> bool:
+    """Whether it has an effect when the file is imported, even if no code uses the names that it binds."""
+    names = {*bound(statement)}
+    return not names or "*" in names or bool(getattr(statement, "decorator_list", ()))
+
+
+def _is_policy(statement: ast.stmt, body: list[ast.stmt]) -> bool:
+    """Whether it is a policy class: a run may name it (``--policy``), so that no code of the file need use it."""
+    if not isinstance(statement, ast.ClassDef):
+        return False
+    bases = {ast.unparse(base).rpartition(".")[2] for base in statement.bases}
+    inherited = [each for each in body if isinstance(each, ast.ClassDef) and each.name in bases and each != statement]
+    return "Policy" in bases or any(_is_policy(each, body) for each in inherited)
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
+# --- digests of statements ---
+
+
+def _digests(node: ast.AST, where: str) -> Iterator[tuple[str, int]]:
+    """Digests of ``node``, of the statements in it and of the elements of long lists in it, each with its line.
+
+    ``where`` names the fields that it stands in. Line breaks have no influence.
     """
     yield from _header(node, where)
     for name, value in ast.iter_fields(node):
@@ -397,7 +395,7 @@ def _digests(node: ast.AST, where: str) -> Iterator[tuple[str, int]]:
 
 
 def _header(node: ast.AST, where: str) -> Iterator[tuple[str, int]]:
-    """Of ``node`` without the statements in it."""
+    """Digests of ``node`` without the statements in it."""
     apart: list[tuple[ast.AST, str]] = []
     text = _dumped(node, where, apart, leaves_out_statements=True)
     yield _digest(f"{where} {text}"), getattr(node, "lineno", 1)
@@ -410,14 +408,14 @@ def _holds_statements(value: object) -> bool:
 
 
 def _dumped(value: object, where: str, apart: list[tuple[ast.AST, str]], *, leaves_out_statements: bool = False) -> str:
-    """``value`` as text, but for the elements of long lists in it, which go to ``apart`` with their places."""
+    """``value`` as text, without the elements of long lists in it: those go to ``apart``, with their places."""
     if isinstance(value, ast.AST):
-        own = [
+        fields = [
             f"{name}={_dumped(each, f'{where}/{name}', apart)}"
             for name, each in ast.iter_fields(value)
             if not (leaves_out_statements and _holds_statements(each)) and name != "type_comment"
         ]
-        return f"{type(value).__name__}({', '.join(own)})"
+        return f"{type(value).__name__}({', '.join(fields)})"
     if isinstance(value, list):
         nodes = [each for each in value if isinstance(each, ast.expr | ast.keyword)]
         if len(nodes) >= LONG_LIST:
@@ -431,25 +429,20 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:DIGITS]
 
 
-# [suspects] Lines of a program that may make it differ from run to run, or from worker to worker. Nothing is run for it.
-
-# What draws from the machine and not from a stream that the run seeds; those of WITHOUT_SEED only without arguments.
-UNSEEDED = ("os.urandom", "uuid.uuid1", "uuid.uuid4", "random.SystemRandom", "torch.seed", "time.time", "time.time_ns")
-WITHOUT_SEED = ("default_rng", "RandomState", "random.Random", "random.seed", "SeedSequence")
-OF_WORKERS = ("rank", "size", "leader", "process_index", "is_main_process", "local_process_index")
+# --- suspects: lines that may differ between runs or workers ---
 
 
 def unseeded(text: str) -> list[int]:
-    """The lines that draw what no seed decides."""
+    """The lines that draw random values which no seed decides."""
     return sorted({call.lineno for call in _calls(text) if _draws(call)})
 
 
 def of_workers(text: str) -> list[int]:
-    """The lines that ask who a worker is, or how many there are."""
+    """The lines that depend on the rank of a worker, or on the number of workers."""
     tree = ast.parse(text)
-    found = {node.lineno for node in ast.walk(tree) if isinstance(node, ast.Attribute) and _asks(node)}
+    lines = {node.lineno for node in ast.walk(tree) if isinstance(node, ast.Attribute) and _asks(node)}
     return sorted(
-        found | {call.lineno for call in _calls(text) if _name(call).endswith(("get_rank", "get_world_size"))}
+        lines | {call.lineno for call in _calls(text) if _name(call).endswith(("get_rank", "get_world_size"))}
     )
 
 
