@@ -1,7 +1,9 @@
 # make run   the main job on embedded data: how far does examples/digits.py scale before accuracy pays? It takes as long
 #            as its phases need on this machine, by its first steps: 1.5 minutes on two idle cores, more on busy ones
 # make test  style, types and tests
-# make soak  what make test and the smoke runs leave out: long runs under faults, all cells of wide matrices
+# make soak  what make test and the smoke runs leave out: long runs under faults, all cells of wide matrices, the other
+#            benchmarks at their smallest
+# make nightly  make bench-smoke, make test and make soak
 # make gpu   what needs a GPU: its tests and benchmark, by $(PYTHON) and the torch it has, with no network
 # make fuzz  the fuzzers of tests/fuzz with many more examples, and all properties with other ones than make test has
 # A machine without a GPU saves 2 GB of downloads with TORCH_INDEX=(the index of PyTorch's CPU wheels, see its website)
@@ -18,7 +20,7 @@ export OMP_NUM_THREADS ?= 1
 TEST_PROCESSES ?= 3
 SMOKES_AT_ONCE ?= 2
 
-.PHONY: run test suite gpu soak fuzz lint types bench-smoke clean
+.PHONY: run test suite gpu soak nightly fuzz lint types bench-smoke clean
 
 run: $(VENV)/.installed
 	$(BIN)/elastune frontier examples/digits.py --workers 1,2,4,8,16 --target 0.95 --budget auto
@@ -32,8 +34,14 @@ suite: $(VENV)/.installed-dev
 	$(BIN)/pytest -q -n $(TEST_PROCESSES) --durations 20 --durations-min 10 -m "not soak" || { test $$? = 1 && $(BIN)/python tests/again.py; }
 
 soak: $(VENV)/.installed-dev
+	@$(if $(LCBENCH),,echo "no hpo/lcbench in ELASTUNE_DATA: without the benchmarks of sampler and stopping")
+	@$(if $(SPOT),,echo "no spot_traces in ELASTUNE_DATA: without the benchmark of spot machines")
+	@$(if $(TRACES),,echo "no hpo/lcbench or pollux_traces in ELASTUNE_DATA: without the benchmark of the broker")
 	$(BIN)/pytest -q -n $(TEST_PROCESSES) -m soak
 	$(RUN_SMOKES) $(LONG_SMOKES)
+
+# All there is: what a night has time for.
+nightly: bench-smoke test soak
 
 # So many times the examples that make test tries, other ones each time.
 FUZZ ?= 100
@@ -52,23 +60,21 @@ lint: $(VENV)/.installed-dev
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
-# Benchmarks once each, at their smallest: the longest begin. Those of the search need data in $$ELASTUNE_DATA.
-SMOKES := blocks reshape reshape_killed mechanisms splits levels topologies overlap bubble chaos mesh_chaos adaptive strategies killed_studies elastic_peers monitoring slots elastic hashes elastic_live overhead journal agents goodput ensembles transfer transferability planning_time gpu
-# And those that take longest, for `make soak`: tests have their pure parts, or do what they do.
-LONG_SMOKES := combined prediction_here genetic_mnist switching hosts
+# Four benchmarks once each, at their smallest: equal bits, faults, the cost of a step, a lost worker.
+SMOKES := chaos hashes elastic overhead
+# All others, for `make soak`: tests have their pure parts, or do what they do. Those of the search need data in
+# $$ELASTUNE_DATA. The longest begin.
+LONG_SMOKES := combined prediction_here genetic_mnist switching hosts blocks reshape reshape_killed mechanisms splits levels topologies overlap bubble mesh_chaos adaptive strategies killed_studies elastic_peers monitoring slots elastic_live journal agents goodput ensembles transfer transferability planning_time gpu
 LCBENCH := $(wildcard $(ELASTUNE_DATA)/hpo/lcbench)
 TRACES := $(and $(LCBENCH),$(wildcard $(ELASTUNE_DATA)/pollux_traces))
 SPOT := $(wildcard $(ELASTUNE_DATA)/spot_traces)
 LAYOUTS := $(wildcard $(ELASTUNE_DATA)/layout_times)
-SMOKES += $(if $(LCBENCH),sampler multi_fidelity search_model) $(if $(TRACES),elastic_search) $(if $(SPOT),spot) $(if $(LAYOUTS),layout_prediction)
+LONG_SMOKES += $(if $(LCBENCH),sampler multi_fidelity search_model) $(if $(TRACES),elastic_search) $(if $(SPOT),spot) $(if $(LAYOUTS),layout_prediction)
 OPTIONS_chaos := $(if $(wildcard $(ELASTUNE_DATA)/mnist),,--data-set digits)
 OPTIONS_hashes := --check benchmarks/results/hashes.json
 RUN_SMOKES := $(BIN)/python tests/smokes.py $(SMOKES_AT_ONCE)
 
 bench-smoke: $(VENV)/.installed-dev
-	@$(if $(LCBENCH),,echo "no hpo/lcbench in ELASTUNE_DATA: without the benchmarks of sampler and stopping")
-	@$(if $(SPOT),,echo "no spot_traces in ELASTUNE_DATA: without the benchmark of spot machines")
-	@$(if $(TRACES),,echo "no hpo/lcbench or pollux_traces in ELASTUNE_DATA: without the benchmark of the broker")
 	$(RUN_SMOKES) $(foreach name,$(SMOKES),"$(name) $(OPTIONS_$(name))")
 
 clean:
