@@ -18,7 +18,7 @@ from elastune.core.errors import UserError
 from elastune.train.program.load import current_session
 from elastune.train.session import Session
 
-# [effects] What a script does besides training: it prints, logs and saves, each once in a run.
+# What a script does besides training: it prints, logs and saves, each once in a run.
 
 STATE = "elastune_state.pt"
 
@@ -148,7 +148,7 @@ class AcceleratorBase:
         )
 
 
-# [accelerate] An ``Accelerator`` for scripts written for Hugging Face Accelerate: change the import, keep the loop.
+# An ``Accelerator`` for scripts written for Hugging Face Accelerate: change the import, keep the loop.
 
 NO_MEANING = {  # what elastune does its own way, whatever is asked
     *("device_placement", "split_batches", "cpu", "rng_types", "log_with", "project_dir", "project_config"),

@@ -19,7 +19,7 @@ from elastune.train.program.load import at_end, end_program
 from elastune.train.rng import streams_kept
 from elastune.train.session import Session
 
-# [loaders] A ``DataLoader`` for a script to go on with.
+# A ``DataLoader`` for a script to go on with.
 
 
 class Loader:
@@ -59,7 +59,7 @@ def rebuilt(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
     return DataLoader(**{**options, **changes})
 
 
-# [passes] The passes of a program that does not know of sessions: which are still to be done, and which were done before.
+# The passes of a program that does not know of sessions: which are still to be done, and which were done before.
 
 
 class SessionEpochs:
@@ -125,7 +125,7 @@ def first_batch(loader: DataLoader[Any]) -> Iterator[Any]:
     yield from batches
 
 
-# [evaluation] An evaluation pass for loops that gather the results of each batch: all workers have the same number of batches.
+# An evaluation pass for loops that gather the results of each batch: all workers have the same number of batches.
 
 WHOLE = SequentialSampler, RandomSampler, DistributedSampler
 

@@ -19,7 +19,7 @@ from elastune.core.errors import UserError
 from elastune.train.program.load import current_session
 from elastune.train.session import Session
 
-# [fabric steps] The steps of a script for Lightning's Fabric: each batch of its loader is one step.
+# The steps of a script for Lightning's Fabric: each batch of its loader is one step.
 
 
 class FabricSteps:
@@ -59,7 +59,7 @@ class FabricSteps:
         self._due = False
 
 
-# [fabric logger] A logger that reports to the run what a script for Fabric logs.
+# A logger that reports to the run what a script for Fabric logs.
 
 
 class RunLogger(Logger):
@@ -80,7 +80,7 @@ class RunLogger(Logger):
         """Do nothing: the run's journal has its settings."""
 
 
-# [fabric] A ``Fabric`` for scripts written for Lightning's Fabric: change the import, keep the loop.
+# A ``Fabric`` for scripts written for Lightning's Fabric: change the import, keep the loop.
 
 
 class FabricStrategy(SingleDeviceStrategy):

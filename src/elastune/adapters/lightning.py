@@ -20,7 +20,7 @@ from elastune.core.errors import UserError
 from elastune.train.program.load import at_end, current_session, end_program
 from elastune.train.session import Session
 
-# [lightning parts] What Lightning's ``Trainer`` has besides steps: its position, callbacks' states and logs, and what is refused.
+# What Lightning's ``Trainer`` has besides steps: its position, callbacks' states and logs, and what is refused.
 
 
 class TrainerProgress:
@@ -123,7 +123,7 @@ def refuse(trainer: Trainer) -> None:
         raise UserError("Lightning's Trainer takes one step of one optimizer a batch here", found, fix)
 
 
-# [lightning] A strategy for Lightning's ``Trainer``: name the strategy, keep modules, callbacks and loops.
+# A strategy for Lightning's ``Trainer``: name the strategy, keep modules, callbacks and loops.
 
 
 class ElastuneStrategy(SingleDeviceStrategy):

@@ -18,7 +18,7 @@ from elastune.adapters.epochs import Evaluation, rebuilt
 from elastune.core.errors import UserError
 from elastune.train.program.load import current_session
 
-# [trainer parts] What belongs to Hugging Face's ``Trainer`` besides training: evaluation, files, its callbacks' states.
+# What belongs to Hugging Face's ``Trainer`` besides training: evaluation, files, its callbacks' states.
 
 REMEMBERED = "global_step", "epoch", "best_metric", "best_global_step"
 
@@ -111,7 +111,7 @@ class EvaluatingTrainer(transformers.Trainer):
         return EvalLoopOutput(held_predictions, held_labels, named, len(dataloader.dataset))
 
 
-# [transformers] A ``Trainer`` for scripts written for Hugging Face's: change the import, keep arguments, callbacks and metrics.
+# A ``Trainer`` for scripts written for Hugging Face's: change the import, keep arguments, callbacks and metrics.
 
 
 class Trainer(EvaluatingTrainer):

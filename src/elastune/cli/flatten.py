@@ -16,7 +16,7 @@ from typer.models import ArgumentInfo, OptionInfo
 
 from elastune.core.run import CommandLine
 
-# [given] The command line as the journal keeps it, and as ``elastune resume`` gives it again.
+# The command line as the journal keeps it, and as ``elastune resume`` gives it again.
 
 NOT_REPEATED = {
     "out",
@@ -87,7 +87,7 @@ def _key(word: str) -> str:
     return f"{option}={value.partition('=')[0]}" if option == "--set" else option
 
 
-# [flatten] Commands take groups of options as dataclasses; Typer sees each field as an option of its own.
+# Commands take groups of options as dataclasses; Typer sees each field as an option of its own.
 
 
 def flatten(command: Callable[..., int]) -> Callable[..., int]:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from elastune.tune.study.budget import Request
 
 
-# [clusters] Where workers run, as the command line says it.
+# Where workers run, as the command line says it.
 
 LOCAL = "local"
 TokenFile = Annotated[
@@ -120,7 +120,7 @@ class ClusterOptions:
         return ClusterRequest(kind, access)
 
 
-# [start] Options by which a training begins with another model's weights.
+# Options by which a training begins with another model's weights.
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class InitialWeightsOptions:
         return StartFrom(self.start_from.resolve(), parse_renames(tuple(self.rename or ())), tuple(self.fresh or ()))
 
 
-# [groups] Groups of options that several commands take, and what each group makes of its options.
+# Groups of options that several commands take, and what each group makes of its options.
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from elastune.recipes.settings import (
     scheduler_defaults,
 )
 
-# [families] Learning rates as functions of time: for LambdaLR a factor on the first rate, for MultiplicativeLR on the last one.
+# Learning rates as functions of time: for LambdaLR a factor on the first rate, for MultiplicativeLR on the last one.
 #
 # Objects, not functions: torch saves the numbers that stand in them, and nothing else.
 
@@ -118,7 +118,7 @@ class Cosine:
         return self.final_factor + (1 - self.final_factor) * fallen
 
 
-# [build] Make the optimizer, scheduler and network that a plain configuration names.
+# Make the optimizer, scheduler and network that a plain configuration names.
 #
 # Every value is used or refused: a value that the chosen optimizer or scheduler has no use for must be None, so that no
 # setting is ever tuned in vain. The objects keep plain data only, so they can be saved and continue exactly. Schedulers
