@@ -1,6 +1,6 @@
 """A small event loop over simulated trials: search and early stopping are elastune's own, who gets GPUs differs.
 
-``elastune.tune.study`` has no rule that doubles, nor should it, so the loop is here; the ``Broker`` and the
+``elastune.tuning.study`` has no rule that doubles, nor should it, so the loop is here; the ``Broker`` and the
 ``Schedule`` are
 the classes that a study uses.
 """
@@ -18,9 +18,9 @@ from benchmarks.search.elastic_model import SLOTS, Floats, Model
 
 from elastune.core.journal.records import Reported
 from elastune.core.run import Config
-from elastune.tune.search.schedule import IntermediateResult, NewTrial, Resume, Schedule
-from elastune.tune.study.rebalancer import Allocation, Broker, WaitingTrial, rungs_passed, trial_priority
-from elastune.tune.study.trial_progress import HeldTrials
+from elastune.tuning.search.schedule import IntermediateResult, NewTrial, Resume, Schedule
+from elastune.tuning.study.rebalancer import Allocation, Broker, WaitingTrial, rungs_passed, trial_priority
+from elastune.tuning.study.trial_progress import HeldTrials
 
 STEPS = 1000  # of an epoch
 LOOKS_S = (5.0, 20.0)  # after a trial's GPUs have changed: how many steps has it done?

@@ -8,7 +8,7 @@ ranks alone, no forecasts.
 
 - static: every trial has 1, 2, 4 or 8 GPUs, those freed go to the next trial. The best number in hindsight counts.
 - double: RASDA's rule, survivors double at every rung; from 1, 2 or 4 GPUs, the best in hindsight counts.
-- steepest, short_first: ``elastune.tune.study.rebalancer``, as ``--allocation`` names it, which knows nothing of a
+- steepest, short_first: ``elastune.tuning.study.rebalancer``, as ``--allocation`` names it, which knows nothing of a
   trial but
   what its reports tell. Each trial has from 1 GPU to all of them: nothing is chosen in hindsight.
 - without ...: short_first with one of its two parts as steepest has it; with batches: with ``by_batch``.
@@ -47,14 +47,14 @@ from benchmarks.search.sampler import INSTANCES, OBJECTIVES, TEN, Surrogate, mac
 
 from elastune.core.errors import UserError
 from elastune.core.run import Config
-from elastune.tune.search.front import hypervolume
-from elastune.tune.search.halving import Halving, SuccessiveHalving
-from elastune.tune.search.objective import Floats
-from elastune.tune.search.schedule import ToTheEnd, levels
-from elastune.tune.search.suggester import Suggester
-from elastune.tune.study.allocate import Rules
-from elastune.tune.study.rebalancer import ALLOCATIONS, AllocationChoice, Broker
-from elastune.tune.study.trial_progress import HeldTrials, TrialProgress
+from elastune.tuning.search.front import hypervolume
+from elastune.tuning.search.halving import Halving, SuccessiveHalving
+from elastune.tuning.search.objective import Floats
+from elastune.tuning.search.schedule import ToTheEnd, levels
+from elastune.tuning.search.suggester import Suggester
+from elastune.tuning.study.allocate import Rules
+from elastune.tuning.study.rebalancer import ALLOCATIONS, AllocationChoice, Broker
+from elastune.tuning.study.trial_progress import HeldTrials, TrialProgress
 
 GPUS = 64
 TRIALS = 64

@@ -22,8 +22,8 @@ from elastune.core.run import DEFAULT_SLOTS, Config, ExecutionSettings, Program
 if TYPE_CHECKING:
     from elastune.adapt.policies.library.spot import SpotRules
     from elastune.cli.results import Result
-    from elastune.tune.simulate.market import CostForecast, Market, MarketJob, Overheads
-    from elastune.tune.simulate.run import DescribedTrialModel, Simulation
+    from elastune.tuning.simulate.market import CostForecast, Market, MarketJob, Overheads
+    from elastune.tuning.simulate.run import DescribedTrialModel, Simulation
 
 
 # What a training would cost on spot and on-demand workers, as the command line asks and tells it.
@@ -72,7 +72,7 @@ class MarketOptions:
         """What is on offer, and the bounds of a training on at most so many ``workers``. Raises ``UserError``."""
         from elastune.adapt.policies.library.spot import SpotRules
         from elastune.runtime.spot import read_availability, read_prices
-        from elastune.tune.simulate.market import Market, check_reach
+        from elastune.tuning.simulate.market import Market, check_reach
 
         if self.availability is None or self.prices is None or self.deadline is None:
             raise UserError("--availability, --prices and --deadline belong together", "not all are given", HOW)
@@ -94,7 +94,7 @@ class MarketRequest:
 
     def forecast(self, job: MarketJob, overheads: Overheads, source: str) -> Result:
         """What the training would cost, and when it would be done."""
-        from elastune.tune.simulate.market import forecasts
+        from elastune.tuning.simulate.market import forecasts
 
         found = forecasts(job, self.market, self.rules, overheads, self.recovery)
         return _result(found, job, self.rules.deadline_s, self.rules.most, source)
@@ -102,7 +102,7 @@ class MarketRequest:
 
 def job_of(model: DescribedTrialModel, config: Config, epochs: int | None, most: int) -> MarketJob:
     """The training of ``config`` as work, and how much faster so many workers do it."""
-    from elastune.tune.simulate.market import MarketJob
+    from elastune.tuning.simulate.market import MarketJob
 
     planned = model.epochs(config, epochs)
     seconds = {n: sum(model.epoch_s(config, n, epoch) for epoch in range(1, planned + 1)) for n in range(1, most + 1)}
@@ -113,7 +113,7 @@ def job_of(model: DescribedTrialModel, config: Config, epochs: int | None, most:
 
 
 def _recovery(text: str) -> Overheads:
-    from elastune.tune.simulate.market import Overheads
+    from elastune.tuning.simulate.market import Overheads
 
     join, colon, loss = text.partition(":")
     if not colon:
@@ -228,9 +228,9 @@ def simulate(
     losses}]}. The last way, the hindsight optimum, has a cost only.
     """
     from elastune.cli.progress import Progress, StudyTracker, earlier_entries
-    from elastune.tune.simulate.cluster import WorkerFailures
-    from elastune.tune.simulate.market import Overheads
-    from elastune.tune.simulate.run import simulate as run_simulation
+    from elastune.tuning.simulate.cluster import WorkerFailures
+    from elastune.tuning.simulate.market import Overheads
+    from elastune.tuning.simulate.run import simulate as run_simulation
 
     if not 1 <= workers <= MOST_WORKERS:
         raise UserError(f"--workers must be from 1 to {MOST_WORKERS}", workers, "such as 2048")
@@ -263,7 +263,7 @@ def _forecast(
     """Of the run in ``file``, where that is a folder; else of the training that a model tells of."""
     from elastune.train.program.load import load_as_guest
     from elastune.train.program.overrides import override
-    from elastune.tune.simulate.market import job_of_run
+    from elastune.tuning.simulate.market import job_of_run
 
     most = market.rules.most
     if file.is_dir():
@@ -291,8 +291,8 @@ def _model(
 ) -> DescribedTrialModel:
     """How trials go."""
     from elastune.train.program.load import load_as_guest
-    from elastune.tune.simulate.run import SurrogateModel
-    from elastune.tune.simulate.trial_model import RecordedModel
+    from elastune.tuning.simulate.run import SurrogateModel
+    from elastune.tuning.simulate.trial_model import RecordedModel
 
     if recorded is not None:
         return RecordedModel(recorded, scaling, start_s=start_s, resize_pause_s=pause_s)
