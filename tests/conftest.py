@@ -130,10 +130,8 @@ def said() -> type[Said]:
 
 
 PLACES_OF_CLUSTERS = (
-    "runtime.job.run",
-    "runtime.job.program_check",
-    "tuning.study.run",
-    "tuning.frontier.find_frontier",
+    *("runtime.job.run", "runtime.job.program_check"),
+    *("tuning.study.run", "tuning.frontier.find_frontier"),
 )
 
 
