@@ -11,7 +11,8 @@ Reference point, per objective: the larger of 1.1 x the best-known front's worst
 configurations.
 
     python -m benchmarks.search.sampler                # 3 instances x 5 seeds, writes benchmarks/results/sampler.json
-    python -m benchmarks.search.sampler --instances ten --samplers auto random optuna-tpe optuna-gp --evaluations 50 --out FILE
+    python -m benchmarks.search.sampler --instances ten --samplers auto random optuna-tpe optuna-gp \\
+        --evaluations 50 --out FILE
     python -m benchmarks.search.sampler --out FILE --table    # what it holds, as Markdown; measures nothing
     python -m benchmarks.search.sampler --smoke        # 1 instance, 1 seed, 15 evaluations, writes nothing
 

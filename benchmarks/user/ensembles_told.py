@@ -1,4 +1,4 @@
-"""What benchmarks/user/ensembles.py makes of its figures: means with intervals, and whether the issue's goals were met."""
+"""Figures of benchmarks/user/ensembles.py: means with intervals, and whether the issue's goals were met."""
 
 from __future__ import annotations
 

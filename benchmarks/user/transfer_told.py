@@ -1,4 +1,4 @@
-"""What benchmarks/user/transfer.py makes of its figures: compute by shapes, epochs to a target, gains with intervals."""
+"""Figures of benchmarks/user/transfer.py: compute by shapes, epochs to a target, gains with intervals."""
 
 from __future__ import annotations
 

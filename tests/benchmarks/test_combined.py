@@ -1,4 +1,4 @@
-"""The pure parts of benchmarks/sources/combined.py: its rows, what is multiplied, what errors are of, and its target."""
+"""The pure parts of benchmarks/sources/combined.py: its rows, products, errors and target."""
 
 from __future__ import annotations
 

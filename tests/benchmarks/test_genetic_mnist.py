@@ -1,4 +1,4 @@
-"""The pure parts of benchmarks/sources/genetic_mnist.py: searches replayed out of a table, and what is computed of them."""
+"""The pure parts of benchmarks/sources/genetic_mnist.py: searches replayed out of a table, and their figures."""
 
 from __future__ import annotations
 

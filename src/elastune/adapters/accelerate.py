@@ -18,8 +18,6 @@ from elastune.core.errors import UserError
 from elastune.train.program.load import current_session
 from elastune.train.session import Session
 
-# [effects] What a script does besides training: it prints, logs and saves, each once in a run.
-
 STATE = "elastune_state.pt"
 
 
@@ -147,8 +145,6 @@ class AcceleratorBase:
             "elastune's Accelerator has a part of Accelerate's", f"no {name}", "see docs/programs.md"
         )
 
-
-# [accelerate] An ``Accelerator`` for scripts written for Hugging Face Accelerate: change the import, keep the loop.
 
 NO_MEANING = {  # what elastune does its own way, whatever is asked
     *("device_placement", "split_batches", "cpu", "rng_types", "log_with", "project_dir", "project_config"),

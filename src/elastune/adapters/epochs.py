@@ -19,8 +19,6 @@ from elastune.train.program.load import at_end, end_program
 from elastune.train.rng import streams_kept
 from elastune.train.session import Session
 
-# [loaders] A ``DataLoader`` for a script to go on with.
-
 
 class Loader:
     """A ``DataLoader`` for a script to go on with; ``batches`` gives the batches of a pass over it."""
@@ -57,9 +55,6 @@ def rebuilt(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
         "prefetch_factor": loader.prefetch_factor if has_workers else None,
     }
     return DataLoader(**{**options, **changes})
-
-
-# [passes] The passes of a program that does not know of sessions: which are still to be done, and which were done before.
 
 
 class SessionEpochs:
@@ -124,8 +119,6 @@ def first_batch(loader: DataLoader[Any]) -> Iterator[Any]:
         batches = list(islice(loader, 1))
     yield from batches
 
-
-# [evaluation] An evaluation pass for loops that gather the results of each batch: all workers have the same number of batches.
 
 WHOLE = SequentialSampler, RandomSampler, DistributedSampler
 

@@ -19,8 +19,6 @@ from elastune.core.errors import UserError
 from elastune.train.program.load import current_session
 from elastune.train.session import Session
 
-# [fabric steps] The steps of a script for Lightning's Fabric: each batch of its loader is one step.
-
 
 class FabricSteps:
     """Gives batches, and checks that an optimizer steps once for each. Of the parts of a batch, the last one counts."""
@@ -59,9 +57,6 @@ class FabricSteps:
         self._due = False
 
 
-# [fabric logger] A logger that reports to the run what a script for Fabric logs.
-
-
 class RunLogger(Logger):
     """Reports, once in a run, what is logged at the end of a step or between passes."""
 
@@ -78,9 +73,6 @@ class RunLogger(Logger):
 
     def log_hyperparams(self, params: Any, *given: Any, **options: Any) -> None:
         """Do nothing: the run's journal has its settings."""
-
-
-# [fabric] A ``Fabric`` for scripts written for Lightning's Fabric: change the import, keep the loop.
 
 
 class FabricStrategy(SingleDeviceStrategy):

@@ -20,8 +20,6 @@ from elastune.core.errors import UserError
 from elastune.train.program.load import at_end, current_session, end_program
 from elastune.train.session import Session
 
-# [lightning parts] What Lightning's ``Trainer`` has besides steps: its position, callbacks' states and logs, and what is refused.
-
 
 class TrainerProgress:
     """The position of a trainer and the states of its callbacks, as a part of the run's state."""
@@ -121,9 +119,6 @@ def refuse(trainer: Trainer) -> None:
     if found := ", ".join(name for name, asked in told.items() if asked):
         fix = "use one batch_size (it is that of all workers), one optimizer, all batches"
         raise UserError("Lightning's Trainer takes one step of one optimizer a batch here", found, fix)
-
-
-# [lightning] A strategy for Lightning's ``Trainer``: name the strategy, keep modules, callbacks and loops.
 
 
 class ElastuneStrategy(SingleDeviceStrategy):

@@ -18,8 +18,6 @@ from elastune.adapters.epochs import Evaluation, rebuilt
 from elastune.core.errors import UserError
 from elastune.train.program.load import current_session
 
-# [trainer parts] What belongs to Hugging Face's ``Trainer`` besides training: evaluation, files, its callbacks' states.
-
 REMEMBERED = "global_step", "epoch", "best_metric", "best_global_step"
 
 
@@ -109,9 +107,6 @@ class EvaluatingTrainer(transformers.Trainer):
         if named:
             self.session.report(**named)
         return EvalLoopOutput(held_predictions, held_labels, named, len(dataloader.dataset))
-
-
-# [transformers] A ``Trainer`` for scripts written for Hugging Face's: change the import, keep arguments, callbacks and metrics.
 
 
 class Trainer(EvaluatingTrainer):

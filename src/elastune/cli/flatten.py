@@ -16,7 +16,7 @@ from typer.models import ArgumentInfo, OptionInfo
 
 from elastune.core.run import CommandLine
 
-# [given] The command line as the journal keeps it, and as ``elastune resume`` gives it again.
+# --- the command line that the journal keeps ---
 
 NOT_REPEATED = {
     "out",
@@ -87,7 +87,7 @@ def _key(word: str) -> str:
     return f"{option}={value.partition('=')[0]}" if option == "--set" else option
 
 
-# [flatten] Commands take groups of options as dataclasses; Typer sees each field as an option of its own.
+# --- groups of options ---
 
 
 def flatten(command: Callable[..., int]) -> Callable[..., int]:
@@ -107,7 +107,10 @@ def flatten(command: Callable[..., int]) -> Callable[..., int]:
     @wraps(command)
     def call(**given: Any) -> int:
         words = {name: command_given(command.__name__, flat, given) for name in wishes}
-        grouped = {name: kind(**{f.name: given.pop(f.name) for f in fields(kind)}) for name, kind in groups.items()}  # type: ignore[operator]
+        grouped = {
+            name: kind(**{field.name: given.pop(field.name) for field in fields(kind)})  # type: ignore[operator]
+            for name, kind in groups.items()
+        }
         return command(**given, **grouped, **words)
 
     call.__signature__ = Signature(flat)  # type: ignore[attr-defined]

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from elastune.tune.study.budget import Request
 
 
-# [clusters] Where workers run, as the command line says it.
-
 LOCAL = "local"
 TokenFile = Annotated[
     Path | None,
@@ -120,9 +118,6 @@ class ClusterOptions:
         return ClusterRequest(kind, access)
 
 
-# [start] Options by which a training begins with another model's weights.
-
-
 @dataclass(frozen=True)
 class InitialWeightsOptions:
     """With what a training begins."""
@@ -160,9 +155,6 @@ class InitialWeightsOptions:
             fix = "name the folder of a run or a trial, or a safetensors file"
             raise UserError("--start-from must be there", self.start_from, fix)
         return StartFrom(self.start_from.resolve(), parse_renames(tuple(self.rename or ())), tuple(self.fresh or ()))
-
-
-# [groups] Groups of options that several commands take, and what each group makes of its options.
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,6 @@ from elastune.core.mesh import MOST_WORKERS, Mesh
 from elastune.core.run import Config, ConfigValue, Elastic
 from elastune.runtime.job.output import JOURNAL, Mirror, is_url, next_folder
 
-# [parse] Text of a command line as values: durations, worker counts, settings. Pure; every broken text is a ``UserError``.
-
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 UNITS_BYTES = {
     "kB": 1e3,
@@ -164,7 +162,7 @@ def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, (bool, int, str))
 
 
-# [setup] From options to what jobs and studies take: the output folder, the data folder, workers, the device.
+# --- folders, data and devices of this machine ---
 
 _copies: list[Mirror] = []
 

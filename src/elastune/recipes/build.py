@@ -35,9 +35,9 @@ from elastune.recipes.settings import (
     scheduler_defaults,
 )
 
-# [families] Learning rates as functions of time: for LambdaLR a factor on the first rate, for MultiplicativeLR on the last one.
-#
-# Objects, not functions: torch saves the numbers that stand in them, and nothing else.
+# --- learning rates as functions of time ---
+# LambdaLR multiplies the first rate by the value, MultiplicativeLR the last rate. The functions are objects, because
+# torch saves the numbers of an object.
 
 
 @dataclass(frozen=True)
@@ -118,11 +118,7 @@ class Cosine:
         return self.final_factor + (1 - self.final_factor) * fallen
 
 
-# [build] Make the optimizer, scheduler and network that a plain configuration names.
-#
-# Every value is used or refused: a value that the chosen optimizer or scheduler has no use for must be None, so that no
-# setting is ever tuned in vain. The objects keep plain data only, so they can be saved and continue exactly. Schedulers
-# count calls of their ``step``: in a program that makes one call an epoch they count epochs.
+# --- optimizers, schedulers and networks ---
 
 _ACTIVATIONS: Mapping[str, type[nn.Module]] = MappingProxyType(
     {"relu": nn.ReLU, "gelu": nn.GELU, "tanh": nn.Tanh, "silu": nn.SiLU, "elu": nn.ELU, "leaky_relu": nn.LeakyReLU}

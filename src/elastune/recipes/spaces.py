@@ -27,13 +27,6 @@ from elastune.recipes.settings import (
     scheduler_defaults,
 )
 
-# [spaces] Ready parts of a search space: what is worth choosing about optimizer, schedule, network and batch.
-#
-# Each part asks ``trial`` only for what applies (momentum for SGD alone, milestones for MultiStepLR alone). It returns a
-# value for every setting that ``recipes.build`` reads, None where it does not apply, so that no default of the program
-# slips in. A range is (low, high); a single number is fixed and not searched. All ranges are checked at every call, also
-# those that do not apply. Everything wrong raises ``UserError``.
-
 Bounds = float | tuple[float, float]
 WholeBounds = int | tuple[int, int]
 BATCH_SIZES = (32, 64, 128, 256)  # where a program names none
@@ -317,9 +310,6 @@ def draw_int(trial: Any, name: str, bounds: WholeBounds, *, limit: str = "", log
     """Return a whole number within ``bounds``; a single number is not asked for."""
     low, high = _ends(limit or name, bounds)
     return int(low) if low == high else int(trial.suggest_int(name, low, high, log=log))
-
-
-# [sync space] A ready part of a search space: how workers agree. Only what the chosen strategy can be told is asked for.
 
 
 def suggest_sync(

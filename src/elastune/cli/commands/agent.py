@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from elastune.runtime.agents.messages import AgentHello
 
 
-# [agent] ``elastune agent``: let this machine's workers serve a controller elsewhere.
+# --- elastune agent ---
 
 Room = Annotated[int | None, typer.Option(help="Most workers on this machine. [default: the number of its cores]")]
 AGAIN_LIMIT_S = 0.5  # for one look for the next controller
@@ -170,7 +170,7 @@ def _join(where: ControllerLocator, token: str, hello: AgentHello, patience_s: f
         raise UserError("a controller must listen there", why, "start it, or see the address and firewalls") from None
 
 
-# [deploy] ``elastune deploy``: files that let other systems start a controller and its agents.
+# --- elastune deploy ---
 
 
 def deploy(

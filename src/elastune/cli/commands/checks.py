@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from elastune.runtime.agents.host_report import HostReport
 
 
-# [doctor] ``elastune doctor``: what this machine offers, and the command that installs what it lacks.
+# --- elastune doctor ---
 
 PACKAGES: Mapping[str, str] = {
     "optuna-dashboard": "pip install 'elastune[dashboard]'",
@@ -252,7 +252,7 @@ def _print(findings: list[Finding]) -> None:
     console.print(table)
 
 
-# [check] ``elastune check``: whether a program comes to the same on any number of workers.
+# --- elastune check ---
 
 MOST_STEPS = 1000
 

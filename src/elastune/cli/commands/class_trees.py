@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from elastune.tune.reuse.composed_models import ComposedModel
 
 
-# [classes] ``elastune classes``: groups of classes, learnt from what a trained model confuses.
+# --- elastune classes ---
 
 
 def classes(
@@ -68,7 +68,7 @@ def classes(
     return OK
 
 
-# [join] ``elastune join``: models of parts of a problem as one, beside a study that was trained for all of it.
+# --- elastune join ---
 
 
 def join(
@@ -114,8 +114,9 @@ def join(
     predict. With --out the model is also recorded in the journal of --front, and elastune report shows it there. See
     docs/transfer.md.
 
-    --json: {kind: "composed", study, form ("joined" or "stacked"), method, source_trials: [{study, trial}], data, objective,
-    direction, score, parameters, singles: [{trial, score}], test: {data, rows, model, best_single} or null, file}.
+    --json: {kind: "composed", study, form ("joined" or "stacked"), method, source_trials: [{study, trial}], data,
+    objective, direction, score, parameters, singles: [{trial, score}], test: {data, rows, model, best_single} or null,
+    file}.
     """
     from elastune.tune.reuse.composed_models import composed_of, judge_model
     from elastune.tune.reuse.kept_models import check_file
@@ -162,7 +163,7 @@ def _print(found: ComposedModel) -> None:
     print(f"inference: {found.parameters:,} parameters")
 
 
-# [tree] ``elastune tree``: from coarse to fine, a model for each node of a tree of classes, as one study.
+# --- elastune tree ---
 
 
 @flatten

@@ -18,9 +18,7 @@ import typer
 from elastune.cli.output import OK, say
 from elastune.core.errors import UserError
 
-# [from plain] A plain training loop, rewritten for a session: the few lines that change, found in the program's syntax.
-#
-# Only what is certain is changed: a loop over ``range(...)`` epochs around a loop over batches with one ``.backward()``.
+# --- rewriting a plain training loop ---
 
 PAGE = "see docs/programs.md"
 
@@ -180,7 +178,7 @@ def _stripped(lines: list[str]) -> list[str]:
     return lines
 
 
-# [init] ``elastune init``: a first program, to be made one's own; or one's own, as a program.
+# --- elastune init ---
 
 FIRST_PROGRAM = Path(__file__).parent.parent / "first_program.py"
 

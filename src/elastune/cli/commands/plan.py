@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from elastune.core.plan.search_time import Stopping
 
 
-# [planning] Options of a plan: the cluster that is to be split, the search that it is for, and what is measured for it here.
+# --- options ---
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class MeasurementOptions:
         }
 
 
-# [plan] ``elastune plan``: how to split a cluster, before anything is launched on it.
+# --- elastune plan ---
 
 
 @flatten

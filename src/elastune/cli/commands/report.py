@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,10 +15,7 @@ from elastune.cli.output import FAILED, OK, print_json, print_result, say
 from elastune.core.errors import UserError
 from elastune.core.formatting import count, plain
 
-# [report] ``elastune report``: what an output folder holds, on the terminal and as a page.
-
-if TYPE_CHECKING:
-    pass
+# --- elastune report ---
 
 
 @flatten
@@ -64,11 +61,11 @@ def report(
     parameters. Then they choose among single trials, soups and ensembles. See docs/ensembles.md.
 
     --json: the object that the command which filled OUT prints, and {report, images, with --tensorboard events, with
-    --subset subset: [{trial, values, metrics, config, execution, reason}], of a study of which an ensemble or a soup was
-    written assets: {data, objectives, points: [{form, trials, values, method, file, test, front}], pick}, of a run with
-    --target time_to_target: {target, seconds, missed_s (until the last report before, which missed it), epoch} or null,
-    with --prices money: {cost, worker_hours, idle_cost, idle_hours} (idle: room on hosts that nobody used, in neither
-    of the first two)}. Of a run that has no result yet: {kind, unfinished: true, ...}.
+    --subset subset: [{trial, values, metrics, config, execution, reason}], of a study of which an ensemble or a soup
+    was written assets: {data, objectives, points: [{form, trials, values, method, file, test, front}], pick}, of a run
+    with --target time_to_target: {target, seconds, missed_s (until the last report before, which missed it), epoch} or
+    null, with --prices money: {cost, worker_hours, idle_cost, idle_hours} (idle: room on hosts that nobody used, in
+    neither of the first two)}. Of a run that has no result yet: {kind, unfinished: true, ...}.
 
     --json with --ledger: {kind: "ledger", exact, steps, epochs: [{epoch (from 0), length, once, missed, repeated,
     ended}], disputes, accepted (changes that some steps were taken with), out}; missed and repeated are [first,
@@ -113,7 +110,7 @@ def _ledger(out: Path, as_json: bool) -> int:
     return OK if found.exact else FAILED
 
 
-# [explain] ``elastune explain``: a study, a frontier or a run in words.
+# --- elastune explain ---
 
 
 def explain(
@@ -191,7 +188,7 @@ def explain(
     return OK
 
 
-# [export] ``elastune export``: a study's trials for other programs.
+# --- elastune export ---
 
 
 def export(
@@ -220,8 +217,8 @@ def export(
 
     Of a study: --csv, --json and --optuna write all trials, also those without a result and the paused ones. Of each
     trial: number, state, phase, seed, parent, epochs, seconds, worker_seconds, started_at, ended_at (UTC), what the
-    search chose (params.NAME), all settings (config.NAME), execution, values of the objectives, metrics, and the reason.
-    For pandas: elastune.Study.load(OUT).frame().
+    search chose (params.NAME), all settings (config.NAME), execution, values of the objectives, metrics, and the
+    reason. For pandas: elastune.Study.load(OUT).frame().
 
     Of a run: --dcp and --safetensors write its newest checkpoint.
     """

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from elastune.elastic.wire.messages import ReshapeAsked, ResizeAsked
 
 
-# [resize] ``elastune resize``: change how many workers a running job has.
+# --- elastune resize ---
 
 ControllerLocator = Annotated[
     str | None,
@@ -103,7 +103,7 @@ def wish(
     return OK
 
 
-# [reshape] ``elastune reshape``: let the workers of a running job stand as another mesh.
+# --- elastune reshape ---
 
 
 def reshape(

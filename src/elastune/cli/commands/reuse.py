@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from elastune.tune.reuse.transfer import SourceRanking
 
 
-# [predict] ``elastune predict``: what a study's kept trials say of data sets, asked after the search.
+# --- elastune predict ---
 
 Program = Annotated[
     Path | None,
@@ -88,7 +88,7 @@ def whole_numbers(text: str, rule: str, fix: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-# [varying] Options by which an ensemble trains the members that it lacks, before any is chosen.
+# --- elastune ensemble ---
 
 _FIX = "such as --vary inputs=temperature,pressure+humidity"
 
@@ -169,9 +169,6 @@ def _is_asked(config: Mapping[str, Any], vary: Mapping[str, list[Any]]) -> bool:
         return found == value or (isinstance(value, str) and found == value.split("+"))
 
     return all(any(is_it(config.get(name), value) for value in values) for name, values in vary.items())
-
-
-# [ensemble] ``elastune ensemble``: several trials of a study as one model.
 
 
 @flatten
@@ -310,7 +307,7 @@ def _print_ensemble(found: Ensemble) -> None:
     print(f"uncertainty: aleatoric {doubt.aleatoric:.4g}, epistemic {doubt.epistemic:.4g} {doubt.unit}")
 
 
-# [soup] ``elastune soup``: the mean of trials' weights as one model.
+# --- elastune soup ---
 
 
 def soup(
@@ -391,7 +388,7 @@ def _print_soup(found: StudySoup) -> None:
         say(f"{found.test.data}: {found.objective} {told}; {found.test.rows} rows, read after the choice")
 
 
-# [transfer] ``elastune transfer``: which kept model to begin a new task with.
+# --- elastune transfer ---
 
 
 def transfer(

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from elastune.runtime.spot import SpotWatch
 
 
-# [resume] ``elastune resume``: go on with what is in an output folder, by its journal alone.
+# --- elastune resume ---
 
 Call = Callable[[list[str]], int]
 RESUMABLE = ("run", "tune", "frontier", "tree")
@@ -117,7 +117,7 @@ def _given(out: str) -> CommandLine:
     return commands[-1]
 
 
-# [run] ``elastune run``: train a program once.
+# --- elastune run ---
 
 
 @flatten

@@ -150,19 +150,18 @@ def frontier(
     mesh, batch_size, lr, lr_rule, quality, quality_label, ci: [low, high], verdict ("holds", "not shown", "falls"),
     loss, loss_bound, margin, pairs, test_samples, seconds, seconds_label, seconds_factor, throughput,
     scaling_efficiency (of the same settings on the fewest workers, or null), scaling_label (measured or modelled),
-    cost, time_to_target_s, time_to_target_ci, reached, on_front, noise_scale, noise_scale_error, num_slots, execution, ways
-    (which of the execution settings are not as asked for), scaling: [{workers, seconds, seconds_label, seconds_factor, cost}] (the
-    same settings on each number of workers), seed_values, seed_seconds, ...}], answer: {sentence, conclusion, pick (a
-    row's number or null), settings_name, settings, workers, total, naive, more_workers, cheapest, fastest (each null or
-    {workers, beside_workers, times_as_fast, low, high, label, times_the_cost, beside}), fastest_row, fastest_command,
-    shown, more_seeds, this_machine: {cores, gpus, row, command}, naive_rule, not_done, command, command_trial,
-    command_metrics and command_note (the training of the pick's row that the command repeats, what it reports, and that
-    in words)} (docs/frontier.md has what each means), reasons: [{weight, text}],
-    model_errors (predicted over measured), links (on several hosts: {name:
-    {latency_s, seconds_per_byte}}), volumes (hypervolumes at equal budget: {budget_s, reference: {quality, seconds,
-    cost}, sides: [{side, volume, ci, seeds, points, trainings, of, spent_s, equal, scoring_s,
-    against (what the intervals say of it and the naive rule)}]}), phases: {budget_s, planned and took: {phase:
-    seconds}, seeds, left_out} or null, seconds, reason, out, report}.
+    cost, time_to_target_s, time_to_target_ci, reached, on_front, noise_scale, noise_scale_error, num_slots, execution,
+    ways (which of the execution settings are not as asked for), scaling: [{workers, seconds, seconds_label,
+    seconds_factor, cost}] (the same settings on each number of workers), seed_values, seed_seconds, ...}], answer:
+    {sentence, conclusion, pick (a row's number or null), settings_name, settings, workers, total, naive, more_workers,
+    cheapest, fastest (each null or {workers, beside_workers, times_as_fast, low, high, label, times_the_cost, beside}),
+    fastest_row, fastest_command, shown, more_seeds, this_machine: {cores, gpus, row, command}, naive_rule, not_done,
+    command, command_trial, command_metrics and command_note (the training of the pick's row that the command repeats,
+    what it reports, and that in words)} (docs/frontier.md has what each means), reasons: [{weight, text}], model_errors
+    (predicted over measured), links (on several hosts: {name: {latency_s, seconds_per_byte}}), volumes (hypervolumes at
+    equal budget: {budget_s, reference: {quality, seconds, cost}, sides: [{side, volume, ci, seeds, points, trainings,
+    of, spent_s, equal, scoring_s, against (what the intervals say of it and the naive rule)}]}), phases: {budget_s,
+    planned and took: {phase: seconds}, seeds, left_out} or null, seconds, reason, out, report}.
     With --dry-run {kind: "dry_run", command: "frontier", ...}.
     """
     from elastune.cli.dry_run import of_frontier, tell_dry_run

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from elastune.tune.simulate.run import DescribedTrialModel, Simulation
 
 
-# [market] What a training would cost on spot and on-demand workers, as the command line asks and tells it.
+# --- the cost of a training on spot and on-demand workers ---
 
 HOW = "see docs/spot.md"
 
@@ -166,7 +166,7 @@ def _done(each: CostForecast) -> str:
     return duration(each.replay.done_s) if each.replay.done_s is not None else f"{100 * each.replay.done:.0f} % done"
 
 
-# [simulate] ``elastune simulate``: a study on workers that nobody has.
+# --- elastune simulate ---
 
 Start = Annotated[
     float, typer.Option(min=0.0, max=parse.LONGEST_S, help="Seconds from a worker's start to its first step.")
