@@ -173,10 +173,10 @@ class Evaluation:
         place, workers = torch.tensor([self._place]), self._session.size
         rows = tensor.reshape(1) if tensor.dim() == 0 else tensor[: self._samples].contiguous()
         begun = self._session.gather("evaluated", rows), self._session.gather("places", place)
-        found, places = (each.wait() for each in begun)
-        if len(found.workers) < workers:
+        gathered, places = (each.wait() for each in begun)
+        if len(gathered.workers) < workers:
             self._session.sum(0.0)  # who was lost took a part with it: all evaluate again
-        parts = {int(place): rows for place, rows in zip(places.value, found.value, strict=True)}
+        parts = {int(place): rows for place, rows in zip(places.value, gathered.value, strict=True)}
         kept = [rows for place, rows in sorted(parts.items()) if place >= 0]
         return torch.cat(kept).to(tensor.device)
 

@@ -96,10 +96,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
-    given = sys.argv[1:] if arguments is None else list(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        with results_alone() if "--json" in given else nullcontext():
-            code = app(args=given, prog_name="elastune", standalone_mode=False)
+        with results_alone() if "--json" in words else nullcontext():
+            code = app(args=words, prog_name="elastune", standalone_mode=False)
         sys.stdout.flush()
         return int(code or OK)
     except UserError as error:

@@ -63,26 +63,26 @@ def verdict(
         "equal": equal,
         "verified": verified,
     }
-    told = ", ".join(f"{number} {kind}" for kind, number in sorted(faults.items())) or "none"
-    text = [f"chaos   faults injected: {told}"]
+    faults_text = ", ".join(f"{number} {kind}" for kind, number in sorted(faults.items())) or "none"
+    text = [f"chaos   faults injected: {faults_text}"]
     text += [f"        not injected: {name} ({why})" for name, why in not_injected.items()]
     text += [f"        {line}" for line in (changes_line(changes),) if line]
     text += [f"        {count(lost, 'step')} lost"] if lost is not None else []
     text += [f"        {line}" for line in lines(seen, all_epochs=False)]
-    text += [f"        {line}" for line in (_compared(equal, told, not_injected, undisturbed),) if line]
+    text += [f"        {line}" for line in (_compared(equal, faults_text, not_injected, undisturbed),) if line]
     if verified is False:
         text.append("        NOT verified: not all that was to be survived has happened")
     good = seen.exact and lost in (0, None) and equal is not False and verified is not False
     return Verdict(data, tuple(text), good)
 
 
-def _compared(equal: bool | None, told: str, not_injected: Mapping[str, str], undisturbed: str | None) -> str:
+def _compared(equal: bool | None, faults_text: str, not_injected: Mapping[str, str], undisturbed: str | None) -> str:
     if equal is None:
         return ""
     if not equal:
         return f"NOT the same state as an undisturbed run: {undisturbed}"
     if not_injected:  # "the same state" would be taken for a word on all that was asked for
-        return f"equal to an undisturbed run as far as {told} can show: {undisturbed}"
+        return f"equal to an undisturbed run as far as {faults_text} can show: {undisturbed}"
     return f"the same state as an undisturbed run: {undisturbed}"
 
 

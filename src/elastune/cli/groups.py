@@ -99,12 +99,12 @@ class ClusterOptions:
         kind = parse_cluster(self.cluster)
         if isinstance(kind, HostsKind):  # the others look for what may be on the login node alone
             kind.check(Access(self.token_file))
-        found = ["--cluster", self.cluster]
-        found += [] if self.token_file is None else ["--token-file", str(self.token_file)]
-        found += [] if self.interface is None else ["--interface", self.interface]
-        found += ["--tls"] if self.tls else []
-        found += [] if self.gather == type(self).gather else ["--gather", self.gather]
-        return shlex.join(found)
+        words = ["--cluster", self.cluster]
+        words += [] if self.token_file is None else ["--token-file", str(self.token_file)]
+        words += [] if self.interface is None else ["--interface", self.interface]
+        words += ["--tls"] if self.tls else []
+        words += [] if self.gather == type(self).gather else ["--gather", self.gather]
+        return shlex.join(words)
 
     def request(self) -> ClusterRequest:
         """What is asked for; nothing is opened yet. Raises ``UserError`` for what contradicts itself."""
@@ -209,7 +209,7 @@ class WorkerExecutionOptions:
 
         ``here``: whether they run on this machine; other hosts may have devices that it lacks.
         """
-        said = {
+        settings = {
             "workers": workers,
             "mode": self.mode,
             "threads": self.threads,
@@ -225,7 +225,9 @@ class WorkerExecutionOptions:
             "zero_stage": self.zero_stage,
             "compress": self.compress,
         }
-        return ExecutionSettings.from_json(said)  # words of a user, as those of a journal; the job checks what they say
+        return ExecutionSettings.from_json(
+            settings
+        )  # words of a user, as those of a journal; the job checks what they say
 
 
 @dataclass(frozen=True)
@@ -248,8 +250,8 @@ class ExecutionOptions(WorkerExecutionOptions):
     ) -> ExecutionSettings:
         """The system parameters asked for. ``most_workers``: how many there may be later. ``learners``: they have as
         many slots each. ``here``: as of ``on``."""
-        asked = self.on(workers, self.chosen_mesh, self.copies, here=here)
-        execution = replace(asked, topology=Topology.parse(self.topology), bucket_bytes=self.bucket_bytes)
+        settings = self.on(workers, self.chosen_mesh, self.copies, here=here)
+        execution = replace(settings, topology=Topology.parse(self.topology), bucket_bytes=self.bucket_bytes)
         least_slots = max(DEFAULT_SLOTS, MeshChoice.of(execution).most_parts(max(execution.workers, most_workers or 0)))
         least_slots = -(-least_slots // learners) * learners
         return replace(execution, num_slots=least_slots if self.slots is None else self.slots)

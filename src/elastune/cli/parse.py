@@ -35,11 +35,11 @@ _PYTHONS = {"True": True, "False": False, "None": None}  # otherwise they would 
 
 def duration(text: str, option: str = "--budget") -> float:
     """Seconds of "90s", "3m", "1.5h" or "2d"."""
-    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhd])", text.strip())
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhd])", text.strip())
     fix = "a number and s, m, h or d, such as 90s or 1.5h"
-    if found is None:
+    if match is None:
         raise UserError(f"{option} must be a duration", repr(text), fix)
-    seconds = float(found[1]) * UNITS_S[found[2]]
+    seconds = float(match[1]) * UNITS_S[match[2]]
     if not 0 < seconds <= LONGEST_S:
         raise UserError(f"{option} must be above 0 and at most a year", repr(text), fix)
     return seconds
@@ -52,20 +52,20 @@ def grace(text: str | None) -> float:
 
 def size(text: str, option: str) -> int:
     """Bytes of "500MB", "2GB" or "24GiB"."""
-    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(kB|MB|GB|TB|MiB|GiB|TiB)", text.strip())
-    if found is None or not (bytes_ := int(float(found[1]) * UNITS_BYTES[found[2]])):
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(kB|MB|GB|TB|MiB|GiB|TiB)", text.strip())
+    if match is None or not (bytes_ := int(float(match[1]) * UNITS_BYTES[match[2]])):
         raise UserError(f"{option} must be a size above 0", repr(text), "a number and kB, MB, GB or TB, such as 2GB")
     return bytes_
 
 
 def seconds_per_byte(text: str, option: str = "--link") -> float:
     """Of "25Gbit/s" or "200Mbit/s"."""
-    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([MG])bit/s", text.strip())
-    if found is None or not float(found[1]) > 0:
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([MG])bit/s", text.strip())
+    if match is None or not float(match[1]) > 0:
         raise UserError(
             f"{option} must be a speed above 0", repr(text[:100]), "a number and Mbit/s or Gbit/s: 25Gbit/s"
         )
-    return 8 / (float(found[1]) * {"M": 1e6, "G": 1e9}[found[2]])
+    return 8 / (float(match[1]) * {"M": 1e6, "G": 1e9}[match[2]])
 
 
 def worker_counts(text: str) -> tuple[int, ...]:
@@ -84,11 +84,11 @@ def worker_counts(text: str) -> tuple[int, ...]:
 
 def worker_bounds(text: str, option: str = "--workers") -> tuple[int, int]:
     """From "3" or "1:8" the smallest and the largest number of workers: (1, 3), (1, 8)."""
-    found = re.fullmatch(r"(?:([0-9]{1,9}):)?([0-9]{1,9})", text.strip())
+    match = re.fullmatch(r"(?:([0-9]{1,9}):)?([0-9]{1,9})", text.strip())
     fix = "such as 3, or 1:8 for at least 1 and at most 8"
-    if found is None:
+    if match is None:
         raise UserError(f"{option} must be a whole number or LOW:HIGH", repr(text), fix)
-    low, high = int(found[1] or 1), int(found[2])
+    low, high = int(match[1] or 1), int(match[2])
     if not 1 <= low <= high <= MOST_WORKERS:
         raise UserError(f"{option} must be from 1 to {MOST_WORKERS}, LOW first", repr(text), fix)
     return low, high
@@ -117,7 +117,7 @@ def settings(pairs: Iterable[str]) -> Config:
 
 def numbers(texts: Iterable[str], option: str) -> dict[str, float]:
     """From "accuracy=0.98,seconds=60", one text or several, each name's number."""
-    found: dict[str, float] = {}
+    numbers_by_name: dict[str, float] = {}
     for pair in (pair for text in texts for pair in text.split(",")):
         name, _, value = pair.partition("=")
         try:
@@ -126,10 +126,10 @@ def numbers(texts: Iterable[str], option: str) -> dict[str, float]:
             number = float("nan")
         if not name.strip().isidentifier() or number != number or abs(number) == float("inf"):
             raise UserError(f"{option} must be NAME=NUMBER,...", repr(pair), f"such as {option} accuracy=0.98")
-        if name.strip() in found:
+        if name.strip() in numbers_by_name:
             raise UserError(f"{option} may name an objective once", name.strip(), "remove the others")
-        found[name.strip()] = number
-    return found
+        numbers_by_name[name.strip()] = number
+    return numbers_by_name
 
 
 def value(name: str, text: str) -> ConfigValue:
@@ -140,14 +140,14 @@ def value(name: str, text: str) -> ConfigValue:
     if text in _PYTHONS:
         return _PYTHONS[text]
     try:
-        found = json.loads(text, parse_constant=_refuse_constant)
+        parsed = json.loads(text, parse_constant=_refuse_constant)
     except RecursionError:
         raise UserError(rule, f"{text[:20]}...", "nest it less") from None
     except ValueError:
         return text
-    if not _is_plain(found):
+    if not _is_plain(parsed):
         raise UserError(rule, text, "give each of its entries alone, such as optim.lr=0.05")
-    return found  # type: ignore[no-any-return]
+    return parsed  # type: ignore[no-any-return]
 
 
 def _refuse_constant(text: str) -> None:

@@ -128,12 +128,12 @@ def agent(
     signal.signal(signal.SIGUSR1, lambda *_: asked.append(notices.notice_seconds))
     where = ControllerLocator(join, started.moves)
     link = _join(where, token, hello, patience_s)
-    own = machine.interface or interface_with(link.socket.getsockname()[0])
-    os.environ.update({HOST: hello.host, "GLOO_SOCKET_IFNAME": own})  # workers begin with this environment
+    interface = machine.interface or interface_with(link.socket.getsockname()[0])
+    os.environ.update({HOST: hello.host, "GLOO_SOCKET_IFNAME": interface})  # workers begin with this environment
     logs = folder or Path(tempfile.mkdtemp(prefix="elastune-agent-"))
     launcher = ForkLauncher(hello.workers, preload=(*PRELOAD, WORK.partition(":")[0]))
     try:
-        print_error(f"host {hello.host}: serving {where.now} by {own}, room for {hello.workers} workers")
+        print_error(f"host {hello.host}: serving {where.now} by {interface}, room for {hello.workers} workers")
         served = Agent(
             link,
             launcher,

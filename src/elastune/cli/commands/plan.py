@@ -226,11 +226,11 @@ def plan(
     from elastune.report.plan import plan_lines
     from elastune.tune.cluster_plan.find_plan import PlanRequest, keep_plan, plan_cluster
 
-    asked = {**cluster.request(), **search.request()}
+    requests = {**cluster.request(), **search.request()}
     use_data(data)
     request = PlanRequest(
         program=Program(file),
-        **asked,
+        **requests,
         **probing.request(),
         config=parse.settings(set_ or []),
         seed=seed,

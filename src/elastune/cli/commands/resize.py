@@ -124,8 +124,8 @@ def reshape(
 
     --json: {kind: "reshape", taken, detail, members: [worker, ...] (those at the time of asking), out}.
     """
-    asked = Mesh.parse(mesh)
+    new_mesh = Mesh.parse(mesh)
     from elastune.elastic.wire.messages import ReshapeAsked
 
-    request = ReshapeAsked(str(asked), "elastune reshape")
+    request = ReshapeAsked(str(new_mesh), "elastune reshape")
     return wish(out, "reshape", request, elsewhere(cluster, token_file), json=json)
