@@ -20,8 +20,10 @@ VERIFIED = ("complete", "max_steps", "policy", "program")  # endings that an und
 
 @dataclass(frozen=True)
 class Verdict:
-    """``data`` for --json, ``lines`` for people; ``good`` unless a step or sample was lost, the weights differ, or what
-    was to be verified did not happen."""
+    """Whether a run survived its faults: ``data`` for --json, ``lines`` for people.
+
+    ``good`` is false if a step or sample was lost, if the weights differ, or if the comparison did not take place.
+    """
 
     data: dict[str, Any]
     lines: tuple[str, ...]
@@ -88,14 +90,14 @@ def _compared(equal: bool | None, faults_text: str, not_injected: Mapping[str, s
 
 @dataclass(frozen=True)
 class Faults:
-    """What was asked for: nothing, faults, and whether to compare with a run without them."""
+    """The faults to inject into a run, if any, and whether to compare it with an undisturbed run."""
 
     chaos: Chaos | None = None
     verify: bool = False
 
     @classmethod
     def of(cls, text: str | None, verify: bool, mode: str, place: Place | None) -> Faults:
-        """From the command line. Raises ``UserError``."""
+        """Return the faults that --chaos and --chaos-verify name. Raises ``UserError`` if the run cannot have them."""
         if text is None:
             if verify:
                 raise UserError("--chaos-verify needs faults", "no --chaos", "such as --chaos kill@40%")
@@ -108,14 +110,17 @@ class Faults:
         return cls(parse_chaos(text), verify)
 
     def injector(self, spec: RunSpec, epochs: int | None) -> Injector | None:
-        """What brings the faults upon the run."""
+        """Return the injector of the faults; None without faults."""
         if self.chaos is None:
             return None
         return Injector(self.chaos, spec.seed, epochs=epochs, max_steps=spec.max_steps)
 
     def verdict(self, spec: RunSpec, injector: Injector | None) -> Verdict | None:
-        """On the run of ``spec``, which has ended. Where it was asked for and there is something to compare with, the
-        same is trained again, on one worker that nothing happens to, in ``out/undisturbed``."""
+        """Return the verdict on the run of ``spec``, which has ended; None without faults.
+
+        With ``verify``, and if a fault happened and the run finished, the same training runs again undisturbed on one
+        worker, in ``out/undisturbed``.
+        """
         if injector is None:
             return None
         from elastune.runtime.job.run import run_job

@@ -30,7 +30,7 @@ UNITS_BYTES = {
 }
 LONGEST_S = 366 * UNITS_S["d"]
 LONGEST_VALUE = 10_000
-_PYTHONS = {"True": True, "False": False, "None": None}  # otherwise they would be text, and text is true
+_PYTHONS = {"True": True, "False": False, "None": None}  # JSON has other words for them; as text each would be true
 
 
 def duration(text: str, option: str = "--budget") -> float:
@@ -59,7 +59,7 @@ def size(text: str, option: str) -> int:
 
 
 def seconds_per_byte(text: str, option: str = "--link") -> float:
-    """Of "25Gbit/s" or "200Mbit/s"."""
+    """Seconds for a byte at a speed such as "25Gbit/s" or "200Mbit/s"."""
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([MG])bit/s", text.strip())
     if match is None or not float(match[1]) > 0:
         raise UserError(
@@ -133,7 +133,7 @@ def numbers(texts: Iterable[str], option: str) -> dict[str, float]:
 
 
 def value(name: str, text: str) -> ConfigValue:
-    """The value of the setting ``name`` that ``text`` says. Raises ``UserError``."""
+    """The value of the setting ``name`` that is written as ``text``. Raises ``UserError``."""
     rule = f"setting {name} must be a number, text, true, false, null or a list"
     if len(text) > LONGEST_VALUE:
         raise UserError(f"a value has at most {LONGEST_VALUE} characters", f"{name}, {len(text)}", "shorten it")
@@ -170,8 +170,8 @@ _copies: list[Mirror] = []
 def choose_out(given: str | Path | None, file: Path, command: str, resume: bool) -> Path:
     """The folder of a command's results: ``given`` or the next free ``elastune-out/NAME-COMMAND-N``.
 
-    Of a URL it is a folder here, which is copied there until ``finish_copies``. A job script may say ``resume`` from
-    its first start on, so an empty folder is told, not refused.
+    For a URL it is a local folder that is copied to the URL until ``finish_copies``. A job script may set ``resume``
+    from its first start on, so ``resume`` with an empty folder prints a line and starts from the beginning.
     """
     if given is not None:
         out = _mirrored(str(given), resume) if is_url(str(given)) else Path(given)
@@ -191,13 +191,13 @@ def _mirrored(url: str, resume: bool) -> Path:
 
 
 def finish_copies() -> None:
-    """Have all results where they were to go. Raises ``UserError`` where one cannot go there."""
+    """Complete the copies of all results to their URLs. Raises ``UserError`` if a copy fails."""
     while _copies:
         _copies.pop().finish()
 
 
 def use_data(data: Path | None) -> None:
-    """Let the program and its workers find data sets in ``data``: they look into ``ELASTUNE_DATA``."""
+    """Set ``ELASTUNE_DATA`` to ``data``: the program and its workers look for data sets in it."""
     if data is None:
         return
     if not data.is_dir():
@@ -208,9 +208,9 @@ def use_data(data: Path | None) -> None:
 def choose_workers(
     text: str | None, heartbeat: str, collective_timeout_s: float, mesh: Mesh | None = None
 ) -> tuple[int, Elastic]:
-    """With how many workers a run begins, and how they may change: of "LOW:HIGH" as many as there are cores for.
+    """The number of workers that a run begins with, and the limits within which it may change.
 
-    With a ``mesh`` it begins with those.
+    For "LOW:HIGH" a run begins with as many workers as this machine has cores, or with those of ``mesh``.
     """
     meshed = 1 if mesh is None else mesh.workers
     low, high = (1, meshed) if text is None else worker_bounds(text)
@@ -225,10 +225,10 @@ def choose_workers(
 
 
 def choose_device(wanted: str, *, here: bool = True) -> str:
-    """The device of a run; "auto" becomes "cuda" or "cpu", as this machine has it.
+    """The device of a run; "auto" becomes "cuda" or "cpu", whichever this machine has.
 
-    ``here``: whether workers run on this machine. A login node may lack what the hosts of its cluster have, which each
-    say for themselves.
+    ``here``: whether workers run on this machine. If not, the hosts check the device: a login node may lack GPUs that
+    the hosts of its cluster have.
     """
     if wanted == "cpu" or (not here and re.fullmatch(r"cuda(:[0-9]{1,3})?", wanted)):
         return wanted
