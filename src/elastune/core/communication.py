@@ -24,7 +24,7 @@ from typing import Annotated, ClassVar, Literal, get_args
 from elastune.core.errors import UserError
 from elastune.core.options import Range, check, parse, split
 
-# [topology] The routes by which sums travel between workers: "tree", "ring", "parents=[0,0,1,0]", perhaps ":chunk_kib=256".
+# The routes by which sums travel between workers: "tree", "ring", "parents=[0,0,1,0]", perhaps ":chunk_kib=256".
 
 Shape = Literal["auto", "native", "ring", "tree", "binary_tree", "star", "hierarchical", "parents"]
 DEFAULT_CHUNK_KIB = 512
@@ -154,7 +154,7 @@ def _check_tree(parents: Sequence[int]) -> None:
         reaches.update(way)
 
 
-# [routes] Routes: on whose way each chunk of a sum comes together and goes out again, and what one worker does for it. Pure.
+# Routes: on whose way each chunk of a sum comes together and goes out again, and what one worker does for it. Pure.
 #
 # A chunk goes *up* from worker to worker, each adding what it has, until the root of its route has all, and *down* from
 # there to everybody. Chunks follow each other, so that links of different workers are busy at the same time. A topology
@@ -349,7 +349,7 @@ def _heights(up: Sequence[int]) -> list[int]:
     return heights
 
 
-# [compression] How gradients are compressed before they travel: "bf16", "int8", "powersgd:rank=4", "topk:ratio=0.01".
+# How gradients are compressed before they travel: "bf16", "int8", "powersgd:rank=4", "topk:ratio=0.01".
 
 NONE = "none"
 

@@ -17,7 +17,7 @@ from elastune.core.communication import Topology
 from elastune.core.errors import UserError
 from elastune.core.mesh import AXES, Mesh
 
-# [signals] What training says of itself while it runs (signals), and what a policy may make of it (decisions).
+# What training says of itself while it runs (signals), and what a policy may make of it (decisions).
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Decision:
         return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default}
 
 
-# [votes] Do all workers decide alike? Decisions as small whole numbers that add up exactly in a step's reduction.
+# Do all workers decide alike? Decisions as small whole numbers that add up exactly in a step's reduction.
 #
 # Every worker adds its vote; all read the same sums. Equal votes are then known to be equal, and what they say is known
 # even to a worker that had no vote (it had no samples of the step).

@@ -9,7 +9,7 @@ import inspect
 
 from elastune.core.formatting import cut, printable
 
-# [pages] Which page tells more of an error: by the room, or the file, that it comes from.
+# Which page tells more of an error: by the room, or the file, that it comes from.
 
 PROGRAMS, PROGRAM = "docs/programs.md", "README.md#your-program"
 EDITS = f"{PROGRAMS}#edits-and-other-data"
@@ -138,7 +138,7 @@ def page_of(module: str) -> str:
     return ""
 
 
-# [errors] The errors of elastune: a user, a file or a machine has broken a rule, or a training has diverged.
+# The errors of elastune: a user, a file or a machine has broken a rule, or a training has diverged.
 
 LONGEST = 3000  # characters of each part of a message: what is longer hides the others
 

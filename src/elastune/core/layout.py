@@ -26,7 +26,7 @@ from typing import TypeVar
 from elastune.core.mesh import Mesh
 from elastune.core.slots import cut
 
-# [layout] Which worker holds which piece of a run's state: boxes of tensors by name, and what is left of them.
+# Which worker holds which piece of a run's state: boxes of tensors by name, and what is left of them.
 
 Box = tuple[tuple[int, int], ...]
 """From (inclusive) and to (exclusive) in each dimension of a tensor; a scalar's box is ()."""
@@ -94,10 +94,10 @@ def _cut_out(box: Box, other: Box) -> list[Box]:
     return found
 
 
-# [stretches] Stretches: runs of a box's elements in C order, and the boxes that they fill.
+# Stretches: runs of a box's elements in C order, and the boxes that they fill.
 #
-# Sharded state is cut flat; where it lies in a tensor as plain PyTorch has it is what a checkpoint tells, so that it can
-# be read by workers that cut it otherwise.
+# Sharded state is cut flat; where it lies in a tensor as plain PyTorch has it is what a checkpoint tells, so that it
+# can be read by workers that cut it otherwise.
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def _filled(shape: Sequence[int], start: int, stop: int) -> list[tuple[Box, int]
     return found
 
 
-# [leaves] What a model is made of, whatever carries it: leaves, cut into units, and which worker computes with which of them.
+# What a model is made of, whatever carries it: leaves, cut into units, and which worker computes with which of them.
 #
 # A *leaf* is what a backward pass gives one gradient for: a parameter, or one virtual block of a parameter that the
 # tensor axis divides. Leaves are fixed for a run: they do not depend on the mesh, so nothing that is computed leaf by
@@ -330,7 +330,7 @@ def cut_by_cost(costs: Sequence[float], parts: int) -> tuple[range, ...]:
     return tuple(reversed(ranges))
 
 
-# [ownership] Who holds the state of what: each unit of a leaf has one worker that adds up its gradient, and some that hold it.
+# Who holds the state of what: each unit of a leaf has one worker that adds up its gradient, and some that hold it.
 #
 # A *holder* has a unit's state (values and the optimizer's tensors) and updates it. The worker that adds up a unit's
 # gradient (its *adder*) is one of the holders, and sends the sum to the others; new values go to whoever computes with

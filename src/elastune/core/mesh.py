@@ -14,7 +14,7 @@ from typing import Literal, get_args
 
 from elastune.core.errors import UserError
 
-# [mesh] The workers of a run as a grid: who holds one replica together, and who holds the same part of different replicas.
+# The workers of a run as a grid: who holds one replica together, and who holds the same part of different replicas.
 
 Axis = Literal["data", "shard", "tensor", "pipeline"]
 AXES: tuple[Axis, ...] = ("data", "shard", "pipeline", "tensor")
@@ -151,7 +151,7 @@ class Mesh:
             raise ValueError(f"rank {rank} in a mesh of {self.workers} workers")
 
 
-# [mechanism name] The names of mechanisms: "zero", "tensor+pipeline+sharded".
+# The names of mechanisms: "zero", "tensor+pipeline+sharded".
 
 State = Literal["replicated", "zero", "sharded"]
 Dividing = Literal["tensor", "pipeline"]

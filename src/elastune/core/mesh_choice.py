@@ -45,8 +45,8 @@ class MeshChoice:
 
     @classmethod
     def of(cls, execution: ExecutionSettings) -> MeshChoice:
-        """What ``execution`` begin with, and what their mechanism allows. How many layers a pipeline could divide is known
-        to workers alone (``LayersFound``): until they tell, it has no more stages than it is to begin with.
+        """What ``execution`` begin with, and what their mechanism allows. How many layers a pipeline could divide is
+        known to workers alone (``LayersFound``): until they tell, it has no more stages than it is to begin with.
         """
         wanted, axes, compression = execution.first_mesh, execution.parts.dividing, execution.compression
         return cls(

@@ -1,8 +1,9 @@
 """What a run is: the program, its hyperparameters and seed, and the settings by which it is executed.
 
-``RunSpec`` holds everything that decides a run, and ``ExecutionSettings`` holds the execution settings: in ``exact`` mode they
-never change the result. The file also says which settings may change when a run is resumed, which sync strategies
-a run can have, how the weights of another model are taken over, and how independent seeds come from one seed.
+``RunSpec`` holds everything that decides a run, and ``ExecutionSettings`` holds the execution settings: in ``exact``
+mode they never change the result. The file also says which settings may change when a run is resumed, which sync
+strategies a run can have, how the weights of another model are taken over, and how independent seeds come from one
+seed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from elastune.core.errors import UserError
 from elastune.core.mesh import MechanismName, Mesh
 from elastune.core.sync_plan import MOST_STEP, SyncPlan, SyncSchedule
 
-# [start from] With whose weights a training begins.
+# With whose weights a training begins.
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def parse_renames(texts: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-# [run] What a run is made of: the program, its meaning (config, seed), and the means by which it runs.
+# What a run is made of: the program, its meaning (config, seed), and the means by which it runs.
 
 Mode = Literal["exact", "fast"]
 Precision = Literal["fp32", "bf16"]
@@ -401,7 +402,7 @@ class Position:
     turn: int = 0
 
 
-# [sync check] Whether a run can have a strategy: at its start, by its schedule, or because a policy or the program asks for it.
+# Whether a run can have a strategy: at its start, by its schedule, or because a policy or the program asks for it.
 
 
 def check_strategy(plan: SyncPlan, spec: RunSpec) -> None:
@@ -437,7 +438,7 @@ def refuse_repeated_batches(plan: SyncPlan) -> None:
         raise UserError("turns need workers that agree in each step", plan, "use --sync allreduce")
 
 
-# [training length] The settings that say how long a training is. More of them continues it; any other change makes another training.
+# The settings that say how long a training is. More of them continues it; any other change makes another training.
 
 LENGTHS = ("epochs", "num_epochs", "max_epochs", "num_train_epochs", "max_steps")
 
@@ -475,7 +476,7 @@ def _more(old: object, new: object) -> bool:
     return len(numbers) == 2 and numbers[1] > numbers[0]
 
 
-# [command] A command line that can be given again.
+# A command line that can be given again.
 
 
 @dataclass(frozen=True)
@@ -493,7 +494,7 @@ class CommandLine:
     folder: str
 
 
-# [seeds] One stable way to derive independent seeds from a run's seed.
+# One stable way to derive independent seeds from a run's seed.
 
 
 def derive(seed: int, *keys: str | int) -> int:

@@ -11,7 +11,7 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
-# [slots] Slots: equal logical shares of a global batch, and the canonical tree that sums over them.
+# Slots: equal logical shares of a global batch, and the canonical tree that sums over them.
 #
 # A slot's work depends on the slot alone, never on the worker that does it. Sums over slots follow ONE fixed binary
 # tree over slot indices, so that a floating-point sum does not depend on who computed which slot. Pure: no torch here.
@@ -165,7 +165,7 @@ class TreeSum(Generic[T]):
         return value_of(range(self._num_slots))
 
 
-# [slot cost] What it costs a worker to run its slots one by one, as ``exact`` mode does, over plain PyTorch's one pass.
+# What it costs a worker to run its slots one by one, as ``exact`` mode does, over plain PyTorch's one pass.
 
 MEASURED_SLOT_COST: Mapping[int, tuple[float, float]] = MappingProxyType(
     {1: (1.0, 1.0), 2: (1.0, 1.1), 4: (1.1, 1.3), 8: (1.3, 1.65)}

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 from elastune.core.errors import UserError
 from elastune.core.slots import cut
 
-# [sync plan] The strategy that brings a run's learners together, and how often: "local:learners=8,every=16".
+# The strategy that brings a run's learners together, and how often: "local:learners=8,every=16".
 
 Strategy = Literal["allreduce", "local", "diloco", "averaging", "gossip", "pair_averaging", "parameter_server"]
 Moments = Literal["mean", "fresh"]
@@ -286,7 +286,7 @@ _WRITTEN: dict[type, str] = {
 }
 
 
-# [sync schedule] When a run changes how its workers agree: "1000=local:learners=8,every=16; 5000=allreduce".
+# When a run changes how its workers agree: "1000=local:learners=8,every=16; 5000=allreduce".
 
 MOST_STEP = 10**12
 _SCHEDULE_EXAMPLE = 'such as "1000=local:learners=8,every=16; 5000=allreduce"'
@@ -351,7 +351,7 @@ class SyncSchedule:
         return math.lcm(first.learners, *(plan.learners for _, plan in self.changes))
 
 
-# [sync choice] How the workers of a trial agree, as a space or a study chooses it: a strategy, and what takes its place later.
+# How the workers of a trial agree, as a space or a study chooses it: a strategy, and what takes its place later.
 
 SYNC_NAMES = ("sync", "sync_schedule")
 """The system parameters that choose it."""
@@ -441,7 +441,7 @@ def in_full(values: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:
     return {**values, **choice.to_json(), **choice.numbers(own)}
 
 
-# [fragments] How a model is cut into fragments, and after which steps of a round each of them is exchanged.
+# How a model is cut into fragments, and after which steps of a round each of them is exchanged.
 
 
 def fragments_of(sizes_bytes: Sequence[int], count: int) -> list[list[int]]:

@@ -19,7 +19,7 @@ from pydantic.dataclasses import dataclass
 
 from elastune.core.errors import UserError
 
-# [deployment] What is to be deployed, checked; and the command lines that all systems run.
+# What is to be deployed, checked; and the command lines that all systems run.
 
 FAILED, WRONG, TRY_AGAIN = 1, 2, 75  # exit codes of the command line
 OURS = ("--cluster", "--interface", "--out", "--resume", "--token-file", "--workers", "--gather")
@@ -81,7 +81,7 @@ def deployment(command: Sequence[str], **facts: object) -> Deployment:
         raise UserError(f"--{first['loc'][0]}: {said}", repr(first["input"]), "choose another") from None
 
 
-# [jobset] A Kubernetes JobSet: a controller and agents, each a Job whose pods are replaced when they go.
+# A Kubernetes JobSet: a controller and agents, each a Job whose pods are replaced when they go.
 #
 # Of the API jobset.x-k8s.io/v1alpha2. A host that is taken away costs its workers alone: its Job makes another pod, and
 # the agent in that joins the run. A controller that is taken away goes on from the newest checkpoint.
@@ -165,9 +165,10 @@ def _pod(wanted: Deployment, command: list[str], *, gpus: int, cpus: int) -> dic
     }
 
 
-# [skypilot] A SkyPilot task: every node runs an agent, the first one the controller beside it.
+# A SkyPilot task: every node runs an agent, the first one the controller beside it.
 #
-# SkyPilot starts all nodes of a job anew when one of them is taken away; the run then goes on from its newest checkpoint.
+# SkyPilot starts all nodes of a job anew when one of them is taken away; the run then goes on from its newest
+# checkpoint.
 
 SHARED = "/results"
 SKYPILOT_GRACE_S = 30
@@ -226,7 +227,7 @@ def _line(words: Sequence[str]) -> str:
     return " ".join(word if word.startswith(ours) else shlex.quote(word) for word in words)
 
 
-# [render] Deployments as files.
+# Deployments as files.
 
 SYSTEMS: Mapping[str, tuple[Callable[[Deployment], dict[str, Any]], str]] = {
     "jobset": (jobset, JOBSET_HEADER),

@@ -68,7 +68,7 @@ from elastune.runtime.launcher import (
 from elastune.runtime.outcome import NOT_STARTED, WITHOUT_CONTROLLER, EventContext, Kill, RunFacts, Transition
 from elastune.train.program.source import EDITED, differences
 
-# [announce] How other commands find a run that is going on, and the next controller its workers.
+# How other commands find a run that is going on, and the next controller its workers.
 
 
 def announce(spec: RunSpec, coordinator: Coordinator) -> None:
@@ -81,7 +81,7 @@ def announce(spec: RunSpec, coordinator: Coordinator) -> None:
         raise UserError(rule, f"{spec.out}: {error.strerror}", "choose another folder") from error
 
 
-# [for driver] What a run has to tell its driver, and what that has been given.
+# What a run has to tell its driver, and what that has been given.
 
 
 class DriverQueue:
@@ -139,7 +139,7 @@ class DriverQueue:
         self._woken = len(self._events)
 
 
-# [said] Which records of a run are news: all members tell what concerns the run, and some tell it again after an adoption.
+# Which records of a run are news: all members tell what concerns the run, and some tell it again after an adoption.
 
 
 class RecordFilter:
@@ -193,7 +193,7 @@ def _first(known: set[Any], key: tuple[Any, ...]) -> bool:
     return new
 
 
-# [starting] Workers that were started and have not come: whoever starts processes may say that one runs where none does.
+# Workers that were started and have not come: whoever starts processes may say that one runs where none does.
 
 START_LIMIT_S = 300.0  # the first workers of a host import torch, from whatever disk it has
 
@@ -226,7 +226,7 @@ class Starting:
         return f"{where} says that worker {worker.worker} runs, but it has not come within {START_LIMIT_S:g} s"
 
 
-# [run processes] The processes of a run's workers, by number.
+# The processes of a run's workers, by number.
 
 
 class RunProcesses:
@@ -274,7 +274,7 @@ class RunProcesses:
         return self._launcher.vitals(self._known[worker]) if worker in self._known else None
 
 
-# [elastic run] A run whose workers may change, as its controller holds it: it hears its coordinator and its launcher, has
+# A run whose workers may change, as its controller holds it: it hears its coordinator and its launcher, has
 # ``judgement`` decide what became of workers and run, and does what follows.
 
 LOOK_AGAIN_S = 1.0  # between looks whether an edit of the program was undone
@@ -518,7 +518,7 @@ class ElasticRun(ElasticHandle):
             self.coordinator.lost(worker, self._facts.of(worker).how)
 
 
-# [adopted run] A run that has outlived its controller, as the next one holds it.
+# A run that has outlived its controller, as the next one holds it.
 
 DISCONNECTED = "it did not come back to the next controller"
 

@@ -1,8 +1,8 @@
 """What became of a worker and of its run: a pure state machine. Events go in, new facts and actions come out.
 
-A worker may end because its program ended, because its machine failed, or because the run asked it to. Who is told,
-and whether the run goes on, is decided once all messages of that worker have been read (``WorkerDrained``). ``RunFacts``
-is the state, ``Kill``, ``Start`` and events for the driver are the actions.
+A worker may end because its program ended, because its machine failed, or because the run asked it to. Who is told, and
+whether the run goes on, is decided once all messages of that worker have been read (``WorkerDrained``). ``RunFacts`` is
+the state, ``Kill``, ``Start`` and events for the driver are the actions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from elastune.elastic.worker.client import DISCONNECTED_CODE, ORPHANED_CODE
 from elastune.runtime.clusters.base import NOBODY, Event, Exited, Message, how_it_ended
 from elastune.runtime.launcher import ProcessEnded
 
-# [run facts] What a controller knows of a run and of its workers: the state of ``cluster.judgement``.
+# What a controller knows of a run and of its workers: the state of ``cluster.judgement``.
 
 NO_END = Exited(NOBODY, 0, "")
 UNKNOWN = 1  # the code of a process of which nobody knows how it ended
@@ -138,7 +138,7 @@ class RunFacts:
         return self.is_replacement(number) and not self.of(number).trained
 
 
-# [ends] What the end of a worker's process says of the program that ran in it.
+# What the end of a worker's process says of the program that ran in it.
 
 NOT_STARTED = 71  # EX_OSERR of sysexits.h
 
@@ -152,10 +152,11 @@ def ended_by_program(end: ProcessEnded) -> str:
     return f"the program ended its worker's process with exit code {end.code} (os._exit, or a library that exits)"
 
 
-# [judgement] What became of a worker and of its run: a pure machine. News comes in, the facts and what is to be done come out.
+# What became of a worker and of its run: a pure machine. News comes in, the facts and what is to be done come out.
 #
-# That a worker ends may be its program's will, its machine's fault, or what the run asked of it. Who is to hear of that,
-# and whether the run goes on, follows from all that is known once everything it ever said has been heard (``WorkerDrained``).
+# That a worker ends may be its program's will, its machine's fault, or what the run asked of it. Who is to hear of
+# that, and whether the run goes on, follows from all that is known once everything it ever said has been heard
+# (``WorkerDrained``).
 
 EXPLAIN_S = 2.0  # how long the end of a process is awaited whose connection has closed without a word
 WITHOUT_CONTROLLER = "it ended while there was no controller"

@@ -18,7 +18,7 @@ from pathlib import Path
 from elastune.core.errors import UserError
 from elastune.core.run import Place
 
-# [devices] The accelerators that this machine offers to workers, and which worker gets which.
+# The accelerators that this machine offers to workers, and which worker gets which.
 #
 # Nothing here initialises CUDA in the calling process: a process that did could not fork workers that use it.
 
@@ -69,7 +69,7 @@ def assign(device: str, local_rank: int, available: Sequence[str]) -> str:
     raise UserError("the device must be one that this machine has", device, f"choose one of {offer}")
 
 
-# [static] The static route: a worker that torchrun, srun or mpirun started finds its place in its environment.
+# The static route: a worker that torchrun, srun or mpirun started finds its place in its environment.
 #
 # Pure functions of that environment. The device of the place is left at "cpu": ``devices.assign`` knows better.
 

@@ -29,7 +29,7 @@ from pydantic.dataclasses import dataclass as checked
 from elastune.core.clock import Clock, SystemClock
 from elastune.core.errors import UserError
 
-# [notices] Being told in advance: this machine will be taken away. Where such news comes from; each source has a ``poll``.
+# Being told in advance: this machine will be taken away. Where such news comes from; each source has a ``poll``.
 
 DEFAULT_S = 120.0
 POLL_S = 5.0
@@ -187,7 +187,7 @@ def _seconds(text: str, usual: float) -> float:
     return value if 0 <= value < float("inf") else usual
 
 
-# [clouds] What the metadata services of clouds say of a machine's end, in their documented formats. Each look asks once.
+# What the metadata services of clouds say of a machine's end, in their documented formats. Each look asks once.
 #
 # AWS: EC2's ``spot/instance-action`` (404 until two minutes before), with a session token (IMDSv2). Google: Compute
 # Engine's ``preempted`` (TRUE 30 s before) and ``maintenance-event``. Azure: ``scheduledevents`` of the machine itself;

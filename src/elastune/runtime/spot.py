@@ -16,7 +16,7 @@ from elastune.core.cost import KINDS, ON_DEMAND, ONE_PRICE, SPOT, Paid, Prices, 
 from elastune.core.errors import UserError
 from elastune.core.plan.prices import Availability, parse_availability, parse_prices
 
-# [trace files] Traces of markets in files of the user's.
+# Traces of markets in files of the user's.
 
 LARGEST_BYTES = 1 << 26
 
@@ -64,7 +64,7 @@ def _text(path: Path) -> str:
     return text
 
 
-# [spot watch] A run on spot and on-demand hosts while it goes on: what the policy ``spot`` is told of it.
+# A run on spot and on-demand hosts while it goes on: what the policy ``spot`` is told of it.
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
-# [log stream] What a worker prints goes to a log on its host. Where the disk is full there, it is left out: the worker trains.
+# What a worker prints goes to a log on its host. Where the disk is full there, it is left out: the worker trains.
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -63,7 +63,7 @@ def log_stream(stream: io.TextIOWrapper) -> io.TextIOWrapper:
     return io.TextIOWrapper(file, stream.encoding, "backslashreplace", line_buffering=True)
 
 
-# [worker] A worker process from its first line to its last: connect, call its entry point, end with its exit code.
+# A worker process from its first line to its last: connect, call its entry point, end with its exit code.
 #
 # Started by a launcher: forked (``live``), or as ``python -m elastune.runtime.worker`` with its bootstrap in the
 # environment. When its coordinator goes away the worker ends at once, together with what it has started.

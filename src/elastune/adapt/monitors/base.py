@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from elastune.core.decisions import Signal
 
-# [base] The contract of a monitor: readings of single steps go in, signals come out; its state is explicit.
+# The contract of a monitor: readings of single steps go in, signals come out; its state is explicit.
 
 Need = Literal["norms", "preconditioned", "times", "sharpness", "trace"]
 State = dict[str, Any]  # JSON: it travels to joiners and into checkpoints
@@ -125,17 +125,17 @@ class Monitor(ABC):
         """Return the signals that are known; empty before the first usable reading. No value is NaN."""
 
 
-# [averages] Exponentially weighted averages of readings, with the standard error of any quantity computed from them.
+# Exponentially weighted averages of readings, with the standard error of any quantity computed from them.
 #
 # A reading adds a vector of terms f to sums S, and f f' to a matrix M. Both forget: S <- k S + f and M <- k^2 M + f f'
-# with k = 1 - 1/memory. Sums start at zero, and their ratios need no correction for the start. (Ratios of Adam's moments
-# do, because Adam does not count its weights along.)
+# with k = 1 - 1/memory. Sums start at zero, and their ratios need no correction for the start. (Ratios of Adam's
+# moments do, because Adam does not count its weights along.)
 #
 # For a quantity q(S) that does not depend on the unit of the weights, grad q' M grad q estimates its variance. This is
 # the delta method, with each reading's own deviation in place of a modelled one (the "sandwich" of White 1980, "A
 # heteroskedasticity-consistent covariance matrix estimator"). So readings may differ in weight and precision, and
-# correlations between terms are included. Readings count as independent of each other; drift within the memory widens the
-# error, as it should.
+# correlations between terms are included. Readings count as independent of each other; drift within the memory widens
+# the error, as it should.
 
 
 def empty(size: int) -> State:

@@ -2,7 +2,8 @@
 
 Nothing is suspended. An attempt at a hook asks for collectives by name. Results of earlier exchanges are returned at
 once, and all other requests are collected for the next exchange. ``Future.result`` of a missing value raises
-``ResultPending``, which ends the attempt: the policy's state is unchanged, and after the exchange the hook starts again.
+``ResultPending``, which ends the attempt: the policy's state is unchanged, and after the exchange the hook starts
+again.
 
 In an exchange every worker sends a row of JSON with all that its hooks wait for. A collective that is in all rows is
 resolved, any other waits for the next exchange. A hook does nothing while it waits. So if an exchange brought nothing
@@ -24,7 +25,7 @@ from pydantic import Field, TypeAdapter
 
 from elastune.core.errors import UserError
 
-# [json values] Values that can travel as JSON.
+# Values that can travel as JSON.
 
 _ATOMS = frozenset((int, float, str, bool, type(None)))
 
@@ -61,13 +62,13 @@ def copied(value: Any, where: str = "") -> Any:
     raise NotJson(where, value)
 
 
-# [exchange] Collectives of policies by name, in any order: what workers submit travels in rows of JSON, and is resolved alike.
+# Collectives of policies by name, in any order: what workers submit travels in rows of JSON, and is resolved alike.
 #
 # Every worker's row holds all that its hooks wait for. What is in all rows is resolved; what is missing somewhere waits
-# for the next exchange. A hook does nothing while it waits, so a hook to which an exchange brought nothing on any worker
-# would get nothing from the next either: its collectives fail there and then, with the ranks that lack them. So whatever
-# workers call, in whatever order, nothing waits for ever. All of it follows from the rows alone: every worker comes to
-# the same result, to the bit.
+# for the next exchange. A hook does nothing while it waits, so a hook to which an exchange brought nothing on any
+# worker would get nothing from the next either: its collectives fail there and then, with the ranks that lack them. So
+# whatever workers call, in whatever order, nothing waits for ever. All of it follows from the rows alone: every worker
+# comes to the same result, to the bit.
 
 Op = Literal["avg", "sum", "min", "max", "broadcast", "allgather"]
 Value = float | tuple[float, ...]  # one number, or a flat list of them
@@ -192,11 +193,12 @@ def _reduced(op: Op, values: Sequence[float]) -> float:
     return total / len(values) if op == "avg" else total
 
 
-# [collectives] The collectives of a policy's hook. The hook runs, stops where a result is missing, and runs again with it.
+# The collectives of a policy's hook. The hook runs, stops where a result is missing, and runs again with it.
 #
-# Nothing is suspended. An attempt at a hook asks for collectives by name. What earlier exchanges have brought is answered
-# at once; the rest is collected for the next exchange. ``Future.result`` of a missing value raises ``ResultPending``, which
-# ends the attempt: the policy's state is as it was, and after the exchange another attempt begins at the hook's start.
+# Nothing is suspended. An attempt at a hook asks for collectives by name. What earlier exchanges have brought is
+# answered at once; the rest is collected for the next exchange. ``Future.result`` of a missing value raises
+# ``ResultPending``, which ends the attempt: the policy's state is as it was, and after the exchange another attempt
+# begins at the hook's start.
 
 T = TypeVar("T")
 
@@ -295,7 +297,7 @@ class HookCall:
 
     @property
     def missed(self) -> bool:
-        """Whether this attempt has wanted a result that is not there, even if the hook has not let ``ResultPending`` pass."""
+        """Whether this attempt asked for a missing result, even if the hook caught ``ResultPending``."""
         return any(asked.future.asked and not asked.future.done for asked in self._asked.values())
 
     def check_same(self) -> None:

@@ -22,7 +22,7 @@ from elastune.adapt.policies.run import Limits, Run
 from elastune.core.decisions import Decision, Snapshot
 from elastune.core.errors import UserError
 
-# [standing] A policy of a run: what it is named and guarded by, what of it changes, and how both go through one hook.
+# A policy of a run: what it is named and guarded by, what of it changes, and how both go through one hook.
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def from_json(named: PolicyEntry, told: Mapping[str, Any]) -> PolicyState:
     return PolicyState(state, dict(told["guards"]), dict(told["failures"]), told["off"])
 
 
-# [host] Runs the hooks of one worker's policies.
+# Runs the hooks of one worker's policies.
 #
 # Policies are pure (``base.Policy.decide``): the host keeps each one's state, and takes the state that a hook returns
 # when the hook has ended well. A hook that wants what other workers give is run again after the next exchange
@@ -304,8 +304,9 @@ class PolicyHost:
     def load(self, told: Any, pardon: bool = False) -> None:
         """Go on from ``to_json``: policies take over what stands under their name, in order; others stay as they are.
 
-        Hooks that waited there are to ``restart_waiting_hooks`` here, and none else. ``pardon``: policies that were off get
-        another chance (a resumed run may have fixed them). Raises ``UserError`` where a policy cannot go on from it.
+        Hooks that waited there are to ``restart_waiting_hooks`` here, and none else. ``pardon``: policies that were off
+        get another chance (a resumed run may have fixed them). Raises ``UserError`` where a policy cannot go on from
+        it.
         """
         found = _checked(told)
         for slot in self._slots:

@@ -19,7 +19,7 @@ from elastune.core.mesh import Mesh
 from elastune.core.plan.batch_size import LrChange, lr_change
 from elastune.core.sync_plan import SyncPlan
 
-# [arguments] Checks of what a policy passes to its run.
+# Checks of what a policy passes to its run.
 
 MOST = 2**31  # of anything that is counted: votes carry two digits of 16 bits
 
@@ -63,7 +63,7 @@ def _float(x: Any) -> float:
     return float(x)
 
 
-# [view] What a policy can read of a run.
+# What a policy can read of a run.
 
 
 class RunView:
@@ -181,7 +181,7 @@ class RunView:
             raise UserError("no monitor of this run gives this signal", name, fix)
 
 
-# [run] What a policy's hook can ask of its run, and for its run.
+# What a policy's hook can ask of its run, and for its run.
 
 REDUCTIONS: tuple[Op, ...] = ("avg", "sum", "min", "max")
 NOTHING = Decision()

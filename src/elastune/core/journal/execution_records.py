@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from elastune.core.journal.run_records import Count, Whole, Words
 
-# [sync records] What is recorded of how a run's workers agree.
+# What is recorded of how a run's workers agree.
 
 _RULES = ConfigDict(extra="forbid")
 
@@ -82,7 +82,7 @@ class LearnerLeftOut:
         return sum(stop - start for start, stop in self.places)
 
 
-# [link records] What is recorded of the network of a run's workers, and of how their sums travel on it.
+# What is recorded of the network of a run's workers, and of how their sums travel on it.
 #
 # Times: every ``*_s`` is a duration.
 
@@ -114,7 +114,7 @@ class TopologyChanged:
     kind: Literal["topology_changed"] = "topology_changed"
 
 
-# [division records] What is recorded of how a model is divided among the workers of a replica.
+# What is recorded of how a model is divided among the workers of a replica.
 
 
 @dataclass(frozen=True, config=_RULES)
@@ -143,7 +143,7 @@ class LayersDivided:
     kind: Literal["layers_divided"] = "layers_divided"
 
 
-# [compile records] What is recorded of compilers that run in a worker. Times: every ``*_s`` or ``seconds`` is a duration.
+# What is recorded of compilers that run in a worker. Times: every ``*_s`` or ``seconds`` is a duration.
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))

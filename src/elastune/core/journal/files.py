@@ -22,7 +22,7 @@ from elastune.core.errors import UserError
 from elastune.core.formatting import cut
 from elastune.core.journal.records import OPENING, Entry, Record, decode_entry, encode_entry
 
-# [atomic] Files that are whole or not there: written beside their place, then renamed.
+# Files that are whole or not there: written beside their place, then renamed.
 
 
 def atomic_write(path: Path, content: bytes, mode: int = 0o666) -> None:
@@ -41,7 +41,7 @@ def atomic_write(path: Path, content: bytes, mode: int = 0o666) -> None:
         raise
 
 
-# [reader] Read a journal.
+# Read a journal.
 
 LONGEST_WHY = 300  # characters: a broken line can be a name of many megabytes
 
@@ -90,7 +90,7 @@ def _entry(path: Path, number: int, line: bytes) -> Entry:
     raise UserError("every line of a journal must be a record", f"{path}, line {number}: {cut(why, LONGEST_WHY)}", fix)
 
 
-# [writer] Append records to a journal so that a kill, a power cut or a full disk costs at most the record being written.
+# Append records to a journal so that a kill, a power cut or a full disk costs at most the record being written.
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 SYNC_S = 0.1

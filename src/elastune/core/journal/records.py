@@ -103,7 +103,7 @@ from elastune.core.journal.study_records import (
     WarmStarted,
 )
 
-# [records] The typed records of a run and of a study: what happened, in order, one JSON object a line.
+# The typed records of a run and of a study: what happened, in order, one JSON object a line.
 #
 # Reports read only these.
 
@@ -273,7 +273,7 @@ def decode(line: bytes | str) -> Record:
     return _ADAPTER.validate_json(line)
 
 
-# [entry] One line of a journal: a record and when it was written.
+# One line of a journal: a record and when it was written.
 
 OPENING = b'{"at":'
 _STAMP = re.compile(rb'\s*\{\s*"at"\s*:\s*(-?\d[\d.eE+-]*)\s*,')

@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass
 from elastune.core.formatting import printable
 from elastune.core.run import CommandLine
 
-# [values] What values of a record may be: a journal is read years later, elsewhere, by programs that reckon with them.
+# What values of a record may be: a journal is read years later, elsewhere, by programs that reckon with them.
 
 EXACT = 2**53  # up to here every whole number is a float, too
 LAST_AT = 253_402_214_400.0  # 9999-12-31 in seconds since 1970: calendars go no further
@@ -89,7 +89,7 @@ def check_at(at: float) -> float:
     return at
 
 
-# [run records] What is recorded of a run. Workers send these to their controller over a pipe, so each is checked when it is read.
+# What is recorded of a run. Workers send these to their controller over a pipe, so each is checked when it is read.
 #
 # Times: every ``*_s`` or ``seconds`` is a duration.
 
@@ -475,7 +475,7 @@ class FaultInjected:
     kind: Literal["fault_injected"] = "fault_injected"
 
 
-# [start records] What is recorded of a training that begins with another model's weights.
+# What is recorded of a training that begins with another model's weights.
 
 
 @dataclass(frozen=True, config=_RULES)
@@ -511,7 +511,7 @@ class TrialStartedFrom:
     kind: Literal["trial_started_from"] = "trial_started_from"
 
 
-# [change records] What is recorded where a run or a study goes on with another program or other data than it was begun with.
+# What is recorded where a run or a study goes on with another program or other data than it was begun with.
 
 
 @dataclass(frozen=True, config=_RULES)
@@ -532,7 +532,7 @@ class ChangesAccepted:
     kind: Literal["changes_accepted"] = "changes_accepted"
 
 
-# [holdings] What is recorded of what a run holds and is to take: hosts that are paid for, steps that are planned.
+# What is recorded of what a run holds and is to take: hosts that are paid for, steps that are planned.
 
 
 @dataclass(frozen=True, config=_RULES)
@@ -553,7 +553,7 @@ class HostsHeld:
     kind: Literal["hosts_held"] = "hosts_held"
 
 
-# [prediction records] What is recorded of models' predictions: of the run that makes them, and of kept trials long after it.
+# What is recorded of models' predictions: of the run that makes them, and of kept trials long after it.
 
 
 @dataclass(frozen=True, config=_RULES)

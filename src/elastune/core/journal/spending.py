@@ -28,11 +28,12 @@ from elastune.core.journal.records import (
 )
 from elastune.core.journal.trials import TrialTable, fold
 
-# [money] What a run has cost, from its journal: its workers and the hosts that it could use, at the prices of that time.
+# What a run has cost, from its journal: its workers and the hosts that it could use, at the prices of that time.
 #
 # A worker is paid for from the moment that a host is told to start it until it has ended, whatever it does: starting,
-# standing still, doing a lost step again, replacing a lost one. Room on hosts that nobody used is told apart: hosts that
-# were waited for before the run began are not in it, nor is this machine, of which nobody has said how much is the run's.
+# standing still, doing a lost step again, replacing a lost one. Room on hosts that nobody used is told apart: hosts
+# that were waited for before the run began are not in it, nor is this machine, of which nobody has said how much is the
+# run's.
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def _since(paid: Sequence[Paid], begun_s: float | None) -> list[Paid]:
     return [Paid(each.kind, each.workers, each.begin_s - begun, each.end_s - begun) for each in paid]
 
 
-# [training] What a model's training has taken in all: its own, and that of the weights that it began with.
+# What a model's training has taken in all: its own, and that of the weights that it began with.
 
 _JOURNAL = "journal.jsonl"
 

@@ -23,7 +23,7 @@ from elastune.core.journal.run_records import (
 )
 from elastune.core.run import CommandLine
 
-# [study records] What is recorded of a study or a frontier: its trials from their start to their end, and fitted times.
+# What is recorded of a study or a frontier: its trials from their start to their end, and fitted times.
 
 _RULES = ConfigDict(extra="forbid")
 _Some = Annotated[int, Field(ge=1, le=EXACT)]
@@ -316,7 +316,7 @@ class StudyFinished:
     kind: Literal["study_finished"] = "study_finished"
 
 
-# [plan records] What is recorded of a cluster's plan: what was asked, and the whole answer.
+# What is recorded of a cluster's plan: what was asked, and the whole answer.
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -333,7 +333,7 @@ class PlanMade:
     kind: Literal["plan_made"] = "plan_made"
 
 
-# [asset records] What is recorded of models that are made of a study's kept trials: ensembles, soups, joined and stacked ones.
+# What is recorded of models that are made of a study's kept trials: ensembles, soups, joined and stacked ones.
 
 
 @dataclass(frozen=True, config=_RULES)

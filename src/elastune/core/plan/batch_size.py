@@ -35,10 +35,10 @@ from elastune.core.decisions import Snapshot
 from elastune.core.errors import UserError
 from elastune.core.formatting import number
 
-# [noise scale] What a measured gradient noise scale says of the global batch, in words. Pure.
+# What a measured gradient noise scale says of the global batch, in words. Pure.
 #
-# With batch b and noise scale B a training needs 1 + b / B times the samples that the smallest batches need, and
-# 1 + B / b times the steps that the largest need (McCandlish et al., "An Empirical Model of Large-Batch Training", 2018,
+# With batch b and noise scale B a training needs 1 + b / B times the samples that the smallest batches need, and 1 + B
+# / b times the steps that the largest need (McCandlish et al., "An Empirical Model of Large-Batch Training", 2018,
 # section 2.3): below B larger batches save nearly as many steps as they are larger, far beyond it they save none.
 
 NOISE_SCALE_SOURCE = "McCandlish et al. 2018"
@@ -88,12 +88,12 @@ def samples_text(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
-# [support] How many workers a gradient noise scale supports, by the fitted step-time model. Pure.
+# How many workers a gradient noise scale supports, by the fitted step-time model. Pure.
 #
-# Batches up to about the noise scale B keep their efficiency: at B a step makes half of the progress that a step with an
-# infinite batch makes (McCandlish et al., "An Empirical Model of Large-Batch Training", 2018, section 2.2).
-# A worker with a share of b samples spends base_s + per_sample_s x b on a step, of which only the part that grows with b
-# is shared out among workers; it is efficient by per_sample_s x b / (base_s + per_sample_s x b).
+# Batches up to about the noise scale B keep their efficiency: at B a step makes half of the progress that a step with
+# an infinite batch makes (McCandlish et al., "An Empirical Model of Large-Batch Training", 2018, section 2.2). A worker
+# with a share of b samples spends base_s + per_sample_s x b on a step, of which only the part that grows with b is
+# shared out among workers; it is efficient by per_sample_s x b / (base_s + per_sample_s x b).
 
 EFFICIENT_SHARE = 0.5  # the part of a worker's step that must go into samples
 
@@ -120,7 +120,7 @@ def supported_workers(noise_scale: float, share: float) -> int:
     return math.floor(noise_scale / share)
 
 
-# [goodput] What a sample is worth in a larger batch: the efficiency of Pollux, which with samples a second makes its goodput.
+# What a sample is worth in a larger batch: the efficiency of Pollux, which with samples a second makes its goodput.
 #
 # Qiao et al., "Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning", OSDI 2021, section 3.1, in
 # the form that its implementation AdaptDL uses.
@@ -142,12 +142,12 @@ def efficiency(noise: Noise, batch: float, base_batch: float) -> float:
     return gain / scale
 
 
-# [scaling] How a learning rate follows the batch size: the rules people use, as functions of the ratio of batch sizes.
+# How a learning rate follows the batch size: the rules people use, as functions of the ratio of batch sizes.
 #
 # ``none`` keeps it. ``sqrt`` keeps the variance of an update equal (Krizhevsky, "One weird trick for parallelizing
-# convolutional neural networks", 2014). ``linear`` keeps the mean progress per sample equal (Goyal et al.,
-# "Accurate, Large Minibatch SGD", 2017, section 2.1). None of them is right everywhere: that is what tuning is for.
-# Rules that need more than the ratio, for changes while training runs, are in ``policies.lr_rules``.
+# convolutional neural networks", 2014). ``linear`` keeps the mean progress per sample equal (Goyal et al., "Accurate,
+# Large Minibatch SGD", 2017, section 2.1). None of them is right everywhere: that is what tuning is for. Rules that
+# need more than the ratio, for changes while training runs, are in ``policies.lr_rules``.
 
 LR_RULES: Mapping[str, Callable[[float], float]] = MappingProxyType(
     {
@@ -172,14 +172,16 @@ def scaled_lr(lr: float, batch: int, base_batch: int, rule: str) -> float:
     return lr * factor(batch / base_batch)
 
 
-# [lr rules] How the learning rate follows a change of the batch size while training runs.
+# How the learning rate follows a change of the batch size while training runs.
 #
 # The rules that need the ratio of batch sizes only are ``plan.scaling``'s: none, linear, sqrt. Two need more:
 #
-# adascale: by the gain of Johnson et al., "AdaScale SGD" (2020): with tr(Sigma) the variance of one sample's gradient and
+# adascale: by the gain of Johnson et al., "AdaScale SGD" (2020): with tr(Sigma) the variance of one sample's gradient
+# and
 #     |G|^2 the square of the true one, a step on b samples is worth 1 / (tr(Sigma) / b + |G|^2). Linear while the batch
 #     is far below the noise scale, constant far above it. Before anything is measured: as none.
-# legw: You et al., "Large-Batch Training for LSTM and Beyond" (2019): the square root of the ratio, with a warm-up whose
+# legw: You et al., "Large-Batch Training for LSTM and Beyond" (2019): the square root of the ratio, with a warm-up
+# whose
 #     epochs grow linearly with the batch, so that its number of steps stays.
 #
 # No rule is right everywhere. All compose: old to middle to new is old to new (adascale: while its signals stay).

@@ -27,7 +27,7 @@ from elastune.core.plan.search_time import SearchModel
 from elastune.core.plan.step_model import NORMAL_80, Estimates, StepModel
 from elastune.core.plan.step_time import Floats, StepSplits, StepWork, parts
 
-# [divisions] Every way to divide a cluster among trainings at once and the axes of each training's mesh, as columns. Pure.
+# Every way to divide a cluster among trainings at once and the axes of each training's mesh, as columns. Pure.
 
 Columns = NDArray[np.float64]
 MOST_PLANS = 400_000  # before those are left out that cut a batch into more parts than it has samples
@@ -180,7 +180,7 @@ def _thinned(sizes: Sequence[int], apart: float) -> list[int]:
     return [*kept, *sizes[1:][-1:]]
 
 
-# [cluster plan] How to split a cluster: every division judged by time, cost and memory, and the best of them. Pure.
+# How to split a cluster: every division judged by time, cost and memory, and the best of them. Pure.
 #
 # The time of a search is that of its rounds (``plan.search_time``), each training's step that of the step model
 # (``plan.steps``). Its interval has both in it: what is not known of the step, and of the price of parallel proposals.
@@ -421,7 +421,7 @@ def _short(plan: ClusterPlan) -> str:
     return f"{plan.width} at once on {plan.mesh}"
 
 
-# [next doubling] Where twice the workers would go: by what factor each axis would shorten a plan, and in words why. Pure.
+# Where twice the workers would go: by what factor each axis would shorten a plan, and in words why. Pure.
 
 AXES = ("width", "data", "shard", "tensor", "pipeline")
 SHOWN_CHANGE = 0.02  # of a step: what changes by less is not worth a word
@@ -505,7 +505,7 @@ def _column(plan: ClusterPlan, mesh: Mesh, nodes: Nodes) -> StepSplits:
     return StepSplits(*(np.array([each], float) for each in told))
 
 
-# [model size] Whether one training can use all workers of a cluster: what each computes in a step against what it waits for.
+# Whether one training can use all workers of a cluster: what each computes in a step against what it waits for.
 #
 # Modelled, from the same physical form as plans.
 

@@ -29,12 +29,12 @@ from elastune.core.journal.records import LinkMeasured, TimesFitted
 from elastune.core.plan.links import Hosts, RingLink, allreduce_s, fit_links
 from elastune.core.plan.step_time import Floats
 
-# [data parallel] How long a step takes in data parallelism, of a program that was timed and not looked into.
+# How long a step takes in data parallelism, of a program that was timed and not looked into.
 #
-# ``terms`` says what a step takes on any mesh, from what a rehearsal has counted of the program. Frontiers, and policies
-# in a run, count nothing. They have timed the program, and ask for other batches and other numbers of workers. To them
-# all terms of a pass are one line, ``base_s + per_sample_s * share``, where the largest share decides; gradients are
-# summed by the formula of ``terms`` (``plan.links.allreduce_s``). Both say the same of the same step
+# ``terms`` says what a step takes on any mesh, from what a rehearsal has counted of the program. Frontiers, and
+# policies in a run, count nothing. They have timed the program, and ask for other batches and other numbers of workers.
+# To them all terms of a pass are one line, ``base_s + per_sample_s * share``, where the largest share decides;
+# gradients are summed by the formula of ``terms`` (``plan.links.allreduce_s``). Both say the same of the same step
 # (``tests/core/plan/steps/test_data_parallel.py``). ``timed_steps`` has the fits.
 #
 # Where links were not measured, a sum has Pollux's form: so much on two workers, and so much more for each further one
@@ -127,7 +127,7 @@ def overlapped(compute_s: float, reduce_s: float, overlap: float) -> float:
     return longer * float((1.0 + (shorter / longer) ** overlap) ** (1.0 / overlap))
 
 
-# [timed steps] What measured steps of a program say of all of its steps in data parallelism (``data_parallel``), by least squares.
+# What measured steps of a program say of all of its steps in data parallelism (``data_parallel``), by least squares.
 #
 # ``fit_parts`` is for a frontier, which measures on purpose: steps of one worker, and the link by itself. ``fit_steps``
 # is for a policy in a run, which sees whole steps, on whatever workers there are. Neither has a prior or an interval:

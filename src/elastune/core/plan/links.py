@@ -25,7 +25,7 @@ from elastune.core.communication import Hop, Route, Topology, chunks_of, relay_s
 from elastune.core.journal.records import LinkFitted, LinkMeasured
 from elastune.core.slots import cut, subtrees
 
-# [links] What a reduction travels on: the link within a host and, where there are several hosts, the one across them. Pure.
+# What a reduction travels on: the link within a host and, where there are several hosts, the one across them. Pure.
 #
 # A ring all-reduce: 2(W-1) messages of latency and 2(W-1)/W of the bytes over its slowest link (Thakur, Rabenseifner,
 # Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 2005). Ranks stand host by host, so that
@@ -105,11 +105,11 @@ def fit_links(measured: Sequence[LinkMeasured], workers_each: int | None = None)
     return within or across or RingLink(), hosts
 
 
-# [route times] How long sums take on their routes, by what was measured of the links between hosts, and which routes are best. Pure.
+# How long sums take on their routes, by what was measured of the links between hosts, and which routes are best. Pure.
 #
-# A model, not a measurement: a message keeps busy the way between two hosts at that pair's rate, the one host's link out
-# and the other's link in each at its own; one waits behind the other, and a hop begins when all it needs has arrived.
-# It is fitted by latency and rate of each pair of hosts.
+# A model, not a measurement: a message keeps busy the way between two hosts at that pair's rate, the one host's link
+# out and the other's link in each at its own; one waits behind the other, and a hop begins when all it needs has
+# arrived. It is fitted by latency and rate of each pair of hosts.
 
 WITHIN_S, WITHIN_BYTES_S = 5e-5, 2e9  # of two workers on one host: taken, not measured; it is hardly ever what decides
 HOP_S = 2e-4  # that a worker spends on each hop, whatever its size

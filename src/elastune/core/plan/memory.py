@@ -24,7 +24,7 @@ from elastune.core.mesh import MechanismName, Mesh
 from elastune.core.plan.step_time import Floats, StepSplits, StepWork
 from elastune.core.run import ExecutionSettings
 
-# [copies] What further holders of divided state cost, and what ``tensor`` leaves whole: in shares, before anything runs. Pure.
+# What further holders of divided state cost, and what ``tensor`` leaves whole: in shares, before anything runs. Pure.
 #
 # Where workers may be lost, a run keeps two holders of each part of what it divides (``--copies``). On a mesh without
 # replicas (``data=1``) the second one lies on a worker of the same replica, and takes back what dividing has saved.
@@ -129,11 +129,11 @@ def serial_share_text(parameters: float, compute: float | None, mesh: Mesh | Non
     return f"{line}; its arithmetic is at most so much faster: {faster}{bound}"
 
 
-# [state bytes] What a worker holds of a model's state, by mechanism and mesh: modelled, not measured.
+# What a worker holds of a model's state, by mechanism and mesh: modelled, not measured.
 #
-# Everything that a mechanism divides is taken to divide evenly: parameters among the blocks of layers, stages, and shares
-# of optimizer state. What does not (stages of unequal size, buffers) makes the fullest worker's share larger; so do
-# layers that stay whole under ``tensor``, where it is not known which do. docs/meshes.md has the formulas.
+# Everything that a mechanism divides is taken to divide evenly: parameters among the blocks of layers, stages, and
+# shares of optimizer state. What does not (stages of unequal size, buffers) makes the fullest worker's share larger; so
+# do layers that stay whole under ``tensor``, where it is not known which do. docs/meshes.md has the formulas.
 
 
 @dataclass(frozen=True)
@@ -196,12 +196,12 @@ def ideal_share(whole: int, copies: int, workers: int) -> float:
     return whole * min(copies, workers) / workers
 
 
-# [memory] What the fullest worker of a plan holds, for many plans at once; modelled, before anything is launched.
+# What the fullest worker of a plan holds, for many plans at once; modelled, before anything is launched.
 #
-# State is divided as ``plan.state_bytes`` says for parts with so many holders, but that the first stage of a
-# pipeline holds an edge of the model beside its blocks. Activations of a transformer as in Korthikanti et al., "Reducing
-# Activation Recomputation in Large Transformer Models", MLSys 2023, section 4: a pipeline's first stage keeps those of as
-# many passes as there are stages.
+# State is divided as ``plan.state_bytes`` says for parts with so many holders, but that the first stage of a pipeline
+# holds an edge of the model beside its blocks. Activations of a transformer as in Korthikanti et al., "Reducing
+# Activation Recomputation in Large Transformer Models", MLSys 2023, section 4: a pipeline's first stage keeps those of
+# as many passes as there are stages.
 
 BUFFERS = 3  # of sums that survive a loss (comm.reducer.Bucket): two that take turns, and what was given out
 DIVIDED_BUFFERS = 2  # of sums that stop at their holders (comm.owned.OwnedBucket): what is sent, and what is received
@@ -268,7 +268,7 @@ def held_most(held: HeldAlone, work: StepWork, splits: StepSplits, sharded: NDAr
     return np.asarray(held.parameters * np.maximum(0.0, most - passes) / np.maximum(state, 1.0), dtype=np.float64)
 
 
-# [fitting] Whether a worker can hold a program, in words: by how much it does not, and what would. Modelled.
+# Whether a worker can hold a program, in words: by how much it does not, and what would. Modelled.
 
 
 def fit_text(

@@ -34,7 +34,7 @@ from elastune.core.cost import ON_DEMAND, SPOT, Prices
 from elastune.core.errors import UserError
 from elastune.core.mesh import MOST_WORKERS
 
-# [traces] Markets as text: how many spot workers could be had, and what a worker-hour cost, line by line. Pure.
+# Markets as text: how many spot workers could be had, and what a worker-hour cost, line by line. Pure.
 #
 # Both are CSV with a first line of names. Times are seconds, or all of them ISO 8601 with an offset from UTC.
 #
@@ -168,12 +168,12 @@ def _times(times: Sequence[float | datetime], name: str) -> tuple[list[float], b
     return [at.timestamp() if isinstance(at, datetime) else float(at) for at in times], bool(dates)
 
 
-# [hindsight] The least that a job could have cost, had everything been known: the mark that a policy is held against. Pure.
+# The least that a job could have cost, had everything been known: the mark that a policy is held against. Pure.
 #
-# Workers come, go and change for nothing here, so no real run can cost less. Of every stretch of time with one offer and
-# one price, n workers cost so much and do so much a second; by changing between numbers all on the upper hull of these
-# points can be had. Its segments are amounts of work, each at a price, and dearer the further up: to take the cheapest
-# first, wherever they lie, is the optimum of the linear programme.
+# Workers come, go and change for nothing here, so no real run can cost less. Of every stretch of time with one offer
+# and one price, n workers cost so much and do so much a second; by changing between numbers all on the upper hull of
+# these points can be had. Its segments are amounts of work, each at a price, and dearer the further up: to take the
+# cheapest first, wherever they lie, is the optimum of the linear programme.
 
 Speed = Callable[[int], float]
 """What so many workers do in a second, in seconds of one worker; 0 for none."""

@@ -18,12 +18,13 @@ import numpy as np
 
 from elastune.core.plan.step_time import CONSTANTS, SHAPE, Constant, Floats, StepSplits, StepWork, coordinates, seconds
 
-# [posterior] Constants of a machine from a few measured steps, and what is known of all other plans: one Gaussian.
+# Constants of a machine from a few measured steps, and what is known of all other plans: one Gaussian.
 #
-# The logarithm of a step's time is taken as the physical form's (``terms``), plus errors of that form (a Gaussian process
-# over ``splits.coordinates``), plus noise. Constants are known beforehand within a factor each. With the form made linear
-# around the fitted constants all of it is one Gaussian (Rasmussen and Williams, "Gaussian Processes for Machine
-# Learning", 2006, sections 2.2 and 2.7), so that errors are relative, and what was not probed is told as unsure.
+# The logarithm of a step's time is taken as the physical form's (``terms``), plus errors of that form (a Gaussian
+# process over ``splits.coordinates``), plus noise. Constants are known beforehand within a factor each. With the form
+# made linear around the fitted constants all of it is one Gaussian (Rasmussen and Williams, "Gaussian Processes for
+# Machine Learning", 2006, sections 2.2 and 2.7), so that errors are relative, and what was not probed is told as
+# unsure.
 
 SHAPE_REACH = 0.5  # doublings of a shape: kernels of another one have an efficiency of their own
 ERROR, REACH = 0.03, 3.0  # of the form in all else, relative, and the doublings over which it is alike
@@ -153,7 +154,7 @@ def _squares(first: Floats, second: Floats) -> Floats:
     return squares
 
 
-# [step model] Seconds of any plan's step with an interval, from a few measured ones.
+# Seconds of any plan's step with an interval, from a few measured ones.
 #
 # How wrong the physical form is cannot be told for certain from a few: every size of error that is looked at has its
 # say, as far as the measured steps make it likely.
@@ -237,7 +238,7 @@ def prior_model(prior: Sequence[Constant], work: StepWork, splits: StepSplits, n
     return StepModel((fit_form(prior, kind, work.take(none), splits.take(none), np.empty(0), start),), (1.0,))
 
 
-# [probes] Which plans to measure: one after another, each where it tells most about all plans that may be chosen.
+# Which plans to measure: one after another, each where it tells most about all plans that may be chosen.
 #
 # Nothing of a plan's time is looked at before it is measured.
 

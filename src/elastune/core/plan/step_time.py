@@ -30,10 +30,11 @@ from elastune.core.journal.records import Entry, PlanMade
 from elastune.core.plan.links import allreduce_s
 from elastune.core.run import ExecutionSettings
 
-# [work] What one model asks of the machine in one step, told without a machine: arithmetic, traffic and parameters.
+# What one model asks of the machine in one step, told without a machine: arithmetic, traffic and parameters.
 #
 # A model is a chain of like *blocks* between two *edges* (what reads the samples, and what makes outputs of the last
-# block's). Every field is a number or an array with one entry a plan, so that plans of several models stand in one call.
+# block's). Every field is a number or an array with one entry a plan, so that plans of several models stand in one
+# call.
 
 Floats = NDArray[np.float64]
 HALF = 2  # bytes of a number
@@ -196,7 +197,7 @@ def chain_of(
     )
 
 
-# [splits] Ways to split one training step over workers, as columns: one entry a plan.
+# Ways to split one training step over workers, as columns: one entry a plan.
 
 
 @dataclass(frozen=True)
@@ -217,10 +218,10 @@ class StepSplits:
 
     def __post_init__(self) -> None:
         columns = np.broadcast_arrays(*(np.asarray(getattr(self, f.name), dtype=np.float64) for f in fields(self)))
-        for field, values in zip(fields(self), columns, strict=True):
+        for column, values in zip(fields(self), columns, strict=True):
             if values.ndim != 1 or not (np.isfinite(values).all() and (values >= 1).all()):
-                raise ValueError(f"{field.name} of plans is a column of numbers of at least 1")
-            object.__setattr__(self, field.name, values)
+                raise ValueError(f"{column.name} of plans is a column of numbers of at least 1")
+            object.__setattr__(self, column.name, values)
 
     def __len__(self) -> int:
         return len(self.batch)
@@ -274,12 +275,12 @@ def coordinates(work: StepWork, splits: StepSplits) -> Floats:
 SHAPE = 3
 
 
-# [terms] Seconds of a step as a few named physical terms, each with one constant of the machine.
+# Seconds of a step as a few named physical terms, each with one constant of the machine.
 #
 # A block of one pass takes what its arithmetic, its memory traffic and its sums along ``tensor`` take, but no less than
 # the launching of its kernels; the passes of a step flow through the stages of a pipeline; then gradients are summed
-# along ``data`` and ``shard``, and the optimizer writes. What is begun between nodes takes what it takes within one, and
-# the link's latency. All constants are positive.
+# along ``data`` and ``shard``, and the optimizer writes. What is begun between nodes takes what it takes within one,
+# and the link's latency. All constants are positive.
 #
 # For programs whose work is known (``work``). What is left of this for one that was only timed is ``data_parallel``.
 
@@ -423,7 +424,7 @@ def _longer(first: Floats, second: Floats) -> Floats:
     return most * ((first / most) ** SHARPNESS + (second / most) ** SHARPNESS) ** (1 / SHARPNESS)
 
 
-# [planned steps] What the record of a cluster's plan says of steps, of any means and batch: its constants, in the physical form.
+# What the record of a cluster's plan says of steps, of any means and batch: its constants, in the physical form.
 
 MODELLED_MECHANISMS = (
     "replicated",

@@ -46,7 +46,7 @@ from elastune.runtime.agents.transfer_client import FileTransferClient
 from elastune.runtime.launcher import Bootstrap, Launcher, Needs, ProcessEnded, ProcessEvent, ProcessStarted
 from elastune.runtime.preemption import NoticeSource
 
-# [held ends] An agent's part in moving files: where workers leave theirs, and whose end is told only once those have arrived.
+# An agent's part in moving files: where workers leave theirs, and whose end is told only once those have arrived.
 #
 # A worker that has ended well may have written its run's last checkpoint: whoever hears of its end goes on from that.
 
@@ -132,7 +132,7 @@ class PendingExits:
         return time.monotonic() < max(since, self._mover.moved_at) + STALLED_S
 
 
-# [agent] The agent of one machine: it owns the workers there, and does what its controller says.
+# The agent of one machine: it owns the workers there, and does what its controller says.
 #
 # Workers are forked from a warm server, as on a controller's own machine; all of them end with the agent, however it
 # ends. An agent knows no runs: each worker finds its run's coordinator by itself. Where its controller dies it may keep

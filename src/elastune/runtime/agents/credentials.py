@@ -18,7 +18,7 @@ from elastune.core.errors import UserError
 from elastune.core.journal.files import atomic_write
 from elastune.elastic.wire.transport import MARK, fingerprint, fingerprint_of, server_context
 
-# [certificate] The certificate of a controller that encrypts: self-signed, and known to agents by its SHA-256 in their token.
+# The certificate of a controller that encrypts: self-signed, and known to agents by its SHA-256 in their token.
 
 NAME = "elastune"
 YEARS = 10  # nobody looks at it: agents know one certificate, for as long as they have its token
@@ -50,7 +50,7 @@ def make_certificate(path: Path) -> bytes:
     return certificate.public_bytes(serialization.Encoding.DER)
 
 
-# [token] The secret that agents and their controller share: a file that its owner alone can read.
+# The secret that agents and their controller share: a file that its owner alone can read.
 #
 # With ``--tls`` the token names the controller's certificate, which lies with its key beside the controller's file.
 

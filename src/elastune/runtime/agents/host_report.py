@@ -20,7 +20,7 @@ from elastune.parallel.comm.sockets import address_of
 from elastune.runtime.agents.messages import FolderProbeRequest, FolderProbeResult, HostFacts, HostFactsRequest
 from elastune.runtime.placement import devices
 
-# [run folder] Whether hosts see the folder of a run: a file that they look for, and what came of it, for the next controller.
+# Whether hosts see the folder of a run: a file that they look for, and what came of it, for the next controller.
 
 LOCAL = ".own-folders"  # in the folder of a run whose hosts push their files
 DIGITS = 32  # of a mark's text; its name has the first eight of them
@@ -93,7 +93,7 @@ def had_local_folders(folder: Path) -> bool:
     return (folder / LOCAL).is_file()
 
 
-# [facts] What a host is like, as its agent tells it; and whether a run can use it: a pure judgement.
+# What a host is like, as its agent tells it; and whether a run can use it: a pure judgement.
 
 MOST_SKEW_S = 5.0  # beyond it the times of logs, certificates and leases of clouds mean something else elsewhere
 

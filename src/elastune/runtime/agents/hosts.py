@@ -23,7 +23,7 @@ from elastune.runtime.agents.messages import (
 )
 from elastune.runtime.launcher import Bootstrap
 
-# [host] An agent as its controller knows it.
+# An agent as its controller knows it.
 
 LOOKS = 3
 
@@ -33,7 +33,8 @@ class AgentHost:
     """One that was let in. ``workers``: those that it has, by key, and ``unnamed``: so many more that it kept from a
     controller before; ``notice``: it will go, and gets no more; ``kind``: of its machine (``core.cost.KINDS``);
     ``label``: what whoever started it calls it. ``looks``: how often it was asked to look for the run's folder, and
-    what it ``probe_result`` last; ``lacks_folder``: it does not see that; ``mixes``: its address is of another kind than others'."""
+    what it ``probe_result`` last; ``lacks_folder``: it does not see that; ``mixes``: its address is of another kind
+    than others'."""
 
     host: str
     room: int
@@ -92,7 +93,7 @@ def as_kept(worker: Bootstrap, host: str, token: str) -> Bootstrap:
     return replace(worker, coordinator=at_host(worker.coordinator, host), token=derived(token, worker.token))
 
 
-# [lookout] Which agents may get workers: those that see the run's folder, and whose workers reach the others'.
+# Which agents may get workers: those that see the run's folder, and whose workers reach the others'.
 
 
 class FolderProbe:
@@ -146,7 +147,7 @@ class FolderProbe:
         return found
 
 
-# [packing] Which agents get a run's next workers: a pure decision.
+# Which agents get a run's next workers: a pure decision.
 
 
 def pack(free: Mapping[int, int], count: int, own: Mapping[int, int] | None = None) -> list[int]:
@@ -181,7 +182,7 @@ def spread(free: Mapping[int, int], count: int) -> list[int]:
     return [agent for agent, workers in taken.items() for _ in range(workers)]
 
 
-# [room] The room that agents have for workers: on which hosts, of which kind, and how much of it may be used now.
+# The room that agents have for workers: on which hosts, of which kind, and how much of it may be used now.
 
 
 class AgentRoom:

@@ -53,7 +53,7 @@ from elastune.runtime.launcher import (
     ProcessStarted,
 )
 
-# [inquiry] Where a run is, told to who has the token of its cluster but does not see its folder.
+# Where a run is, told to who has the token of its cluster but does not see its folder.
 #
 # The controller's listener for agents is asked, and answers with the address of the run's coordinator and the salt of
 # its token; the token itself does not cross the network.
@@ -103,7 +103,7 @@ def find_run(address: str, token: str, out: Path) -> Contact:
     raise UserError(RULE, why, "name the folder of its results as the controller does, or its last part")
 
 
-# [launcher] The launcher of workers on other machines: it listens for agents, and tells them what to start and to end.
+# The launcher of workers on other machines: it listens for agents, and tells them what to start and to end.
 #
 # Agents come and go at any time. A new one is room for its workers; a lost one is the loss of all that it had.
 

@@ -90,7 +90,7 @@ class WorkerEnded:
 
 @dataclass(frozen=True, config=_RULES)
 class WorkerSeen:
-    """What an agent sees of a worker: its state and processor time (``coordinator.liveness.ProcessStatus``), its last line."""
+    """A worker as its agent sees it: its ``ProcessStatus`` (state and processor time) and its last line."""
 
     key: Count
     state: Annotated[str, Field(min_length=1, max_length=1)]

@@ -47,10 +47,10 @@ if TYPE_CHECKING:
     from elastune.train.checkpoints.spool import Whose
 
 
-# [inbox] A run's folder at its controller, as files of checkpoints come in: a checkpoint is one once all of it is here.
+# A run's folder at its controller, as files of checkpoints come in: a checkpoint is one once all of it is here.
 #
-# A file has another name until it is there whole, with the size and digest that were told, and on the disk. The last one
-# of a checkpoint makes its draft the checkpoint by a rename, as a worker does where the folder is shared.
+# A file has another name until it is there whole, with the size and digest that were told, and on the disk. The last
+# one of a checkpoint makes its draft the checkpoint by a rename, as a worker does where the folder is shared.
 
 PARTIAL = ".partial"  # the end of the name of a file that is not whole
 _IS_NAME = re.compile(NAME_PATTERN)
@@ -84,7 +84,7 @@ class IncomingFile:
         return self.offset == self.offer.size
 
     def take(self, data: bytes) -> None:
-        """More of it. Raises ``IncompleteFile`` where that is more than was offered, ``OSError`` where there is no room."""
+        """Append bytes. Raises ``IncompleteFile`` for more bytes than offered, ``OSError`` for a full disk."""
         if self.offset + len(data) > self.offer.size:
             self._begin_again()
             raise IncompleteFile(f"{self.offer.name} is longer than the {self.offer.size} bytes that were offered")
@@ -265,7 +265,7 @@ class CheckpointReceiver:
         shutil.rmtree(self._draft(draft), ignore_errors=True)
 
 
-# [server] The controller's end of the files' connections: a thread that takes what agents push, and sends what they ask for.
+# The controller's end of the files' connections: a thread that takes what agents push, and sends what they ask for.
 
 UNKNOWN_RUN = "this controller does not have that run"
 LOOK_S = 5.0

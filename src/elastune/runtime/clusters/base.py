@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from elastune.train.data.sample_log import SampleSpans
 
 
-# [run files] What a controller does to files that the workers of a run have written: one seam, for clusters without shared files.
+# What a controller does to files that the workers of a run have written: one seam, for clusters without shared files.
 #
 # Workers write their checkpoints into their run's folder, which is the controller's too where they share a file system.
 # Elsewhere agents bring what workers write into it (``cluster.transfer``), or a cluster brings ``RunFiles`` of its own.
@@ -133,7 +133,7 @@ class LocalFiles:
         shutil.rmtree(run, ignore_errors=True)
 
 
-# [base] The contract of a cluster: start the workers of a run, hear from them, stop them.
+# The contract of a cluster: start the workers of a run, hear from them, stop them.
 
 NOBODY = -1
 """The rank of a message that no worker sent."""

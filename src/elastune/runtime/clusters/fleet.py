@@ -37,7 +37,7 @@ from elastune.runtime.clusters.hosts import LOOK_S, HostsCluster
 from elastune.runtime.elastic_run import ElasticRun
 from elastune.runtime.spot import SpotWatch
 
-# [fleet] As many agents as a cluster has use for: something starts them, and the idle ones are let go.
+# As many agents as a cluster has use for: something starts them, and the idle ones are let go.
 #
 # What to do is decided by ``plan``, purely; a thread of its own does it, because batch systems answer when they like.
 
@@ -242,7 +242,7 @@ class Fleet:
         self._told = line
 
 
-# [remembered] Where a controller's agents look for the next one, and what their jobs or actors are called: a file by the token.
+# Where a controller's agents look for the next one, and what their jobs or actors are called: a file by the token.
 #
 # The next controller may be on another machine: it writes there where it listens (``moved``), and agents that see the
 # file, and their workers, come to it (``protocol.elsewhere``).
@@ -333,7 +333,7 @@ def forget(folder: Path) -> None:
     (folder / NAME).unlink(missing_ok=True)
 
 
-# [fleet] A cluster that has its agents started as its runs need them, and lets idle ones go.
+# A cluster that has its agents started as its runs need them, and lets idle ones go.
 
 STEER_S = 0.5
 

@@ -40,7 +40,7 @@ from typing import NoReturn
 from elastune.runtime import worker
 from elastune.runtime.launcher import read_bootstrap
 
-# [guard] What is left to do when a fork server is killed: its workers die with it, what they have started would not.
+# What is left to do when a fork server is killed: its workers die with it, what they have started would not.
 #
 # A guard is a small process that knows the workers' process groups. It waits for the end of a pipe whose other end the
 # server alone holds, so for the server's death, however sudden, and then kills the groups that are left. It needs no
@@ -97,7 +97,7 @@ def _watch(pipe: int) -> NoReturn:
         os._exit(0)
 
 
-# [server] A warm process that forks workers: it imports torch once, so that a worker starts in milliseconds.
+# A warm process that forks workers: it imports torch once, so that a worker starts in milliseconds.
 #
 #     python -m elastune.runtime.clusters.fork_server CONTROL_FD CONTROLLER_PID [MODULE...]
 #
@@ -108,9 +108,9 @@ def _watch(pipe: int) -> NoReturn:
 # knows.
 #
 # No worker outlives its server: the kernel kills it (PR_SET_PDEATHSIG), and ``guard`` what it had started. No server
-# outlives its controller: it ends at the end of the control socket or when it is orphaned, and first kills every worker's
-# process group. No process group outlives its worker. As a child subreaper it also inherits, and at its own end kills,
-# what escaped from those groups.
+# outlives its controller: it ends at the end of the control socket or when it is orphaned, and first kills every
+# worker's process group. No process group outlives its worker. As a child subreaper it also inherits, and at its own
+# end kills, what escaped from those groups.
 #
 # It has one thread, no CUDA context and no OpenMP pool (its starter sets the thread counts to 1), or forking would not
 # be safe. `docs/decisions/0002-own-forkserver.md` says why this is not multiprocessing's fork server.

@@ -37,12 +37,12 @@ from elastune.runtime.spot import SpotState, SpotWatch
 from elastune.runtime.worker import WORK
 from elastune.train.machine import software
 
-# [pushed] The files that agents push, and the runs that they are of.
+# The files that agents push, and the runs that they are of.
 
 
 class TransferredRuns:
-    """Of the runs of one controller. ``address``, ``token``, ``tls``: see ``FileTransferServer``; ``tell`` takes lines for the
-    user. ``ring``: has the controller look; any thread calls it."""
+    """Of the runs of one controller. ``address``, ``token``, ``tls``: see ``FileTransferServer``; ``tell`` takes lines
+    for the user. ``ring``: has the controller look; any thread calls it."""
 
     def __init__(self, address: str, token: str, tls: ssl.SSLContext | None, tell: Callable[[str], None]) -> None:
         self.ring: Callable[[], None] = lambda: None
@@ -79,7 +79,7 @@ class TransferredRuns:
         self._server.close()
 
 
-# [paid] Hosts that have come, by their kind: what is paid for (all their room, used or not), and whom they have.
+# Hosts that have come, by their kind: what is paid for (all their room, used or not), and whom they have.
 
 
 def rooms_paid(agents: Iterable[AgentHost]) -> dict[str, int]:
@@ -106,7 +106,7 @@ def workers_held(agents: Iterable[AgentHost], coordinator: str) -> dict[str, int
     return {kind: workers for kind, workers in found.items() if workers}
 
 
-# [hosts] A cluster of any hosts: it has the workers of the agents that have come to it.
+# A cluster of any hosts: it has the workers of the agents that have come to it.
 
 if TYPE_CHECKING:
     pass
@@ -310,7 +310,7 @@ def allow_many_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
-# [hosts] ``hosts:PORT``: workers run wherever somebody starts agents that come to this port.
+# ``hosts:PORT``: workers run wherever somebody starts agents that come to this port.
 
 NOBODYS = "-"  # the text of no file
 

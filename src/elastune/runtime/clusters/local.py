@@ -28,7 +28,7 @@ from elastune.runtime.clusters.kind import Access, CapacityRequest, ClusterKind
 from elastune.runtime.elastic_run import ElasticRun
 from elastune.runtime.worker import WORK
 
-# [local] Workers as processes of this machine, forked from a warm server and watched until their end.
+# Workers as processes of this machine, forked from a warm server and watched until their end.
 
 WARM = (*PRELOAD, WORK.partition(":")[0])  # what every worker would import
 LOOPBACK = "127.0.0.1"
@@ -74,7 +74,7 @@ class LocalCluster(ElasticCluster):
         atexit.unregister(self.close)
 
 
-# [detached] Workers of this machine that may outlive their controller: an agent in a session of its own owns them.
+# Workers of this machine that may outlive their controller: an agent in a session of its own owns them.
 
 LOOPBACK_ADDRESS, INTERFACE = "127.0.0.1", "lo"
 TOKEN_NAME, PORT_NAME = ".agent-token", ".agent-port"
@@ -197,7 +197,7 @@ def _left_in(out: Path) -> tuple[str, int]:
         return secrets.token_urlsafe(BYTES), 0
 
 
-# [local] ``local``: workers are processes of this machine.
+# ``local``: workers are processes of this machine.
 
 if TYPE_CHECKING:
     pass

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from elastune.runtime.clusters.fleet import ControllerAddress, FleetCluster
 
 
-# [connection] The Ray cluster to be used: joined, and what its nodes have.
+# The Ray cluster to be used: joined, and what its nodes have.
 
 AUTO = "auto"
 ADDRESS = "RAY_ADDRESS"  # Ray's own variable; jobs have it
@@ -143,10 +143,10 @@ def _signals_kept() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-# [starter] Agents as actors: each is started on a node that has what its workers need, and waits until there is one.
+# Agents as actors: each is started on a node that has what its workers need, and waits until there is one.
 #
-# An actor that waits is what makes Ray's autoscaler add a node. Actors end with the process that started them, or, where
-# they have a name, outlive it: the next controller finds them by that.
+# An actor that waits is what makes Ray's autoscaler add a node. Actors end with the process that started them, or,
+# where they have a name, outlive it: the next controller finds them by that.
 
 PATIENCE_S = 60  # an agent whose controller has gone looks for it no longer
 END_LIMIT_S = 5.0
@@ -306,7 +306,7 @@ def end_left(name: str) -> int:
     return len(handles)
 
 
-# [ray] ``ray[:address=...,...]``: workers run on the nodes of a Ray cluster.
+# ``ray[:address=...,...]``: workers run on the nodes of a Ray cluster.
 
 FOLDER = "cluster"  # in that of the results, of what is to outlive this controller
 NO_ROOM = "say workers_per_node=, of the nodes that the autoscaler adds"

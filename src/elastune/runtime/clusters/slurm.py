@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from elastune.runtime.clusters.fleet import ControllerAddress, FleetCluster, FleetSize
 
 
-# [jobs] Agents as batch jobs of one node each.
+# Agents as batch jobs of one node each.
 
 END_LIMIT_S = 5.0  # for jobs whose agents have been told to end
 JOBS_CLOSE_LIMIT_S = 40.0  # Slurm gives a cancelled job up to its KillWait, usually 30 s
@@ -129,7 +129,7 @@ class Jobs(Starter):
         forget(self._folder)
 
 
-# [steps] Agents as steps of the allocation that the controller is in, one a node.
+# Agents as steps of the allocation that the controller is in, one a node.
 
 STEPS_CLOSE_LIMIT_S = 20.0
 
@@ -194,7 +194,7 @@ class Steps(Starter):
         return log_of(self._folder, label)
 
 
-# [slurm] ``slurm[:SETTING,...]``: workers run in jobs that Slurm starts, or in the allocation that this process is in.
+# ``slurm[:SETTING,...]``: workers run in jobs that Slurm starts, or in the allocation that this process is in.
 
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.+@-]+$")]
 JOBS_ONLY = ("partition", "account", "qos", "time", "gpus_per_node")

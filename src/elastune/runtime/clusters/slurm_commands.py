@@ -24,7 +24,7 @@ from elastune.core.errors import UserError
 from elastune.runtime.clusters.fleet import NeverStarts, NotStarted, Phase
 from elastune.runtime.clusters.kind import ClusterFinding
 
-# [commands] Slurm's own commands, run with a limit of time; what goes wrong is told in one line.
+# Slurm's own commands, run with a limit of time; what goes wrong is told in one line.
 
 LIMIT_S = 30.0
 KEPT = {"SLURM_CONF", "SLURM_CLUSTERS"}
@@ -78,7 +78,7 @@ def last_line(log: Path) -> str:
     return f"{said[-1][:300]} ({log})" if said else f"{log} is empty"
 
 
-# [launch] What is said to Slurm and what it answers, as text: pure functions.
+# What is said to Slurm and what it answers, as text: pure functions.
 
 GRACE_S = 25  # below Slurm's usual KillWait of 30 s between SIGTERM and SIGKILL
 PATIENCE_S = 60  # an agent whose controller has gone looks for it no longer
@@ -221,7 +221,7 @@ def never_starts(before: Mapping[str, QueueEntry], queue: Mapping[str, QueueEntr
     return None
 
 
-# [network] By which of this machine's addresses a cluster's nodes reach it.
+# By which of this machine's addresses a cluster's nodes reach it.
 
 ANY_PORT = 9  # nothing is sent there
 
@@ -249,7 +249,7 @@ def address_towards_nodes(partition: str | None) -> str:
         raise UserError("a way to the nodes must be known", error.strerror, "choose it by --interface") from None
 
 
-# [examine] What a Slurm cluster offers, and what of it does not fit: for ``elastune doctor --cluster slurm``.
+# What a Slurm cluster offers, and what of it does not fit: for ``elastune doctor --cluster slurm``.
 
 PROBE_LIMIT_S = 60
 MOST_APART_S = 1.0

@@ -24,7 +24,7 @@ from typing import Any
 
 from elastune.core.errors import UserError
 
-# [output dir] Where results go: one folder a run or study, never one that holds another's.
+# Where results go: one folder a run or study, never one that holds another's.
 
 JOURNAL = "journal.jsonl"
 DEFAULT_ROOT = Path("elastune-out")
@@ -72,11 +72,11 @@ def check_out(out: Path, resume: bool) -> Path:
     return path
 
 
-# [mirror] Results at a URL (``--out s3://bucket/run``, any that fsspec knows): written to a folder here, and copied there.
+# Results at a URL (``--out s3://bucket/run``, any that fsspec knows): written to a folder here, and copied there.
 #
 # The folder is what every other part of the house knows. A thread copies what is new in it: files of checkpoints, then
-# what makes each a checkpoint, then the rest, then the journal, which so never tells of what is not there. Going on from
-# the URL brings the folder back.
+# what makes each a checkpoint, then the rest, then the journal, which so never tells of what is not there. Going on
+# from the URL brings the folder back.
 
 LOOK_S = 2.0  # between copies, at least; and ten times what the last one took
 STATE = "state.json"

@@ -18,11 +18,11 @@ from elastune.core.run import RunSpec
 from elastune.runtime.clusters.base import Cluster, ElasticHandle, Handle, SurvivingRun
 from elastune.runtime.job.run import JobSupervisor
 
-# [meter] What each of several jobs on one cluster has cost, as time goes on. Pure.
+# What each of several jobs on one cluster has cost, as time goes on. Pure.
 #
 # Hosts are paid for whether they are used or not, at the price that holds, by their kind. A job pays for each of its
-# workers from the moment that its process is there until it has ended, whatever it does: it starts, stands still, does a
-# lost step again, is replaced. What nobody uses is shared among the jobs that have workers then, by their number of
+# workers from the moment that its process is there until it has ended, whatever it does: it starts, stands still, does
+# a lost step again, is replaced. What nobody uses is shared among the jobs that have workers then, by their number of
 # workers; while none has, it is ``idle`` and nobody's.
 
 Workers = Mapping[str, int]
@@ -68,7 +68,7 @@ class MoneyMeter:
             self.costs[job] += own + unused * sum(workers.values()) / whole
 
 
-# [pool] Several jobs at once on one cluster: start what fits, hear from all, resize and pause them, tell what ended.
+# Several jobs at once on one cluster: start what fits, hear from all, resize and pause them, tell what ended.
 
 PAUSED = ("requested", "until_epoch", "notice")  # endings with a checkpoint, from which the job can go on
 

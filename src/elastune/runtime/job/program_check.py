@@ -23,7 +23,7 @@ from elastune.runtime.job.run import JobFailed, run_job
 from elastune.train.program.load import FOLDER, written_by_several
 from elastune.train.program.source import meaning, of_workers, unseeded
 
-# [checked programs] Which programs ``elastune check`` has found nothing in: an empty file each, named by the digest of the program.
+# Which programs ``elastune check`` has found nothing in: an empty file each, named by the digest of the program.
 #
 # The files are in ``XDG_CACHE_HOME/elastune/checked`` (``~/.cache/elastune/checked``). Only their names are read. So
 # writers cannot get in each other's way, and a foreign file means nothing. An edit of the program makes another digest.
@@ -84,7 +84,7 @@ def _forget_oldest(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-# [exact cost] What ``exact`` mode costs a program: its steps beside those of one pass a batch, as a plain loop makes them.
+# What ``exact`` mode costs a program: its steps beside those of one pass a batch, as a plain loop makes them.
 
 SLOTS = 4
 MODES: tuple[Mode, Mode] = ("exact", "fast")
@@ -148,7 +148,7 @@ def exact_cost(program: Program, config: Config, *, steps: int, seed: int = 0) -
     return ExactCost(exact.steps, min(times["exact"]), min(times["fast"]), apart)
 
 
-# [portability] Whether a program comes to the same on any number of workers: short runs of it are compared, and told apart.
+# Whether a program comes to the same on any number of workers: short runs of it are compared, and told apart.
 
 CHECK_SLOTS, WORKERS = 4, 2
 PAGE = "docs/programs.md#what-elastune-check-finds"

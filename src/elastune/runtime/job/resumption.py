@@ -30,7 +30,7 @@ from elastune.runtime.clusters.base import Cluster, Handle, SurvivingRun
 from elastune.runtime.job.output import JOURNAL, check_out
 from elastune.train.program.source import differences, source_of
 
-# [changes] What has changed in a program since its run was begun: refused before anything is written, or accepted and told.
+# What has changed in a program since its run was begun: refused before anything is written, or accepted and told.
 
 FIX = "undo that, or add --accept-changes to go on with it"
 _MARKS = b'"checkpointed"', b'"run_started"'  # in the lines of a journal that is worth a look
@@ -78,7 +78,7 @@ def _epochs(records: Sequence[Record], step: int) -> int:
     return reports[-1].epoch if reports else 0
 
 
-# [resumption] Going on with a run: what is asked for is compared with its journal before anything starts or is written.
+# Going on with a run: what is asked for is compared with its journal before anything starts or is written.
 
 
 @dataclass(frozen=True)
@@ -293,7 +293,7 @@ def _schedules(history: RunHistory, spec: RunSpec, own: Config) -> str:
     return "; ".join(dict.fromkeys(told))
 
 
-# [adoption] Going on with a run whose workers have outlived their controller.
+# Going on with a run whose workers have outlived their controller.
 
 
 @dataclass(frozen=True)

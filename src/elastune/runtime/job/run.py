@@ -52,7 +52,7 @@ from elastune.runtime.preemption import DEFAULT_S, Notice, NoticeSource
 from elastune.train.data.sample_log import records_of
 from elastune.train.machine import cores, processor, software
 
-# [machine] What cannot be changed but matters: the machine and software a figure was measured on.
+# What cannot be changed but matters: the machine and software a figure was measured on.
 
 
 def machine_context() -> dict[str, Any]:
@@ -64,7 +64,7 @@ def _memory_gib() -> float:
     return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
 
 
-# [output journal] The journal of an output folder: a command that is refused leaves no trace of it.
+# The journal of an output folder: a command that is refused leaves no trace of it.
 
 _OPENINGS = (RunStarted, StudyStarted, WarmStarted)  # what is journaled before anything runs
 
@@ -111,7 +111,7 @@ def _take_back(path: Path, made: list[Path]) -> None:
             folder.rmdir()
 
 
-# [supervisor] One running job as its driver sees it: events in, records and an outcome out.
+# One running job as its driver sees it: events in, records and an outcome out.
 
 GRACE_S = 1.0
 EXIT_S = 10.0  # a finished run's workers have nothing left to do but to exit
@@ -229,7 +229,7 @@ def _is_echo(detail: str) -> bool:
     return any(word in detail.lower() for word in _ECHOES)
 
 
-# [shutdown] What ends a job before its time: somebody's wish, or the news that its machine will be taken away.
+# What ends a job before its time: somebody's wish, or the news that its machine will be taken away.
 
 MARGIN = 0.1  # of a notice's time, kept for ending by force and for the journal
 
@@ -280,7 +280,7 @@ class ShutdownControl:
         return next((notice for source in self._notices if (notice := source.poll()) is not None), None)
 
 
-# [run] Run one job to its end: start its workers, keep its journal, tell how it ended.
+# Run one job to its end: start its workers, keep its journal, tell how it ended.
 
 Observe = Callable[[Record], None]
 

@@ -24,7 +24,7 @@ from elastune.runtime.spot import SpotWatch, read_host_prices
 from elastune.train.program.load import LoadedProgram, load_as_guest
 from elastune.train.program.overrides import override
 
-# [spot] The policy ``spot`` of a run, for its controller: it decides where hosts are known, not in workers.
+# The policy ``spot`` of a run, for its controller: it decides where hosts are known, not in workers.
 
 CHANGEOVER_S = 10.0  # until a warm worker trains, and the pauses; generous
 
@@ -46,7 +46,7 @@ def spot_watch(spec: RunSpec, program: LoadedProgram) -> SpotWatch | None:
     return SpotWatch(found[0].rules(spec.most_workers, CHANGEOVER_S), prices)
 
 
-# [validate adapt] What adapts a run, checked before it starts: the policies and monitors that a command line or a space names.
+# What adapts a run, checked before it starts: the policies and monitors that a command line or a space names.
 
 NO_POLICY = "none"
 
@@ -102,7 +102,7 @@ def policies_of(value: object) -> tuple[str, ...]:
     return () if named == (NO_POLICY,) else named
 
 
-# [validate means] Refuse system parameters that contradict each other, before a worker starts.
+# Refuse system parameters that contradict each other, before a worker starts.
 
 SHORTEST_HEARTBEAT_S = 0.1
 MOST_SLOTS = 65_536
@@ -259,7 +259,7 @@ def _check_copies(execution: ExecutionSettings, most: int) -> None:
         raise UserError(rule, f"--copies {execution.copies}, {most} workers", "use fewer --copies or more workers")
 
 
-# [validate run] What can be known of a run before a worker starts; takes torch and the program, a second and more.
+# What can be known of a run before a worker starts; takes torch and the program, a second and more.
 
 
 def check_run(spec: RunSpec) -> None:

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 from elastune.core.options import Range
 from elastune.tune.search.front import nondominated
-from elastune.tune.search.objective import Floats, Objective, scale_of
+from elastune.tune.search.objective import Floats, Objective
+from elastune.tune.search.scales import scale_of
 from elastune.tune.search.schedule import (
     ForkTrial,
     IntermediateResult,

@@ -22,7 +22,8 @@ from optuna.study import StudyDirection
 from optuna.trial import TrialState, create_trial
 
 from elastune.train.program.space import Sample
-from elastune.tune.search.objective import RAW, Objective, Scale, scale_of
+from elastune.tune.search.objective import Objective
+from elastune.tune.search.scales import RAW, Scale, scale_of
 
 NAME = "elastune"  # of the Optuna study
 TRAINED = "trained"  # the constraint that a trial without valid values breaks

@@ -19,7 +19,8 @@ import numpy as np
 from elastune.core.journal.records import Phase, TrialStarted
 from elastune.core.run import Config, ExecutionSettings
 from elastune.tune.search.front import best_first
-from elastune.tune.search.objective import Floats, on_scales
+from elastune.tune.search.objective import Floats
+from elastune.tune.search.scales import on_scales
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ import pytest
 from elastune.core.journal.records import TrialFinished
 from elastune.train.program.space import probe
 from elastune.tune.search.history import History, Outcome
-from elastune.tune.search.objective import RAW, on_scales, parse_objectives, scale_of
+from elastune.tune.search.objective import parse_objectives
 from elastune.tune.search.samplers import make_sampler
+from elastune.tune.search.scales import RAW, on_scales, scale_of
 from elastune.tune.search.suggester import Suggester
 
 TWO = parse_objectives({"error": "min", "seconds": "min"})
