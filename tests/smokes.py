@@ -3,9 +3,9 @@
     python tests/smokes.py AT_ONCE "NAME [OPTION...]"...
 
 Imports would take most of them longer than what they do. Each sees its own arguments, folder and exit code, as if it
-had been started by ``python -m benchmarks.FOLDER.NAME --smoke``. What one says is printed once it has ended; one that
-takes longer than ``LIMIT_S`` says where it stood, and ends as one that failed. After such a one no other begins; the
-exit code is then 1.
+had been started by ``python -m benchmarks.FOLDER.NAME --smoke``. The output of a benchmark is printed at its end. A
+benchmark that takes longer than ``LIMIT_S`` prints where it stood, and counts as failed. After it no other begins;
+the exit code is then 1.
 """
 
 from __future__ import annotations

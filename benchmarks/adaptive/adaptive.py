@@ -9,10 +9,9 @@ Time is MODELLED, not measured: on one CPU large batches are not faster. ``adapt
 batch on 16 workers is computed from steps and reductions measured here (``--calibrate`` measures again; do that on a
 quiet machine). Adaptive steps are taken to be 2 % longer.
 
-    ELASTUNE_DATA=... python -m benchmarks.adaptive.adaptive --calibrate
-        # a minute; results/adaptive_calibration.json
-    ELASTUNE_DATA=... python -m benchmarks.adaptive.adaptive                # results/adaptive.json and .png
-    python -m benchmarks.adaptive.adaptive --smoke                          # a few trainings, writes nothing
+    ELASTUNE_DATA=... python -m benchmarks.adaptive.adaptive --calibrate  # a minute; results/adaptive_calibration.json
+    ELASTUNE_DATA=... python -m benchmarks.adaptive.adaptive              # results/adaptive.json and .png
+    python -m benchmarks.adaptive.adaptive --smoke                        # a few trainings, writes nothing
 
 Trainings are kept in ``--cache`` one by one: stopped, it goes on where it was.
 """

@@ -13,8 +13,8 @@ median of its rounds. Rounds go on until the median's 99 % interval (order stati
 to ``MOST`` times ``--rounds``. ``--smoke`` has the same bound, for the noise scale in ``exact`` and in ``fast`` mode.
 It takes at most 16 rounds, beside other work, and fails where all of that interval lies above the bound.
 
-    python -m benchmarks.adaptive.monitoring [--smoke] [--monitors noise_scale ...] [--out \\
-        benchmarks/results/monitoring.json]
+    python -m benchmarks.adaptive.monitoring [--smoke] [--monitors noise_scale ...] \\
+        [--out benchmarks/results/monitoring.json]
 """
 
 from __future__ import annotations

@@ -11,8 +11,7 @@ Links: the same training on four hosts, network namespaces of this machine whose
 steps, bytes as the collectives count them, and as they come in by the host's interface. Time to the target is then the
 steps of the accuracy runs times the measured time of a step. "whole": runs to the target, measured from end to end.
 
-    python -m benchmarks.adaptive.strategies --only accuracy [--minutes 30]
-        # build/strategies_trainings.json keeps them
+    python -m benchmarks.adaptive.strategies --only accuracy [--minutes 30]  # kept in build/strategies_trainings.json
     python -m benchmarks.adaptive.strategies --only accuracy --rows cnn:parameter_server:8    # others stay as they are
     python -m benchmarks.adaptive.strategies --only links,whole                # takes root and a quiet machine
     python -m benchmarks.adaptive.strategies --smoke                           # seconds, digits, writes nothing

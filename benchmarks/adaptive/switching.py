@@ -11,8 +11,8 @@ twentieth step or so as so many workers (or with such a link) to its last: steps
 policy takes to answer, belong to none, but are in the whole run's time. Every run takes the same steps of the same
 batches of Fashion-MNIST; accuracy is that of the test set.
 
-    python -m benchmarks.adaptive.switching [--smoke] [--only size,link] [--seeds 3] [--out \\
-        benchmarks/results/switching.json]
+    python -m benchmarks.adaptive.switching [--smoke] [--only size,link] [--seeds 3] \\
+        [--out benchmarks/results/switching.json]
     python -m benchmarks.adaptive.switching --out benchmarks/results/switching.json --minutes 9      # again and again
 
 With --minutes no run is begun that would end later. A run that was cut keeps its rows in --out, and the same command

@@ -5,8 +5,8 @@ which sees this interpreter's torch.
 Both as their documentation says, torchft also with short timeouts. Pauses are the longest gap between two steps less
 the median step: of any survivor (torchft), of whoever is rank 0 (torchrun, where every process is replaced).
 
-    python -m benchmarks.elastic.elastic_peers [--smoke] [--only torchrun,torchft] [--out \\
-        benchmarks/results/elastic_peers.json]
+    python -m benchmarks.elastic.elastic_peers [--smoke] [--only torchrun,torchft] \\
+        [--out benchmarks/results/elastic_peers.json]
 """
 
 from __future__ import annotations

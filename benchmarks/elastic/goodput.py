@@ -16,8 +16,8 @@ the goal (95 % where the published curve has 88 %) is to be read at equal goodpu
 how much at the rate that costs all-reduce most.
 
     python -m benchmarks.elastic.goodput [--smoke] [--workers 4] [--faults stop:0.1/s,...] [--out goodput.json]
-    python -m benchmarks.elastic.goodput --ways "allreduce; diloco:learners=12,every=4,quorum=6" --minutes 8 \\
-        --out goodput.json
+    python -m benchmarks.elastic.goodput --ways "allreduce; diloco:learners=12,every=4,quorum=6" \\
+        --minutes 8 --out goodput.json
 
 With --minutes no run is begun that would end later. A run that was cut keeps its rows in --out, and the same command
 goes on from there. Of a cell that was cut so the undisturbed run is of another hour than the disturbed one: measure on

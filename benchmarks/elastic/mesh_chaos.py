@@ -6,8 +6,8 @@ SHA-256 of weights and optimizer state is that of one worker alone, and the ledg
 used once. Where all holders of a piece died before there were two again, the run has to say so (``lost``), and goes on
 from its newest checkpoint, to the same bits. What happened is told with its times where anything is wrong.
 
-    python -m benchmarks.elastic.mesh_chaos [--events 18] [--seed 1] [--smoke] [--out \\
-        benchmarks/results/mesh_chaos.json]
+    python -m benchmarks.elastic.mesh_chaos [--events 18] [--seed 1] [--smoke] \\
+        [--out benchmarks/results/mesh_chaos.json]
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ the three workers that are left.
 - "loopback": on this machine, where memory limits and not a network; and what the pause is made of.
 - "hosts": four hosts with a worker each, network namespaces of this machine whose links are shaped to 1 Gbit/s.
 
-    python -m benchmarks.elastic.reshape_killed [--smoke] [--only loopback,hosts] [--out \\
-        benchmarks/results/reshape_killed.json]
+    python -m benchmarks.elastic.reshape_killed [--smoke] [--only loopback,hosts] \\
+        [--out benchmarks/results/reshape_killed.json]
 
 It fails (exit code 1) where the weights are not those of an undisturbed run. "hosts" takes root.
 """

@@ -5,9 +5,8 @@ from vTrain (Bang et al., "vTrain: A Simulation Framework for Evaluating Cost-Ef
 Language Model Training", MICRO 2024; VIA-Research/vTrain, data/ground_truth_single.csv, MIT licence), and all-reduce
 times that the same project measured. They are read from ``$ELASTUNE_DATA/layout_times``; nothing is trained here.
 
-The planner (``elastune.core.plan.step_time``) chooses the 20 rows by itself: no time of a row is looked at before
-it is chosen.
-What is taken for an A100 beforehand stands in ``a100``: data-sheet figures, each known within a factor, and the
+The planner (``elastune.core.plan.step_time``) chooses the 20 rows by itself: no time of a row is looked at before it is
+chosen. What is taken for an A100 beforehand stands in ``a100``: data-sheet figures, each known within a factor, and the
 measured link. The form of the terms, and how far errors of it are alike, were chosen with the table in sight; what is
 fitted to it is fitted to the 20 rows.
 

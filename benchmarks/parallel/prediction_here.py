@@ -15,8 +15,7 @@ is named. ``probed`` rows are among those runs, so that they test the fit alone;
 
 A run that is cut keeps its rows in ``--out``, and the same command goes on from there.
 
-    python -m benchmarks.parallel.prediction_here --out benchmarks/results/prediction_here.json
-        # three models, 30 min at most
+    python -m benchmarks.parallel.prediction_here --out benchmarks/results/prediction_here.json  # 3 models, 30 minutes
     ... --minutes 25                # begins no row that is not predicted to end by then
     ... --models mlp --workers 2 --only data    # some rows
     python -m benchmarks.parallel.prediction_here --smoke

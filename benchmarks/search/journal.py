@@ -4,8 +4,7 @@ One trial: its start, three reports, its end, which is to be on the disk. Measur
 disk: elastune's journal, and Optuna's own storages (journal file, SQLite), where a report is a user attribute, since
 Optuna refuses reports with several objectives.
 
-    python -m benchmarks.search.journal
-        # 10,000 trials; 1,000 in Optuna's; writes benchmarks/results/journal.json
+    python -m benchmarks.search.journal            # 10,000 trials; 1,000 in Optuna's; writes results/journal.json
     python -m benchmarks.search.journal --smoke    # 200 and 20, writes nothing
 """
 

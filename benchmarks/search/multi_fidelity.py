@@ -7,12 +7,10 @@ surrogate's training time. Objectives: validation error and training time after 
 Budget: full trainings' worth of epochs, whoever trained them. Figure of merit: the hypervolume of the configurations
 that were trained in FULL by the time that so much was spent, over that of the best-known front. Seeds are paired.
 
-    python -m benchmarks.search.multi_fidelity
-        # 3 instances x 10 seeds x 6 variants: hours; goes on where it was
+    python -m benchmarks.search.multi_fidelity    # 3 instances x 10 seeds x 6 variants: hours; continues after a stop
     python -m benchmarks.search.multi_fidelity --instances ten --samplers auto --stopping none asha --most 50 --out FILE
-    python -m benchmarks.search.multi_fidelity --out FILE --table
-        # what it holds at 50, as Markdown; measures nothing
-    python -m benchmarks.search.multi_fidelity --smoke     # some seconds, writes nothing
+    python -m benchmarks.search.multi_fidelity --out FILE --table  # what it holds at 50, as Markdown; measures nothing
+    python -m benchmarks.search.multi_fidelity --smoke  # some seconds, writes nothing
 """
 
 from __future__ import annotations

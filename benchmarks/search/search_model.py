@@ -24,9 +24,8 @@ trainings take the surrogate's time on a virtual clock. Nothing is trained.
 
 Parts that the results file already has are not run again.
 
-    python -m benchmarks.search.search_model
-        # about 20 minutes of one core; writes results/search_model.json
-    python -m benchmarks.search.search_model --smoke     # some seconds, writes nothing
+    python -m benchmarks.search.search_model           # about 20 minutes of one core; writes results/search_model.json
+    python -m benchmarks.search.search_model --smoke   # some seconds, writes nothing
 """
 
 from __future__ import annotations

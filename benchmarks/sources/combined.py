@@ -16,15 +16,13 @@ CNN of ``splits.py``:
   generations. A search's luck is some trainings more or less, and few seeds tell little of it: so errors are also told
   for the seconds of a run (time over trainings begun), and searches are replayed out of the table for many seeds.
 - **Predicted** before anything is measured on hosts, by ``elastune.core.plan``: from short runs on this machine alone,
-  the
-  declared link, and how often a random configuration reaches the target.
+  the declared link, and how often a random configuration reaches the target.
 - **Simulated and modelled**: the same rows at the seed's 1 to 128 and 2,048 nodes. Trainings until the target are
   simulated by replay, seconds of a training are the planner's.
 
 A run that is cut keeps its rows in ``--out``, and the same command goes on from there.
 
-    ELASTUNE_DATA=... python -m benchmarks.sources.combined --out benchmarks/results/combined.json
-        # 3 seeds, 60 min at most
+    ELASTUNE_DATA=... python -m benchmarks.sources.combined --out benchmarks/results/combined.json  # 3 seeds, 60 min
     ... --minutes 34                # begins nothing that is not predicted to end by then
     ... --full                      # 10 seeds, however long they take
     python -m benchmarks.sources.combined --smoke                  # digits, 2 hosts, some seconds

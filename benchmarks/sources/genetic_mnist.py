@@ -24,8 +24,7 @@ What differs from Cray's setting, so that all fits into 40 minutes on 2 cores:
 
     ELASTUNE_DATA=... python -m benchmarks.sources.genetic_mnist --live     # results/genetic_mnist.json
     ... --live --table benchmarks/results/genetic_mnist.json        # with the trainings of that table
-    ELASTUNE_DATA=... python -m benchmarks.sources.genetic_mnist --full --workers 16
-        # a GPU is used where there is one
+    ELASTUNE_DATA=... python -m benchmarks.sources.genetic_mnist --full --workers 16  # a GPU is used where there is one
     python -m benchmarks.sources.genetic_mnist --smoke                      # digits, 8 trainings, writes nothing
 
 Trainings are kept in ``--folder``: stopped, it goes on where it was.

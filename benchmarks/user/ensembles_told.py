@@ -1,4 +1,4 @@
-"""Figures of benchmarks/user/ensembles.py: averages with intervals, and whether its goals were met."""
+"""Figures of benchmarks/user/ensembles.py: means with intervals, and whether the issue's goals were met."""
 
 from __future__ import annotations
 

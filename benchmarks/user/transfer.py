@@ -25,9 +25,8 @@ model had the trees at 0.93 to 0.95 of its compute (epochs are whole), and inter
 elsewhere. There accuracies of the last epochs were seen to go up and down, so epochs to 0.95 of the target are told,
 too.
 
-    python -m benchmarks.user.transfer
-        # 10 and 5 seeds of MNIST and Fashion-MNIST; writes results/transfer.json
-    python -m benchmarks.user.transfer --smoke    # 1 seed, the digits in all roles, the fewest epochs; writes nothing
+    python -m benchmarks.user.transfer          # 10 and 5 seeds of MNIST, Fashion-MNIST; writes results/transfer.json
+    python -m benchmarks.user.transfer --smoke  # 1 seed, the digits in all roles, the fewest epochs; writes nothing
 """
 
 from __future__ import annotations
@@ -218,8 +217,7 @@ def by_deeper_tree(flat: Flat, tree: ClassTree, before: tuple[int, float]) -> di
     settings |= {"epochs": epochs, "root_epochs": root_epochs}
     found = elastune.train_tree(
         PROGRAM.path, tree, flat.place.folder / "deeper", fresh=FRESH, config=settings, workers=WORKERS,
-        execution=MEANS,
-        cluster=flat.place.cluster,
+        execution=MEANS, cluster=flat.place.cluster,
     )  # fmt: skip
     assert len(found.complete) == len(tree.nodes()), f"{found.out}: a training has failed"
     model = elastune.join(found, found, build, tree)

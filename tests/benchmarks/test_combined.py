@@ -1,4 +1,4 @@
-"""The pure parts of benchmarks/sources/combined.py: its rows, its products, its errors and its target."""
+"""The pure parts of benchmarks/sources/combined.py: its rows, products, errors and target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pure parts of benchmarks/parallel/prediction_here.py: its rows, its verdict and its file."""
+"""Pure parts of benchmarks/parallel/prediction_here.py: rows, limits of the step model, verdict and file."""
 
 from __future__ import annotations
 

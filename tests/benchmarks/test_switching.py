@@ -1,4 +1,4 @@
-"""The pure part of benchmarks/adaptive/switching.py: equal accuracy, and whether a policy meets the goal."""
+"""The pure part of benchmarks/adaptive/switching.py: equal accuracies, and whether a policy meets the goal."""
 
 from __future__ import annotations
 

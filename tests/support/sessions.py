@@ -27,7 +27,7 @@ def lone_session(
     policies: Mapping[str, type[Policy]] = MappingProxyType({}),
     **spec: Any,
 ) -> Session:
-    """A session as worker processes get it, alone on the CPU. ``spec`` has fields of ``RunSpec``."""
+    """A session as worker processes get it, alone on the CPU. ``spec``: fields of ``RunSpec``, ``execution`` too."""
     spec.setdefault("execution", ExecutionSettings())
     spec.setdefault("checkpoint_every_steps", 0)
     run = RunSpec(Program(out / "none.py"), out, **spec)

@@ -18,8 +18,6 @@ from elastune.core.errors import UserError
 from elastune.train.program.load import current_session
 from elastune.train.session import Session
 
-# What a script does besides training: it prints, logs and saves, each once in a run.
-
 STATE = "elastune_state.pt"
 
 
@@ -107,9 +105,9 @@ class AcceleratorBase:
         file = Path(input_dir) / STATE
         if not file.is_file():
             raise UserError("a state is loaded from where save_state has put it", file, "check the folder")
-        held = torch.load(file, map_location=self.device, weights_only=True)
+        states = torch.load(file, map_location=self.device, weights_only=True)
         for name, each in self.keeps.items():
-            each.load_state_dict(held[name])
+            each.load_state_dict(states[name])
 
     def register_for_checkpointing(self, *given: Any) -> None:
         """Make objects a part of the run's state, as ``session.track`` does. Call it after ``prepare``."""
@@ -147,8 +145,6 @@ class AcceleratorBase:
             "elastune's Accelerator has a part of Accelerate's", f"no {name}", "see docs/programs.md"
         )
 
-
-# An ``Accelerator`` for scripts written for Hugging Face Accelerate: change the import, keep the loop.
 
 NO_MEANING = {  # what elastune does its own way, whatever is asked
     *("device_placement", "split_batches", "cpu", "rng_types", "log_with", "project_dir", "project_config"),
@@ -207,7 +203,9 @@ class Accelerator(AcceleratorBase):
         models = [each for each in given if isinstance(each, nn.Module)]
         optimizers = [each for each in given if isinstance(each, Optimizer)]
         schedulers = [each for each in given if isinstance(each, LRScheduler)]
-        found: dict[int, Any] = {id(each): Loader(self.batches, each) for each in given if isinstance(each, DataLoader)}
+        prepared_by_id: dict[int, Any] = {
+            id(each): Loader(self.batches, each) for each in given if isinstance(each, DataLoader)
+        }
         if models or optimizers or schedulers:
             if (len(models), len(optimizers)) != (1, 1):
                 value = f"{len(models)} models, {len(optimizers)} optimizers"
@@ -215,9 +213,9 @@ class Accelerator(AcceleratorBase):
                 raise UserError("a model, its optimizer and its schedulers are prepared in one call", value, fix)
             model, optimizer, *rest = self.session.prepare(models[0], optimizers[0], *schedulers)
             self.keeps = {"model": model, "optimizer": optimizer} | {f"scheduler {i}": s for i, s in enumerate(rest)}
-            found |= {id(models[0]): model, id(optimizers[0]): optimizer}
-            found |= {id(old): Scheduler(self.passes, new) for old, new in zip(schedulers, rest, strict=True)}
-        prepared = tuple(found.get(id(each), each) for each in given)
+            prepared_by_id |= {id(models[0]): model, id(optimizers[0]): optimizer}
+            prepared_by_id |= {id(old): Scheduler(self.passes, new) for old, new in zip(schedulers, rest, strict=True)}
+        prepared = tuple(prepared_by_id.get(id(each), each) for each in given)
         return prepared if len(prepared) > 1 else prepared[0]
 
     def batches(self, loader: DataLoader[Any]) -> Iterator[Any]:

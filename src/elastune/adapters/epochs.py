@@ -19,8 +19,6 @@ from elastune.train.program.load import at_end, end_program
 from elastune.train.rng import streams_kept
 from elastune.train.session import Session
 
-# A ``DataLoader`` for a script to go on with.
-
 
 class Loader:
     """A ``DataLoader`` for a script to go on with; ``batches`` gives the batches of a pass over it."""
@@ -57,9 +55,6 @@ def rebuilt(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
         "prefetch_factor": loader.prefetch_factor if has_workers else None,
     }
     return DataLoader(**{**options, **changes})
-
-
-# The passes of a program that does not know of sessions: which are still to be done, and which were done before.
 
 
 class SessionEpochs:
@@ -125,8 +120,6 @@ def first_batch(loader: DataLoader[Any]) -> Iterator[Any]:
     yield from batches
 
 
-# An evaluation pass for loops that gather the results of each batch: all workers have the same number of batches.
-
 WHOLE = SequentialSampler, RandomSampler, DistributedSampler
 
 
@@ -180,10 +173,10 @@ class Evaluation:
         place, workers = torch.tensor([self._place]), self._session.size
         rows = tensor.reshape(1) if tensor.dim() == 0 else tensor[: self._samples].contiguous()
         begun = self._session.gather("evaluated", rows), self._session.gather("places", place)
-        found, places = (each.wait() for each in begun)
-        if len(found.workers) < workers:
+        gathered, places = (each.wait() for each in begun)
+        if len(gathered.workers) < workers:
             self._session.sum(0.0)  # who was lost took a part with it: all evaluate again
-        parts = {int(place): rows for place, rows in zip(places.value, found.value, strict=True)}
+        parts = {int(place): rows for place, rows in zip(places.value, gathered.value, strict=True)}
         kept = [rows for place, rows in sorted(parts.items()) if place >= 0]
         return torch.cat(kept).to(tensor.device)
 

@@ -19,8 +19,6 @@ from elastune.core.errors import UserError
 from elastune.train.program.load import current_session
 from elastune.train.session import Session
 
-# The steps of a script for Lightning's Fabric: each batch of its loader is one step.
-
 
 class FabricSteps:
     """Gives batches, and checks that an optimizer steps once for each. Of the parts of a batch, the last one counts."""
@@ -59,9 +57,6 @@ class FabricSteps:
         self._due = False
 
 
-# A logger that reports to the run what a script for Fabric logs.
-
-
 class RunLogger(Logger):
     """Reports, once in a run, what is logged at the end of a step or between passes."""
 
@@ -73,14 +68,11 @@ class RunLogger(Logger):
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         if not self._passes.again and self._session.ends_step:
-            told: dict[str, Any] = {name: float(value) for name, value in metrics.items()}
-            self._session.report(**told)
+            values: dict[str, Any] = {name: float(value) for name, value in metrics.items()}
+            self._session.report(**values)
 
     def log_hyperparams(self, params: Any, *given: Any, **options: Any) -> None:
         """Do nothing: the run's journal has its settings."""
-
-
-# A ``Fabric`` for scripts written for Lightning's Fabric: change the import, keep the loop.
 
 
 class FabricStrategy(SingleDeviceStrategy):
@@ -110,8 +102,8 @@ class FabricStrategy(SingleDeviceStrategy):
     @property
     def global_rank(self) -> int:
         """0 on the one worker that writes files and prints, else 1."""
-        rank_zero_only.rank = found = 0 if self.is_global_zero else 1
-        return found
+        rank_zero_only.rank = rank = 0 if self.is_global_zero else 1
+        return rank
 
     @global_rank.setter
     def global_rank(self, value: int) -> None:
@@ -137,20 +129,22 @@ class FabricStrategy(SingleDeviceStrategy):
         Raises:
             UserError: For a second call.
         """
-        given = [] if scheduler is None else [scheduler]
-        module, *rest = self.session.prepare(module, *optimizers, *given)
+        schedulers = [] if scheduler is None else [scheduler]
+        module, *rest = self.session.prepare(module, *optimizers, *schedulers)
         self._prepared = module
         self._steps.scale(self.precision)
-        return module, rest[: len(optimizers)], Scheduler(self.passes, rest[-1]) if given else None
+        return module, rest[: len(optimizers)], Scheduler(self.passes, rest[-1]) if schedulers else None
 
     def process_dataloader(self, dataloader: DataLoader[Any]) -> Any:
         """Return a loader for passes that train or evaluate.
 
         A pass trains while the model is in ``train()`` and gradients are on; else it evaluates.
         """
-        found = Loader(self._batches, dataloader)
-        vars(found).update({name: each for name, each in vars(dataloader).items() if name not in vars(found)})
-        return found
+        wrapped = Loader(self._batches, dataloader)
+        vars(wrapped).update(
+            {name: attribute for name, attribute in vars(dataloader).items() if name not in vars(wrapped)}
+        )
+        return wrapped
 
     def _batches(self, loader: DataLoader[Any]) -> Iterator[Any]:
         model = self._prepared
@@ -166,9 +160,9 @@ class FabricStrategy(SingleDeviceStrategy):
 
     def optimizer_step(self, optimizer: Any, **options: Any) -> Any:
         """Do what Fabric does."""
-        found = super().optimizer_step(optimizer, **options)
+        result = super().optimizer_step(optimizer, **options)
         self._steps.stepped()  # its closure, if it has one, makes backward passes
-        return found
+        return result
 
     def clip_gradients_norm(
         self, module: Any, optimizer: Any, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = True
@@ -206,10 +200,11 @@ class Fabric(lightning.fabric.Fabric):
     """
 
     def __init__(self, *, loggers: Any = None, **given: Any) -> None:
-        own, strategy = loggers if isinstance(loggers, Sequence) else [loggers] * bool(loggers), FabricStrategy()
+        run_loggers = loggers if isinstance(loggers, Sequence) else [loggers] * bool(loggers)
+        strategy = FabricStrategy()
         how: dict[str, Any] = {name: given[name] for name in ("precision", "plugins", "callbacks") if name in given}
         how |= {"accelerator": strategy.root_device.type, "devices": 1}
-        super().__init__(strategy=strategy, loggers=[RunLogger(strategy.session, strategy.passes), *own], **how)
+        super().__init__(strategy=strategy, loggers=[RunLogger(strategy.session, strategy.passes), *run_loggers], **how)
 
     @staticmethod
     def seed_everything(seed: int | None = None, *given: Any, **options: Any) -> int:

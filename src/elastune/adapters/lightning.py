@@ -20,8 +20,6 @@ from elastune.core.errors import UserError
 from elastune.train.program.load import at_end, current_session, end_program
 from elastune.train.session import Session
 
-# What Lightning's ``Trainer`` has besides steps: its position, callbacks' states and logs, and what is refused.
-
 
 class TrainerProgress:
     """The position of a trainer and the states of its callbacks, as a part of the run's state."""
@@ -63,9 +61,9 @@ class EpochEndCallback(Callback):
 
     def report(self, trainer: Trainer) -> None:
         """Report once what was logged in an epoch and after it; of an epoch that was left early, nothing."""
-        told: dict[str, Any] = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        if self._whole and told:
-            self._session.report(**told)
+        values: dict[str, Any] = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        if self._whole and values:
+            self._session.report(**values)
         self._whole = False
 
 
@@ -108,7 +106,7 @@ def moved(strategy: Any, part: Any) -> Any:
 
 def refuse(trainer: Trainer) -> None:
     """Raise ``UserError`` for what the run does in its own way, or Lightning would do between the parts of a batch."""
-    told = {
+    options = {
         "a GradientAccumulationScheduler": any(
             isinstance(each, GradientAccumulationScheduler) for each in trainer.callbacks
         ),
@@ -118,12 +116,9 @@ def refuse(trainer: Trainer) -> None:
     if not trainer.lightning_module.automatic_optimization:
         rule = "Lightning counts a step in each optimizer.step() of a manual optimization, also in a part of a batch"
         raise UserError(rule, "automatic_optimization = False", "write that loop with a session, where it has turns")
-    if found := ", ".join(name for name, asked in told.items() if asked):
+    if refused := ", ".join(name for name, is_set in options.items() if is_set):
         fix = "use one batch_size (it is that of all workers), one optimizer, all batches"
-        raise UserError("Lightning's Trainer takes one step of one optimizer a batch here", found, fix)
-
-
-# A strategy for Lightning's ``Trainer``: name the strategy, keep modules, callbacks and loops.
+        raise UserError("Lightning's Trainer takes one step of one optimizer a batch here", refused, fix)
 
 
 class ElastuneStrategy(SingleDeviceStrategy):
@@ -207,12 +202,12 @@ class ElastuneStrategy(SingleDeviceStrategy):
         """Run ``closure`` for each part of the batch, again where a worker was lost; then ``optimizer`` steps once."""
 
         def whole() -> Any:
-            found = closure()
+            result = closure()
             while not self.session.ends_step:
                 self._part = (moved(self, next(self._pass)),)
-                found = closure()
+                result = closure()
             self._part = None
-            return found
+            return result
 
         return super().optimizer_step(optimizer, whole, model, **options)
 

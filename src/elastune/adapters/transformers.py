@@ -18,8 +18,6 @@ from elastune.adapters.epochs import Evaluation, rebuilt
 from elastune.core.errors import UserError
 from elastune.train.program.load import current_session
 
-# What belongs to Hugging Face's ``Trainer`` besides training: evaluation, files, its callbacks' states.
-
 REMEMBERED = "global_step", "epoch", "best_metric", "best_global_step"
 
 
@@ -38,9 +36,9 @@ class TrackedState:
         }
         return {"told": json.dumps([{name: getattr(self._state, name) for name in REMEMBERED}, callbacks])}
 
-    def load_state_dict(self, held: dict[str, Any]) -> None:
-        own, callbacks = json.loads(held["told"])
-        for name, value in own.items():
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        position, callbacks = json.loads(state["told"])
+        for name, value in position.items():
             setattr(self._state, name, value)
         for name, attributes in callbacks.items():
             for attribute, value in attributes.items():
@@ -91,13 +89,13 @@ class EvaluatingTrainer(transformers.Trainer):
         evaluation, losses = Evaluation(self.session, dataloader), []
         predictions, labels = EvalLoopContainer(True, -100), EvalLoopContainer(True, -100)
         for inputs in evaluation:
-            found = self.prediction_step(model, inputs, only_loss, ignore_keys)
-            loss, *rest = found
+            outputs = self.prediction_step(model, inputs, only_loss, ignore_keys)
+            loss, *rest = outputs
             if loss is not None:
                 losses.append(evaluation.gather(loss.detach().repeat(find_batch_size(inputs))))
-            for held, each in zip((predictions, labels), rest, strict=True):
+            for container, each in zip((predictions, labels), rest, strict=True):
                 if each is not None:
-                    held.add(evaluation.gather(each))
+                    container.add(evaluation.gather(each))
         held_predictions, held_labels = predictions.get_arrays(), labels.get_arrays()
         metrics: dict[str, Any] = {"loss": float(torch.cat(losses).double().mean())} if losses else {}
         if self.compute_metrics is not None and held_predictions is not None and held_labels is not None:
@@ -109,9 +107,6 @@ class EvaluatingTrainer(transformers.Trainer):
         if named:
             self.session.report(**named)
         return EvalLoopOutput(held_predictions, held_labels, named, len(dataloader.dataset))
-
-
-# A ``Trainer`` for scripts written for Hugging Face's: change the import, keep arguments, callbacks and metrics.
 
 
 class Trainer(EvaluatingTrainer):
@@ -176,8 +171,8 @@ class Trainer(EvaluatingTrainer):
             self.control = handler.on_epoch_end(args, state, self.control)
             self._do_what_is_due()
         self.control = handler.on_train_end(args, state, self.control)
-        told = [entry["loss"] for entry in state.log_history if "loss" in entry]
-        return TrainOutput(state.global_step, told[-1] if told else math.nan, {})
+        losses = [entry["loss"] for entry in state.log_history if "loss" in entry]
+        return TrainOutput(state.global_step, losses[-1] if losses else math.nan, {})
 
     def _train_epoch(self, loader: DataLoader[Any], epoch: int) -> None:
         args, session, state, handler = self.args, self.session, self.state, self.callback_handler

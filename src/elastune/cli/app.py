@@ -43,8 +43,8 @@ app = typer.Typer(
 )
 
 
-def _told(command: Callable[..., int]) -> Callable[..., int]:
-    """``command``, whose Ctrl-C Typer is not to turn into an exit code without a word."""
+def _keep_interrupts(command: Callable[..., int]) -> Callable[..., int]:
+    """Return ``command`` with Ctrl-C raised as ``Interrupted``: Typer would turn it into an exit code silently."""
 
     @wraps(command)
     def call(*args: Any, **options: Any) -> int:
@@ -56,13 +56,16 @@ def _told(command: Callable[..., int]) -> Callable[..., int]:
     return call
 
 
-def _again(words: list[str]) -> int:
-    """Another command, which this one goes on by."""
+def _run_words(words: list[str]) -> int:
+    """Run another command line; ``elastune resume`` continues by it."""
     return int(app(args=words, prog_name="elastune", standalone_mode=False) or OK)
 
 
-resume = resume_by(_again)
-MORE_OPTIONS = {"ignore_unknown_options": True, "allow_extra_args": True}  # those of the command that it gives again
+resume = resume_by(_run_words)
+MORE_OPTIONS = {
+    "ignore_unknown_options": True,
+    "allow_extra_args": True,
+}  # options of the command that ``elastune resume`` repeats
 ABOUT_RESULTS = report, explain, predict, ensemble, soup, transfer, classes, join, export
 for command in (
     init,
@@ -81,47 +84,53 @@ for command in (
     agent,
     deploy,
 ):
-    app.command(context_settings=MORE_OPTIONS if command is resume else None)(_told(command))
+    app.command(context_settings=MORE_OPTIONS if command is resume else None)(_keep_interrupts(command))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command. Exit codes: 0 done, 1 a run failed, 2 wrong input (one line says which), 75 the machine is being
-    taken away (go on elsewhere), 130 interrupted."""
+    """Run a command, and copy its results where they belong.
+
+    Args:
+        arguments: The words after ``elastune``; None for those of this process.
+
+    Returns:
+        The exit code, as ``elastune --help`` lists them.
+    """
     code = _run(arguments)
     try:
         finish_copies()
     except UserError as error:
-        return _tell(str(error), FAILED)
+        return _fail(str(error), FAILED)
     return code
 
 
 def _run(arguments: Sequence[str] | None) -> int:
-    given = sys.argv[1:] if arguments is None else list(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        with results_alone() if "--json" in given else nullcontext():
-            code = app(args=given, prog_name="elastune", standalone_mode=False)
+        with results_alone() if "--json" in words else nullcontext():
+            code = app(args=words, prog_name="elastune", standalone_mode=False)
         sys.stdout.flush()
         return int(code or OK)
     except UserError as error:
-        return _tell(str(error), WRONG)
+        return _fail(str(error), WRONG)
     except _BadUsage as error:
         message = getattr(error, "format_message", error.__str__)()
         if not message:  # no command was named: the help was shown
             return WRONG
         context = getattr(error, "ctx", None)
         path = getattr(context, "command_path", "elastune")
-        return _tell(f"{message.rstrip('.')}: see '{path} --help'", WRONG)
+        return _fail(f"{message.rstrip('.')}: see '{path} --help'", WRONG)
     except (KeyboardInterrupt, Interrupted, typer.Abort):
-        return _tell("interrupted", INTERRUPTED)
+        return _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its exit
         return FAILED
     except OSError as error:
-        return _tell(f"the system refused (got {error}): check the path, its permissions and free space", WRONG)
+        return _fail(f"the system refused (got {error}): check the path, its permissions and free space", WRONG)
     finally:
         release_unused()
 
 
-def _tell(message: str, code: int) -> int:
+def _fail(message: str, code: int) -> int:
     print_error(message)
     return code

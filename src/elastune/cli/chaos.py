@@ -20,8 +20,10 @@ VERIFIED = ("complete", "max_steps", "policy", "program")  # endings that an und
 
 @dataclass(frozen=True)
 class Verdict:
-    """``data`` for --json, ``lines`` for people; ``good`` unless a step or sample was lost, the weights differ, or what
-    was to be verified did not happen."""
+    """Whether a run survived its faults: ``data`` for --json, ``lines`` for people.
+
+    ``good`` is false if a step or sample was lost, if the weights differ, or if the comparison did not take place.
+    """
 
     data: dict[str, Any]
     lines: tuple[str, ...]
@@ -63,39 +65,39 @@ def verdict(
         "equal": equal,
         "verified": verified,
     }
-    told = ", ".join(f"{number} {kind}" for kind, number in sorted(faults.items())) or "none"
-    text = [f"chaos   faults injected: {told}"]
+    faults_text = ", ".join(f"{number} {kind}" for kind, number in sorted(faults.items())) or "none"
+    text = [f"chaos   faults injected: {faults_text}"]
     text += [f"        not injected: {name} ({why})" for name, why in not_injected.items()]
     text += [f"        {line}" for line in (changes_line(changes),) if line]
     text += [f"        {count(lost, 'step')} lost"] if lost is not None else []
     text += [f"        {line}" for line in lines(seen, all_epochs=False)]
-    text += [f"        {line}" for line in (_compared(equal, told, not_injected, undisturbed),) if line]
+    text += [f"        {line}" for line in (_compared(equal, faults_text, not_injected, undisturbed),) if line]
     if verified is False:
         text.append("        NOT verified: not all that was to be survived has happened")
     good = seen.exact and lost in (0, None) and equal is not False and verified is not False
     return Verdict(data, tuple(text), good)
 
 
-def _compared(equal: bool | None, told: str, not_injected: Mapping[str, str], undisturbed: str | None) -> str:
+def _compared(equal: bool | None, faults_text: str, not_injected: Mapping[str, str], undisturbed: str | None) -> str:
     if equal is None:
         return ""
     if not equal:
         return f"NOT the same state as an undisturbed run: {undisturbed}"
     if not_injected:  # "the same state" would be taken for a word on all that was asked for
-        return f"equal to an undisturbed run as far as {told} can show: {undisturbed}"
+        return f"equal to an undisturbed run as far as {faults_text} can show: {undisturbed}"
     return f"the same state as an undisturbed run: {undisturbed}"
 
 
 @dataclass(frozen=True)
 class Faults:
-    """What was asked for: nothing, faults, and whether to compare with a run without them."""
+    """The faults to inject into a run, if any, and whether to compare it with an undisturbed run."""
 
     chaos: Chaos | None = None
     verify: bool = False
 
     @classmethod
     def of(cls, text: str | None, verify: bool, mode: str, place: Place | None) -> Faults:
-        """From the command line. Raises ``UserError``."""
+        """Return the faults that --chaos and --chaos-verify name. Raises ``UserError`` if the run cannot have them."""
         if text is None:
             if verify:
                 raise UserError("--chaos-verify needs faults", "no --chaos", "such as --chaos kill@40%")
@@ -108,14 +110,17 @@ class Faults:
         return cls(parse_chaos(text), verify)
 
     def injector(self, spec: RunSpec, epochs: int | None) -> Injector | None:
-        """What brings the faults upon the run."""
+        """Return the injector of the faults; None without faults."""
         if self.chaos is None:
             return None
         return Injector(self.chaos, spec.seed, epochs=epochs, max_steps=spec.max_steps)
 
     def verdict(self, spec: RunSpec, injector: Injector | None) -> Verdict | None:
-        """On the run of ``spec``, which has ended. Where it was asked for and there is something to compare with, the
-        same is trained again, on one worker that nothing happens to, in ``out/undisturbed``."""
+        """Return the verdict on the run of ``spec``, which has ended; None without faults.
+
+        With ``verify``, and if a fault happened and the run finished, the same training runs again undisturbed on one
+        worker, in ``out/undisturbed``.
+        """
         if injector is None:
             return None
         from elastune.runtime.job.run import run_job

@@ -96,14 +96,14 @@ def of_frontier(plan: CheckedFrontier, cluster: str) -> dict[str, Any]:
 
 def _of_all(program: Program, out: Path, cluster: str, seed: int, config: Mapping[str, Any]) -> dict[str, Any]:
     batch = config.get(BATCH)
-    told = {BATCH: batch} if isinstance(batch, int) and not isinstance(batch, bool) else {}
+    batch_fact = {BATCH: batch} if isinstance(batch, int) and not isinstance(batch, bool) else {}
     return {
         "program": str(program.path),
         "out": str(out),
         "cluster": cluster,
         "seed": seed,
         "config": dict(config),
-        **told,
+        **batch_fact,
     }
 
 
@@ -136,16 +136,16 @@ def _rows(facts: Mapping[str, Any]) -> dict[str, str]:
 
 def _workers(facts: Mapping[str, Any]) -> str:
     if facts["command"] == "frontier":
-        each = ", ".join(f"{one['workers']} ({one['mesh']})" for one in facts["asked"])
-        return f"{each}; {facts['mode']} mode"
-    one = f"{facts['mesh']}, {facts['mechanism']}, {facts['mode']} mode, {count(facts['num_slots'], 'slot')}"
+        workers_text = ", ".join(f"{layout['workers']} ({layout['mesh']})" for layout in facts["asked"])
+        return f"{workers_text}; {facts['mode']} mode"
+    layout = f"{facts['mesh']}, {facts['mechanism']}, {facts['mode']} mode, {count(facts['num_slots'], 'slot')}"
     if facts["command"] == "tune":
         shared = facts["trial_workers"]
-        each = f"{shared[0]} to {shared[1]} a trial" if shared else f"{facts['workers']} a trial"
-        return f"{count(facts['study_workers'], 'worker')}, {each} ({one})"
+        workers_text = f"{shared[0]} to {shared[1]} a trial" if shared else f"{facts['workers']} a trial"
+        return f"{count(facts['study_workers'], 'worker')}, {workers_text} ({layout})"
     most = facts["most_workers"]
     changing = f", at most {most}" if most > facts["workers"] else ""
-    return f"{count(facts['workers'], 'worker')}{changing} ({one})"
+    return f"{count(facts['workers'], 'worker')}{changing} ({layout})"
 
 
 def _batch(facts: Mapping[str, Any]) -> str:
@@ -159,15 +159,17 @@ def _batch(facts: Mapping[str, Any]) -> str:
 def _search(facts: Mapping[str, Any]) -> str:
     if facts["command"] == "run":
         return ""
-    goal = ", ".join(f"{name}:{way}" for name, way in facts.get("objectives", {}).items()) or facts["quality"]
+    goal = (
+        ", ".join(f"{name}:{direction}" for name, direction in facts.get("objectives", {}).items()) or facts["quality"]
+    )
     target = "" if facts.get("target") is None else f", target {number(facts['target'])}"
     return f"{goal}{target}; sampler {facts['sampler']}, early stopping {facts['stopping']}"
 
 
 def _length(facts: Mapping[str, Any]) -> list[str]:
     """What ends it, as far as options say."""
-    found = [] if facts.get("trials") is None else [count(facts["trials"], "trial")]
-    found += [] if facts.get("budget_s") is None else [f"a budget of {duration(facts['budget_s'])}"]
-    found += [] if facts.get("worker_hours") is None else [f"{number(facts['worker_hours'])} worker-hours"]
-    found += [] if "epochs" not in facts else [f"epochs {facts['epochs']}"]
-    return found + ([] if "max_steps" not in facts else [f"at most {count(facts['max_steps'], 'step')}"])
+    limits = [] if facts.get("trials") is None else [count(facts["trials"], "trial")]
+    limits += [] if facts.get("budget_s") is None else [f"a budget of {duration(facts['budget_s'])}"]
+    limits += [] if facts.get("worker_hours") is None else [f"{number(facts['worker_hours'])} worker-hours"]
+    limits += [] if "epochs" not in facts else [f"epochs {facts['epochs']}"]
+    return limits + ([] if "max_steps" not in facts else [f"at most {count(facts['max_steps'], 'step')}"])

@@ -16,7 +16,7 @@ from typer.models import ArgumentInfo, OptionInfo
 
 from elastune.core.run import CommandLine
 
-# The command line as the journal keeps it, and as ``elastune resume`` gives it again.
+# --- the command line that the journal keeps ---
 
 NOT_REPEATED = {
     "out",
@@ -26,10 +26,10 @@ NOT_REPEATED = {
     "chaos_verify",
     "accept_changes",
     "dry_run",
-}  # they are not for whoever goes on
+}  # ``elastune resume`` does not repeat these options
 
 
-def command_given(name: str, parameters: Sequence[Parameter], values: Mapping[str, Any]) -> CommandLine:
+def command_line_of(name: str, parameters: Sequence[Parameter], values: Mapping[str, Any]) -> CommandLine:
     """Return the words of the command ``name`` that differ from its defaults, one word an option: "--workers=2"."""
     options: list[str] = []
     files: list[str] = []
@@ -49,37 +49,37 @@ def command_given(name: str, parameters: Sequence[Parameter], values: Mapping[st
     return CommandLine((name, *options, "--", *files), str(Path.cwd()))
 
 
-def resumed_words(given: CommandLine, changes: Sequence[str], out: Path) -> list[str]:
-    """Return the words that go on in ``out`` with what was ``given``.
+def resumed_words(earlier: CommandLine, changes: Sequence[str], out: Path) -> list[str]:
+    """Return the words that continue the command line ``earlier`` in ``out``.
 
-    Each option among ``changes`` replaces what was given of it; a ``--set`` replaces that of the same setting. With
-    other epochs an earlier bound of steps no longer counts.
+    Each option among ``changes`` replaces the same option of ``earlier``; a ``--set`` replaces that of the same
+    setting. With other epochs an earlier ``--max-steps`` no longer counts.
     """
-    name, *rest = given.words
+    name, *rest = earlier.words
     end = rest.index("--")
     fresh = _joined(changes)
     replaced = {_key(word) for word in fresh}
-    if replaced & {"--epochs", "--set=epochs"}:  # which earlier ones would go over, or end before they are done
+    if replaced & {"--epochs", "--set=epochs"}:  # an earlier --max-steps would end the run before its epochs
         replaced |= {"--epochs", "--max-steps"}
     kept = [word for word in rest[:end] if _key(word) not in replaced]
     return [name, *kept, *fresh, f"--out={out}", "--resume", *rest[end:]]
 
 
 def _option(info: OptionInfo, name: str) -> str:
-    """As Typer names it: the first name that it is given stands where its default would."""
+    """The option as Typer names it: Typer stores the first declared name in place of the default."""
     named = [word for word in (info.default, *(info.param_decls or ())) if isinstance(word, str)]
     return next((word for word in named if word.startswith("--")), f"--{name.replace('_', '-')}")
 
 
 def _joined(words: Sequence[str]) -> list[str]:
     """Options with their values in one word each: ["--workers", "2"] becomes ["--workers=2"]."""
-    found: list[str] = []
+    joined: list[str] = []
     for word in words:
-        if word.startswith("--") or not found or "=" in found[-1]:
-            found.append(word)
+        if word.startswith("--") or not joined or "=" in joined[-1]:
+            joined.append(word)
         else:
-            found[-1] += f"={word}"
-    return found
+            joined[-1] += f"={word}"
+    return joined
 
 
 def _key(word: str) -> str:
@@ -87,28 +87,34 @@ def _key(word: str) -> str:
     return f"{option}={value.partition('=')[0]}" if option == "--set" else option
 
 
-# Commands take groups of options as dataclasses; Typer sees each field as an option of its own.
+# --- groups of options ---
 
 
 def flatten(command: Callable[..., int]) -> Callable[..., int]:
-    """``command`` with the fields of its dataclass parameters as keyword parameters in their place.
+    """Return ``command`` with the fields of its dataclass parameters as keyword parameters in their place.
 
-    A parameter that is a ``CommandLine`` is no option: the command gets its own words there.
+    Typer reads the signature of the returned function, so each field becomes an option. A parameter of the type
+    ``CommandLine`` is no option: the command receives its own command line in it.
     """
     hints = get_type_hints(command, include_extras=True)
-    wishes = [name for name, kind in hints.items() if kind is CommandLine]
-    groups = {name: kind for name, kind in hints.items() if name not in ("return", *wishes) and is_dataclass(kind)}
+    command_lines = [name for name, kind in hints.items() if kind is CommandLine]
+    groups = {
+        name: kind for name, kind in hints.items() if name not in ("return", *command_lines) and is_dataclass(kind)
+    }
     flat: list[Parameter] = []
     for name, parameter in signature(command).parameters.items():
-        if name in wishes:
+        if name in command_lines:
             continue
         flat += _fields_of(groups[name]) if name in groups else [_keyword(name, hints[name], parameter.default)]
 
     @wraps(command)
-    def call(**given: Any) -> int:
-        words = {name: command_given(command.__name__, flat, given) for name in wishes}
-        grouped = {name: kind(**{f.name: given.pop(f.name) for f in fields(kind)}) for name, kind in groups.items()}  # type: ignore[operator]
-        return command(**given, **grouped, **words)
+    def call(**values: Any) -> int:
+        words = {name: command_line_of(command.__name__, flat, values) for name in command_lines}
+        grouped = {
+            name: kind(**{field.name: values.pop(field.name) for field in fields(kind)})  # type: ignore[operator]
+            for name, kind in groups.items()
+        }
+        return command(**values, **grouped, **words)
 
     call.__signature__ = Signature(flat)  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in flat}

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from elastune.tuning.study.budget import Request
 
 
-# Where workers run, as the command line says it.
-
 LOCAL = "local"
 TokenFile = Annotated[
     Path | None,
@@ -61,7 +59,7 @@ Interface = Annotated[
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """Where workers run."""
+    """Where workers run: --cluster and the options of connections to other machines."""
 
     cluster: Annotated[
         str,
@@ -88,9 +86,9 @@ class ClusterOptions:
 
     @property
     def words(self) -> str:
-        """The options again, for a command that runs on the same cluster; "" for this machine.
+        """The options as text, for a command that runs on the same cluster; "" for this machine.
 
-        Raises ``UserError`` for what names no cluster.
+        Raises ``UserError`` if --cluster names no cluster.
         """
         if self.local:
             return ""
@@ -99,17 +97,17 @@ class ClusterOptions:
         from elastune.runtime.clusters.registry import parse_cluster
 
         kind = parse_cluster(self.cluster)
-        if isinstance(kind, HostsKind):  # the others look for what may be on the login node alone
+        if isinstance(kind, HostsKind):  # other kinds look for programs that only a login node may have
             kind.check(Access(self.token_file))
-        found = ["--cluster", self.cluster]
-        found += [] if self.token_file is None else ["--token-file", str(self.token_file)]
-        found += [] if self.interface is None else ["--interface", self.interface]
-        found += ["--tls"] if self.tls else []
-        found += [] if self.gather == type(self).gather else ["--gather", self.gather]
-        return shlex.join(found)
+        words = ["--cluster", self.cluster]
+        words += [] if self.token_file is None else ["--token-file", str(self.token_file)]
+        words += [] if self.interface is None else ["--interface", self.interface]
+        words += ["--tls"] if self.tls else []
+        words += [] if self.gather == type(self).gather else ["--gather", self.gather]
+        return shlex.join(words)
 
     def request(self) -> ClusterRequest:
-        """What is asked for; nothing is opened yet. Raises ``UserError`` for what contradicts itself."""
+        """The request for the cluster, which opens nothing yet. Raises ``UserError`` for options that contradict."""
         from elastune.runtime.clusters.kind import Access, ClusterRequest
         from elastune.runtime.clusters.registry import parse_cluster
 
@@ -120,12 +118,9 @@ class ClusterOptions:
         return ClusterRequest(kind, access)
 
 
-# Options by which a training begins with another model's weights.
-
-
 @dataclass(frozen=True)
 class InitialWeightsOptions:
-    """With what a training begins."""
+    """The weights of another model that a training begins with."""
 
     start_from: Annotated[
         Path | None,
@@ -151,7 +146,7 @@ class InitialWeightsOptions:
     ] = None
 
     def choose(self) -> StartFrom | None:
-        """What the options say. Raises ``UserError``, for a source that is not there, too."""
+        """The source of the weights; None without --start-from. Raises ``UserError``, also for a missing source."""
         if self.start_from is None:
             if self.rename or self.fresh:
                 raise UserError("--rename and --fresh are of --start-from", "none", "add --start-from SOURCE")
@@ -162,12 +157,9 @@ class InitialWeightsOptions:
         return StartFrom(self.start_from.resolve(), parse_renames(tuple(self.rename or ())), tuple(self.fresh or ()))
 
 
-# Groups of options that several commands take, and what each group makes of its options.
-
-
 @dataclass(frozen=True)
 class TrainingOptions:
-    """What is trained: the program's settings, epochs and seed, and when it has failed."""
+    """The program's settings, epochs and seed, and the loss at which a training counts as failed."""
 
     set_: options.Set = None
     epochs: options.Epochs = None
@@ -180,13 +172,13 @@ class TrainingOptions:
 
     @property
     def factor(self) -> float | None:
-        """By how much a loss has to grow to have diverged; None: it is not judged."""
+        """The growth of the loss that counts as divergence; None: no growth does."""
         return parse_divergence(self.divergence)
 
 
 @dataclass(frozen=True)
 class WorkerExecutionOptions:
-    """How each worker of a training works."""
+    """The execution settings of a single worker: mode, precision, device, mechanism."""
 
     mode: options.Mode = ExecutionSettings.mode
     micro_batch: options.MicroBatch = None
@@ -203,21 +195,21 @@ class WorkerExecutionOptions:
 
     @property
     def collective_timeout_s(self) -> float:
-        """How long a worker waits for another one that lives and does not come."""
+        """How long a worker waits in a collective for another worker that is alive."""
         return parse.duration(self.collective_timeout, "--collective-timeout")
 
     def of_one(self, *, here: bool = True) -> ExecutionSettings:
-        """The system parameters of one worker. Only the device is checked: the job checks the others."""
+        """The execution settings of one worker. Only the device is checked: the job checks the others."""
         return self.on(None, here=here)
 
     def on(
         self, workers: int | None, mesh: Mesh | None = None, copies: int | None = None, *, here: bool = True
     ) -> ExecutionSettings:
-        """The system parameters of ``workers``, or of those of ``mesh``; what is None follows from the others.
+        """The execution settings for ``workers`` or for the workers of ``mesh``; a None follows from the others.
 
-        ``here``: whether they run on this machine; other hosts may have devices that it lacks.
+        ``here``: whether the workers run on this machine. Other hosts may have devices that this machine lacks.
         """
-        said = {
+        settings = {
             "workers": workers,
             "mode": self.mode,
             "threads": self.threads,
@@ -233,12 +225,12 @@ class WorkerExecutionOptions:
             "zero_stage": self.zero_stage,
             "compress": self.compress,
         }
-        return ExecutionSettings.from_json(said)  # words of a user, as those of a journal; the job checks what they say
+        return ExecutionSettings.from_json(settings)  # the job checks the values, as it does those of a journal
 
 
 @dataclass(frozen=True)
 class ExecutionOptions(WorkerExecutionOptions):
-    """How a training is executed."""
+    """All execution settings of a training: those of each worker, the mesh, slots and topology."""
 
     slots: options.Slots = None
     mesh: options.Mesh = None
@@ -248,16 +240,22 @@ class ExecutionOptions(WorkerExecutionOptions):
 
     @property
     def chosen_mesh(self) -> Mesh | None:
-        """The mesh that was asked for."""
+        """The mesh of --mesh, or None."""
         return None if self.mesh is None else Mesh.parse(self.mesh)
 
     def execution(
         self, workers: int | None, most_workers: int | None = None, learners: int = 1, *, here: bool = True
     ) -> ExecutionSettings:
-        """The system parameters asked for. ``most_workers``: how many there may be later. ``learners``: they have as
-        many slots each. ``here``: as of ``on``."""
-        asked = self.on(workers, self.chosen_mesh, self.copies, here=here)
-        execution = replace(asked, topology=Topology.parse(self.topology), bucket_bytes=self.bucket_bytes)
+        """The execution settings of the options.
+
+        Args:
+            workers: The number of workers at the beginning.
+            most_workers: The number of workers that the training may have later.
+            learners: The number of learners; each has equally many slots.
+            here: As in ``on``.
+        """
+        settings = self.on(workers, self.chosen_mesh, self.copies, here=here)
+        execution = replace(settings, topology=Topology.parse(self.topology), bucket_bytes=self.bucket_bytes)
         least_slots = max(DEFAULT_SLOTS, MeshChoice.of(execution).most_parts(max(execution.workers, most_workers or 0)))
         least_slots = -(-least_slots // learners) * learners
         return replace(execution, num_slots=least_slots if self.slots is None else self.slots)
@@ -265,14 +263,14 @@ class ExecutionOptions(WorkerExecutionOptions):
 
 @dataclass(frozen=True)
 class FastExecutionOptions(ExecutionOptions):
-    """The same, in ``fast`` mode unless told otherwise."""
+    """The options of ``ExecutionOptions``, with ``fast`` mode as the default."""
 
     mode: options.Mode = StudyRequest.execution.mode
 
 
 @dataclass(frozen=True)
 class RunLengthOptions:
-    """What a run begins with, how far it goes, and when it checkpoints."""
+    """How far a run goes, how often it writes checkpoints, and the checkpoint that it begins with."""
 
     max_steps: Annotated[int | None, typer.Option(help="End the run after this many steps.")] = None
     checkpoint_every: Annotated[
@@ -284,7 +282,7 @@ class RunLengthOptions:
     from_dcp: options.FromDcp = None
 
     def of(self, spec: RunSpec) -> RunSpec:
-        """``spec``, taking this course. Raises ``UserError``."""
+        """Return ``spec`` with these options. Raises ``UserError`` for a too low value or a missing checkpoint."""
         for option, value, low in (
             ("--epochs", spec.epochs, 1),
             ("--max-steps", self.max_steps, 1),
@@ -301,29 +299,29 @@ class RunLengthOptions:
 
 @dataclass(frozen=True)
 class SyncOptions:
-    """How workers agree."""
+    """The sync strategy: how workers agree on the weights."""
 
     sync: options.Sync = SyncPlan.strategy
     sync_schedule: options.SyncSchedule = ""
 
     @property
     def choice(self) -> SyncChoice:
-        """What the options say. Raises ``UserError``."""
+        """The sync strategy and its schedule. Raises ``UserError``."""
         return SyncChoice.parse(self.sync, self.sync_schedule)
 
     @property
     def learners(self) -> int:
-        """Of what the slots must be a multiple. Raises ``UserError``."""
+        """The number of learners; the number of slots must be a multiple of it. Raises ``UserError``."""
         return self.choice.slots(1)
 
     def of(self, spec: RunSpec) -> RunSpec:
-        """``spec`` with it. Raises ``UserError``."""
+        """Return ``spec`` with this strategy. Raises ``UserError``."""
         return replace(spec, sync=self.choice.sync, sync_schedule=self.choice.schedule)
 
 
 @dataclass(frozen=True)
 class AdaptOptions:
-    """What adapts a run, and what is measured of it."""
+    """The policies that adapt a run, and the monitors that measure it."""
 
     policy: options.Policies = None
     monitor: options.Monitors = None
@@ -335,7 +333,7 @@ class AdaptOptions:
 
 @dataclass(frozen=True)
 class FolderOptions:
-    """Where data lie and results go."""
+    """The folders of data and results, and how a run continues in its folder."""
 
     data: options.Data = None
     out: options.Out = None
@@ -344,18 +342,18 @@ class FolderOptions:
     json: options.Json = False
 
     def program(self, file: Path) -> Program:
-        """What ``file`` is, for a journal that others read commands from: data are found from any folder."""
+        """The program in ``file``. Its data folder is absolute, so that commands in a journal work in any folder."""
         return Program(file, data=None if self.data is None else self.data.resolve())
 
     def choose(self, file: Path, command: str) -> Path:
-        """Let the program find its data; the folder of the results of ``command`` on ``file``."""
+        """Make the data folder known to the program, and return the folder for the results of ``command``."""
         use_data(self.data)
         return choose_out(self.out, file, command, self.resume)
 
 
 @dataclass(frozen=True)
 class NoticeOptions:
-    """How the news arrives that this machine will be taken away."""
+    """The sources of notices that this machine will be taken away."""
 
     notice_file: options.NoticeFile = None
     notice_url: options.NoticeUrl = None
@@ -363,7 +361,7 @@ class NoticeOptions:
     notice_seconds: options.NoticeSeconds = 120.0
 
     def sources(self) -> list[NoticeSource]:
-        """Where to look for it."""
+        """The sources to watch. Raises ``UserError`` for a --notice-seconds out of range."""
         from elastune.runtime.preemption import CloudNotice, FileNotice, UrlNotice
 
         if not 0 < self.notice_seconds <= parse.LONGEST_S:
@@ -376,13 +374,13 @@ class NoticeOptions:
 
 @dataclass(frozen=True)
 class FaultOptions:
-    """What is to go wrong on purpose."""
+    """The faults to inject into a run."""
 
     chaos: options.Chaos = None
     chaos_verify: options.ChaosVerify = False
 
     def choose(self, mode: str, place: Place | None) -> Faults:
-        """The faults of a run in ``mode``, at ``place`` where another launcher has started it."""
+        """The faults of a run in ``mode``. ``place``: the worker's place if another launcher has started it."""
         from elastune.cli.chaos import Faults
 
         return Faults.of(self.chaos, self.chaos_verify, mode, place)
@@ -390,7 +388,7 @@ class FaultOptions:
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """What is searched for, how, and for how long."""
+    """The options of a search: objectives, sampler, early stopping, and the limits of its length."""
 
     objective: options.Objectives = None
     constraint: options.Constraints = None
@@ -458,7 +456,7 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class FrontierOptions:
-    """What is asked of a frontier: about which workers, and what counts as good."""
+    """The options of a frontier: its worker counts and meshes, and the quality that must be reached."""
 
     workers: Annotated[
         str | None,
@@ -504,25 +502,27 @@ class FrontierOptions:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """The worker counts that were named."""
+        """The worker counts of --workers."""
         return () if self.workers is None else parse.worker_counts(self.workers)
 
     @property
     def meshes(self) -> tuple[Mesh, ...]:
-        """The meshes that were named."""
+        """The meshes of --mesh."""
         return tuple(Mesh.parse(text) for text in self.mesh or ())
 
 
 @dataclass(frozen=True)
 class HostPrices:
-    """What a worker-hour costs by the kind of its host, and over time."""
+    """The price of a worker-hour, by the kind of the host and over time."""
 
     prices: options.Prices = None
     kind: options.HostKind = ON_DEMAND
 
     def read(self, *, local: bool = True) -> Prices | None:
-        """The prices in the file, checked; None without one. ``local``: no host will tell another kind than ``kind``.
-        Raises ``UserError``."""
+        """Read and check the prices in the file of --prices; None without it.
+
+        ``local``: all workers run here, so no host reports a kind other than ``kind``. Raises ``UserError``.
+        """
         if self.prices is None:
             return None
         from elastune.runtime.spot import read_host_prices
@@ -530,7 +530,7 @@ class HostPrices:
         return read_host_prices(self.prices, self.kind, told=not local)
 
     def of_study(self, request: Request, *, local: bool) -> Request:
-        """``request`` with these prices, where there are any. Raises ``UserError``."""
+        """Return ``request`` with these prices, if there are any. Raises ``UserError``."""
         from elastune.core.clock import SystemClock
         from elastune.tuning.study.budget import with_prices
 
@@ -539,7 +539,7 @@ class HostPrices:
 
 @dataclass(frozen=True)
 class RunPrices(HostPrices):
-    """The same of a run, or one price."""
+    """The prices of a run: a file of prices, or one price for all hosts."""
 
     price: Annotated[
         float | None,

@@ -18,14 +18,17 @@ if TYPE_CHECKING:
 
 # Exit codes: done; a run failed; wrong input; the machine is taken away, try again (EX_TEMPFAIL); Ctrl-C.
 OK, FAILED, WRONG, TRY_AGAIN, INTERRUPTED = 0, 1, 2, 75, 130
-FILE_WIDTH = 120  # columns of a table where nobody's terminal sets them
+FILE_WIDTH = 120  # columns of a table where no terminal sets them
 _RESULTS: ContextVar[int | None] = ContextVar("results", default=None)  # a descriptor of the command's stdout
 
 
 @contextmanager
 def results_alone() -> Iterator[None]:
-    """Until the end of this, only ``print_json`` writes to stdout: what else would be written there (by the user's
-    program, a library, a child process) goes to stderr, and no program can close it."""
+    """Reserve stdout for ``print_json`` while the context lasts.
+
+    Other output to stdout (of the user's program, a library, a child process) goes to stderr. No program can close the
+    reserved stdout.
+    """
     sys.stdout.flush()
     kept = os.dup(1)
     token = _RESULTS.set(kept)
@@ -40,7 +43,7 @@ def results_alone() -> Iterator[None]:
 
 
 def print_result(result: Result, *, as_json: bool, **more: object) -> None:
-    """A result, and ``more`` about it (what: value)."""
+    """Print a result: tables and lines, or one JSON object. ``more`` adds named values to either."""
     if as_json:
         print_json({**result.data, **more})
         return
@@ -56,7 +59,7 @@ def print_result(result: Result, *, as_json: bool, **more: object) -> None:
 
 
 def print_json(data: Mapping[str, Any]) -> None:
-    """One line of strict JSON: numbers that are not finite become null."""
+    """Print one line of strict JSON: numbers that are not finite become null."""
     line = json.dumps(_strict(data), allow_nan=False) + "\n"
     if (descriptor := _RESULTS.get()) is None:
         sys.stdout.write(line)
@@ -66,12 +69,12 @@ def print_json(data: Mapping[str, Any]) -> None:
 
 
 def print_error(text: str) -> None:
-    """A line for people that is no result."""
+    """Print a line for people on stderr, after "elastune: "."""
     sys.stderr.write(f"elastune: {printable(' '.join(text.split()))}\n")
 
 
 def say(*lines: str) -> None:
-    """Lines for people on stdout. What names and texts of others hold that a terminal would obey is made visible."""
+    """Print lines for people on stdout. Control characters in them, which a terminal would obey, become visible."""
     for line in lines:
         print(printable(line))
 

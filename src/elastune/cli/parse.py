@@ -18,8 +18,6 @@ from elastune.core.mesh import MOST_WORKERS, Mesh
 from elastune.core.run import Config, ConfigValue, Elastic
 from elastune.runtime.job.output import JOURNAL, Mirror, is_url, next_folder
 
-# Text of a command line as values: durations, worker counts, settings. Pure; every broken text is a ``UserError``.
-
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 UNITS_BYTES = {
     "kB": 1e3,
@@ -32,16 +30,16 @@ UNITS_BYTES = {
 }
 LONGEST_S = 366 * UNITS_S["d"]
 LONGEST_VALUE = 10_000
-_PYTHONS = {"True": True, "False": False, "None": None}  # otherwise they would be text, and text is true
+_PYTHONS = {"True": True, "False": False, "None": None}  # JSON has other words for them; as text each would be true
 
 
 def duration(text: str, option: str = "--budget") -> float:
     """Seconds of "90s", "3m", "1.5h" or "2d"."""
-    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhd])", text.strip())
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhd])", text.strip())
     fix = "a number and s, m, h or d, such as 90s or 1.5h"
-    if found is None:
+    if match is None:
         raise UserError(f"{option} must be a duration", repr(text), fix)
-    seconds = float(found[1]) * UNITS_S[found[2]]
+    seconds = float(match[1]) * UNITS_S[match[2]]
     if not 0 < seconds <= LONGEST_S:
         raise UserError(f"{option} must be above 0 and at most a year", repr(text), fix)
     return seconds
@@ -54,20 +52,20 @@ def grace(text: str | None) -> float:
 
 def size(text: str, option: str) -> int:
     """Bytes of "500MB", "2GB" or "24GiB"."""
-    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(kB|MB|GB|TB|MiB|GiB|TiB)", text.strip())
-    if found is None or not (bytes_ := int(float(found[1]) * UNITS_BYTES[found[2]])):
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(kB|MB|GB|TB|MiB|GiB|TiB)", text.strip())
+    if match is None or not (bytes_ := int(float(match[1]) * UNITS_BYTES[match[2]])):
         raise UserError(f"{option} must be a size above 0", repr(text), "a number and kB, MB, GB or TB, such as 2GB")
     return bytes_
 
 
 def seconds_per_byte(text: str, option: str = "--link") -> float:
-    """Of "25Gbit/s" or "200Mbit/s"."""
-    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([MG])bit/s", text.strip())
-    if found is None or not float(found[1]) > 0:
+    """Seconds for a byte at a speed such as "25Gbit/s" or "200Mbit/s"."""
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([MG])bit/s", text.strip())
+    if match is None or not float(match[1]) > 0:
         raise UserError(
             f"{option} must be a speed above 0", repr(text[:100]), "a number and Mbit/s or Gbit/s: 25Gbit/s"
         )
-    return 8 / (float(found[1]) * {"M": 1e6, "G": 1e9}[found[2]])
+    return 8 / (float(match[1]) * {"M": 1e6, "G": 1e9}[match[2]])
 
 
 def worker_counts(text: str) -> tuple[int, ...]:
@@ -86,11 +84,11 @@ def worker_counts(text: str) -> tuple[int, ...]:
 
 def worker_bounds(text: str, option: str = "--workers") -> tuple[int, int]:
     """From "3" or "1:8" the smallest and the largest number of workers: (1, 3), (1, 8)."""
-    found = re.fullmatch(r"(?:([0-9]{1,9}):)?([0-9]{1,9})", text.strip())
+    match = re.fullmatch(r"(?:([0-9]{1,9}):)?([0-9]{1,9})", text.strip())
     fix = "such as 3, or 1:8 for at least 1 and at most 8"
-    if found is None:
+    if match is None:
         raise UserError(f"{option} must be a whole number or LOW:HIGH", repr(text), fix)
-    low, high = int(found[1] or 1), int(found[2])
+    low, high = int(match[1] or 1), int(match[2])
     if not 1 <= low <= high <= MOST_WORKERS:
         raise UserError(f"{option} must be from 1 to {MOST_WORKERS}, LOW first", repr(text), fix)
     return low, high
@@ -119,7 +117,7 @@ def settings(pairs: Iterable[str]) -> Config:
 
 def numbers(texts: Iterable[str], option: str) -> dict[str, float]:
     """From "accuracy=0.98,seconds=60", one text or several, each name's number."""
-    found: dict[str, float] = {}
+    numbers_by_name: dict[str, float] = {}
     for pair in (pair for text in texts for pair in text.split(",")):
         name, _, value = pair.partition("=")
         try:
@@ -128,28 +126,28 @@ def numbers(texts: Iterable[str], option: str) -> dict[str, float]:
             number = float("nan")
         if not name.strip().isidentifier() or number != number or abs(number) == float("inf"):
             raise UserError(f"{option} must be NAME=NUMBER,...", repr(pair), f"such as {option} accuracy=0.98")
-        if name.strip() in found:
+        if name.strip() in numbers_by_name:
             raise UserError(f"{option} may name an objective once", name.strip(), "remove the others")
-        found[name.strip()] = number
-    return found
+        numbers_by_name[name.strip()] = number
+    return numbers_by_name
 
 
 def value(name: str, text: str) -> ConfigValue:
-    """The value of the setting ``name`` that ``text`` says. Raises ``UserError``."""
+    """The value of the setting ``name`` that is written as ``text``. Raises ``UserError``."""
     rule = f"setting {name} must be a number, text, true, false, null or a list"
     if len(text) > LONGEST_VALUE:
         raise UserError(f"a value has at most {LONGEST_VALUE} characters", f"{name}, {len(text)}", "shorten it")
     if text in _PYTHONS:
         return _PYTHONS[text]
     try:
-        found = json.loads(text, parse_constant=_refuse_constant)
+        parsed = json.loads(text, parse_constant=_refuse_constant)
     except RecursionError:
         raise UserError(rule, f"{text[:20]}...", "nest it less") from None
     except ValueError:
         return text
-    if not _is_plain(found):
+    if not _is_plain(parsed):
         raise UserError(rule, text, "give each of its entries alone, such as optim.lr=0.05")
-    return found  # type: ignore[no-any-return]
+    return parsed  # type: ignore[no-any-return]
 
 
 def _refuse_constant(text: str) -> None:
@@ -164,7 +162,7 @@ def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, (bool, int, str))
 
 
-# From options to what jobs and studies take: the output folder, the data folder, workers, the device.
+# --- folders, data and devices of this machine ---
 
 _copies: list[Mirror] = []
 
@@ -172,8 +170,8 @@ _copies: list[Mirror] = []
 def choose_out(given: str | Path | None, file: Path, command: str, resume: bool) -> Path:
     """The folder of a command's results: ``given`` or the next free ``elastune-out/NAME-COMMAND-N``.
 
-    Of a URL it is a folder here, which is copied there until ``finish_copies``. A job script may say ``resume`` from
-    its first start on, so an empty folder is told, not refused.
+    For a URL it is a local folder that is copied to the URL until ``finish_copies``. A job script may set ``resume``
+    from its first start on, so ``resume`` with an empty folder prints a line and starts from the beginning.
     """
     if given is not None:
         out = _mirrored(str(given), resume) if is_url(str(given)) else Path(given)
@@ -193,13 +191,13 @@ def _mirrored(url: str, resume: bool) -> Path:
 
 
 def finish_copies() -> None:
-    """Have all results where they were to go. Raises ``UserError`` where one cannot go there."""
+    """Complete the copies of all results to their URLs. Raises ``UserError`` if a copy fails."""
     while _copies:
         _copies.pop().finish()
 
 
 def use_data(data: Path | None) -> None:
-    """Let the program and its workers find data sets in ``data``: they look into ``ELASTUNE_DATA``."""
+    """Set ``ELASTUNE_DATA`` to ``data``: the program and its workers look for data sets in it."""
     if data is None:
         return
     if not data.is_dir():
@@ -210,9 +208,9 @@ def use_data(data: Path | None) -> None:
 def choose_workers(
     text: str | None, heartbeat: str, collective_timeout_s: float, mesh: Mesh | None = None
 ) -> tuple[int, Elastic]:
-    """With how many workers a run begins, and how they may change: of "LOW:HIGH" as many as there are cores for.
+    """The number of workers that a run begins with, and the limits within which it may change.
 
-    With a ``mesh`` it begins with those.
+    For "LOW:HIGH" a run begins with as many workers as this machine has cores, or with those of ``mesh``.
     """
     meshed = 1 if mesh is None else mesh.workers
     low, high = (1, meshed) if text is None else worker_bounds(text)
@@ -227,10 +225,10 @@ def choose_workers(
 
 
 def choose_device(wanted: str, *, here: bool = True) -> str:
-    """The device of a run; "auto" becomes "cuda" or "cpu", as this machine has it.
+    """The device of a run; "auto" becomes "cuda" or "cpu", whichever this machine has.
 
-    ``here``: whether workers run on this machine. A login node may lack what the hosts of its cluster have, which each
-    say for themselves.
+    ``here``: whether workers run on this machine. If not, the hosts check the device: a login node may lack GPUs that
+    the hosts of its cluster have.
     """
     if wanted == "cpu" or (not here and re.fullmatch(r"cuda(:[0-9]{1,3})?", wanted)):
         return wanted

@@ -76,22 +76,22 @@ from elastune.tuning.search.objective import valued
 
 PLAIN_EVERY_S = 5.0
 REFRESHES_PER_S = 4
-ASKED = ("requested", "notice")  # endings of a run that somebody, or something, has asked to stop
+ASKED = ("requested", "notice")  # endings of a run that a person or a notice has stopped
 
 
 class Tracker(Protocol):
-    """What one kind of work says of itself; ``elapsed_s`` is since it was begun here."""
+    """The progress of one kind of work, as lines and as a part; ``elapsed_s`` is the time since this command began."""
 
     def hear(self, record: Record) -> tuple[str, bool]:
-        """A line about ``record`` ("": nothing to say), and whether it must not be left out."""
+        """Return a line about ``record`` ("" for none), and whether it must be shown."""
         ...
 
     def state(self) -> str:
-        """Where things stand, in a few words."""
+        """Return the current state in a few words."""
         ...
 
     def done(self, elapsed_s: float) -> float | None:
-        """The part that is done, from 0 to 1; None where nobody can know."""
+        """Return the part that is done, from 0 to 1; None if it cannot be known."""
         ...
 
 
@@ -101,7 +101,7 @@ class RunTracker:
     def __init__(self, epochs: int | None, max_steps: int | None, first: Sequence[str] = ()) -> None:
         self.epochs = epochs
         self._max_steps = max_steps
-        self._first = [line for line in first if line]  # said once it trains: what is refused is one line
+        self._first = [line for line in first if line]  # shown once it trains: a refused run prints one line alone
         self._last = ""
         self._measured = ""
         self._over = False
@@ -269,7 +269,7 @@ def planned_line(record: PhasesPlanned) -> str:
 
 
 def warm_line(record: WarmStarted) -> str:
-    """What was taken over from an earlier study, and why no more."""
+    """A line about the trials taken from an earlier study, and the reasons why others were not."""
     why = "; ".join(f"{n}: {plain(reason)}" for reason, n in record.left_out.items())
     taken = f"{record.taken} of {count(record.of, 'trial')} taken" + (f" ({why})" if why else "")
     use = f"{len(record.told)} count as results, {len(record.proposed)} are tried first"
@@ -278,7 +278,7 @@ def warm_line(record: WarmStarted) -> str:
 
 
 def earlier_entries(out: Path, resume: bool) -> list[Entry]:
-    """What the journal of a study that is to be resumed holds."""
+    """The journal entries of a study that is to be resumed; none if it begins anew."""
     path = out / JOURNAL
     return read(path) if resume and path.exists() else []
 
@@ -289,12 +289,12 @@ def eta_s(done: float | None, elapsed_s: float) -> float | None:
 
 
 class Progress:
-    """Shows what ``tracker`` makes of the records that ``observe`` gets, until it is left."""
+    """A context that shows the progress of a run or study: ``tracker`` turns the observed records into lines."""
 
     def __init__(self, tracker: Tracker) -> None:
         self._tracker = tracker
         self._began = time.monotonic()
-        self._told = -PLAIN_EVERY_S
+        self._shown_s = -PLAIN_EVERY_S
         self._console = Console(stderr=True)
         self._live: Live | None = None
         if self._console.is_terminal:
@@ -308,7 +308,7 @@ class Progress:
             )
 
     def observe(self, record: Record) -> None:
-        """Take note of ``record``."""
+        """Show ``record``: on a terminal at once, elsewhere at most every ``PLAIN_EVERY_S`` unless it must be shown."""
         line, must = self._tracker.hear(record)
         if not line:
             return
@@ -318,8 +318,8 @@ class Progress:
                 self._console.print(Text(line, style="dim"))
             return
         elapsed_s = self._elapsed_s()
-        if must or elapsed_s - self._told >= PLAIN_EVERY_S:
-            self._told = self._told if must else elapsed_s
+        if must or elapsed_s - self._shown_s >= PLAIN_EVERY_S:
+            self._shown_s = self._shown_s if must else elapsed_s
             sys.stderr.write(f"[{elapsed_s:7.1f} s] {line}{self._remaining(elapsed_s)}\n")
             sys.stderr.flush()
 

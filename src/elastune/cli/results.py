@@ -1,6 +1,6 @@
-"""What a journal tells of a run, a study or a frontier: as one JSON object, and as tables and lines for people.
+"""The results in a journal of a run, a study or a frontier: as one JSON object, and as tables and lines for people.
 
-Commands print this at their end, ``elastune report`` at any time; so both print what the journal says.
+Commands print these results at their end, ``elastune report`` at any time. Both read the journal alone.
 """
 
 from __future__ import annotations
@@ -52,26 +52,28 @@ from elastune.tuning.study.trials import Trial, task_of
 
 @dataclass(frozen=True)
 class Result:
-    """``data`` is the documented JSON object; ``tables`` and ``lines`` say the same to people."""
+    """``data`` is the documented JSON object; ``tables`` and ``lines`` show the same to people."""
 
     data: dict[str, Any]
     tables: tuple[Table, ...] = ()
     lines: tuple[str, ...] = ()
     failure: RunFailed | None = None
     stopped: str = "complete"
-    """Why it ended: "requested" or "interrupted" where somebody asked for it, "unfinished" where it has not."""
+    """Why it ended: "complete", "requested" or "interrupted" (by a person), or "unfinished" if it has not ended."""
 
 
 @dataclass(frozen=True)
 class PickOptions:
-    """Which trial of a study to pick, by ``targets`` or ``weights`` (neither: ``Study.choices``), and how many to stand
-    for the front (None: no such question)."""
+    """Which trial of a study to pick: by ``targets`` or by ``weights``; with neither by ``Study.choices``.
+
+    ``subset``: how many trials are to represent the front; None for no such choice.
+    """
 
     targets: dict[str, float] = field(default_factory=dict)
     weights: dict[str, float] = field(default_factory=dict)
     subset: int | None = None
     to_target: Constraint | None = None
-    """Of a run: when it reached this."""
+    """For a run: also report when the run reached this target."""
 
     @property
     def any(self) -> bool:
@@ -79,9 +81,15 @@ class PickOptions:
 
 
 def result_of(out: Path, wish: PickOptions | None = None, *, across_changes: bool = False) -> Result:
-    """What ``out/journal.jsonl`` holds. Raises ``UserError`` where there is nothing, or a line is no record.
+    """Return the results in ``out/journal.jsonl``.
 
-    ``across_changes``: fronts are of trials from before accepted changes, too.
+    Args:
+        out: The output folder of a run, a study, a frontier or a plan.
+        wish: The pick to make among the trials of a study.
+        across_changes: Fronts also hold trials from before accepted changes.
+
+    Raises:
+        UserError: If the journal is missing or broken, or ``wish`` does not fit its kind.
     """
     wish = wish or PickOptions()
     entries = read(out / JOURNAL)
@@ -98,45 +106,45 @@ def result_of(out: Path, wish: PickOptions | None = None, *, across_changes: boo
     if study is not None:
         return _frontier(study, out)
     if run is not None:
-        told = _run(run, gather_changes(entries), gather_adaptation(entries), gather_sync(entries), out)
-        return told if wish.to_target is None else _with_time_to(wish.to_target, run, told)
+        result = _run(run, gather_changes(entries), gather_adaptation(entries), gather_sync(entries), out)
+        return result if wish.to_target is None else _with_time_to(wish.to_target, run, result)
     raise UserError("a journal must hold the start of a run or study", out, "run one with this output folder first")
 
 
 def with_money(result: Result, out: Path, prices: Prices) -> Result:
-    """``result`` of the run in ``out``, with what it has cost. Raises ``UserError`` where it is none of a run."""
+    """Return ``result`` of the run in ``out`` with its cost. Raises ``UserError`` if it is not the result of a run."""
     if result.data.get("kind") != "run":
         rule = "what hosts cost can be told of a run"
         raise UserError(rule, out, "give a study its --prices when it begins: its costs are those of its trials")
-    found = money(read(out / JOURNAL), prices)
-    return replace(result, data={**result.data, "money": found.data}, lines=(*result.lines, found.line))
+    spent = money(read(out / JOURNAL), prices)
+    return replace(result, data={**result.data, "money": spent.data}, lines=(*result.lines, spent.line))
 
 
 def _with_time_to(target: Constraint, run: RunOverview, result: Result) -> Result:
     """``result`` of ``run``, with the time until it reached ``target``."""
     settings = {**run.started.config, "workers": run.started.execution.get("workers")}
-    found = time_to(target, run.reports, settings)
+    reached = time_to(target, run.reports, settings)
     line = f"target  {plain(target.text)} "
-    if found is not None:
-        data: dict[str, Any] | None = {"target": target.text, **asdict(found)}
-        before = f"not yet after {duration(found.missed_s)}" if found.missed_s else "by the first report"
-        line += f"reached after {duration(found.seconds)}, {count(found.epoch, 'epoch')}; {before}"
+    if reached is not None:
+        data: dict[str, Any] | None = {"target": target.text, **asdict(reached)}
+        before = f"not yet after {duration(reached.missed_s)}" if reached.missed_s else "by the first report"
+        line += f"reached after {duration(reached.seconds)}, {count(reached.epoch, 'epoch')}; {before}"
     else:
         data, short = None, shortfall(target, run.reports, settings)
         line += f"not reached: short by {short:.4g} at best" if short < math.inf else "not told of by any report"
     return replace(result, data={**result.data, "time_to_target": data}, lines=(*result.lines, line))
 
 
-def _run(run: RunOverview, changes: Changes, adaptation: Adaptation, story: SyncHistory, out: Path) -> Result:
+def _run(run: RunOverview, changes: Changes, adaptation: Adaptation, sync: SyncHistory, out: Path) -> Result:
     execution = run.started.execution
-    asked = {
+    common = {
         "mode": execution.get("mode"),
         "compress": execution.get("compress"),
         "mechanism": execution.get("mechanism"),
         **({"mesh": execution["mesh"]} if "mesh" in execution else {}),
         "num_slots": execution.get("num_slots"),
         "sync": run.started.sync,
-        "sync_changes": [{"step": e.step, e.which: e.what, "why": e.why} for e in story.changes],
+        "sync_changes": [{"step": e.step, e.which: e.what, "why": e.why} for e in sync.changes],
         "seed": run.started.seed,
         "config": run.started.config,
         **adaptation_json(adaptation),
@@ -145,7 +153,7 @@ def _run(run: RunOverview, changes: Changes, adaptation: Adaptation, story: Sync
     tables = tuple(
         table
         for table in (
-            sync_table(story),
+            sync_table(sync),
             left_out_table(changes),
             decisions_table(adaptation),
             failures_table(adaptation),
@@ -154,25 +162,25 @@ def _run(run: RunOverview, changes: Changes, adaptation: Adaptation, story: Sync
     )
     end = run.finished
     if end is not None:
-        data = _finished(end) | _changed(changes) | asked
-        lines = _run_lines(end, execution, changes, adaptation, story, out)
+        data = _finished(end) | _changed(changes) | common
+        lines = _run_lines(end, execution, changes, adaptation, sync, out)
         return Result(data, tables, lines, stopped=end.stopped)
     if run.failed is not None:
         failed = {name: getattr(run.failed, name) for name in ("reason", "detail", "rank", "exit_code")}
         if run.failed.wanted_bytes is not None:
             failed["wanted_bytes"] = run.failed.wanted_bytes
         line = f"failed: {plain(run.failed.detail, 300)}"
-        return Result({"kind": "run", "failed": failed, **asked}, tables, (line,), failure=run.failed)
+        return Result({"kind": "run", "failed": failed, **common}, tables, (line,), failure=run.failed)
     steps = run.reports[-1].step if run.reports else 0
     line = f"unfinished, {count(steps, 'step')} reported"
-    return Result({"kind": "run", "unfinished": True, "steps": steps, **asked}, tables, (line,), stopped="unfinished")
+    return Result({"kind": "run", "unfinished": True, "steps": steps, **common}, tables, (line,), stopped="unfinished")
 
 
 def _finished(end: RunFinished) -> dict[str, Any]:
-    shown = asdict(end)
+    fields = asdict(end)
     for hidden in ("kind", "grad_bytes", "signals", "context", "epoch"):
-        del shown[hidden]
-    return {"kind": "run", **shown}
+        del fields[hidden]
+    return {"kind": "run", **fields}
 
 
 def _changed(changes: Changes) -> dict[str, Any]:
@@ -188,16 +196,19 @@ def _changed(changes: Changes) -> dict[str, Any]:
 
 
 def _run_lines(
-    end: RunFinished, execution: dict[str, Any], changes: Changes, adaptation: Adaptation, story: SyncHistory, out: Path
+    end: RunFinished, execution: dict[str, Any], changes: Changes, adaptation: Adaptation, sync: SyncHistory, out: Path
 ) -> tuple[str, ...]:
     metrics = ", ".join(f"{plain(name, 40)} {valued(name, value)}" for name, value in end.metrics.items())
     steps, on = count(end.steps, "step"), count(end.workers, "worker")
-    how = [plain(execution.get("mode")), *([told] if (told := mechanism_text(execution)) != "replicated" else [])]
+    how = [
+        plain(execution.get("mode")),
+        *([mechanism] if (mechanism := mechanism_text(execution)) != "replicated" else []),
+    ]
     return (
         f"{metrics or 'no metrics'} after {steps} in {duration(end.seconds)} on {on} ({', '.join(how)})",
         *(f"changed {line}" for line in changes.accepted),
         *(f"workers {line}" for line in (changes_line(changes),) if line),
-        *(f"agreed  {line}" for line in (sync_line(story),) if line),
+        *(f"agreed  {line}" for line in (sync_line(sync),) if line),
         *(f"adapted {line}" for line in (adaptation_line(adaptation),) if line),
         *(f"batch   {line}" for line in (batch_line(adaptation),) if line),
         *([f"wire    {byte_count(round(end.sent_bytes))} sent in a step"] if execution.get("compress") else []),
@@ -207,53 +218,55 @@ def _run_lines(
     )
 
 
-def _study(story: StudyOverview, entries: Sequence[Entry], out: Path, wish: PickOptions) -> Result:
+def _study(overview: StudyOverview, entries: Sequence[Entry], out: Path, pick_options: PickOptions) -> Result:
     study = Study.of(out, entries)
-    asset = _picked_asset(study, wish)
-    own = PickOptions() if asset is not None else wish  # of trials alone
-    if study.tasks and not wish.any:
-        return _tasks(story, study, out)
-    stated = bool(own.targets or own.weights)
+    asset = _picked_asset(study, pick_options)
+    trial_options = PickOptions() if asset is not None else pick_options  # of trials alone
+    if study.tasks and not pick_options.any:
+        return _tasks(overview, study, out)
+    stated = bool(trial_options.targets or trial_options.weights)
     why_not = "" if stated else study.no_choice_reason()
     choices: tuple[Picked, ...] = () if why_not else study.choices() if not stated else ()
     if stated:
-        choices = (study.pick(weights=own.weights or None, **own.targets),)
-    shown = [_choice_json(each) for each in choices]
+        choices = (study.pick(weights=trial_options.weights or None, **trial_options.targets),)
+    choices_json = [_choice_json(each) for each in choices]
     data = {
         "kind": "tune",
         "objectives": {o.name: o.direction for o in study.objectives},
         "trials": dict(Counter(t.state for t in study.trials)),
         "front": [_shown(trial) for trial in study.front()],
-        "pick": shown[0] if shown else None,
-        "choices": shown,
-        **_ending(story, out),
+        "pick": choices_json[0] if choices_json else None,
+        "choices": choices_json,
+        **_ending(overview, out),
         **({"changes_accepted": list(accepted)} if (accepted := accepted_lines(entries)) else {}),
         **({"kept": [{"trial": k.trial, "size": k.size} for k in study.kept]} if study.kept else {}),
         **({"assets": _assets_json(study.assets, asset)} if study.assets else {}),
     }
     if not study.complete:
         why = Counter(plain(t.reason, 200) or t.state for t in study.trials).most_common(3)
-        told = "; ".join(f"{times} x {reason}" for reason, times in why)
-        return Result(data, lines=(f"no trial has a result{f': {told}' if told else ''}",), stopped=data["reason"])
+        reasons = "; ".join(f"{times} x {reason}" for reason, times in why)
+        return Result(
+            data, lines=(f"no trial has a result{f': {reasons}' if reasons else ''}",), stopped=data["reason"]
+        )
     lines = (
-        *(f"changed {line}" for line in accepted_lines(story.accepted)),
+        *(f"changed {line}" for line in accepted_lines(overview.accepted)),
         *([f"pick    none: {plain(why_not, 400)}"] if why_not else []),
         *(line for place, each in enumerate(choices) for line in _choice_lines(study, each, place)),
         *([f"kept    {_kept_text(study)}"] if study.kept else []),
         *([_asset_line(asset)] if asset is not None else []),
     )
-    tables = [front_table(story, front_trials(story), choices)]
+    tables = [front_table(overview, front_trials(overview), choices)]
     if study.assets is not None:
         tables.append(assets_table(study.assets, None if asset is None else asset.point))
-    if wish.subset is not None:
-        chosen = _subset(study, wish.subset)
+    if pick_options.subset is not None:
+        chosen = _subset(study, pick_options.subset)
         data["subset"] = [_shown(trial) | {"reason": reason} for trial, reason in chosen]
         tables.append(subset_table(study, chosen))
     return Result(data, tuple(tables), lines, stopped=data["reason"])
 
 
-def _tasks(story: StudyOverview, study: Study, out: Path) -> Result:
-    """Of a study whose trials have different tasks: what each has reached. None of them is picked."""
+def _tasks(overview: StudyOverview, study: Study, out: Path) -> Result:
+    """The result of a study whose trials have different tasks (``elastune tree``): no trial is picked."""
     data = {
         "kind": "tune",
         "objectives": {o.name: o.direction for o in study.objectives},
@@ -262,7 +275,7 @@ def _tasks(story: StudyOverview, study: Study, out: Path) -> Result:
         "front": [],
         "pick": None,
         "choices": [],
-        **_ending(story, out),
+        **_ending(overview, out),
         **({"kept": [{"trial": k.trial, "size": k.size} for k in study.kept]} if study.kept else {}),
     }
     done = Counter(task_of(trial.config) for trial in study.complete)
@@ -288,7 +301,7 @@ def _choice_json(choice: Picked) -> dict[str, Any]:
 
 
 def _choice_lines(study: Study, choice: Picked, place: int) -> list[str]:
-    """The pick at length, with when it was found; a further choice in short."""
+    """The lines of a choice: the first one in full, with the time at which it was found; others in short."""
     trial, price = choice.trial, study.price_per_worker_hour
     values = ", ".join(f"{name} {valued(name, value, price)}" for name, value in trial.values.items())
     first = "or      " if place else "pick    "
@@ -301,15 +314,15 @@ def _choice_lines(study: Study, choice: Picked, place: int) -> list[str]:
     ]
 
 
-def _picked_asset(study: Study, wish: PickOptions) -> PickedAsset | None:
-    """What to use, where a wish names its cost: how long it trained, or its parameters."""
+def _picked_asset(study: Study, pick_options: PickOptions) -> PickedAsset | None:
+    """The asset to use, if the pick names a cost: training time or parameters. None if it names none."""
     names = {o.name for o in study.objectives}
-    if not any(name in {**wish.targets, **wish.weights} for name in COSTS if name not in names):
+    if not any(name in {**pick_options.targets, **pick_options.weights} for name in COSTS if name not in names):
         return None
     if study.assets is None:
         rule = f"{' and '.join(COSTS)} are known of ensembles and soups that were written, and of their trials"
         raise UserError(rule, "none in the journal", "elastune ensemble OUT --out FILE, or elastune soup")
-    return study.assets.pick(weights=wish.weights or None, **wish.targets)
+    return study.assets.pick(weights=pick_options.weights or None, **pick_options.targets)
 
 
 def _asset_line(asset: PickedAsset) -> str:
@@ -319,25 +332,25 @@ def _asset_line(asset: PickedAsset) -> str:
     return f"use     {trials} ({plain(asset.reason, 300)}){f': {plain(point.file)}' if point.file else ''}"
 
 
-def _assets_json(found: Assets, asset: PickedAsset | None) -> dict[str, Any]:
-    front = found.front()
+def _assets_json(assets: Assets, asset: PickedAsset | None) -> dict[str, Any]:
+    front = assets.front()
     return {
-        "data": found.data,
-        "objectives": {o.name: o.direction for o in found.objectives},
-        "points": [{**asset_json(p), "front": any(p is other for other in front)} for p in found.points],
+        "data": assets.data,
+        "objectives": {o.name: o.direction for o in assets.objectives},
+        "points": [{**asset_json(p), "front": any(p is other for other in front)} for p in assets.points],
         "pick": asset and {**asset_json(asset.point), "reason": asset.reason},
     }
 
 
 def _kept_text(study: Study) -> str:
-    """What has stayed of the trials, and what of the disk that takes."""
-    telling = sum(bool(kept.predictions) for kept in study.kept)
+    """How many trials keep their models, and the size on disk."""
+    with_predictions = sum(bool(kept.predictions) for kept in study.kept)
     size = byte_count(sum(kept.size for kept in study.kept))
-    return f"{count(len(study.kept), 'trial')}, {telling} of them with predictions: {size}"
+    return f"{count(len(study.kept), 'trial')}, {with_predictions} of them with predictions: {size}"
 
 
 def _subset(study: Study, k: int) -> list[tuple[Trial, str]]:
-    """Trials that stand for the front, each with what it adds to those before it."""
+    """The ``k`` trials that represent the front, each with its gain in hypervolume over the trials before it."""
     chosen = study.subset(k)
     covered = [study.covered(chosen[: i + 1]) for i in range(len(chosen))]
     first = f"covers {covered[0]:.1%} of the front's hypervolume, more than any other alone"
@@ -348,50 +361,50 @@ def _subset(study: Study, k: int) -> list[tuple[Trial, str]]:
 def _found_after(study: Study, trial: Trial) -> str:
     before = [t for t in study.trials if t.ended_s <= trial.ended_s and t.state != "paused"]
     failed = sum(t.state != "complete" for t in before)
-    told = f", {failed} of them without a result" if failed else ""
-    return f"after {duration(trial.ended_s)} of search, all counted: {count(len(before), 'trial')} had ended{told}"
+    failures = f", {failed} of them without a result" if failed else ""
+    return f"after {duration(trial.ended_s)} of search, all counted: {count(len(before), 'trial')} had ended{failures}"
 
 
 def _shown(t: Trial) -> dict[str, Any]:
     return {"trial": t.number, "values": t.values, "metrics": t.metrics, "config": t.config, "execution": t.execution}
 
 
-def _frontier(story: StudyOverview, out: Path) -> Result:
-    ending = _ending(story, out)
-    found = story.found
-    if found is None:
-        data = {"kind": "frontier", "unfinished": True, "trials": len(story.ended), **ending}
+def _frontier(overview: StudyOverview, out: Path) -> Result:
+    ending = _ending(overview, out)
+    frontier = overview.found
+    if frontier is None:
+        data = {"kind": "frontier", "unfinished": True, "trials": len(overview.ended), **ending}
         return Result(data, lines=("no frontier yet",), stopped=ending["reason"])
-    phases = None if story.phases is None else {k: v for k, v in asdict(story.phases).items() if k != "kind"}
-    data = {**asdict(found), "kind": "frontier", "phases": phases, **ending}
-    tables = (frontier_table(found), settings_table(found), volumes_table(found))
-    return Result(data, tables, (*_frontier_lines(found), *phase_lines(story.phases)), stopped=ending["reason"])
+    phases = None if overview.phases is None else {k: v for k, v in asdict(overview.phases).items() if k != "kind"}
+    data = {**asdict(frontier), "kind": "frontier", "phases": phases, **ending}
+    tables = (frontier_table(frontier), settings_table(frontier), volumes_table(frontier))
+    return Result(data, tables, (*_frontier_lines(frontier), *phase_lines(overview.phases)), stopped=ending["reason"])
 
 
-def _frontier_lines(found: FrontierFound) -> tuple[str, ...]:
-    lines = [plain(found.answer.sentence, 2000)]
-    lines += [f"{name:<8} {line}" for name, line in answer_lines(found)]
-    lines += [f"{each.weight:<8} {plain(each.text, 2000)}" for each in found.reasons]
+def _frontier_lines(frontier: FrontierFound) -> tuple[str, ...]:
+    lines = [plain(frontier.answer.sentence, 2000)]
+    lines += [f"{name:<8} {line}" for name, line in answer_lines(frontier)]
+    lines += [f"{reason.weight:<8} {plain(reason.text, 2000)}" for reason in frontier.reasons]
     links = [
         f"{plain(where)} {duration(link.latency_s)} a message, {bandwidth(link.seconds_per_byte)}"
-        for where, link in found.links.items()
+        for where, link in frontier.links.items()
     ]
     lines += [f"links    {'; '.join(links)}"] if links else []
-    if found.command:
-        lines += [f"train    {plain(found.command, 4000)}", f"         {plain(found.answer.command_note, 600)}"]
+    if frontier.command:
+        lines += [f"train    {plain(frontier.command, 4000)}", f"         {plain(frontier.answer.command_note, 600)}"]
     return tuple(line for line in lines if line)
 
 
 def phase_lines(phases: PhasesPlanned | None) -> tuple[str, ...]:
-    """What each phase of a frontier took of the budget."""
+    """A line with the time that each phase of a frontier took; none if no phase has ended."""
     if phases is None or not phases.took:
         return ()
     took = ", ".join(f"{name} {duration(seconds)}" for name, seconds in phases.took.items() if seconds >= 0.05)
     return (f"took    {duration(sum(phases.took.values()))} of a budget of {duration(phases.budget_s)}: {took}",)
 
 
-def _ending(story: StudyOverview, out: Path) -> dict[str, Any]:
-    end = story.finished
+def _ending(overview: StudyOverview, out: Path) -> dict[str, Any]:
+    end = overview.finished
     return {
         "seconds": end.seconds if end else None,
         "reason": end.reason if end else "unfinished",

@@ -35,9 +35,9 @@ from elastune.recipes.settings import (
     scheduler_defaults,
 )
 
-# Learning rates as functions of time: for LambdaLR a factor on the first rate, for MultiplicativeLR on the last one.
-#
-# Objects, not functions: torch saves the numbers that stand in them, and nothing else.
+# --- learning rates as functions of time ---
+# LambdaLR multiplies the first rate by the value, MultiplicativeLR the last rate. The functions are objects, because
+# torch saves the numbers of an object.
 
 
 @dataclass(frozen=True)
@@ -118,11 +118,7 @@ class Cosine:
         return self.final_factor + (1 - self.final_factor) * fallen
 
 
-# Make the optimizer, scheduler and network that a plain configuration names.
-#
-# Every value is used or refused: a value that the chosen optimizer or scheduler has no use for must be None, so that no
-# setting is ever tuned in vain. The objects keep plain data only, so they can be saved and continue exactly. Schedulers
-# count calls of their ``step``: in a program that makes one call an epoch they count epochs.
+# --- optimizers, schedulers and networks ---
 
 _ACTIVATIONS: Mapping[str, type[nn.Module]] = MappingProxyType(
     {"relu": nn.ReLU, "gelu": nn.GELU, "tanh": nn.Tanh, "silu": nn.SiLU, "elu": nn.ELU, "leaky_relu": nn.LeakyReLU}
@@ -155,14 +151,14 @@ def make_optimizer(
         >>> optimizer = elastune.make_optimizer(session.config, model, groups={"head": "^head"})
     """
     kind = choice("optimizer", config.get("optimizer"), OPTIMIZERS)
-    own = OPTIMIZERS[kind]
-    _refuse_idle(config, kind, {"momentum", "betas"} - set(own))
+    used = OPTIMIZERS[kind]
+    _refuse_idle(config, kind, {"momentum", "betas"} - set(used))
     options: dict[str, Any] = {"lr": _rate(config)}
     if config.get("weight_decay") is not None:
         options["weight_decay"] = number("weight_decay", config["weight_decay"])
-    if "momentum" in own and config.get("momentum") is not None:
+    if "momentum" in used and config.get("momentum") is not None:
         options["momentum"] = number("momentum", config["momentum"])
-    if "betas" in own and config.get("betas") is not None:
+    if "betas" in used and config.get("betas") is not None:
         options["betas"] = _betas(config["betas"])
     parts = _groups(config, model, groups, options["lr"])
     made: dict[str, Any] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
@@ -189,8 +185,8 @@ def _betas(value: Any) -> tuple[float, float]:
 
 def _groups(config: Mapping[str, Any], model: nn.Module, groups: Mapping[str, str], lr: float) -> list[dict[str, Any]]:
     """Parameter groups by name, those that no pattern names first."""
-    known = {f"{LR_FACTOR}{name}" for name in groups}
-    stray = {name for name in config if name.startswith(LR_FACTOR)} - known
+    factor_names = {f"{LR_FACTOR}{name}" for name in groups}
+    stray = {name for name in config if name.startswith(LR_FACTOR)} - factor_names
     if stray:
         fix = "give make_optimizer groups={'head': 'a pattern of names'}"
         raise UserError("a group's learning-rate factor needs its group", ", ".join(sorted(stray)), fix)
@@ -203,13 +199,13 @@ def _groups(config: Mapping[str, Any], model: nn.Module, groups: Mapping[str, st
         if not members[name]:
             fix = f"its names: {', '.join(path for path, _ in model.named_parameters())}"
             raise UserError("a group must name parameters of the model", f"{name}={groups[name]}", fix)
-    found = []
+    param_groups = []
     for name, parameters in members.items():
         factor = config.get(f"{LR_FACTOR}{name}") if name else None
         rate = lr if factor is None else lr * number("lr_factor", factor)
         if parameters:
-            found.append({"params": parameters, "lr": rate, "name": name})
-    return found
+            param_groups.append({"params": parameters, "lr": rate, "name": name})
+    return param_groups
 
 
 def _fits(pattern: str, path: str) -> bool:
@@ -324,19 +320,21 @@ def _scheduler(kind: str, s: Mapping[str, Any], optimizer: torch.optim.Optimizer
             return lr_scheduler.ExponentialLR(optimizer, s["gamma"])
         case "cosine", _:
             return lr_scheduler.LambdaLR(optimizer, Cosine(s["final_factor"], epochs))
-    way: Any = choice("mode of plateau", mode, ("min", "max"))
-    return lr_scheduler.ReduceLROnPlateau(optimizer, way, factor=s["plateau_factor"], patience=s["plateau_patience"])
+    direction: Any = choice("mode of plateau", mode, ("min", "max"))
+    return lr_scheduler.ReduceLROnPlateau(
+        optimizer, direction, factor=s["plateau_factor"], patience=s["plateau_patience"]
+    )
 
 
 def _milestones(value: Any, epochs: int) -> list[int]:
     if not isinstance(value, (list, tuple)) or not value:
         raise UserError("milestones must be a list of epochs", repr(value), "such as [3, 6]")
-    found = [int(number("milestone", at)) for at in value]
-    if found != sorted(set(found)):
+    milestones = [int(number("milestone", at)) for at in value]
+    if milestones != sorted(set(milestones)):
         raise UserError("milestones must ascend", value, "sort them, each once")
-    if found[-1] >= epochs:
+    if milestones[-1] >= epochs:
         raise UserError(f"milestones must be below the {epochs} epochs of the schedule", value, "leave it out")
-    return found
+    return milestones
 
 
 # -- network -----------------------------------------------------------------------------------------------------------

@@ -104,11 +104,11 @@ def mnist(data: Path | None = None, *, download: bool | None = None) -> Splits:
     if folder is None and (os.environ.get("ELASTUNE_DOWNLOAD") == "1" if download is None else download):
         folder = download_mnist(cache_folder() / "mnist")
     if folder is None:
-        ways = (
+        sources = (
             "give the folder of its idx files by --data or ELASTUNE_DATA, set ELASTUNE_DOWNLOAD=1 to fetch them, "
             "or 'apt-get install dataset-fashion-mnist' and ask for fashion_mnist instead"
         )
-        raise UserError("MNIST must be on this machine", _searched(data), ways)
+        raise UserError("MNIST must be on this machine", _searched(data), sources)
     splits = _idx_splits(folder)
     labels = splits.test.tensors[1].to(torch.uint8).numpy().tobytes()
     if hashlib.sha256((8 << 8 | 1).to_bytes(4, "big") + len(labels).to_bytes(4, "big") + labels).hexdigest() == (
@@ -138,8 +138,8 @@ def fashion_mnist(data: Path | None = None) -> Splits:
 
 def find(name: str, data: Path | None = None) -> Path | None:
     """Return the folder that holds all four files of "mnist" or "fashion_mnist"; None where there is none."""
-    given = data or (Path(os.environ["ELASTUNE_DATA"]) if os.environ.get("ELASTUNE_DATA") else None)
-    places = [given / folder for folder in _FOLDERS[name]] if given else []
+    root = data or (Path(os.environ["ELASTUNE_DATA"]) if os.environ.get("ELASTUNE_DATA") else None)
+    places = [root / folder for folder in _FOLDERS[name]] if root else []
     if data is None:
         places.append(cache_folder() / "mnist" if name == "mnist" else DEBIAN_FASHION)
     return next((place for place in places if all(_file(place, part) for part in PARTS)), None)
@@ -200,8 +200,8 @@ def read_idx(path: Path, dims: int) -> torch.Tensor:
 
 
 def _idx_splits(folder: Path) -> Splits:
-    known = _labelled(folder, "train")
-    images, labels = known.tensors
+    train = _labelled(folder, "train")
+    images, labels = train.tensors
     held_out = len(labels) // 6  # 10,000 of 60,000
     cut = len(labels) - held_out
     return Splits(

@@ -68,19 +68,19 @@ def suggest_execution(
     """
     if workers is not None and meshes:
         raise UserError("a mesh says how many workers there are", f"workers={workers}", "give workers or meshes")
-    found: dict[str, Any] = {} if workers is None else {"workers": draw_int(trial, "workers", workers, log=True)}
+    chosen: dict[str, Any] = {} if workers is None else {"workers": draw_int(trial, "workers", workers, log=True)}
     if modes:
-        found["mode"] = choose_from(trial, "mode", modes, get_args(Mode))
-    found |= _suggest_division(trial, mechanisms, meshes)
-    name = ExecutionSettings.from_json({key: found.get(key) for key in ("mechanism", "mesh")}).parts
+        chosen["mode"] = choose_from(trial, "mode", modes, get_args(Mode))
+    chosen |= _suggest_division(trial, mechanisms, meshes)
+    name = ExecutionSettings.from_json({key: chosen.get(key) for key in ("mechanism", "mesh")}).parts
     for policy in policies:
         split(policy, "a policy", "gns:max_batch=2048,lr=sqrt")
     for compression in compressions:
         Compression.parse(compression)
     for topology in topologies:
         Topology.parse(topology)
-    bears = found.get("mode", "fast") == "fast" and name == MechanismName()
-    asked: list[tuple[str, Sequence[Any], bool, tuple[str, ...] | None]] = [
+    bears = chosen.get("mode", "fast") == "fast" and name == MechanismName()
+    questions: list[tuple[str, Sequence[Any], bool, tuple[str, ...] | None]] = [
         ("micro_batch", micro_batches, True, None),
         ("copies", copies, name != MechanismName() and not name.foreign, None),
         ("virtual_tensor", virtual_tensor, name.tensor, None),
@@ -88,12 +88,12 @@ def suggest_execution(
         ("zero_stage", zero_stages, name.foreign in STAGED, None),
         ("policy", policies, True, None),
         ("compress", compressions, bears, None),
-        ("topology", topologies, name == MechanismName() and found.get("compress", "none") == "none", None),
+        ("topology", topologies, name == MechanismName() and chosen.get("compress", "none") == "none", None),
     ]
-    for key, choices, has, known in asked:
+    for key, choices, has, known in questions:
         if choices and has:
-            found[key] = choose_from(trial, key, choices, known)
-    return found
+            chosen[key] = choose_from(trial, key, choices, known)
+    return chosen
 
 
 def _suggest_division(trial: Any, mechanisms: Sequence[str], meshes: Sequence[str]) -> dict[str, Any]:
@@ -103,14 +103,14 @@ def _suggest_division(trial: Any, mechanisms: Sequence[str], meshes: Sequence[st
     for text, name in names.items():
         if grids and not _fitting(name, grids):
             raise UserError("each mechanism must fit one of the meshes", f"{text}; {', '.join(grids)}", "add one")
-    found: dict[str, Any] = {}
+    chosen: dict[str, Any] = {}
     if names:
-        found["mechanism"] = choose_from(trial, "mechanism", [str(name) for name in names.values()])
+        chosen["mechanism"] = choose_from(trial, "mechanism", [str(name) for name in names.values()])
     if grids:
-        fitting = _fitting(MechanismName.parse(found["mechanism"]), grids) if names else list(meshes)
-        own = "mesh" if len(fitting) == len(meshes) else f"mesh of {found['mechanism']}"
-        found["mesh"] = choose_from(trial, own, fitting)
-    return found
+        fitting = _fitting(MechanismName.parse(chosen["mechanism"]), grids) if names else list(meshes)
+        parameter = "mesh" if len(fitting) == len(meshes) else f"mesh of {chosen['mechanism']}"
+        chosen["mesh"] = choose_from(trial, parameter, fitting)
+    return chosen
 
 
 def _known(text: str) -> MechanismName:

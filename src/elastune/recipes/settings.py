@@ -136,8 +136,8 @@ def number(name: str, value: Any) -> float | int:
     allowed = RANGES[name]
     if value not in allowed:
         raise UserError(f"{name} must be {allowed}", repr(value), "give another")
-    found: float | int = value
-    return found
+    result: float | int = value
+    return result
 
 
 def choice(name: str, value: Any, known: Iterable[str]) -> str:

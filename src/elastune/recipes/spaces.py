@@ -27,13 +27,6 @@ from elastune.recipes.settings import (
     scheduler_defaults,
 )
 
-# Ready parts of a search space: what is worth choosing about optimizer, schedule, network and batch.
-#
-# Each part asks ``trial`` only for what applies (momentum for SGD alone, milestones for MultiStepLR alone). It returns
-# a value for every setting that ``recipes.build`` reads, None where it does not apply, so that no default of the
-# program slips in. A range is (low, high); a single number is fixed and not searched. All ranges are checked at every
-# call, also those that do not apply. Everything wrong raises ``UserError``.
-
 Bounds = float | tuple[float, float]
 WholeBounds = int | tuple[int, int]
 BATCH_SIZES = (32, 64, 128, 256)  # where a program names none
@@ -80,23 +73,23 @@ def suggest_optimizer(
     check_ranges(momentum=momentum, weight_decay=weight_decay, beta1=beta1, beta2=beta2, lr_factor=lr_factor)
     for bounds in lr.values() if isinstance(lr, Mapping) else (lr,):
         check_ranges(lr=bounds)
-    found: dict[str, Any] = dict(optimizer_defaults(groups))
-    kind = found["optimizer"] = choose_from(trial, "optimizer", kinds, OPTIMIZERS)
+    settings: dict[str, Any] = dict(optimizer_defaults(groups))
+    kind = settings["optimizer"] = choose_from(trial, "optimizer", kinds, OPTIMIZERS)
     if isinstance(lr, Mapping):
         if kind not in lr:
             raise UserError("each optimizer needs its range of learning rates", kind, f"add {kind!r}: (low, high)")
-        found["lr"] = draw_float(trial, f"{kind}_lr", lr[kind], limit="lr", log=True)
+        settings["lr"] = draw_float(trial, f"{kind}_lr", lr[kind], limit="lr", log=True)
     else:
-        found["lr"] = draw_float(trial, "lr", lr, log=True)
-    found["weight_decay"] = draw_float(trial, "weight_decay", weight_decay, log=True)
+        settings["lr"] = draw_float(trial, "lr", lr, log=True)
+    settings["weight_decay"] = draw_float(trial, "weight_decay", weight_decay, log=True)
     if "momentum" in OPTIMIZERS[kind]:
-        found["momentum"] = draw_float(trial, "momentum", momentum)
+        settings["momentum"] = draw_float(trial, "momentum", momentum)
     if "betas" in OPTIMIZERS[kind]:
-        found["betas"] = [draw_float(trial, "beta1", beta1), draw_float(trial, "beta2", beta2)]
-    for name in found:
+        settings["betas"] = [draw_float(trial, "beta1", beta1), draw_float(trial, "beta2", beta2)]
+    for name in settings:
         if name.startswith(LR_FACTOR):
-            found[name] = draw_float(trial, name, lr_factor, limit="lr_factor", log=True)
-    return found
+            settings[name] = draw_float(trial, name, lr_factor, limit="lr_factor", log=True)
+    return settings
 
 
 def suggest_scheduler(
@@ -150,34 +143,36 @@ def suggest_scheduler(
     check_ranges(plateau_patience=plateau_patience, final_factor=final_factor, warmup=warmup, warmup_start=warmup_start)
     for name in families:
         choice("a scheduler with families", name, FAMILIES)
-    found: dict[str, Any] = dict(scheduler_defaults())
-    kind = found["scheduler"] = choose_from(trial, "scheduler", kinds, SCHEDULERS)
+    settings: dict[str, Any] = dict(scheduler_defaults())
+    kind = settings["scheduler"] = choose_from(trial, "scheduler", kinds, SCHEDULERS)
     longest = 0
     if kind != "plateau":
         longest = _ends("warmup", warmup)[1]
         if longest >= epochs:
             raise UserError(f"a warm-up must be shorter than the {epochs} epochs", warmup, "shorten it")
-        found["warmup"] = draw_int(trial, "warmup", warmup)
-        if found["warmup"]:
-            found["warmup_start"] = draw_float(trial, "warmup_start", warmup_start)
+        settings["warmup"] = draw_int(trial, "warmup", warmup)
+        if settings["warmup"]:
+            settings["warmup_start"] = draw_float(trial, "warmup_start", warmup_start)
     wanted = set(SCHEDULERS[kind])
     if "lr_family" in wanted:
         family = choose_from(trial, f"{kind}_family", families.get(kind, tuple(FAMILIES[kind])), FAMILIES[kind])
-        found["lr_family"] = family
+        settings["lr_family"] = family
         wanted |= set(FAMILIES[kind][family])
     floats = {"gamma": gamma, "plateau_factor": plateau_factor, "final_factor": final_factor, "power": power}
     for name in sorted(wanted & set(floats)):
-        found[name] = draw_float(trial, name, floats[name])
+        settings[name] = draw_float(trial, name, floats[name])
     if "decay" in wanted:
-        found["decay"] = draw_float(trial, "decay", decay, log=True)
+        settings["decay"] = draw_float(trial, "decay", decay, log=True)
     if "plateau_patience" in wanted:
-        found["plateau_patience"] = draw_int(trial, "plateau_patience", plateau_patience)
+        settings["plateau_patience"] = draw_int(trial, "plateau_patience", plateau_patience)
     if "step_size" in wanted:
-        found["step_size"] = draw_int(trial, "step_size", sizes)
+        settings["step_size"] = draw_int(trial, "step_size", sizes)
     if "milestones" in wanted:
         room = epochs - longest
-        found["milestones"] = _milestones(trial, max(1, min(3, room - 1)) if milestones is None else milestones, room)
-    return found
+        settings["milestones"] = _milestones(
+            trial, max(1, min(3, room - 1)) if milestones is None else milestones, room
+        )
+    return settings
 
 
 def suggest_network(
@@ -250,23 +245,23 @@ def suggest_batch(
     """
     for size in (*(sizes or ()), *per_worker):
         number("batch_size", size)
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     if per_worker:
         if sizes is not None:
             raise UserError("a batch is chosen as a whole or for each worker", sizes, "give sizes or per_worker")
         if workers is None:
             rule = "a batch for each worker needs to know how many there are"
             raise UserError(rule, "no workers", "workers=suggest_execution(trial, workers=...)['workers']")
-        found["batch_size"] = choose_from(trial, "batch_per_worker", per_worker) * int(number("workers", workers))
+        settings["batch_size"] = choose_from(trial, "batch_per_worker", per_worker) * int(number("workers", workers))
     elif workers is not None:
         raise UserError(
             "a global batch does not hang on workers", f"workers={workers}", "give per_worker, or no workers"
         )
     else:
-        found["batch_size"] = choose_from(trial, "batch_size", BATCH_SIZES if sizes is None else sizes)
-    rule = found["lr_rule"] = choose_from(trial, "lr_rule", lr_rules, LR_RULES)
-    found["base_batch"] = number("base_batch", base_batch) if rule != "none" else None
-    return found
+        settings["batch_size"] = choose_from(trial, "batch_size", BATCH_SIZES if sizes is None else sizes)
+    rule = settings["lr_rule"] = choose_from(trial, "lr_rule", lr_rules, LR_RULES)
+    settings["base_batch"] = number("base_batch", base_batch) if rule != "none" else None
+    return settings
 
 
 def _milestones(trial: Any, most: int, epochs: int) -> list[int]:
@@ -317,9 +312,6 @@ def draw_int(trial: Any, name: str, bounds: WholeBounds, *, limit: str = "", log
     """Return a whole number within ``bounds``; a single number is not asked for."""
     low, high = _ends(limit or name, bounds)
     return int(low) if low == high else int(trial.suggest_int(name, low, high, log=log))
-
-
-# A ready part of a search space: how workers agree. Only what the chosen strategy can be told is asked for.
 
 
 def suggest_sync(
@@ -374,17 +366,17 @@ def suggest_sync(
     for count in learners:
         check_ranges(learners=count)
     chosen = choose_from(trial, "sync", strategies, SETTINGS)
-    own = SETTINGS[chosen]
-    found: dict[str, Any] = {"sync": chosen, **dict.fromkeys(SETTING_NAMES)}
+    used = SETTINGS[chosen]
+    settings: dict[str, Any] = {"sync": chosen, **dict.fromkeys(SETTING_NAMES)}
     named = (("learners", learners, None), ("moments", moments, get_args(Moments)), ("send", send, get_args(Send)))
-    for name, choices, known in named:
-        if name in own:
-            found[name] = choose_from(trial, name, choices, known)
+    for name, choices, allowed in named:
+        if name in used:
+            settings[name] = choose_from(trial, name, choices, allowed)
     counts = {"every": every, "mix": mix, "staleness": staleness, "fragments": fragments, "cycles": cycles}
     for name, whole in counts.items():
-        if name in own:
-            found[name] = draw_int(trial, name, whole, log=name in ("every", "mix"))
+        if name in used:
+            settings[name] = draw_int(trial, name, whole, log=name in ("every", "mix"))
     for name, bounds in (("pull", pull), ("outer_lr", outer_lr), ("outer_momentum", outer_momentum)):
-        if name in own:
-            found[name] = draw_float(trial, name, bounds)
-    return found
+        if name in used:
+            settings[name] = draw_float(trial, name, bounds)
+    return settings

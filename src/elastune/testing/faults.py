@@ -165,9 +165,9 @@ def _wrap_library(injector: Injector) -> None:
     contribute, gather = checkpoint.contribute, Group.gather_tensors
 
     def written(*args: Any, **kwargs: Any) -> checkpoint.Contribution:
-        found = contribute(*args, **kwargs)
+        contribution = contribute(*args, **kwargs)
         _INJECTORS[0].reach("written")
-        return found
+        return contribution
 
     checkpoint.contribute = written
 
@@ -216,8 +216,8 @@ def rest_s(step: int, asked_at: int, deadline: int, base_s: float) -> float:
 
 def parse_wishes(texts: list[str]) -> dict[int, str]:
     """Of "3 4": at step 3, four workers; of "3 data=2,shard=2": at step 3, that mesh."""
-    found = (text.split() for text in texts)
-    return {int(step): wish for step, wish in found}
+    pairs = (text.split() for text in texts)
+    return {int(step): workers for step, workers in pairs}
 
 
 class Rests:
@@ -247,14 +247,14 @@ class Rests:
             return 0.0
         return rest_s(step, asked_at, min((at for at in self._wishes if at > step), default=self._steps), base_s)
 
-    def _stands(self, wish: str) -> bool:
+    def _stands(self, workers: str) -> bool:
         """Whether it came true."""
         mesh = self._session.state.workers.comms.mesh
-        return mesh.workers == int(wish) if wish.isdecimal() else mesh == Mesh.parse(wish)
+        return mesh.workers == int(workers) if workers.isdecimal() else mesh == Mesh.parse(workers)
 
 
 def digit_rows(count: int, unseen: int | None = None) -> tuple[TensorDataset, TensorDataset]:
     """The first ``count`` to train on, and ``unseen`` others (None: all) to evaluate."""
-    found = digits()
-    (images, labels), (others, names) = found.train[:count], found.validation[:unseen]
+    splits = digits()
+    (images, labels), (others, names) = splits.train[:count], splits.validation[:unseen]
     return TensorDataset(images.flatten(1), labels), TensorDataset(others.flatten(1), names)

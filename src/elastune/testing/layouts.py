@@ -36,16 +36,16 @@ def moves(have: Layout, want: Layout) -> list[Move]:
     plan: list[Move] = []
     lost: list[Piece] = []
     for target in sorted(want):
-        there: dict[str, list[Box]] = {}
+        present: dict[str, list[Box]] = {}
         for piece in have.get(target, ()):
-            there.setdefault(piece.name, []).append(piece.box)
+            present.setdefault(piece.name, []).append(piece.box)
         for piece in want[target]:
-            own = there.setdefault(piece.name, [])
-            for missing in without([piece.box], own):
+            boxes = present.setdefault(piece.name, [])
+            for missing in without([piece.box], boxes):
                 fetched, absent = _fetch(Piece(piece.name, missing), target, owners.get(piece.name, ()), sent)
                 plan += fetched
                 lost += absent
-            own.append(piece.box)
+            boxes.append(piece.box)
     if lost:
         raise Unrecoverable(lost)
     return plan
@@ -58,12 +58,12 @@ def _fetch(
     plan: list[Move] = []
     left = [piece.box]
     # A stable sort: of equally busy holders the first comes first, on every worker.
-    for source, held in sorted(owners, key=lambda owner: sent[owner[0]]):
+    for source, boxes in sorted(owners, key=lambda owner: sent[owner[0]]):
         for box in left:
-            if (part := intersection(box, held)) is not None:
+            if (part := intersection(box, boxes)) is not None:
                 plan.append(Move(Piece(piece.name, part), source, target))
                 sent[source] += volume(part)
-        left = without(left, [held])
+        left = without(left, [boxes])
     return plan, [Piece(piece.name, box) for box in left]
 
 
@@ -73,9 +73,9 @@ def redundancy(layout: Layout) -> int:
     With 2 or more, no death of one worker loses anything.
     """
     least: list[int] = []
-    for held in _holders(layout).values():
+    for boxes in _holders(layout).values():
         counted: list[tuple[Box, set[int]]] = []  # disjoint boxes, each with its holders
-        for worker, box in held:
+        for worker, box in boxes:
             new = without([box], [other for other, _ in counted])
             split: list[tuple[Box, set[int]]] = []
             for other, workers in counted:
@@ -89,8 +89,8 @@ def redundancy(layout: Layout) -> int:
 
 def _holders(layout: Layout) -> dict[str, list[tuple[int, Box]]]:
     """Who holds which boxes, by tensor, in order of workers."""
-    found: dict[str, list[tuple[int, Box]]] = {}
+    boxes: dict[str, list[tuple[int, Box]]] = {}
     for worker in sorted(layout):
         for piece in layout[worker]:
-            found.setdefault(piece.name, []).append((worker, piece.box))
-    return found
+            boxes.setdefault(piece.name, []).append((worker, piece.box))
+    return boxes

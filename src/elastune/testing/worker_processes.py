@@ -43,8 +43,8 @@ class Worker:
         """A group of all of them."""
         return GlooFactory("lo", timeout_s).form(self.store, name, self.rank, self.size, **options)
 
-    def say(self, *said: Any) -> None:
-        self.pipe.send(said)
+    def say(self, *values: Any) -> None:
+        self.pipe.send(values)
 
     def hear(self) -> Any:
         """What the test tells this worker."""
@@ -92,9 +92,9 @@ class Processes:
     def hear(self, rank: int) -> tuple[Any, ...]:
         """The next thing that ``rank`` says."""
         assert self.pipes[rank].poll(LIMIT_S), f"worker {rank} says nothing"
-        said: tuple[Any, ...] = self.pipes[rank].recv()
-        assert said[0] != "failed", said[1]
-        return said
+        message: tuple[Any, ...] = self.pipes[rank].recv()
+        assert message[0] != "failed", message[1]
+        return message
 
     def tell(self, rank: int, word: Any) -> None:
         self.pipes[rank].send(word)

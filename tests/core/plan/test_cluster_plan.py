@@ -213,7 +213,7 @@ def test_one_mesh_alone_is_looked_at() -> None:
 
 @pytest.mark.parametrize("nodes", [Nodes(2048, 1), Nodes(2048, 8), Nodes(55_440, 1)], ids=str)
 def test_a_large_cluster_is_judged_within_seconds_of_one_core(nodes: Nodes) -> None:
-    """The goal is 2 s of CPU time (benchmarks/parallel/planning_time.py measured .1 to .5)."""
+    """The goal is 2 s (benchmarks/parallel/planning_time.py: .1 to .5): CPU time, as others may slow this machine."""
     asked = forecast(SEARCH)
     allowed = replace(ALLOWED, micros=(8, 16, 32, BASE), width=128, pipeline=16)
     begun = time.process_time()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from elastune.runtime.agents.messages import AgentHello
 
 
-# ``elastune agent``: let this machine's workers serve a controller elsewhere.
+# --- elastune agent ---
 
 Room = Annotated[int | None, typer.Option(help="Most workers on this machine. [default: the number of its cores]")]
 AGAIN_LIMIT_S = 0.5  # for one look for the next controller
@@ -128,12 +128,12 @@ def agent(
     signal.signal(signal.SIGUSR1, lambda *_: asked.append(notices.notice_seconds))
     where = ControllerLocator(join, started.moves)
     link = _join(where, token, hello, patience_s)
-    own = machine.interface or interface_with(link.socket.getsockname()[0])
-    os.environ.update({HOST: hello.host, "GLOO_SOCKET_IFNAME": own})  # workers begin with this environment
+    interface = machine.interface or interface_with(link.socket.getsockname()[0])
+    os.environ.update({HOST: hello.host, "GLOO_SOCKET_IFNAME": interface})  # workers begin with this environment
     logs = folder or Path(tempfile.mkdtemp(prefix="elastune-agent-"))
     launcher = ForkLauncher(hello.workers, preload=(*PRELOAD, WORK.partition(":")[0]))
     try:
-        print_error(f"host {hello.host}: serving {where.now} by {own}, room for {hello.workers} workers")
+        print_error(f"host {hello.host}: serving {where.now} by {interface}, room for {hello.workers} workers")
         served = Agent(
             link,
             launcher,
@@ -170,7 +170,7 @@ def _join(where: ControllerLocator, token: str, hello: AgentHello, patience_s: f
         raise UserError("a controller must listen there", why, "start it, or see the address and firewalls") from None
 
 
-# ``elastune deploy``: files that let other systems start a controller and its agents.
+# --- elastune deploy ---
 
 
 def deploy(

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from elastune.runtime.agents.host_report import HostReport
 
 
-# ``elastune doctor``: what this machine offers, and the command that installs what it lacks.
+# --- elastune doctor ---
 
 PACKAGES: Mapping[str, str] = {
     "optuna-dashboard": "pip install 'elastune[dashboard]'",
@@ -92,14 +92,14 @@ def doctor(
 
 def _tell_of_cluster(where: ClusterOptions, out: Path | None, *, json: bool) -> int:
     request = where.request()
-    findings = [Finding(found.what, found.found, found.fix) for found in request.kind.examine()]
+    findings = [Finding(finding.what, finding.found, finding.fix) for finding in request.kind.examine()]
     if not findings:
         return _tell_of_hosts(where, out, json=json)
     if json:
-        print_json({"kind": "doctor", "cluster": where.cluster, "findings": [asdict(found) for found in findings]})
+        print_json({"kind": "doctor", "cluster": where.cluster, "findings": [asdict(finding) for finding in findings]})
     else:
         _print(findings)
-    return OK if all(found.found is not None for found in findings) else WRONG
+    return OK if all(finding.found is not None for finding in findings) else WRONG
 
 
 def _tell_of_hosts(where: ClusterOptions, out: Path | None, *, json: bool) -> int:
@@ -116,16 +116,16 @@ def _tell_of_hosts(where: ClusterOptions, out: Path | None, *, json: bool) -> in
 
 
 def _host_json(report: HostReport) -> dict[str, object]:
-    told = report.facts
+    facts = report.facts
     return {
         "host": report.host,
         "workers": report.workers,
         "versions": report.versions or None,
-        "devices": None if told is None else told.devices,
-        "interface": None if told is None else told.interface,
-        "clock_skew_s": None if told is None else report.skew_s,
-        "clock_error_s": None if told is None else report.skew_error_s,
-        "shared": None if told is None else told.shared,
+        "devices": None if facts is None else facts.devices,
+        "interface": None if facts is None else facts.interface,
+        "clock_skew_s": None if facts is None else report.skew_s,
+        "clock_error_s": None if facts is None else report.skew_error_s,
+        "shared": None if facts is None else facts.shared,
         "unfit": report.unfit or None,
     }
 
@@ -174,8 +174,8 @@ def _exact_mode() -> str:
     """What its slots cost, by how many a worker has."""
     from elastune.core.slots import MEASURED_SLOT_COST as MEASURED
 
-    told = ", ".join(f"{slots}: {low:g} to {high:g}" for slots, (low, high) in MEASURED.items())
-    return f"CPU time over plain PyTorch's, by slots a worker: {told} (measured elsewhere)"
+    ranges = ", ".join(f"{slots}: {low:g} to {high:g}" for slots, (low, high) in MEASURED.items())
+    return f"CPU time over plain PyTorch's, by slots a worker: {ranges} (measured elsewhere)"
 
 
 def _launchers() -> list[Finding]:
@@ -194,18 +194,20 @@ def _mechanisms() -> list[Finding]:
     from elastune.core.mesh import MechanismName
     from elastune.parallel.mechanisms.registry import DIVIDES, MECHANISMS, STATES
 
-    found = []
+    findings = []
     for word in (*MECHANISMS, *STATES, *DIVIDES):
         mechanism, axes = MECHANISMS.get(word), MechanismName.parse(word).dividing
         can = None if mechanism is None else mechanism.capabilities
-        told = ["exact and fast" if mechanism is None or mechanism.exact else "fast"]
-        told += [f"divides along {' and '.join(axes)}"] if axes else []
-        told += ["workers come and go" if can is None or can.elastic else "workers stay"]
-        told += [f"ZeRO stages {', '.join(map(str, sorted(can.stages)))}"] if can is not None and can.stages else []
+        abilities = ["exact and fast" if mechanism is None or mechanism.exact else "fast"]
+        abilities += [f"divides along {' and '.join(axes)}"] if axes else []
+        abilities += ["workers come and go" if can is None or can.elastic else "workers stay"]
+        abilities += (
+            [f"ZeRO stages {', '.join(map(str, sorted(can.stages)))}"] if can is not None and can.stages else []
+        )
         lacks = can is not None and not can.installed
         install = "" if can is None else can.install
-        found.append(Finding(f"mechanism {word}", None if lacks else "; ".join(told), install))
-    return found
+        findings.append(Finding(f"mechanism {word}", None if lacks else "; ".join(abilities), install))
+    return findings
 
 
 def _packages() -> list[Finding]:
@@ -252,7 +254,7 @@ def _print(findings: list[Finding]) -> None:
     console.print(table)
 
 
-# ``elastune check``: whether a program comes to the same on any number of workers.
+# --- elastune check ---
 
 MOST_STEPS = 1000
 
@@ -299,13 +301,13 @@ def check(
         note_check(Program(file), passed=not checked.found)
     except OSError as error:
         print_error(f"this check cannot be remembered: {error}")
-    trains = all(found.kind != "fails" for found in checked.found)
+    trains = all(difference.kind != "fails" for difference in checked.found)
     cost = exact_cost(Program(file), settings, steps=time, seed=seed) if time and trains else None
     if json:
         measured = {} if cost is None else {"exact": asdict(cost)}
         print_json({"kind": "check", **asdict(checked), **measured})
-    for found in () if json else checked.found:
-        say(found.told(file.name))
+    for difference in () if json else checked.found:
+        say(difference.told(file.name))
     if not checked.found and not json:
         say(f"{file.name}: {checked.steps} steps, the same weights again and on {WORKERS} workers")
     for line in cost.told() if cost is not None and not json else ():

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from elastune.tuning.reuse.composed_models import ComposedModel
 
 
-# ``elastune classes``: groups of classes, learnt from what a trained model confuses.
+# --- elastune classes ---
 
 
 def classes(
@@ -58,17 +58,17 @@ def classes(
     from elastune.tuning.reuse.tree_training import learn_classes
 
     levels = whole_numbers(groups, "groups are counted by whole numbers", "such as --groups 3, or 2,5")
-    found = learn_classes(study, levels, data=data, trial=trial)
+    learnt = learn_classes(study, levels, data=data, trial=trial)
     if json:
-        print_json({"kind": "classes", **found.to_json()})
+        print_json({"kind": "classes", **learnt.to_json()})
         return OK
-    shares = f"{found.between:.3f} between groups, {found.within:.3f} within"
-    say(f"confused by trial {found.trial} on {found.data}: {shares}")
-    say(f"--set tree='{json_text.dumps(found.tree.to_json(), separators=(',', ':'))}'")
+    shares = f"{learnt.between:.3f} between groups, {learnt.within:.3f} within"
+    say(f"confused by trial {learnt.trial} on {learnt.data}: {shares}")
+    say(f"--set tree='{json_text.dumps(learnt.tree.to_json(), separators=(',', ':'))}'")
     return OK
 
 
-# ``elastune join``: models of parts of a problem as one, beside a study that was trained for all of it.
+# --- elastune join ---
 
 
 def join(
@@ -126,14 +126,14 @@ def join(
         check_file(out)
         check_recordable(front)
     model = composed_of(studies, None if tree is None else parse_tree(tree))
-    found = judge_model(model, front, objective=objective, data=data, test=test, program=program)
-    file = None if out is None else str(save_composed(found.model, out))
+    composed = judge_model(model, front, objective=objective, data=data, test=test, program=program)
+    file = None if out is None else str(save_composed(composed.model, out))
     if out is not None:
-        record_asset(found, out)
+        record_asset(composed, out)
     if json:
-        print_json({"kind": "composed", **found.to_json(), "file": file})
+        print_json({"kind": "composed", **composed.to_json(), "file": file})
     else:
-        _print(found)
+        _print(composed)
         if file is not None:
             say(f"file    {file}")
     return OK
@@ -143,27 +143,27 @@ def parse_tree(text: str) -> ClassTree:
     """What "[[0,2],[1]]" says. Raises ``UserError``."""
     from elastune.tuning.reuse.class_tree import class_tree
 
-    found: Any = parse.value("tree", text)
-    if not isinstance(found, list):
+    parsed: Any = parse.value("tree", text)
+    if not isinstance(parsed, list):
         raise UserError("--tree is a list of groups of classes", repr(text)[:80], "such as --tree '[[0,2],[1]]'")
-    return class_tree(found)
+    return class_tree(parsed)
 
 
-def _print(found: ComposedModel) -> None:
-    parts = ", ".join(f"{one.study.name} {one.trial}" for one in found.source_trials)
-    say(f"{found.form} ({found.method}) of {len(found.source_trials)} trials: {parts}")
-    singles = sorted(found.singles, key=lambda one: one.score, reverse=found.direction == "max")
-    best = f", best single trial ({singles[0].trial}) of {found.study} {singles[0].score:.4f}" if singles else ""
-    say(f"{found.data}: {found.objective} {found.score:.4f}{best}")
-    if found.test is None:
+def _print(composed: ComposedModel) -> None:
+    parts = ", ".join(f"{source.study.name} {source.trial}" for source in composed.source_trials)
+    say(f"{composed.form} ({composed.method}) of {len(composed.source_trials)} trials: {parts}")
+    singles = sorted(composed.singles, key=lambda source: source.score, reverse=composed.direction == "max")
+    best = f", best single trial ({singles[0].trial}) of {composed.study} {singles[0].score:.4f}" if singles else ""
+    say(f"{composed.data}: {composed.objective} {composed.score:.4f}{best}")
+    if composed.test is None:
         print("test: the program knows no such data")
     else:
-        alone = "" if found.test.best_single is None else f", that trial {found.test.best_single:.4f}"
-        say(f"{found.test.data}: {found.objective} {found.test.model:.4f}{alone}; {found.test.rows} rows")
-    print(f"inference: {found.parameters:,} parameters")
+        alone = "" if composed.test.best_single is None else f", that trial {composed.test.best_single:.4f}"
+        say(f"{composed.test.data}: {composed.objective} {composed.test.model:.4f}{alone}; {composed.test.rows} rows")
+    print(f"inference: {composed.parameters:,} parameters")
 
 
-# ``elastune tree``: from coarse to fine, a model for each node of a tree of classes, as one study.
+# --- elastune tree ---
 
 
 @flatten
@@ -206,15 +206,15 @@ def tree(
     from elastune.runtime.job.output import check_out
     from elastune.tuning.reuse.tree_training import train_tree
 
-    found, cluster = parse_tree(groups), where.request()
+    class_tree, cluster = parse_tree(groups), where.request()
     bounds = parse.trial_workers(trial_workers)
     low, high = bounds or (None, None)
     out: Path = folders.choose(file, "tree")
     check_out(out, folders.resume)
-    with Progress(StudyTracker(len(found.nodes()), None, earlier_entries(out, folders.resume))) as progress:
+    with Progress(StudyTracker(len(class_tree.nodes()), None, earlier_entries(out, folders.resume))) as progress:
         train_tree(
             file,
-            found,
+            class_tree,
             out,
             fresh=fresh or (),
             config=training.config,

@@ -18,10 +18,7 @@ import typer
 from elastune.cli.output import OK, say
 from elastune.core.errors import UserError
 
-# A plain training loop, rewritten for a session: the few lines that change, found in the program's syntax.
-#
-# Only what is certain is changed: a loop over ``range(...)`` epochs around a loop over batches with one
-# ``.backward()``.
+# --- rewriting a plain training loop ---
 
 PAGE = "see docs/programs.md"
 
@@ -52,33 +49,37 @@ def from_plain(text: str, name: str) -> str:
         module = ast.parse(text)
     except SyntaxError as error:
         raise UserError("a program must be Python", f"{name}:{error.lineno}: {error.msg}", "mend it first") from None
-    found = _loop_of(module, name)
-    _trained_by(found, found.home or module)
-    if not found.optimizers or not found.models:
+    plain_loop = _loop_of(module, name)
+    _trained_by(plain_loop, plain_loop.home or module)
+    if not plain_loop.optimizers or not plain_loop.models:
         rule = "the optimizer is built of model.parameters() beside the loop"
         raise UserError(rule, f"none found in {name}", f"change the lines by hand: {PAGE}")
     lines = text.splitlines()
-    for node in sorted(_edits(found, text), key=lambda edit: edit[0], reverse=True):
+    for node in sorted(_edits(plain_loop, text), key=lambda edit: edit[0], reverse=True):
         (row, start, stop), new = node
         lines[row] = lines[row].encode()[:start].decode() + new + lines[row].encode()[stop:].decode()
-    indent = " " * found.epochs.col_offset
-    lines.insert(found.epochs.lineno - 1, f"{indent}{found.prepared} = session.prepare({found.prepared})")
-    return "\n".join(_called(lines, found, module, name)) + "\n"
+    indent = " " * plain_loop.epochs.col_offset
+    lines.insert(
+        plain_loop.epochs.lineno - 1, f"{indent}{plain_loop.prepared} = session.prepare({plain_loop.prepared})"
+    )
+    return "\n".join(_called(lines, plain_loop, module, name)) + "\n"
 
 
 def _loop_of(module: ast.Module, name: str) -> _Found:
     homes: list[ast.FunctionDef | None] = [None, *(n for n in module.body if isinstance(n, ast.FunctionDef))]
-    found: list[_Found] = []
+    loops: list[_Found] = []
     for home in homes:
         body = module.body if home is None else home.body
         for loop in (node for top in body for node in _within(top) if isinstance(node, ast.For)):
-            inner = [each for each in loop.body if isinstance(each, ast.For) and _backward(each)]
+            inner = [
+                inner_loop for inner_loop in loop.body if isinstance(inner_loop, ast.For) and _backward(inner_loop)
+            ]
             if len(inner) == 1 and _is_range(loop.iter):
-                found.append(_Found(loop, inner[0], home))
-    if len(found) != 1 or len(_backward(found[0].batches)) != 1:
+                loops.append(_Found(loop, inner[0], home))
+    if len(loops) != 1 or len(_backward(loops[0].batches)) != 1:
         rule = "a plain program has one loop over epochs, with range(...), around one over batches with one .backward()"
-        raise UserError(rule, f"{len(found)} of them in {name}", f"change the lines by hand: {PAGE}")
-    return found[0]
+        raise UserError(rule, f"{len(loops)} of them in {name}", f"change the lines by hand: {PAGE}")
+    return loops[0]
 
 
 def _within(top: ast.stmt) -> Iterator[ast.AST]:
@@ -98,8 +99,8 @@ def _is_range(node: ast.expr) -> bool:
     return called and len(node.args) == 1  # type: ignore[attr-defined]
 
 
-def _trained_by(found: _Found, home: ast.FunctionDef | ast.Module) -> None:
-    for node in (n for top in home.body if top.lineno < found.epochs.lineno for n in _within(top)):
+def _trained_by(plain_loop: _Found, home: ast.FunctionDef | ast.Module) -> None:
+    for node in (n for top in home.body if top.lineno < plain_loop.epochs.lineno for n in _within(top)):
         if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and len(node.targets) == 1):
             continue
         target, made = node.targets[0], ast.unparse(node.value.func)
@@ -111,13 +112,13 @@ def _trained_by(found: _Found, home: ast.FunctionDef | ast.Module) -> None:
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "parameters"
         ]
         if "lr_scheduler." in made or made.endswith("LR"):
-            found.schedulers.append(target.id)
+            plain_loop.schedulers.append(target.id)
         elif owners and all(owner.isidentifier() for owner in owners):
-            found.optimizers.append(target.id)
-            found.models += [owner for owner in dict.fromkeys(owners) if owner not in found.models]
+            plain_loop.optimizers.append(target.id)
+            plain_loop.models += [owner for owner in dict.fromkeys(owners) if owner not in plain_loop.models]
 
 
-def _edits(found: _Found, text: str) -> Iterator[tuple[tuple[int, int, int], str]]:
+def _edits(plain_loop: _Found, text: str) -> Iterator[tuple[tuple[int, int, int], str]]:
     """Places (line from 0, first and last byte) and what they become."""
 
     def put(node: ast.expr, new: str) -> tuple[tuple[int, int, int], str]:
@@ -125,23 +126,23 @@ def _edits(found: _Found, text: str) -> Iterator[tuple[tuple[int, int, int], str
             raise UserError("a line that changes is one line", ast.unparse(node)[:80], "write it on one")
         return (node.lineno - 1, node.col_offset, node.end_col_offset), new
 
-    assert isinstance(found.epochs.iter, ast.Call)
-    yield put(found.epochs.iter, f"session.epochs({ast.unparse(found.epochs.iter.args[0])})")
-    batches = found.batches.iter
+    assert isinstance(plain_loop.epochs.iter, ast.Call)
+    yield put(plain_loop.epochs.iter, f"session.epochs({ast.unparse(plain_loop.epochs.iter.args[0])})")
+    batches = plain_loop.batches.iter
     while isinstance(batches, ast.Call) and batches.args and ast.unparse(batches.func) in ("enumerate", "tqdm"):
         batches = batches.args[0]
     yield put(batches, f"session.batches({ast.get_source_segment(text, batches)})")
-    (backward,) = _backward(found.batches)
+    (backward,) = _backward(plain_loop.batches)
     assert isinstance(backward.func, ast.Attribute)
     yield put(backward, f"session.backward({ast.get_source_segment(text, backward.func.value)})")
-    for node in ast.walk(found.batches):
+    for node in ast.walk(plain_loop.batches):
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("clip_grad_norm_") and len(node.args) == 2:
             yield put(node, f"session.clip_grad_norm_({ast.get_source_segment(text, node.args[1])})")
 
 
-def _called(lines: list[str], found: _Found, module: ast.Module, name: str) -> list[str]:
+def _called(lines: list[str], plain_loop: _Found, module: ast.Module, name: str) -> list[str]:
     """``lines``, in which one was put before the loop, with a ``train(session)``."""
-    home, moved = found.home, found.epochs.lineno
+    home, moved = plain_loop.home, plain_loop.epochs.lineno
     guards = [n for n in module.body if isinstance(n, ast.If) and "__name__" in ast.unparse(n.test)]
     if home is not None:
         needed = len(home.args.args) - len(home.args.defaults)
@@ -156,12 +157,12 @@ def _called(lines: list[str], found: _Found, module: ast.Module, name: str) -> l
             lines[guard.lineno - 1 + shift : (guard.end_lineno or guard.lineno) + shift] = []
         more = ["", "", "def train(session):", f"    {home.name}(session)"] if home.name != "train" else []
         return [*_stripped(lines), *more]
-    names = {*found.models, *found.optimizers, *found.schedulers}
+    names = {*plain_loop.models, *plain_loop.optimizers, *plain_loop.schedulers}
     first = min(n.lineno for n in module.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) in names)
     inside = {name for n in module.body if n.lineno >= first for name in _stored(n)}
     for function in (n for n in module.body if isinstance(n, ast.FunctionDef) and n.lineno < first):
-        own = {a.arg for a in function.args.args} | _stored(function)
-        read = {t.id for t in ast.walk(function) if isinstance(t, ast.Name)} - own
+        local_names = {a.arg for a in function.args.args} | _stored(function)
+        read = {t.id for t in ast.walk(function) if isinstance(t, ast.Name)} - local_names
         if read & inside:
             rule = "what a function uses is given to it, or built before the model"
             raise UserError(rule, f"{function.name} uses {', '.join(sorted(read & inside))}", "put the loop in main()")
@@ -181,7 +182,7 @@ def _stripped(lines: list[str]) -> list[str]:
     return lines
 
 
-# ``elastune init``: a first program, to be made one's own; or one's own, as a program.
+# --- elastune init ---
 
 FIRST_PROGRAM = Path(__file__).parent.parent / "first_program.py"
 

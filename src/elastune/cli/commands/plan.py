@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from elastune.core.plan.search_time import Stopping
 
 
-# Options of a plan: the cluster that is to be split, the search that it is for, and what is measured for it here.
+# --- options ---
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class MeasurementOptions:
         }
 
 
-# ``elastune plan``: how to split a cluster, before anything is launched on it.
+# --- elastune plan ---
 
 
 @flatten
@@ -226,11 +226,11 @@ def plan(
     from elastune.report.plan import plan_lines
     from elastune.tuning.cluster_plan.find_plan import PlanRequest, keep_plan, plan_cluster
 
-    asked = {**cluster.request(), **search.request()}
+    requests = {**cluster.request(), **search.request()}
     use_data(data)
     request = PlanRequest(
         program=Program(file),
-        **asked,
+        **requests,
         **probing.request(),
         config=parse.settings(set_ or []),
         seed=seed,

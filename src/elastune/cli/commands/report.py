@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,10 +15,7 @@ from elastune.cli.output import FAILED, OK, print_json, print_result, say
 from elastune.core.errors import UserError
 from elastune.core.formatting import count, plain
 
-# ``elastune report``: what an output folder holds, on the terminal and as a page.
-
-if TYPE_CHECKING:
-    pass
+# --- elastune report ---
 
 
 @flatten
@@ -81,8 +78,8 @@ def report(
     from elastune.tuning.study.time_to_target import parse_target
 
     targets, weighed = parse.numbers(pick or [], "--pick"), parse.numbers(weights or [], "--weights")
-    wish = PickOptions(targets, weighed, subset, None if target is None else parse_target(target))
-    result = result_of(out, wish, across_changes=across_changes)
+    pick_options = PickOptions(targets, weighed, subset, None if target is None else parse_target(target))
+    result = result_of(out, pick_options, across_changes=across_changes)
     page = write_report(out, across_changes=across_changes)
     more: dict[str, object] = {}
     if tensorboard:
@@ -103,17 +100,17 @@ def _ledger(out: Path, as_json: bool) -> int:
     from elastune.report.sample_ledger import ledger, lines
     from elastune.runtime.job.output import JOURNAL
 
-    found = ledger(read(out / JOURNAL))
-    if not found.epochs:
+    sample_ledger = ledger(read(out / JOURNAL))
+    if not sample_ledger.epochs:
         raise UserError("a ledger needs a run that has taken steps", out, "give the output folder of elastune run")
     if as_json:
-        print_json({"kind": "ledger", **asdict(found), "exact": found.exact, "out": str(out)})
+        print_json({"kind": "ledger", **asdict(sample_ledger), "exact": sample_ledger.exact, "out": str(out)})
     else:
-        say("\n".join(lines(found)))
-    return OK if found.exact else FAILED
+        say("\n".join(lines(sample_ledger)))
+    return OK if sample_ledger.exact else FAILED
 
 
-# ``elastune explain``: a study, a frontier or a run in words.
+# --- elastune explain ---
 
 
 def explain(
@@ -163,35 +160,35 @@ def explain(
 
     entries = read(out / JOURNAL)
     entries = compared_all(entries) if across_changes else entries
-    story, run, own = gather_study(entries), gather_run(entries), last_plan(entries)
-    told, made = predicted_in(entries), None if plan is None else plan_in(plan)
+    study, run, plan_record = gather_study(entries), gather_run(entries), last_plan(entries)
+    prediction, chosen_plan = predicted_in(entries), None if plan is None else plan_in(plan)
     lines: tuple[str, ...] = ()
-    if own is not None and story is None and run is None:
-        found = Explanation((Part("The plan", tuple(line for line in plan_lines(own) if line)),))
-    elif story is not None and story.is_frontier:
-        found, lines = explain_frontier(story), fitted_prediction(story.times)
-    elif story is None and run is not None:
-        found = explain_run(run, entries)
-        lines = () if made is None else (*run_prediction(made, run), f"{serial_of(made)}.")
+    if plan_record is not None and study is None and run is None:
+        explanation = Explanation((Part("The plan", tuple(line for line in plan_lines(plan_record) if line)),))
+    elif study is not None and study.is_frontier:
+        explanation, lines = explain_frontier(study), fitted_prediction(study.times)
+    elif study is None and run is not None:
+        explanation = explain_run(run, entries)
+        lines = () if chosen_plan is None else (*run_prediction(chosen_plan, run), f"{serial_of(chosen_plan)}.")
     else:
-        found = explained(Study.of(out, entries))
-        program = "" if story is None else story.settings.get("program", "")
-        if made is None and told is not None:
-            made = plan_if_readable(told, program)
-        if made is not None and story is not None:
-            lines = study_prediction(made, program, entries)
-        if told is not None:
-            lines = (f"At most {count(told.most, 'worker')} a trial: {plain(told.why, 300)}.", *lines)
+        explanation = explained(Study.of(out, entries))
+        program = "" if study is None else study.settings.get("program", "")
+        if chosen_plan is None and prediction is not None:
+            chosen_plan = plan_if_readable(prediction, program)
+        if chosen_plan is not None and study is not None:
+            lines = study_prediction(chosen_plan, program, entries)
+        if prediction is not None:
+            lines = (f"At most {count(prediction.most, 'worker')} a trial: {plain(prediction.why, 300)}.", *lines)
     if lines:
-        found = replace(found, parts=(*found.parts, Part("Predicted and measured time", lines)))
+        explanation = replace(explanation, parts=(*explanation.parts, Part("Predicted and measured time", lines)))
     if json:
-        print_json({"kind": "explanation", **asdict(found), "out": str(out)})
+        print_json({"kind": "explanation", **asdict(explanation), "out": str(out)})
     else:
-        say(str(found))
+        say(str(explanation))
     return OK
 
 
-# ``elastune export``: a study's trials for other programs.
+# --- elastune export ---
 
 
 def export(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from elastune.elastic.wire.messages import ReshapeAsked, ResizeAsked
 
 
-# ``elastune resize``: change how many workers a running job has.
+# --- elastune resize ---
 
 ControllerLocator = Annotated[
     str | None,
@@ -53,19 +53,25 @@ def resize(
         raise UserError(f"workers must be from 1 to {MOST_WORKERS}", workers, "such as elastune resize OUT 4")
     from elastune.elastic.wire.messages import ResizeAsked
 
-    return wish(out, "resize", ResizeAsked(workers, "elastune resize"), elsewhere(cluster, token_file), json=json)
+    return request_change(
+        out, "resize", ResizeAsked(workers, "elastune resize"), remote_controller(cluster, token_file), json=json
+    )
 
 
 @dataclass(frozen=True)
 class Controller:
-    """One that runs on another machine: where it listens for agents ("host:port"), and the file of their token."""
+    """A controller on another machine: the address on which it listens for agents ("host:port"), and its token file."""
 
     address: str
     token_file: Path
 
 
-def elsewhere(cluster: str | None, token_file: Path | None) -> Controller | None:
-    """What --cluster and --token-file say; None: the run's folder is here. Raises ``UserError``."""
+def remote_controller(cluster: str | None, token_file: Path | None) -> Controller | None:
+    """The controller that --cluster and --token-file name; None if the run's folder is on this machine.
+
+    Raises:
+        UserError: For an address that is none, or if one of the two options is missing.
+    """
     if cluster is None:
         if token_file is not None:
             rule = "a token is for a controller on another machine"
@@ -80,10 +86,14 @@ def elsewhere(cluster: str | None, token_file: Path | None) -> Controller | None
     return Controller(address, token_file)
 
 
-def wish(
+def request_change(
     out: Path, kind: str, request: ResizeAsked | ReshapeAsked, controller: Controller | None, *, json: bool
 ) -> int:
-    """Ask the run in ``out`` for it, of ``controller`` where that is elsewhere, and tell what it says."""
+    """Send ``request`` to the run in ``out``, through ``controller`` if it is on another machine; print the answer.
+
+    Returns:
+        The exit code.
+    """
     from elastune.elastic.wire.contact import ask
 
     contact = None
@@ -103,7 +113,7 @@ def wish(
     return OK
 
 
-# ``elastune reshape``: let the workers of a running job stand as another mesh.
+# --- elastune reshape ---
 
 
 def reshape(
@@ -124,8 +134,8 @@ def reshape(
 
     --json: {kind: "reshape", taken, detail, members: [worker, ...] (those at the time of asking), out}.
     """
-    asked = Mesh.parse(mesh)
+    new_mesh = Mesh.parse(mesh)
     from elastune.elastic.wire.messages import ReshapeAsked
 
-    request = ReshapeAsked(str(asked), "elastune reshape")
-    return wish(out, "reshape", request, elsewhere(cluster, token_file), json=json)
+    request = ReshapeAsked(str(new_mesh), "elastune reshape")
+    return request_change(out, "reshape", request, remote_controller(cluster, token_file), json=json)

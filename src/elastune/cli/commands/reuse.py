@@ -18,12 +18,12 @@ from elastune.core.errors import UserError
 from elastune.core.formatting import plain
 
 if TYPE_CHECKING:
-    from elastune.tuning.reuse.ensemble import Ensemble
-    from elastune.tuning.reuse.soup import StudySoup
-    from elastune.tuning.reuse.transfer import SourceRanking
+    from elastune.tune.reuse.ensemble import Ensemble
+    from elastune.tune.reuse.soup import StudySoup
+    from elastune.tune.reuse.transfer import SourceRanking
 
 
-# ``elastune predict``: what a study's kept trials say of data sets, asked after the search.
+# --- elastune predict ---
 
 Program = Annotated[
     Path | None,
@@ -59,27 +59,30 @@ def predict(
 
     --json: {kind: "predictions", study, predictions: [{trial, data, rows, reason}]}; rows 0: the reason says why.
     """
-    from elastune.tuning.reuse.predict import predict as ask
+    from elastune.tune.reuse.predict import predict as predict_trials
 
-    told = ask(study, data or ["validation", "test"], trials=numbers_of(trials), program=program, again=again)
+    predictions = predict_trials(
+        study, data or ["validation", "test"], trials=numbers_of(trials), program=program, again=again
+    )
     if json:
-        found = [one.to_json() for one in told]
-        print_json({"kind": "predictions", "study": str(study), "predictions": found})
+        rows = [prediction.to_json() for prediction in predictions]
+        print_json({"kind": "predictions", "study": str(study), "predictions": rows})
         return OK
-    for one in told:
-        say(f"trial {one.trial}: {one.data}: {f'{one.rows} rows' if one.rows else one.reason}")
+    for prediction in predictions:
+        outcome = f"{prediction.rows} rows" if prediction.rows else prediction.reason
+        say(f"trial {prediction.trial}: {prediction.data}: {outcome}")
     return OK
 
 
 def numbers_of(text: str | None) -> list[int] | None:
-    """The trials that "1,4,7" says. Raises ``UserError``."""
+    """The trial numbers of a text such as "1,4,7". Raises ``UserError``."""
     if text is None:
         return None
     return whole_numbers(text, "trials are named by their numbers", "such as --trials 1,4,7")
 
 
 def whole_numbers(text: str, rule: str, fix: str) -> list[int]:
-    """Those of "2,5". Raises ``UserError`` of ``rule`` and ``fix``."""
+    """The numbers of a text such as "2,5". Raises ``UserError`` with ``rule`` and ``fix``."""
     from elastune.core.errors import UserError
 
     parts = [part.strip() for part in text.split(",")]
@@ -88,7 +91,7 @@ def whole_numbers(text: str, rule: str, fix: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-# Options by which an ensemble trains the members that it lacks, before any is chosen.
+# --- elastune ensemble ---
 
 _FIX = "such as --vary inputs=temperature,pressure+humidity"
 
@@ -113,9 +116,13 @@ class ExtraMembersOptions:
     trial_workers: options.TrialWorkers = None
 
     def train(self, study: Path, where: ClusterOptions) -> bool:
-        """Train what is lacking, where anything is to vary. Returns whether it was done; not, after Ctrl-C.
+        """Train the trials that the study lacks for ``--vary``.
 
-        Raises ``UserError``.
+        Returns:
+            False after Ctrl-C, otherwise True.
+
+        Raises:
+            UserError: For workers without ``--vary``, and for settings that the study does not have.
         """
         if self.vary is None:
             unused = ExtraMembersOptions(None) != self or where != ClusterOptions()
@@ -124,13 +131,13 @@ class ExtraMembersOptions:
             return True
         vary = self.values(self.vary)
         from elastune.cli.progress import Progress, StudyTracker, earlier_entries
-        from elastune.tuning.reuse.new_members import train_members
-        from elastune.tuning.study.results import Study
+        from elastune.tune.reuse.new_members import train_members
+        from elastune.tune.study.results import Study
 
         data = Study.load(study).data
         use_data(None if data is None else Path(data))
         with Progress(StudyTracker(None, None, earlier_entries(study, True))) as progress:
-            found = train_members(
+            trained = train_members(
                 study,
                 vary,
                 each=self.each,
@@ -139,39 +146,36 @@ class ExtraMembersOptions:
                 cluster=where.request(),
                 observe=progress.observe,
             )
-        for trial in found.trials:
-            if trial.phase == "member" and trial.state == "infeasible" and _is_asked(trial.config, vary):
+        for trial in trained.trials:
+            if trial.phase == "member" and trial.state == "infeasible" and _is_varied(trial.config, vary):
                 settings = ", ".join(f"{name}={trial.config.get(name)}" for name in vary)
                 print_error(f"trial {trial.number} ({plain(settings, 200)}) failed: {plain(trial.reason, 200)}")
-        if found.ending == "interrupted":
+        if trained.ending == "interrupted":
             print_error("interrupted; the same command goes on")
-        return found.ending != "interrupted"
+        return trained.ending != "interrupted"
 
     @staticmethod
     def values(texts: list[str]) -> dict[str, list[Any]]:
-        """What "seed=1,2" and "inputs=a,b+c" say. Raises ``UserError``."""
-        found: dict[str, list[Any]] = {}
+        """The values of each setting in texts such as "seed=1,2" and "inputs=a,b+c". Raises ``UserError``."""
+        values_of: dict[str, list[Any]] = {}
         for text in texts:
             name, equals, rest = text.partition("=")
             name = name.strip()
             if not equals or not name.isidentifier():
                 raise UserError("--vary is SETTING=VALUE,VALUE", repr(text)[:80], _FIX)
-            if name in found:
+            if name in values_of:
                 raise UserError("a setting is varied once", name, f"name all of its values together, {_FIX}")
-            found[name] = [parse.value(name, part.strip()) for part in rest.split(",")]
-        return found
+            values_of[name] = [parse.value(name, part.strip()) for part in rest.split(",")]
+        return values_of
 
 
-def _is_asked(config: Mapping[str, Any], vary: Mapping[str, list[Any]]) -> bool:
-    """Whether a trial of these settings is among what is varied now, not of another call before."""
+def _is_varied(config: Mapping[str, Any], vary: Mapping[str, list[Any]]) -> bool:
+    """Whether these settings are among the values of ``vary``: the trial is not of an earlier call."""
 
-    def is_it(found: Any, value: Any) -> bool:
-        return found == value or (isinstance(value, str) and found == value.split("+"))
+    def matches(setting: Any, value: Any) -> bool:
+        return setting == value or (isinstance(value, str) and setting == value.split("+"))
 
-    return all(any(is_it(config.get(name), value) for value in values) for name, values in vary.items())
-
-
-# ``elastune ensemble``: several trials of a study as one model.
+    return all(any(matches(config.get(name), value) for value in values) for name, values in vary.items())
 
 
 @flatten
@@ -233,10 +237,10 @@ def ensemble(
     {aleatoric, epistemic, unit}, test: {data, rows, ensemble, best_single} or null, singles: [{trial, score,
     parameters}] of all candidates, by, settings: [{value, trials, contribution}], file}.
     """
-    from elastune.tuning.reuse.ensemble import check_choice, parse_times
-    from elastune.tuning.reuse.ensemble import ensemble as choose
-    from elastune.tuning.reuse.kept_models import check_file
-    from elastune.tuning.reuse.saved_models import check_recordable, record_asset, save_ensemble
+    from elastune.tune.reuse.ensemble import check_choice, parse_times
+    from elastune.tune.reuse.ensemble import ensemble as choose_ensemble
+    from elastune.tune.reuse.kept_models import check_file
+    from elastune.tune.reuse.saved_models import check_recordable, record_asset, save_ensemble
 
     budget = None if inference_budget is None else parse_times(inference_budget)
     check_choice(members, objective, budget, data, test, method, seed)
@@ -246,7 +250,7 @@ def ensemble(
         check_recordable(study)
     if not varying.train(study, where):
         return INTERRUPTED
-    found = choose(
+    chosen = choose_ensemble(
         study,
         members=members,
         objective=objective,
@@ -257,60 +261,64 @@ def ensemble(
         seed=seed,
         by=by or next(iter(varying.values(varying.vary or [])), None),
     )
-    file = None if out is None else str(save_ensemble(found, out))
+    file = None if out is None else str(save_ensemble(chosen, out))
     if out is not None:
-        record_asset(found, out)
+        record_asset(chosen, out)
     if json:
-        print_json({"kind": "ensemble", **found.to_json(), "file": file})
+        print_json({"kind": "ensemble", **chosen.to_json(), "file": file})
     else:
-        _print_ensemble(found)
+        _print_ensemble(chosen)
         if file is not None:
             say(f"file    {file}")
     return OK
 
 
-def _print_ensemble(found: Ensemble) -> None:
+def _print_ensemble(chosen: Ensemble) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"{len(found.members)} of {found.candidates} trials, by {found.objective} on {found.data}")
+    table = Table(title=f"{len(chosen.members)} of {chosen.candidates} trials, by {chosen.objective} on {chosen.data}")
     for name in ("trial", "weight", "alone", "left out", "Shapley", "parameters", "worker-seconds"):
         table.add_column(name, justify="right")
-    for one in found.members:
-        told = one.contribution
-        error = f" ± {told.shapley_error:.2g}" if told.shapley_error else ""
+    for member in chosen.members:
+        contribution = member.contribution
+        error = f" ± {contribution.shapley_error:.2g}" if contribution.shapley_error else ""
         table.add_row(
-            str(one.trial),
-            f"{one.weight:.3f}",
-            f"{one.alone:.4f}",
-            f"{told.left_out:+.4f}",
-            f"{told.shapley:+.4f}{error}",
-            f"{one.parameters:,}",
-            f"{one.worker_seconds:.1f}",
+            str(member.trial),
+            f"{member.weight:.3f}",
+            f"{member.alone:.4f}",
+            f"{contribution.left_out:+.4f}",
+            f"{contribution.shapley:+.4f}{error}",
+            f"{member.parameters:,}",
+            f"{member.worker_seconds:.1f}",
         )
     Console(width=None).print(table)
-    for each in found.settings:
-        trials, worth = ", ".join(map(str, each.trials)), each.contribution
+    for row in chosen.settings:
+        trials, worth = ", ".join(map(str, row.trials)), row.contribution
         error = f" ± {worth.shapley_error:.2g}" if worth.shapley_error else ""
         words = f"left out {worth.left_out:+.4f}, Shapley {worth.shapley:+.4f}{error}"
-        say(f"{found.by} {each.value}: {words}; trials {trials}")
-    best = f"best single trial ({found.single})"
-    say(f"{found.data}: {found.objective} {found.score:.4f}, {best} {found.best_single:.4f}; both were chosen by it")
-    if found.test is None:
+        say(f"{chosen.by} {row.value}: {words}; trials {trials}")
+    best = f"best single trial ({chosen.single})"
+    say(
+        f"{chosen.data}: {chosen.objective} {chosen.score:.4f}, {best} {chosen.best_single:.4f}; both were chosen by it"
+    )
+    if chosen.test is None:
         print("test: not every member has predictions on data that no choice has seen")
     else:
-        told_by = f"{found.test.ensemble:.4f}, {best} {found.test.best_single:.4f}"
-        say(f"{found.test.data}: {found.objective} {told_by}; {found.test.rows} rows, read after the choice")
-    print(f"inference: {found.inference:.2f} times the parameters of trial {found.single}")
-    apart = found.diversity
-    if apart.disagreement is not None:
-        alike = "not defined" if apart.error_correlation is None else f"{apart.error_correlation:.3f}"
-        print(f"members: disagreement {apart.disagreement:.3f}, correlation of errors {alike}")
-    doubt = found.uncertainty
-    print(f"uncertainty: aleatoric {doubt.aleatoric:.4g}, epistemic {doubt.epistemic:.4g} {doubt.unit}")
+        scores = f"{chosen.test.ensemble:.4f}, {best} {chosen.test.best_single:.4f}"
+        say(f"{chosen.test.data}: {chosen.objective} {scores}; {chosen.test.rows} rows, read after the choice")
+    print(f"inference: {chosen.inference:.2f} times the parameters of trial {chosen.single}")
+    diversity = chosen.diversity
+    if diversity.disagreement is not None:
+        alike = "not defined" if diversity.error_correlation is None else f"{diversity.error_correlation:.3f}"
+        print(f"members: disagreement {diversity.disagreement:.3f}, correlation of errors {alike}")
+    uncertainty = chosen.uncertainty
+    print(
+        f"uncertainty: aleatoric {uncertainty.aleatoric:.4g}, epistemic {uncertainty.epistemic:.4g} {uncertainty.unit}"
+    )
 
 
-# ``elastune soup``: the mean of trials' weights as one model.
+# --- elastune soup ---
 
 
 def soup(
@@ -349,14 +357,14 @@ def soup(
     --json: {kind: "soup", study, how, data, objective, direction, trials, ancestor, score, singles: [{trial, score}],
     parameters, single, test: {data, rows, soup, best_single} or null, file}.
     """
-    from elastune.tuning.reuse.kept_models import check_file
-    from elastune.tuning.reuse.saved_models import check_recordable, record_asset
-    from elastune.tuning.reuse.soup import soup_of_study
+    from elastune.tune.reuse.kept_models import check_file
+    from elastune.tune.reuse.saved_models import check_recordable, record_asset
+    from elastune.tune.reuse.soup import soup_of_study
 
     if out is not None:
         check_file(out)
         check_recordable(study)
-    found = soup_of_study(
+    chosen = soup_of_study(
         study,
         how=how,
         objective=objective,
@@ -366,32 +374,32 @@ def soup(
         trials=numbers_of(trials),
         program=program,
     )
-    file = None if out is None else str(found.soup.save(out))
+    file = None if out is None else str(chosen.soup.save(out))
     if out is not None:
-        record_asset(found, out)
+        record_asset(chosen, out)
     if json:
-        print_json({"kind": "soup", **found.to_json(), "file": file})
+        print_json({"kind": "soup", **chosen.to_json(), "file": file})
     else:
-        _print_soup(found)
+        _print_soup(chosen)
         if file is not None:
             say(f"file    {file}")
     return OK
 
 
-def _print_soup(found: StudySoup) -> None:
-    made, best = found.soup, f"best single trial ({found.single})"
-    names, alone = ", ".join(map(str, made.trials)), made.singles[found.single]
-    counts = f"{len(made.trials)} of {len(made.singles)} trials"
-    say(f"{found.how} soup of {counts}: {names}; all began with {made.ancestor}")
-    say(f"{found.data}: {found.objective} {made.score:.4f}, {best} {alone:.4f}; both were chosen by it")
-    if found.test is None:
+def _print_soup(chosen: StudySoup) -> None:
+    averaged, best = chosen.soup, f"best single trial ({chosen.single})"
+    names, alone = ", ".join(map(str, averaged.trials)), averaged.singles[chosen.single]
+    counts = f"{len(averaged.trials)} of {len(averaged.singles)} trials"
+    say(f"{chosen.how} soup of {counts}: {names}; all began with {averaged.ancestor}")
+    say(f"{chosen.data}: {chosen.objective} {averaged.score:.4f}, {best} {alone:.4f}; both were chosen by it")
+    if chosen.test is None:
         print("test: the program knows no such data")
     else:
-        told = f"{found.test.soup:.4f}, {best} {found.test.best_single:.4f}"
-        say(f"{found.test.data}: {found.objective} {told}; {found.test.rows} rows, read after the choice")
+        scores = f"{chosen.test.soup:.4f}, {best} {chosen.test.best_single:.4f}"
+        say(f"{chosen.test.data}: {chosen.objective} {scores}; {chosen.test.rows} rows, read after the choice")
 
 
-# ``elastune transfer``: which kept model to begin a new task with.
+# --- elastune transfer ---
 
 
 def transfer(
@@ -415,32 +423,32 @@ def transfer(
 
     --json: {kind: "transfer", data, rows, sources: [{study, trial, score, width, start_from, measured}], tau}.
     """
-    from elastune.tuning.reuse.transfer import rank_sources
+    from elastune.tune.reuse.transfer import rank_sources
 
-    found = rank_sources(studies, data, measured=measured or [])
+    ranking = rank_sources(studies, data, measured=measured or [])
     if json:
-        print_json({"kind": "transfer", **found.to_json()})
+        print_json({"kind": "transfer", **ranking.to_json()})
     else:
-        _print_ranking(found)
+        _print_ranking(ranking)
     return OK
 
 
-def _print_ranking(found: SourceRanking) -> None:
+def _print_ranking(ranking: SourceRanking) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    tried = any(one.measured is not None for one in found.sources)
+    tried = any(source.measured is not None for source in ranking.sources)
     table = Table(
-        title=f"{len(found.sources)} sources, by LogME of their features of {found.rows} samples of {found.data}"
+        title=f"{len(ranking.sources)} sources, by LogME of their features of {ranking.rows} samples of {ranking.data}"
     )
     for name in ("study", "trial", "LogME", "width", *(["measured"] if tried else [])):
         table.add_column(name, justify="left" if name == "study" else "right", overflow="fold")
-    for one in found.sources:
-        measured = "–" if one.measured is None else f"{one.measured:.4g}"
-        told = (str(one.study), str(one.trial), f"{one.score:.4f}", str(one.width))
-        table.add_row(*told, *([measured] if tried else []))
+    for source in ranking.sources:
+        measured = "–" if source.measured is None else f"{source.measured:.4g}"
+        cells = (str(source.study), str(source.trial), f"{source.score:.4f}", str(source.width))
+        table.add_row(*cells, *([measured] if tried else []))
     Console(width=None).print(table)
     if tried:
-        tau = "not known: it takes two that differ" if found.tau is None else f"{found.tau:+.2f}"
+        tau = "not known: it takes two that differ" if ranking.tau is None else f"{ranking.tau:+.2f}"
         print(f"Kendall's tau of estimate and measurement: {tau}")
-    say(f"begin with: --start-from {found.sources[0].start_from}")
+    say(f"begin with: --start-from {ranking.sources[0].start_from}")

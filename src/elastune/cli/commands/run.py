@@ -47,14 +47,14 @@ if TYPE_CHECKING:
     from elastune.runtime.spot import SpotWatch
 
 
-# ``elastune resume``: go on with what is in an output folder, by its journal alone.
+# --- elastune resume ---
 
 Call = Callable[[list[str]], int]
 RESUMABLE = ("run", "tune", "frontier", "tree")
 
 
 def resume_by(call: Call) -> Callable[..., int]:
-    """Return the command, which goes on by ``call``: the command line of these words."""
+    """Return the command ``elastune resume``, which runs the words of a command line by ``call``."""
 
     def resume(
         context: typer.Context,
@@ -77,21 +77,23 @@ def resume_by(call: Call) -> Callable[..., int]:
         """
         changes = [f"--{name}={value}" for name, value in (("workers", workers), ("epochs", epochs)) if value]
         changes += [] if max_steps is None else [f"--max-steps={max_steps}"]
-        given = _given(out)
-        words = resumed_words(given, [*changes, *context.args, *(["--json"] if json else [])], Path(out).resolve())
-        there = Path(given.folder)
-        if not there.is_dir() and not Path(words[-1]).exists():
+        command_line = _command_line(out)
+        words = resumed_words(
+            command_line, [*changes, *context.args, *(["--json"] if json else [])], Path(out).resolve()
+        )
+        folder = Path(command_line.folder)
+        if not folder.is_dir() and not Path(words[-1]).exists():
             command = shlex.join(["elastune", *words])
             rule = "a command is given again in the folder that it was given in"
-            raise UserError(rule, f"no folder {there}", f"go to where {words[-1]} is, and give it yourself: {command}")
-        with chdir(there) if there.is_dir() else nullcontext():
+            raise UserError(rule, f"no folder {folder}", f"go to where {words[-1]} is, and give it yourself: {command}")
+        with chdir(folder) if folder.is_dir() else nullcontext():
             return call(words)
 
     return resume
 
 
-def _given(out: str) -> CommandLine:
-    """The command that the results in ``out`` are of, as it was given last."""
+def _command_line(out: str) -> CommandLine:
+    """The newest command line in the journal of ``out``. Raises ``UserError`` where the journal has none."""
     from elastune.core.journal.files import read
     from elastune.core.journal.records import RunStarted, StudyStarted
     from elastune.runtime.job.output import JOURNAL, is_url
@@ -100,8 +102,8 @@ def _given(out: str) -> CommandLine:
         raise UserError("the output folder comes first", out, "elastune resume OUT, and options behind it")
     if is_url(out):
         raise UserError("elastune resume needs a folder", out, f"give the command again with --resume --out {out}")
-    told = [entry.record for entry in read(Path(out) / JOURNAL)]
-    begun = [record for record in told if isinstance(record, RunStarted | StudyStarted)]
+    records = [entry.record for entry in read(Path(out) / JOURNAL)]
+    begun = [record for record in records if isinstance(record, RunStarted | StudyStarted)]
     if not begun:
         raise UserError("only a run, a study or a frontier can be resumed", out, "name the folder of one")
     commands = [record.command for record in begun if record.command is not None]
@@ -117,7 +119,7 @@ def _given(out: str) -> CommandLine:
     return commands[-1]
 
 
-# ``elastune run``: train a program once.
+# --- elastune run ---
 
 
 @flatten
@@ -187,7 +189,7 @@ def run(
 
     place = from_environment(os.environ)
     chosen = faults.choose(execution_options.mode, place)
-    asked = where.request()
+    cluster_request = where.request()
     if place is not None and not where.local:
         rule = "workers of torchrun, srun or mpirun are where those started them"
         raise UserError(rule, f"--cluster {where.cluster}", "leave it out, or start the command by itself")
@@ -206,7 +208,7 @@ def run(
         out=out,
         config=training.config,
         seed=training.seed,
-        execution=_means(execution_options, begin, elastic.high, learners, begun, here=where.local),
+        execution=_execution_settings(execution_options, begin, elastic.high, learners, begun, here=where.local),
         epochs=training.epochs,
         resume=folders.resume,
         accept_changes=folders.accept_changes,
@@ -236,16 +238,19 @@ def run(
     if dry_run:
         return _dry_run(spec, where.cluster, as_json=folders.json)
     room = CapacityRequest(spec.out, least, spec.most_workers, grace_s=elastic.grace_s, adopts=adopts, spot=spot)
-    with opened(asked, room) as cluster:
+    with opened(cluster_request, room) as cluster:
         if cluster is not None and changes and execution_options.mesh is None and cluster.free:
             begin = min(elastic.high or begin, cluster.free)
             spec = replace(
-                spec, execution=_means(execution_options, begin, elastic.high, learners, begun, here=where.local)
+                spec,
+                execution=_execution_settings(
+                    execution_options, begin, elastic.high, learners, begun, here=where.local
+                ),
             )
         return _run_local(spec, tracker, folders.json, chosen, sources, tensorboard, cluster, prices, command)
 
 
-def _means(
+def _execution_settings(
     execution_options: ExecutionOptions,
     begin: int,
     high: int | None,
@@ -254,7 +259,7 @@ def _means(
     *,
     here: bool,
 ) -> ExecutionSettings:
-    """The system parameters asked for; those that show in the result are as in a run that was ``begun`` already."""
+    """The execution settings of the options. Settings that change the result stay as in a run that has ``begun``."""
     execution = execution_options.execution(begin, high, learners, here=here)
     if begun is None or execution.mode != "exact":
         return execution
@@ -298,19 +303,19 @@ def _run_local(
     with Progress(tracker) as progress, _observing(spec, progress, tensorboard) as observe:
         try:
             run_job(spec, cluster=cluster, observe=observe, notices=notices, injector=injector, command=command)
-        except JobFailed as failed:  # the journal tells of it, too
+        except JobFailed as failed:  # the journal holds the reason, too
             noticed = failed.noticed
         finally:
             for source in notices:
                 source.close()
-    code = _tell(spec.out, as_json, faults.verdict(spec, injector), prices)
+    code = _print_outcome(spec.out, as_json, faults.verdict(spec, injector), prices)
     return TRY_AGAIN if noticed else code
 
 
 def _run_static(
     spec: RunSpec, place: Place, as_json: bool, tensorboard: bool, prices: Prices | None, command: CommandLine
 ) -> NoReturn:
-    """Be one worker; rank 0 also shows progress and tells the result. Ends the process: see ``comm.group.join``."""
+    """Be one worker; rank 0 also shows progress and prints the result. Ends the process: see ``comm.group.join``."""
     from elastune.cli.progress import Progress
     from elastune.runtime.job.run import on_device, run_here
 
@@ -320,7 +325,7 @@ def _run_static(
     else:
         with Progress(_tracker(spec)) as progress, _observing(spec, progress, tensorboard) as observe:
             run_here(spec, place, observe, command)
-        code = _tell(spec.out, as_json, prices=prices)
+        code = _print_outcome(spec.out, as_json, prices=prices)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -328,7 +333,7 @@ def _run_static(
 
 @contextmanager
 def _observing(spec: RunSpec, progress: Progress, tensorboard: bool) -> Iterator[Observe]:
-    """Who is told of every record: progress, and the event files where they are wanted."""
+    """Yield the observer of every record: the progress display and, if wanted, TensorBoard event files."""
     if not tensorboard:
         yield progress.observe
         return
@@ -344,11 +349,14 @@ def _observing(spec: RunSpec, progress: Progress, tensorboard: bool) -> Iterator
 
 
 def _tracker(spec: RunSpec, *, adopts: bool = False) -> RunTracker:
-    """``adopts``: workers may wait to be taken over; they do not wait until the program, and torch, are loaded."""
+    """The progress tracker of a run, after its program and its execution settings are checked.
+
+    ``adopts``: workers may wait to be adopted, so neither the program nor torch is loaded before they are.
+    """
     from elastune.cli.progress import RunTracker
     from elastune.train.program.load import load_as_guest
 
-    own, first = {}, ("", "")
+    program_config, notes = {}, ("", "")
     if not adopts:
         importlib.import_module("torch")  # where it cannot be loaded that is not the program's fault
         from elastune.runtime.job.validation import check_means
@@ -356,14 +364,14 @@ def _tracker(spec: RunSpec, *, adopts: bool = False) -> RunTracker:
         check_means(spec)
         from elastune.core.plan.memory import copies_text
 
-        own = load_as_guest(spec.program).config
-        first = _advice(spec), copies_text(spec.execution)
-    epochs = spec.epochs or {**own, **spec.config}.get("epochs")
-    return RunTracker(epochs if isinstance(epochs, int) else None, spec.max_steps, first)
+        program_config = load_as_guest(spec.program).config
+        notes = _advice(spec), copies_text(spec.execution)
+    epochs = spec.epochs or {**program_config, **spec.config}.get("epochs")
+    return RunTracker(epochs if isinstance(epochs, int) else None, spec.max_steps, notes)
 
 
 def _advice(spec: RunSpec) -> str:
-    """What to do about a program that may come to something else on other workers; "": nothing."""
+    """Advice on a program that no one checked on several worker counts; "" if there is none."""
     from elastune.runtime.job.program_check import is_checked
 
     path = spec.program.path
@@ -372,10 +380,10 @@ def _advice(spec: RunSpec) -> str:
     return f"{path.name} was never checked: 'elastune check {shlex.quote(str(path))}' compares one worker with two"
 
 
-def _tell(out: Path, as_json: bool, chaos: Verdict | None = None, prices: Prices | None = None) -> int:
+def _print_outcome(out: Path, as_json: bool, chaos: Verdict | None = None, prices: Prices | None = None) -> int:
     from elastune.cli.results import result_of, with_money
 
-    result = replace(result_of(out), tables=())  # decisions: progress has told of each
+    result = replace(result_of(out), tables=())  # decisions: progress has printed each
     if prices is not None:
         result = with_money(result, out, prices)
     failure = result.failure

@@ -161,8 +161,8 @@ def frontier(
     (predicted over measured), links (on several hosts: {name: {latency_s, seconds_per_byte}}), volumes (hypervolumes at
     equal budget: {budget_s, reference: {quality, seconds, cost}, sides: [{side, volume, ci, seeds, points, trainings,
     of, spent_s, equal, scoring_s, against (what the intervals say of it and the naive rule)}]}), phases: {budget_s,
-    planned and took: {phase: seconds}, seeds, left_out} or null, seconds, reason, out, report}. With --dry-run {kind:
-    "dry_run", command: "frontier", ...}.
+    planned and took: {phase: seconds}, seeds, left_out} or null, seconds, reason, out, report}.
+    With --dry-run {kind: "dry_run", command: "frontier", ...}.
     """
     from elastune.cli.dry_run import of_frontier, tell_dry_run
     from elastune.cli.progress import Progress, StudyTracker, earlier_entries

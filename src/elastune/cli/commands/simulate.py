@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from elastune.tuning.simulate.run import DescribedTrialModel, Simulation
 
 
-# What a training would cost on spot and on-demand workers, as the command line asks and tells it.
+# --- the cost of a training on spot and on-demand workers ---
 
 HOW = "see docs/spot.md"
 
@@ -96,8 +96,8 @@ class MarketRequest:
         """What the training would cost, and when it would be done."""
         from elastune.tuning.simulate.market import forecasts
 
-        found = forecasts(job, self.market, self.rules, overheads, self.recovery)
-        return _result(found, job, self.rules.deadline_s, self.rules.most, source)
+        costs = forecasts(job, self.market, self.rules, overheads, self.recovery)
+        return _result(costs, job, self.rules.deadline_s, self.rules.most, source)
 
 
 def job_of(model: DescribedTrialModel, config: Config, epochs: int | None, most: int) -> MarketJob:
@@ -121,33 +121,33 @@ def _recovery(text: str) -> Overheads:
     return Overheads(join_s=parse.duration(join, "--recovery"), loss_s=parse.duration(loss, "--recovery"))
 
 
-def _result(found: tuple[CostForecast, ...], job: MarketJob, deadline_s: float, workers: int, source: str) -> Result:
+def _result(costs: tuple[CostForecast, ...], job: MarketJob, deadline_s: float, workers: int, source: str) -> Result:
     from elastune.cli.results import Result
     from elastune.core.formatting import count, duration, number
     from elastune.report.tables import Table
 
-    best = found[-1].cost
+    best = costs[-1].cost
     rows = [
         {
-            "name": each.name,
-            "cost": each.cost,
-            "over_optimum": each.cost / best - 1 if each.cost is not None and best else None,
-            "in_time": each.in_time(deadline_s),
-            "goodput": each.replay.goodput if each.replay else None,
-            **({} if each.replay is None else asdict(each.replay)),
+            "name": cost.name,
+            "cost": cost.cost,
+            "over_optimum": cost.cost / best - 1 if cost.cost is not None and best else None,
+            "in_time": cost.in_time(deadline_s),
+            "goodput": cost.replay.goodput if cost.replay else None,
+            **({} if cost.replay is None else asdict(cost.replay)),
         }
-        for each in found
+        for cost in costs
     ]
     cells = tuple(
         (
-            each.name,
-            "–" if each.cost is None else f"${each.cost:,.2f}",
-            _done(each),
-            "yes" if each.in_time(deadline_s) else "no",
-            "–" if each.replay is None else f"{100 * each.replay.goodput:.1f} %",
-            "–" if each.replay is None else duration(each.replay.on_demand_s),
+            cost.name,
+            "–" if cost.cost is None else f"${cost.cost:,.2f}",
+            _done(cost),
+            "yes" if cost.in_time(deadline_s) else "no",
+            "–" if cost.replay is None else f"{100 * cost.replay.goodput:.1f} %",
+            "–" if cost.replay is None else duration(cost.replay.on_demand_s),
         )
-        for each in found
+        for cost in costs
     )
     header = ("simulated", "cost", "done after", "in time", "goodput", "on-demand worker time")
     table = Table(
@@ -158,15 +158,15 @@ def _result(found: tuple[CostForecast, ...], job: MarketJob, deadline_s: float, 
     return Result({**data, "ways": rows}, (table,), (line,))
 
 
-def _done(each: CostForecast) -> str:
+def _done(cost: CostForecast) -> str:
     from elastune.core.formatting import duration
 
-    if each.replay is None:
+    if cost.replay is None:
         return "–"
-    return duration(each.replay.done_s) if each.replay.done_s is not None else f"{100 * each.replay.done:.0f} % done"
+    return duration(cost.replay.done_s) if cost.replay.done_s is not None else f"{100 * cost.replay.done:.0f} % done"
 
 
-# ``elastune simulate``: a study on workers that nobody has.
+# --- elastune simulate ---
 
 Start = Annotated[
     float, typer.Option(min=0.0, max=parse.LONGEST_S, help="Seconds from a worker's start to its first step.")
@@ -238,8 +238,8 @@ def simulate(
         if search != SearchOptions():
             raise UserError("a market is for one training", "options of a search", "leave them out, or --availability")
         overheads = Overheads(start, pause, pause)
-        found = _forecast(market.read(workers), file, training, folders, recorded, scaling, overheads)
-        print_result(found, as_json=folders.json)
+        costs = _forecast(market.read(workers), file, training, folders, recorded, scaling, overheads)
+        print_result(costs, as_json=folders.json)
         return OK
     out = folders.choose(file, "simulate")
     program, execution = folders.program(file), _means(search.bounds)
@@ -304,13 +304,13 @@ def _model(
     return SurrogateModel(surrogate, name, start_s=start_s, resize_pause_s=pause_s)
 
 
-def _data(found: Simulation) -> dict[str, Any]:
+def _data(simulation: Simulation) -> dict[str, Any]:
     names = ("workers", "seconds", "real_seconds", "used", "source")
-    return {name: getattr(found, name) for name in names}
+    return {name: getattr(simulation, name) for name in names}
 
 
-def _line(found: Simulation) -> str:
+def _line(simulation: Simulation) -> str:
     from elastune.core.formatting import duration, number
 
-    of = f"{duration(found.seconds)} of {found.workers} workers in {duration(found.real_seconds)}"
-    return f"{of}; trials had {number(100 * found.used, 3)} % of their time; {found.source}"
+    of = f"{duration(simulation.seconds)} of {simulation.workers} workers in {duration(simulation.real_seconds)}"
+    return f"{of}; trials had {number(100 * simulation.used, 3)} % of their time; {simulation.source}"

@@ -76,11 +76,11 @@ class ClusterKit(ABC):
             events = events_until_end(cluster, handle)
             assert handle.poll() == []
         for rank in range(cluster.capacity):
-            own = [event for event in events if event.rank == rank]
-            assert [r.step for r in reports(own)] == list(range(20))
-            assert [r.metrics["world"] for r in reports(own)] == [cluster.capacity] * 20
-            assert isinstance(own[-1], Exited)
-            assert own[-1].code == 0
+            of_rank = [event for event in events if event.rank == rank]
+            assert [r.step for r in reports(of_rank)] == list(range(20))
+            assert [r.metrics["world"] for r in reports(of_rank)] == [cluster.capacity] * 20
+            assert isinstance(of_rank[-1], Exited)
+            assert of_rank[-1].code == 0
 
     def test_an_exit_code_is_handed_on(self, tmp_path: Path) -> None:
         with self.make(f"{WORKERS}:speak") as cluster:

@@ -111,9 +111,9 @@ class Trained:
         self.replica.model.eval()
         with torch.no_grad():
             for _ in range(1 + 2 * self._worker.rank):
-                found: torch.Tensor = self.replica.model(data(99, self._case.dtype)[0])
+                outputs: torch.Tensor = self.replica.model(data(99, self._case.dtype)[0])
         self.replica.model.train()
-        return found.clone()
+        return outputs.clone()
 
     def states(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         """Of model, optimizer and schedule, whole on rank 0."""
@@ -228,22 +228,22 @@ class EngineKit:
     def _installed(self) -> None:
         need(self.mechanism)
 
-    def near(self, found: Any, wanted: Any) -> None:
+    def near(self, actual: Any, wanted: Any) -> None:
         """Equal but for the order of additions, in trees of tensors and plain values."""
         if isinstance(wanted, dict):
-            assert set(found) == set(wanted)
+            assert set(actual) == set(wanted)
             for key in wanted:
-                self.near(found[key], wanted[key])
+                self.near(actual[key], wanted[key])
         elif isinstance(wanted, (list, tuple)):
-            assert len(found) == len(wanted)
-            for a, b in zip(found, wanted, strict=True):
+            assert len(actual) == len(wanted)
+            for a, b in zip(actual, wanted, strict=True):
                 self.near(a, b)
         elif isinstance(wanted, torch.Tensor):
-            torch.testing.assert_close(found, wanted, rtol=self.rtol, atol=self.rtol / 10)
+            torch.testing.assert_close(actual, wanted, rtol=self.rtol, atol=self.rtol / 10)
         elif isinstance(wanted, float):
-            assert found == pytest.approx(wanted, rel=max(self.rtol, 1e-6))  # the tail is in fp32
+            assert actual == pytest.approx(wanted, rel=max(self.rtol, 1e-6))  # the tail is in fp32
         else:
-            assert found == wanted
+            assert actual == wanted
 
     def test_trains_evaluates_and_is_saved_as_plain_torch(self, subtests: Any) -> None:
         """Cases on one mesh in one spawn: engines take seconds to begin."""
@@ -256,25 +256,25 @@ class EngineKit:
                     with subtests.test(str(execution)):
                         self._compare(them, execution, wanted)
 
-    def _divided(self, execution: ExecutionSettings, told: list[dict[str, int]]) -> None:
+    def _divided(self, execution: ExecutionSettings, memories: list[dict[str, int]]) -> None:
         """What all workers have of the optimizer's state: all of it each, or all of it together, padded."""
         trained = sum(p.numel() for p in network(self.dtype).parameters() if p.requires_grad)
         both_moments = 2 * trained * self.dtype.itemsize
-        copies = 1 if told[0]["optimizer"] < both_moments else execution.workers
-        found = sum(memory["optimizer"] for memory in told)
-        assert copies * both_moments <= found <= copies * both_moments + execution.workers * 1024, told
-        assert all(memory["parameters"] and memory["gradients"] for memory in told), told
+        copies = 1 if memories[0]["optimizer"] < both_moments else execution.workers
+        total = sum(memory["optimizer"] for memory in memories)
+        assert copies * both_moments <= total <= copies * both_moments + execution.workers * 1024, memories
+        assert all(memory["parameters"] and memory["gradients"] for memory in memories), memories
 
     def _compare(self, them: Processes, execution: ExecutionSettings, wanted: Plain) -> None:
         ranks = range(execution.workers)
         for rank in ranks:
             self.near(them.hear(rank)[1], wanted.evaluated)
-        told = [them.hear(rank)[1:] for rank in ranks]
-        for _, norms, losses, numbers, _ in told:
+        results = [them.hear(rank)[1:] for rank in ranks]
+        for _, norms, losses, numbers, _ in results:
             self.near((norms, losses), (wanted.norms, wanted.losses))
             assert numbers == sum(p.numel() for p in network(self.dtype).parameters() if p.requires_grad)
-        self.near(told[0][0], wanted.model)
-        self._divided(execution, [row[-1] for row in told])
+        self.near(results[0][0], wanted.model)
+        self._divided(execution, [row[-1] for row in results])
         states = [them.hear(rank)[1] for rank in ranks]
         self.near(states[0], wanted.states)
         for rank in ranks:

@@ -68,8 +68,8 @@ class Scene:
 
     def reports(self) -> list[tuple[int, int]]:
         """Worker and step of each report, in order."""
-        told = [sent for sent in self.told if isinstance(sent, RecordSent)]
-        return [(sent.worker, sent.record.step) for sent in told if isinstance(sent.record, Reported)]
+        records = [sent for sent in self.told if isinstance(sent, RecordSent)]
+        return [(sent.worker, sent.record.step) for sent in records if isinstance(sent.record, Reported)]
 
 
 class LauncherKit(ABC):
@@ -82,8 +82,8 @@ class LauncherKit(ABC):
     @contextmanager
     def scene(self, logs: Path, entry: str, capacity: int = 2, **config: object) -> Iterator[Scene]:
         """Workers that will call ``entry`` of ``cluster_workers``."""
-        told: Config = dict(config)  # type: ignore[arg-type]
-        spec = RunSpec(Program(Path("none.py")), logs, config=told)
+        settings: Config = dict(config)  # type: ignore[arg-type]
+        spec = RunSpec(Program(Path("none.py")), logs, config=settings)
         place, environment = Place(0, 2), dict(os.environ)
         task = WorkerSpec(f"{WORKERS}:{entry}", spec, place, environment, str(Path.cwd()), sys.path)
         launcher = self.make(capacity)
@@ -105,7 +105,7 @@ class LauncherKit(ABC):
             assert scene.launcher.free == 2
             assert {worker: end.code for worker, end in scene.ends().items()} == {0: 17, 1: 17}
             assert "worker 0 has spoken" in scene.ends()[0].log
-            scene.until(lambda: sum(isinstance(told, WorkerDisconnected) for told in scene.told) == 2)
+            scene.until(lambda: sum(isinstance(event, WorkerDisconnected) for event in scene.told) == 2)
             assert sorted(scene.reports()) == [(worker, step) for worker in (0, 1) for step in range(3)]
             assert WorkerDisconnected(1, 17) in scene.told
 

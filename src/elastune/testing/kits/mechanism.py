@@ -202,10 +202,10 @@ def as_leaves(pieces: Iterable[Piece], param_blocks: Leaves) -> Iterator[Piece]:
     """Whole tensors, as the leaves that they are made of."""
     for piece in pieces:
         name, colon, key = piece.name.partition(":")
-        own = [param_block for param_block in param_blocks.values() if param_block.tensor == name]
-        for param_block in own:
+        blocks = [param_block for param_block in param_blocks.values() if param_block.tensor == name]
+        for param_block in blocks:
             yield Piece(f"{param_block.name}{colon}{key}", ((0, param_block.size),) if piece.box or not colon else ())
-        if not own:
+        if not blocks:
             yield piece
 
 
@@ -227,21 +227,21 @@ class MechanismKit:
         case = Case(self.mechanism, mesh, event, clips, self.copies)
         with processes(mesh.workers, work, case) as them:
             if event == "replace":
-                told = [them.hear(rank)[1] for rank in range(mesh.workers)]
-                layout = {rank: tuple(pieces) for rank, pieces in enumerate(told)}
-                types = {piece.name: dtype for pieces in told for piece, dtype in pieces.items()}
+                results = [them.hear(rank)[1] for rank in range(mesh.workers)]
+                layout = {rank: tuple(pieces) for rank, pieces in enumerate(results)}
+                types = {piece.name: dtype for pieces in results for piece, dtype in pieces.items()}
                 lost = mesh.workers - 1
-                held = {rank: pieces for rank, pieces in layout.items() if rank != lost}
-                plan = moves(held, {lost: layout[lost]})
+                remaining = {rank: pieces for rank, pieces in layout.items() if rank != lost}
+                plan = moves(remaining, {lost: layout[lost]})
                 assert redundancy(layout) > 1
                 for rank in range(mesh.workers):
                     them.tell(rank, (plan, types))
             heard = {rank: them.hear(rank) for rank in range(mesh.workers)}
             return {rank: state for rank, (_, state, _) in heard.items()}, heard[0][2]
 
-    def same(self, found: tuple[dict[int, State], Leaves], wanted: State) -> None:
+    def same(self, actual: tuple[dict[int, State], Leaves], wanted: State) -> None:
         """All pieces are those of the whole, to the bit where the mechanism promises it."""
-        states, param_blocks = found
+        states, param_blocks = actual
         whole = {piece.name: values for piece, values in wanted.items()}
         for state in states.values():
             for piece, values in state.items():

@@ -60,8 +60,8 @@ def without_measurements(good: Reading) -> Reading:
 def fed(monitor: Monitor, readings: Iterable[Reading], state: State | None = None) -> State:
     """Return the state after ``readings``; signals are asked for after each, as training does."""
     state = monitor.init() if state is None else state
-    for one in readings:
-        state = monitor.update(state, one)
+    for entry in readings:
+        state = monitor.update(state, entry)
         assert_sound(monitor.signals(state))
     return state
 
@@ -92,9 +92,9 @@ class MonitorKit(ABC):
 
     def test_says_something_after_two_readings(self) -> None:
         monitor = self.make()
-        told = monitor.signals(fed(monitor, [reading(1), reading(2)]))
-        assert told
-        assert set(told) <= monitor.gives
+        signals = monitor.signals(fed(monitor, [reading(1), reading(2)]))
+        assert signals
+        assert set(signals) <= monitor.gives
 
     def test_state_survives_json_and_goes_on_as_it_would_have(self) -> None:
         monitor = self.make()
@@ -149,8 +149,8 @@ class MonitorKit(ABC):
     def test_changes_of_batch_and_workers_leave_it_talking(self) -> None:
         monitor = self.make()
         state = fed(monitor, map(reading, range(1, 10)))
-        said = monitor.signals(state).keys()
+        names = monitor.signals(state).keys()
         for step, (batch, workers) in enumerate([(256, 2), (256, 3), (64, 1), (4096, 4), (16, 8)] * 4, 10):
             for offset in range(3):
                 state = fed(monitor, [reading(3 * step + offset, batch=batch, workers=workers)], state)
-                assert monitor.signals(state).keys() >= said
+                assert monitor.signals(state).keys() >= names

@@ -34,10 +34,10 @@ Measured = float | tuple[float, float] | Signal  # a value; with its standard er
 
 def make_snapshot(signals: Mapping[str, Measured] | None = None, **changed: Any) -> Snapshot:
     """Return a snapshot in the middle of a training; ``changed`` holds fields of ``Snapshot``."""
-    found = {name: _signal(value) for name, value in (signals or {}).items()}
+    values = {name: _signal(value) for name, value in (signals or {}).items()}
     fields = {"step": 100, "epoch": 2, "samples": 6400, "seconds": 10.0, "workers": 2, "batch_size": 64, "lr": 0.1}
     fields |= {"lr_at_start": 0.1, "batch_at_start": 64}
-    return Snapshot(**{**fields, **changed}, signals=found)
+    return Snapshot(**{**fields, **changed}, signals=values)
 
 
 def _signal(value: Measured) -> Signal:
@@ -53,8 +53,8 @@ class Echo:
         self.workers = workers
 
     def submit(self, op: Op, value: Value, root: int, name: str | None) -> Future[Any]:
-        given = Submission("", name or "", op, value, root)
-        return Future(resolve([pack([given])] * self.workers).done[given.name])
+        submission = Submission("", name or "", op, value, root)
+        return Future(resolve([pack([submission])] * self.workers).done[submission.name])
 
 
 def fake_run(
@@ -184,9 +184,9 @@ class SimulatedWorkers:
         self.call("before_step")
         votes = [host.drain_proposals() for host in self.hosts]
         now = self.snapshot
-        found = dict(now.signals) if signals is None else {name: _signal(value) for name, value in signals.items()}
+        values = dict(now.signals) if signals is None else {name: _signal(value) for name, value in signals.items()}
         samples = now.samples + now.batch_size
-        self.snapshot = replace(now, step=now.step + 1, samples=samples, seconds=now.seconds + 0.1, signals=found)
+        self.snapshot = replace(now, step=now.step + 1, samples=samples, seconds=now.seconds + 0.1, signals=values)
         self._settle(votes)
         self.exchange()
         self.call("after_step")
@@ -328,8 +328,8 @@ class PolicyKit(ABC):
     def test_it_leaves_a_calm_run_alone(self) -> None:
         crowd = self.crowd()
         crowd.train(itertools.repeat(CALM if self.calm is None else self.calm, self.steps))
-        asked = [decision for _, decision in crowd.decisions if not _only_remembers(decision)]
-        assert bool(asked) == (self.calm is None)
+        changes = [decision for _, decision in crowd.decisions if not _only_remembers(decision)]
+        assert bool(changes) == (self.calm is None)
 
 
 def _only_remembers(decision: Decision) -> bool:

@@ -85,8 +85,8 @@ class PolicyWorld:
         """One more step, and what is measured in it: the times of the step before, as they ride in the reduction."""
         self.step += 1
         before, times = self._times
-        known = (times,) * self.workers if before == self.workers else ()
-        reading = Reading(self.step, self.batch, self.workers, 1.0, times=known)
+        step_times = (times,) * self.workers if before == self.workers else ()
+        reading = Reading(self.step, self.batch, self.workers, 1.0, times=step_times)
         self._measured = self._monitor.update(self._measured, reading)
         whole_s, compute_s = (self._shaken(s) for s in self.step_time(self.workers, self.batch))
         wait_s = max(whole_s - compute_s, 0.0) + (20 * whole_s if self._random.random() < 1 / 40 else 0.0)
