@@ -136,7 +136,7 @@ def _work(client: CoordinatorClient, bootstrap: Bootstrap) -> int:
         if bootstrap.spool:
             spec = replace(spec, out=Path(bootstrap.spool), spool=Path(bootstrap.spool))
         return int(resolve(told.entry)(spec, place, client))
-    except BaseException as error:  # noqa: BLE001 - the last frame of this process: whatever it is, the log has to show it
+    except BaseException as error:  # noqa: BLE001 - the last frame: the log must show any error
         with suppress(OSError):
             os.write(2, trace_of(error).encode(errors="backslashreplace"))
         client.report(RunFailed("exception", cause_of(error), place.rank))
@@ -159,6 +159,6 @@ def resolve(entry: str) -> Entry:
 
 
 if __name__ == "__main__":
-    own = bootstrap_of()
+    bootstrap = bootstrap_of()
     del os.environ[VARIABLE]
-    live(own)
+    live(bootstrap)

@@ -40,7 +40,7 @@ class FolderMarker:
             self.path.unlink(missing_ok=True)
 
 
-def place(folder: Path) -> FolderMarker:
+def place_marker(folder: Path) -> FolderMarker:
     """A file in ``folder`` with a text that nobody else would write. Raises ``UserError``."""
     text = secrets.token_hex(DIGITS // 2)
     mark = FolderMarker(folder.resolve() / f".elastune-{text[:8]}", text)
