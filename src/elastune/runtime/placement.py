@@ -18,9 +18,7 @@ from pathlib import Path
 from elastune.core.errors import UserError
 from elastune.core.run import Place
 
-# The accelerators that this machine offers to workers, and which worker gets which.
-#
-# Nothing here initialises CUDA in the calling process: a process that did could not fork workers that use it.
+# # Nothing here initialises CUDA in the calling process: after that, the process could not fork workers that use CUDA.
 
 PROBE_LIMIT_S = 60.0
 _PROBE = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
@@ -69,9 +67,8 @@ def assign(device: str, local_rank: int, available: Sequence[str]) -> str:
     raise UserError("the device must be one that this machine has", device, f"choose one of {offer}")
 
 
-# The static route: a worker that torchrun, srun or mpirun started finds its place in its environment.
-#
-# Pure functions of that environment. The device of the place is left at "cpu": ``devices.assign`` knows better.
+# # A worker that torchrun, srun or mpirun has started finds its place in its environment: pure functions of that
+# environment. They leave the device of the place at "cpu"; ``assign`` chooses the device.
 
 # Slurm numbers the steps of srun from 0 and keeps the top for its own: batch script, interactive shell, and so on.
 FIRST_RESERVED_STEP = 0xFFFFFFF0

@@ -29,8 +29,6 @@ from pydantic.dataclasses import dataclass as checked
 from elastune.core.clock import Clock, SystemClock
 from elastune.core.errors import UserError
 
-# Being told in advance: this machine will be taken away. Where such news comes from; each source has a ``poll``.
-
 DEFAULT_S = 120.0
 POLL_S = 5.0
 ANSWER_LIMIT_S = 2.0
@@ -187,11 +185,11 @@ def _seconds(text: str, usual: float) -> float:
     return value if 0 <= value < float("inf") else usual
 
 
-# What the metadata services of clouds say of a machine's end, in their documented formats. Each look asks once.
+# The metadata services of clouds, in their documented formats. Each look sends one request.
 #
-# AWS: EC2's ``spot/instance-action`` (404 until two minutes before), with a session token (IMDSv2). Google: Compute
-# Engine's ``preempted`` (TRUE 30 s before) and ``maintenance-event``. Azure: ``scheduledevents`` of the machine itself;
-# the service lists those of its neighbours, too.
+# AWS: EC2's ``spot/instance-action`` (404 until two minutes before the end), with a session token (IMDSv2). Google:
+# Compute Engine's ``preempted`` (TRUE 30 s before) and ``maintenance-event``. Azure: ``scheduledevents`` of the machine
+# itself; the service lists the events of neighbours, too.
 
 Look = Callable[[str, float], Notice | None]
 """The service's address and now, in seconds since the epoch -> the notice, once there is one. Raises ``OSError`` where

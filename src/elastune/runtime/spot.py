@@ -16,8 +16,6 @@ from elastune.core.cost import KINDS, ON_DEMAND, ONE_PRICE, SPOT, Paid, Prices, 
 from elastune.core.errors import UserError
 from elastune.core.plan.prices import Availability, parse_availability, parse_prices
 
-# Traces of markets in files of the user's.
-
 LARGEST_BYTES = 1 << 26
 
 
@@ -62,9 +60,6 @@ def _text(path: Path) -> str:
     if len(data) > LARGEST_BYTES:
         raise UserError("a trace is at most 64 MiB long", path, "thin it out")
     return text
-
-
-# A run on spot and on-demand hosts while it goes on: what the policy ``spot`` is told of it.
 
 
 @dataclass(frozen=True)

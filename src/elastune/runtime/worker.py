@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
-# What a worker prints goes to a log on its host. Where the disk is full there, it is left out: the worker trains.
+# # A worker prints to a log on its host. Where that disk is full the lines are dropped, and the worker goes on
+# training.
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -63,10 +64,8 @@ def log_stream(stream: io.TextIOWrapper) -> io.TextIOWrapper:
     return io.TextIOWrapper(file, stream.encoding, "backslashreplace", line_buffering=True)
 
 
-# A worker process from its first line to its last: connect, call its entry point, end with its exit code.
-#
-# Started by a launcher: forked (``live``), or as ``python -m elastune.runtime.worker`` with its bootstrap in the
-# environment. When its coordinator goes away the worker ends at once, together with what it has started.
+# # A launcher starts the process: forked (``live``), or as ``python -m elastune.runtime.worker`` with the bootstrap in
+# the environment. When the coordinator goes away, the worker ends at once, with all processes that it has started.
 
 Entry = Callable[[RunSpec, Place, CoordinatorClient], int]
 WORK = "elastune.train.worker:launched"

@@ -46,9 +46,8 @@ from elastune.runtime.agents.transfer_client import FileTransferClient
 from elastune.runtime.launcher import Bootstrap, Launcher, Needs, ProcessEnded, ProcessEvent, ProcessStarted
 from elastune.runtime.preemption import NoticeSource
 
-# An agent's part in moving files: where workers leave theirs, and whose end is told only once those have arrived.
-#
-# A worker that has ended well may have written its run's last checkpoint: whoever hears of its end goes on from that.
+# # A worker that ended well may have written the run's last checkpoint. So the agent reports a worker's end only after
+# the controller has received all of the worker's files.
 
 WELL = (0, ABANDONED_CODE)  # how a worker ends that has written what it had to
 HELD_LOOK_S = 0.05
@@ -132,11 +131,9 @@ class PendingExits:
         return time.monotonic() < max(since, self._mover.moved_at) + STALLED_S
 
 
-# The agent of one machine: it owns the workers there, and does what its controller says.
-#
-# Workers are forked from a warm server, as on a controller's own machine; all of them end with the agent, however it
-# ends. An agent knows no runs: each worker finds its run's coordinator by itself. Where its controller dies it may keep
-# its workers for a while, and serve the next one at the same address.
+# # Workers are forked from a warm server, and all of them end with the agent, however the agent ends. An agent knows no
+# runs: each worker connects to its run's coordinator itself. After the death of its controller, an agent may keep its
+# workers for a while, and serve the next controller at the same address.
 
 SEND_LIMIT_S = 10.0
 GREETING_LIMIT_S = 10.0

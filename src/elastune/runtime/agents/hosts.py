@@ -23,8 +23,6 @@ from elastune.runtime.agents.messages import (
 )
 from elastune.runtime.launcher import Bootstrap
 
-# An agent as its controller knows it.
-
 LOOKS = 3
 
 
@@ -93,7 +91,7 @@ def as_kept(worker: Bootstrap, host: str, token: str) -> Bootstrap:
     return replace(worker, coordinator=at_host(worker.coordinator, host), token=derived(token, worker.token))
 
 
-# Which agents may get workers: those that see the run's folder, and whose workers reach the others'.
+# # An agent may get workers if it sees the run's folder and its workers can connect to those of the other agents.
 
 
 class FolderProbe:
@@ -147,9 +145,6 @@ class FolderProbe:
         return found
 
 
-# Which agents get a run's next workers: a pure decision.
-
-
 def pack(free: Mapping[int, int], count: int, own: Mapping[int, int] | None = None) -> list[int]:
     """The agent of each of ``count`` workers, host by host, on as few hosts as it takes.
 
@@ -180,9 +175,6 @@ def spread(free: Mapping[int, int], count: int) -> list[int]:
     for _ in range(count):
         taken[min((agent for agent in free if free[agent] > taken[agent]), key=lambda agent: taken[agent])] += 1
     return [agent for agent, workers in taken.items() for _ in range(workers)]
-
-
-# The room that agents have for workers: on which hosts, of which kind, and how much of it may be used now.
 
 
 class AgentRoom:

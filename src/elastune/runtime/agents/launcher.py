@@ -53,10 +53,8 @@ from elastune.runtime.launcher import (
     ProcessStarted,
 )
 
-# Where a run is, told to who has the token of its cluster but does not see its folder.
-#
-# The controller's listener for agents is asked, and answers with the address of the run's coordinator and the salt of
-# its token; the token itself does not cross the network.
+# # A command that has the token of a cluster, but does not see the run's folder, may ask for the run's coordinator. The
+# answer holds the coordinator's address and the salt of its token; the token itself does not cross the network.
 
 RULE = "the run must be one of that controller's"
 MOST_NAMED = 8
@@ -103,9 +101,8 @@ def find_run(address: str, token: str, out: Path) -> Contact:
     raise UserError(RULE, why, "name the folder of its results as the controller does, or its last part")
 
 
-# The launcher of workers on other machines: it listens for agents, and tells them what to start and to end.
-#
-# Agents come and go at any time. A new one is room for its workers; a lost one is the loss of all that it had.
+# # Agents come and go at any time. A new agent brings room for its workers; the loss of an agent is the loss of its
+# workers.
 
 BEAT_S, SILENCE_S = 1.0, 15.0
 PAUSE_S, LONGEST_PAUSE_S = 5e-5, 0.05  # between two looks at what agents say, for each of them

@@ -20,7 +20,7 @@ Text = Annotated[str, Field(max_length=TEXT_LIMIT)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-# -- what an agent says -----------------------------------------------------------------------------------------------
+# -- messages of an agent ---------------------------------------------------------------------------------------------
 @dataclass(frozen=True, config=_RULES)
 class AgentHello:
     """An agent's first line. ``versions``: of what it would train with; ``host``: its machine's name; ``workers``: how
@@ -137,7 +137,7 @@ class FolderProbeResult:
     kind: Literal["host_looked"] = "host_looked"
 
 
-# -- what it is told --------------------------------------------------------------------------------------------------
+# -- messages of the controller ---------------------------------------------------------------------------------------
 @dataclass(frozen=True, config=_RULES)
 class AgentWelcome:
     """The agent is let in. It beats every ``beat_s``, and may take a controller for gone after ``silence_s``; then it

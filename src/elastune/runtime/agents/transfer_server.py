@@ -47,10 +47,8 @@ if TYPE_CHECKING:
     from elastune.train.checkpoints.spool import Whose
 
 
-# A run's folder at its controller, as files of checkpoints come in: a checkpoint is one once all of it is here.
-#
-# A file has another name until it is there whole, with the size and digest that were told, and on the disk. The last
-# one of a checkpoint makes its draft the checkpoint by a rename, as a worker does where the folder is shared.
+# # A file keeps a temporary name until all of it is on the disk with the announced size and digest. The last file of a
+# checkpoint turns its draft into the checkpoint by a rename, as a worker does in a shared folder.
 
 PARTIAL = ".partial"  # the end of the name of a file that is not whole
 _IS_NAME = re.compile(NAME_PATTERN)
@@ -264,8 +262,6 @@ class CheckpointReceiver:
         self._digests.pop(draft, None)
         shutil.rmtree(self._draft(draft), ignore_errors=True)
 
-
-# The controller's end of the files' connections: a thread that takes what agents push, and sends what they ask for.
 
 UNKNOWN_RUN = "this controller does not have that run"
 LOOK_S = 5.0

@@ -37,9 +37,8 @@ from elastune.runtime.clusters.hosts import LOOK_S, HostsCluster
 from elastune.runtime.elastic_run import ElasticRun
 from elastune.runtime.spot import SpotWatch
 
-# As many agents as a cluster has use for: something starts them, and the idle ones are let go.
-#
-# What to do is decided by ``plan``, purely; a thread of its own does it, because batch systems answer when they like.
+# # ``plan`` decides, purely, which agents to start and which idle agents to end. A thread executes the decision,
+# because batch systems may answer late.
 
 QUEUE_LOOK_S = 10.0  # between looks, but for those that news ask for: a queue is shared with others
 RETRY_S = 60.0  # after a start was refused
@@ -242,10 +241,9 @@ class Fleet:
         self._told = line
 
 
-# Where a controller's agents look for the next one, and what their jobs or actors are called: a file by the token.
-#
-# The next controller may be on another machine: it writes there where it listens (``moved``), and agents that see the
-# file, and their workers, come to it (``protocol.elsewhere``).
+# # A file named by the token holds the address of the controller, and the name of its jobs or actors. The next
+# controller may run on another machine: it writes its address there (``moved``), and agents and workers that see the
+# file connect to it.
 
 NAME = "controller.json"
 LIMIT_BYTES = 4096
@@ -332,8 +330,6 @@ def forget(folder: Path) -> None:
     """Nothing is left that could be found. Idempotent."""
     (folder / NAME).unlink(missing_ok=True)
 
-
-# A cluster that has its agents started as its runs need them, and lets idle ones go.
 
 STEER_S = 0.5
 

@@ -28,8 +28,6 @@ from elastune.runtime.clusters.kind import Access, CapacityRequest, ClusterKind
 from elastune.runtime.elastic_run import ElasticRun
 from elastune.runtime.worker import WORK
 
-# Workers as processes of this machine, forked from a warm server and watched until their end.
-
 WARM = (*PRELOAD, WORK.partition(":")[0])  # what every worker would import
 LOOPBACK = "127.0.0.1"
 REACH_LIMIT_S = 2.0
@@ -74,7 +72,7 @@ class LocalCluster(ElasticCluster):
         atexit.unregister(self.close)
 
 
-# Workers of this machine that may outlive their controller: an agent in a session of its own owns them.
+# # Workers that may outlive their controller belong to an agent in a session of its own on this machine.
 
 LOOPBACK_ADDRESS, INTERFACE = "127.0.0.1", "lo"
 TOKEN_NAME, PORT_NAME = ".agent-token", ".agent-port"
@@ -196,8 +194,6 @@ def _left_in(out: Path) -> tuple[str, int]:
     except (OSError, ValueError, UserError):
         return secrets.token_urlsafe(BYTES), 0
 
-
-# ``local``: workers are processes of this machine.
 
 if TYPE_CHECKING:
     pass

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from elastune.runtime.clusters.fleet import ControllerAddress, FleetCluster
 
 
-# The Ray cluster to be used: joined, and what its nodes have.
-
 AUTO = "auto"
 ADDRESS = "RAY_ADDRESS"  # Ray's own variable; jobs have it
 REACH_LIMIT_S = 5.0
@@ -143,10 +141,9 @@ def _signals_kept() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-# Agents as actors: each is started on a node that has what its workers need, and waits until there is one.
-#
-# An actor that waits is what makes Ray's autoscaler add a node. Actors end with the process that started them, or,
-# where they have a name, outlive it: the next controller finds them by that.
+# # Each agent is an actor that waits for a node with the resources of its workers: a waiting actor makes Ray's
+# autoscaler add a node. An actor ends with the process that started it. A named actor outlives that process, and the
+# next controller finds it by its name.
 
 PATIENCE_S = 60  # an agent whose controller has gone looks for it no longer
 END_LIMIT_S = 5.0
@@ -305,8 +302,6 @@ def end_left(name: str) -> int:
         ray.kill(handle)
     return len(handles)
 
-
-# ``ray[:address=...,...]``: workers run on the nodes of a Ray cluster.
 
 FOLDER = "cluster"  # in that of the results, of what is to outlive this controller
 NO_ROOM = "say workers_per_node=, of the nodes that the autoscaler adds"

@@ -53,8 +53,6 @@ if TYPE_CHECKING:
     from elastune.runtime.clusters.fleet import ControllerAddress, FleetCluster, FleetSize
 
 
-# Agents as batch jobs of one node each.
-
 END_LIMIT_S = 5.0  # for jobs whose agents have been told to end
 JOBS_CLOSE_LIMIT_S = 40.0  # Slurm gives a cancelled job up to its KillWait, usually 30 s
 LOOK_S = 0.2
@@ -129,8 +127,6 @@ class Jobs(Starter):
         forget(self._folder)
 
 
-# Agents as steps of the allocation that the controller is in, one a node.
-
 STEPS_CLOSE_LIMIT_S = 20.0
 
 
@@ -193,8 +189,6 @@ class Steps(Starter):
     def _log(self, label: str) -> Path:
         return log_of(self._folder, label)
 
-
-# ``slurm[:SETTING,...]``: workers run in jobs that Slurm starts, or in the allocation that this process is in.
 
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.+@-]+$")]
 JOBS_ONLY = ("partition", "account", "qos", "time", "gpus_per_node")

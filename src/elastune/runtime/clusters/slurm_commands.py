@@ -24,7 +24,7 @@ from elastune.core.errors import UserError
 from elastune.runtime.clusters.fleet import NeverStarts, NotStarted, Phase
 from elastune.runtime.clusters.kind import ClusterFinding
 
-# Slurm's own commands, run with a limit of time; what goes wrong is told in one line.
+# # Slurm's own commands, with a time limit. Each error becomes one line.
 
 LIMIT_S = 30.0
 KEPT = {"SLURM_CONF", "SLURM_CLUSTERS"}
@@ -78,7 +78,7 @@ def last_line(log: Path) -> str:
     return f"{said[-1][:300]} ({log})" if said else f"{log} is empty"
 
 
-# What is said to Slurm and what it answers, as text: pure functions.
+# # Texts for Slurm and its answers: pure functions.
 
 GRACE_S = 25  # below Slurm's usual KillWait of 30 s between SIGTERM and SIGKILL
 PATIENCE_S = 60  # an agent whose controller has gone looks for it no longer
@@ -221,8 +221,6 @@ def never_starts(before: Mapping[str, QueueEntry], queue: Mapping[str, QueueEntr
     return None
 
 
-# By which of this machine's addresses a cluster's nodes reach it.
-
 ANY_PORT = 9  # nothing is sent there
 
 
@@ -249,7 +247,7 @@ def address_towards_nodes(partition: str | None) -> str:
         raise UserError("a way to the nodes must be known", error.strerror, "choose it by --interface") from None
 
 
-# What a Slurm cluster offers, and what of it does not fit: for ``elastune doctor --cluster slurm``.
+# # ``elastune doctor --cluster slurm``: the properties of the cluster, and those that do not fit.
 
 PROBE_LIMIT_S = 60
 MOST_APART_S = 1.0

@@ -24,8 +24,6 @@ from typing import Any
 
 from elastune.core.errors import UserError
 
-# Where results go: one folder a run or study, never one that holds another's.
-
 JOURNAL = "journal.jsonl"
 DEFAULT_ROOT = Path("elastune-out")
 CLAIMED: set[Path] = set()  # folders that this process has made, and nothing may have come of yet
@@ -72,11 +70,10 @@ def check_out(out: Path, resume: bool) -> Path:
     return path
 
 
-# Results at a URL (``--out s3://bucket/run``, any that fsspec knows): written to a folder here, and copied there.
-#
-# The folder is what every other part of the house knows. A thread copies what is new in it: files of checkpoints, then
-# what makes each a checkpoint, then the rest, then the journal, which so never tells of what is not there. Going on
-# from the URL brings the folder back.
+# # Results at a URL (``--out s3://bucket/run``, any URL that fsspec knows) are written to a local folder, and a thread
+# copies new files to the URL. It copies the files of a checkpoint first, then the file that completes the checkpoint,
+# then other files, and the journal last: the journal never names a file that is not there. A resumed run first copies
+# the files back from the URL.
 
 LOOK_S = 2.0  # between copies, at least; and ten times what the last one took
 STATE = "state.json"

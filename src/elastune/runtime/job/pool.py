@@ -18,12 +18,9 @@ from elastune.core.run import RunSpec
 from elastune.runtime.clusters.base import Cluster, ElasticHandle, Handle, SurvivingRun
 from elastune.runtime.job.run import JobSupervisor
 
-# What each of several jobs on one cluster has cost, as time goes on. Pure.
-#
-# Hosts are paid for whether they are used or not, at the price that holds, by their kind. A job pays for each of its
-# workers from the moment that its process is there until it has ended, whatever it does: it starts, stands still, does
-# a lost step again, is replaced. What nobody uses is shared among the jobs that have workers then, by their number of
-# workers; while none has, it is ``idle`` and nobody's.
+# # Hosts are paid for whether they are used or not, at the current price of their kind. A job pays for each of its
+# workers from the start of the process to its end. Unused room is shared among the jobs that have workers at that time,
+# in proportion to their workers; while no job has workers, the cost is ``idle``.
 
 Workers = Mapping[str, int]
 """By the kind of host."""
@@ -67,8 +64,6 @@ class MoneyMeter:
             own = sum(each[kind] * n for kind, n in workers.items())
             self.costs[job] += own + unused * sum(workers.values()) / whole
 
-
-# Several jobs at once on one cluster: start what fits, hear from all, resize and pause them, tell what ended.
 
 PAUSED = ("requested", "until_epoch", "notice")  # endings with a checkpoint, from which the job can go on
 

@@ -30,8 +30,6 @@ from elastune.runtime.clusters.base import Cluster, Handle, SurvivingRun
 from elastune.runtime.job.output import JOURNAL, check_out
 from elastune.train.program.source import differences, source_of
 
-# What has changed in a program since its run was begun: refused before anything is written, or accepted and told.
-
 FIX = "undo that, or add --accept-changes to go on with it"
 _MARKS = b'"checkpointed"', b'"run_started"'  # in the lines of a journal that is worth a look
 
@@ -76,9 +74,6 @@ def _epochs(records: Sequence[Record], step: int) -> int:
     """How many epochs were completed after ``step``, as far as reports tell."""
     reports = [record for record in records if isinstance(record, Reported) and record.step <= step]
     return reports[-1].epoch if reports else 0
-
-
-# Going on with a run: what is asked for is compared with its journal before anything starts or is written.
 
 
 @dataclass(frozen=True)
@@ -291,9 +286,6 @@ def _schedules(history: RunHistory, spec: RunSpec, own: Config) -> str:
                 raise UserError(rule, f"{after} epochs; it was built for {end.built_for} steps", fix)
             told.append(str(end))
     return "; ".join(dict.fromkeys(told))
-
-
-# Going on with a run whose workers have outlived their controller.
 
 
 @dataclass(frozen=True)

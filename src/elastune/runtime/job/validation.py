@@ -24,7 +24,7 @@ from elastune.runtime.spot import SpotWatch, read_host_prices
 from elastune.train.program.load import LoadedProgram, load_as_guest
 from elastune.train.program.overrides import override
 
-# The policy ``spot`` of a run, for its controller: it decides where hosts are known, not in workers.
+# # The controller runs the policy ``spot``, because only the controller knows the hosts.
 
 CHANGEOVER_S = 10.0  # until a warm worker trains, and the pauses; generous
 
@@ -45,8 +45,6 @@ def spot_watch(spec: RunSpec, program: LoadedProgram) -> SpotWatch | None:
     prices = read_host_prices(Path(found[0].prices), ON_DEMAND, told=True)
     return SpotWatch(found[0].rules(spec.most_workers, CHANGEOVER_S), prices)
 
-
-# What adapts a run, checked before it starts: the policies and monitors that a command line or a space names.
 
 NO_POLICY = "none"
 
@@ -101,8 +99,6 @@ def policies_of(value: object) -> tuple[str, ...]:
         raise UserError(f"{NO_POLICY!r} goes with no other policy", repr(value), "leave it out of the list")
     return () if named == (NO_POLICY,) else named
 
-
-# Refuse system parameters that contradict each other, before a worker starts.
 
 SHORTEST_HEARTBEAT_S = 0.1
 MOST_SLOTS = 65_536
@@ -259,7 +255,7 @@ def _check_copies(execution: ExecutionSettings, most: int) -> None:
         raise UserError(rule, f"--copies {execution.copies}, {most} workers", "use fewer --copies or more workers")
 
 
-# What can be known of a run before a worker starts; takes torch and the program, a second and more.
+# # This check imports torch and the program: a second and more.
 
 
 def check_run(spec: RunSpec) -> None:
