@@ -75,8 +75,8 @@ def deployment(command: Sequence[str], **facts: object) -> Deployment:
         return Deployment(tuple(command), **facts)  # type: ignore[arg-type]
     except ValidationError as error:
         first = error.errors()[0]
-        said = first["msg"][:1].lower() + first["msg"][1:]
-        raise UserError(f"--{first['loc'][0]}: {said}", repr(first["input"]), "choose another") from None
+        message = first["msg"][:1].lower() + first["msg"][1:]
+        raise UserError(f"--{first['loc'][0]}: {message}", repr(first["input"]), "choose another") from None
 
 
 # # A JobSet of the API jobset.x-k8s.io/v1alpha2: the controller and each agent are Jobs, whose pods are replaced when

@@ -35,11 +35,11 @@ def devices() -> tuple[str, ...]:
     if not (any(Path(name).exists() for name in _DRIVER_FILES) or shutil.which("nvidia-smi")):
         return ("cpu",)
     try:
-        asked = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=PROBE_LIMIT_S)
+        probe = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=PROBE_LIMIT_S)
     except subprocess.TimeoutExpired:
         return ("cpu",)
-    answer = asked.stdout.strip().rpartition("\n")[2]
-    count = int(answer) if asked.returncode == 0 and answer.isdigit() else 0
+    answer = probe.stdout.strip().rpartition("\n")[2]
+    count = int(answer) if probe.returncode == 0 and answer.isdigit() else 0
     return tuple(f"cuda:{index}" for index in range(count)) or ("cpu",)
 
 
@@ -101,8 +101,8 @@ def from_environment(env: Mapping[str, str]) -> Place | None:
 def on_this_host(env: Mapping[str, str]) -> int | None:
     """How many workers the launcher has started on this host, where it tells."""
     names = ("LOCAL_WORLD_SIZE", f"{_OPEN_MPI}_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
-    told = next((env[name] for name in names if env.get(name)), "")
-    return int(told) if told.isdigit() else None
+    value = next((env[name] for name in names if env.get(name)), "")
+    return int(value) if value.isdigit() else None
 
 
 def _torchrun(env: Mapping[str, str]) -> Place:

@@ -139,10 +139,10 @@ def check_address(url: str, option: str, example: str) -> None:
 def _is_web_address(url: str) -> bool:
     try:
         parts = urllib.parse.urlsplit(url)
-        known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # such as a port that is none, or half an IPv6 address
         return False
-    return known and url.isascii() and url.isprintable() and " " not in url
+    return valid and url.isascii() and url.isprintable() and " " not in url
 
 
 def ask(url: str, headers: Mapping[str, str] = MappingProxyType({}), *, method: str = "GET") -> bytes | None:
@@ -164,14 +164,14 @@ def ask(url: str, headers: Mapping[str, str] = MappingProxyType({}), *, method: 
 def read_notice(answer: bytes, now: float, seconds: float, source: str) -> Notice:
     """The notice in ``answer``, given ``now`` in seconds since the epoch."""
     try:
-        told = json.loads(answer)
+        payload = json.loads(answer)
     except (ValueError, RecursionError):
-        told = None
-    if not isinstance(told, dict):
+        payload = None
+    if not isinstance(payload, dict):
         return Notice(seconds, f"{source} tells of it")
-    action = " ".join(str(told.get("action", "an end")).split())[:60]
+    action = " ".join(str(payload.get("action", "an end")).split())[:60]
     try:
-        at = datetime.fromisoformat(str(told["time"])).timestamp()
+        at = datetime.fromisoformat(str(payload["time"])).timestamp()
     except (KeyError, ValueError, OverflowError):
         return Notice(seconds, f"{source} announces {action}")
     return Notice(max(0.0, at - now), f"{source} announces {action}")
@@ -206,11 +206,11 @@ def look_at_aws(base: str, now: float) -> Notice | None:
     token = ask(f"{base}/latest/api/token", lifetime, method="PUT")
     if token is None:
         raise OSError("no session token")
-    found = ask(f"{base}/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": token.decode("ascii")})
-    if found is None:
+    reply = ask(f"{base}/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": token.decode("ascii")})
+    if reply is None:
         return None
-    told = _AWS.validate_json(found)
-    return Notice(_left(told.time.timestamp(), now), f"AWS announces {told.action}")
+    event = _AWS.validate_json(reply)
+    return Notice(_left(event.time.timestamp(), now), f"AWS announces {event.action}")
 
 
 def look_at_google(base: str, now: float) -> Notice | None:

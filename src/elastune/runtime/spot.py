@@ -29,10 +29,10 @@ def read_host_prices(path: Path, kind: str, *, told: bool) -> Prices:
 
     ``told``: hosts may tell any kind, so each needs a price. Raises ``UserError``.
     """
-    found = read_prices(path).assuming(kind)
+    prices = read_prices(path).assuming(kind)
     for each in KINDS if told else ():
-        found.at(each, 0.0)
-    return found
+        prices.at(each, 0.0)
+    return prices
 
 
 def prices_of(price: float | None, file: Path | None, kind: str, *, told: bool) -> Prices | None:

@@ -90,9 +90,9 @@ def live(bootstrap: Bootstrap) -> NoReturn:
     except UserError as error:
         print(f"elastune: {error}", file=sys.stderr)
         os._exit(ORPHANED_CODE)
-    own = os.getpid()
+    pid = os.getpid()
     code = _work(client, bootstrap)
-    if os.getpid() == own:  # not a child that the program forked, and that came back from the program's code
+    if os.getpid() == pid:  # not a child that the program forked, and that came back from the program's code
         client.farewell(code)
         code = _told_of_connection(client, code)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -112,29 +112,29 @@ def _told_of_connection(client: CoordinatorClient, code: int) -> int:
 
 
 def _work(client: CoordinatorClient, bootstrap: Bootstrap) -> int:
-    told = client.spec
-    if told is None:
+    task = client.spec
+    if task is None:
         print("elastune: the coordinator does not say what to do", file=sys.stderr)
         return 1
-    place = replace(told.place, device=bootstrap.device)
+    place = replace(task.place, device=bootstrap.device)
     try:
-        if told.adds:
-            sys.path[:0] = [path for path in told.import_path if path not in sys.path]
+        if task.adds:
+            sys.path[:0] = [path for path in task.import_path if path not in sys.path]
         else:
             os.environ.clear()
-            sys.path[:] = told.import_path
-        os.environ.update(told.environment)
+            sys.path[:] = task.import_path
+        os.environ.update(task.environment)
         try:
-            os.chdir(told.folder)
+            os.chdir(task.folder)
         except OSError as error:
             rule = "the controller's working directory must be on every machine that has workers"
-            why = f"{host_name()}: {told.folder}: {error.strerror}"
+            why = f"{host_name()}: {task.folder}: {error.strerror}"
             client.report(RunFailed("user_error", str(UserError(rule, why, "mount it, or copy it there")), place.rank))
             return 1
-        spec = told.spec
+        spec = task.spec
         if bootstrap.spool:
             spec = replace(spec, out=Path(bootstrap.spool), spool=Path(bootstrap.spool))
-        return int(resolve(told.entry)(spec, place, client))
+        return int(resolve(task.entry)(spec, place, client))
     except BaseException as error:  # noqa: BLE001 - the last frame: the log must show any error
         with suppress(OSError):
             os.write(2, trace_of(error).encode(errors="backslashreplace"))

@@ -356,9 +356,9 @@ class Agent:
         return False
 
     def _start(self, wanted: StartWorker) -> None:
-        told, run = wanted.bootstrap, run_of(wanted.bootstrap)
-        token, spool = derived(self._link.token, told.token), self._files.spool_of(run)
-        worker = replace(told, token=token, spool=spool, moves=self._moves)
+        bootstrap, run = wanted.bootstrap, run_of(wanted.bootstrap)
+        token, spool = derived(self._link.token, bootstrap.token), self._files.spool_of(run)
+        worker = replace(bootstrap, token=token, spool=spool, moves=self._moves)
         self._workers[wanted.key], self._key_of[worker] = worker, wanted.key
         shared = Path(wanted.logs)
         logs = self._logs / shared.parent.name if worker.spool or not shared.parent.is_dir() else shared

@@ -78,12 +78,12 @@ def credentials(path: Path, *, tls: bool = False) -> Credentials:
     beside = certificate_path(path)
     fix = "put back the file that was made with the token, or remove the token, so that both are made anew"
     try:
-        found = fingerprint(ssl.PEM_cert_to_DER_cert(_certificate_in(_read_private(beside))))
+        digest = fingerprint(ssl.PEM_cert_to_DER_cert(_certificate_in(_read_private(beside))))
         context = server_context(beside)
     except (OSError, ValueError) as error:
         value = f"{beside}: {getattr(error, 'strerror', None) or error}"
         raise UserError("a token's certificate and its key must lie beside it", value, fix) from None
-    if found != wanted:
+    if digest != wanted:
         raise UserError("a token must name the certificate beside it", f"{beside} holds another", fix)
     return Credentials(token, context)
 

@@ -153,9 +153,9 @@ class HostReport:
         if self.facts is None:
             return f"host {self.host}: unfit: {self.unfit}"
         folder = {None: "output folder not asked about", True: "output folder shared", False: "output folder not there"}
-        told = (
+        line = (
             f"host {self.host}: {self.versions}; room for {self.workers} workers on {', '.join(self.facts.devices)}; "
             f"clock {self.skew_s * 1e3:+.0f} ms (± {self.skew_error_s * 1e3:.0f}); "
             f"interface {self.facts.interface or 'unknown'}; {folder[self.facts.shared]}"
         )
-        return f"{told}; unfit: {self.unfit}" if self.unfit else told
+        return f"{line}; unfit: {self.unfit}" if self.unfit else line

@@ -146,8 +146,8 @@ class CheckpointReceiver:
 
     def receive(self, offer: Offer) -> IncomingFile | None:
         """To be filled with what was offered; None where it is here already, or nobody has use for it."""
-        known = self._digests.get(offer.draft, {}).get(offer.name)
-        if self._is_over(offer.draft) or known == offer.sha256:
+        digest = self._digests.get(offer.draft, {}).get(offer.name)
+        if self._is_over(offer.draft) or digest == offer.sha256:
             return None
         return IncomingFile(offer, self._draft(offer.draft))
 
@@ -192,8 +192,9 @@ class CheckpointReceiver:
         if not path.is_dir():
             return Contents(-1)
         files = [file for file in sorted(path.iterdir()) if file.is_file() and _IS_NAME.fullmatch(file.name)]
-        told = path.stat()
-        return Contents(step, {file.name: file.stat().st_size for file in files}, f"{told.st_ino}-{told.st_mtime_ns}")
+        status = path.stat()
+        sizes = {file.name: file.stat().st_size for file in files}
+        return Contents(step, sizes, f"{status.st_ino}-{status.st_mtime_ns}")
 
     def read(self, whose: Whose, step: int, name: str, offset: int, most: int) -> bytes:
         """Up to ``most`` bytes of one of its files."""

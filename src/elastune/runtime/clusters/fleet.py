@@ -120,14 +120,16 @@ def plan(
     ``starts``: what was started and has not ended; ``came``: the labels of all agents that ever came: a start whose
     agent has gone brings none any more, whatever the queue says. ``idle_s``: how long an agent stays without workers.
     """
-    there = {label: agent for label, agent in agents.items() if not agent.going}
+    staying = {label: agent for label, agent in agents.items() if not agent.going}
     coming = [label for label in starts if label not in agents and label not in came]
-    surplus = len(there) + len(coming) - needed
+    surplus = len(staying) + len(coming) - needed
     if surplus <= 0:
         return ScalingDecision(start=-surplus)
     cancel = [label for label in coming if starts[label] == "waiting"][-surplus:]
-    idle = sorted((label for label in there if there[label].idle_s >= idle_s), key=lambda name: -there[name].idle_s)
-    most = min(surplus - len(cancel), len(there) - needed)
+    idle = sorted(
+        (label for label in staying if staying[label].idle_s >= idle_s), key=lambda name: -staying[name].idle_s
+    )
+    most = min(surplus - len(cancel), len(staying) - needed)
     return ScalingDecision(cancel=tuple(cancel), dismiss=tuple(idle[: max(0, most)]))
 
 
@@ -270,8 +272,8 @@ def new_name() -> str:
 def write_controller_address(folder: Path, name: str, where: str) -> None:
     """For the next controller: agents called ``name`` come to ``where`` ("host:port"). Raises ``UserError``."""
     address, _, port = where.rpartition(":")
-    told = ControllerAddress(name, address.strip("[]"), int(port))
-    text = json.dumps({"name": told.name, "address": told.address, "port": told.port})
+    controller = ControllerAddress(name, address.strip("[]"), int(port))
+    text = json.dumps({"name": controller.name, "address": controller.address, "port": controller.port})
     try:
         folder.mkdir(parents=True, exist_ok=True)
         atomic_write(folder / NAME, text.encode() + b"\n", mode=0o600)
@@ -406,10 +408,10 @@ class FleetCluster(HostsCluster):
         return run
 
     def adopt(self, left: Sequence[SurvivingRun]) -> list[Handle | None]:
-        found = super().adopt(left)
-        if self._grows and any(run is not None for run in found):
+        adopted = super().adopt(left)
+        if self._grows and any(run is not None for run in adopted):
             self._expected = 0
-        return found
+        return adopted
 
     @property
     def wanted(self) -> int:

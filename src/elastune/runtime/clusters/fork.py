@@ -212,8 +212,8 @@ class Spawner:
         except subprocess.TimeoutExpired:
             return "the fork server closed its connection"
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        said = os.pread(self._log.fileno(), 4096, 0).decode(errors="replace").strip()
-        return f"the fork server ended ({how})" + (f": {said.splitlines()[-1]}" if said else "")
+        text = os.pread(self._log.fileno(), 4096, 0).decode(errors="replace").strip()
+        return f"the fork server ended ({how})" + (f": {text.splitlines()[-1]}" if text else "")
 
 
 LOOK_S = 1.0  # between looks whether the server still runs

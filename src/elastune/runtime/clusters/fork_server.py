@@ -275,10 +275,10 @@ def _noted(_number: int, _frame: FrameType | None) -> None:
 def _dead_child() -> int | None:
     """A child that ended and was not waited for yet, left as it is."""
     try:
-        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return None
-    return found.si_pid if found else None
+    return ended.si_pid if ended else None
 
 
 def _children() -> list[int]:

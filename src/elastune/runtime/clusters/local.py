@@ -123,11 +123,11 @@ class DetachedCluster(HostsCluster):
         return super().start(spec)
 
     def adopt(self, left: Sequence[SurvivingRun]) -> list[Handle | None]:
-        found = super().adopt(left)
-        self._owns = self._owns or any(run is not None for run in found)
+        adopted = super().adopt(left)
+        self._owns = self._owns or any(run is not None for run in adopted)
         if self._fills:
             self.fill()
-        return found
+        return adopted
 
     def fill(self) -> None:
         """Have all the room that is wanted, beside what an agent of the controller before has. Raises ``UserError``."""
@@ -208,8 +208,8 @@ class LocalKind(ClusterKind):
     here = True
 
     def check(self, access: Access) -> None:
-        asked = {"--token-file": access.token_file, "--interface": access.interface, "--tls": access.tls}
-        for option in (name for name, value in asked.items() if value):
+        options = {"--token-file": access.token_file, "--interface": access.interface, "--tls": access.tls}
+        for option in (name for name, value in options.items() if value):
             raise UserError(f"{option} belongs to a cluster of agents", "--cluster local", "leave it out")
 
     def open(self, access: Access, room: CapacityRequest) -> DetachedCluster | None:

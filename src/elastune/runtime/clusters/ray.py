@@ -62,8 +62,8 @@ class WorkerShape:
 
     def room(self, resources: Mapping[str, float]) -> int:
         """How many a node with ``resources`` has room for."""
-        asked = ((resources.get("CPU", 0.0), self.cpus), (resources.get("GPU", 0.0), self.gpus))
-        return int(min(has // each for has, each in asked if each))
+        demands = ((resources.get("CPU", 0.0), self.cpus), (resources.get("GPU", 0.0), self.gpus))
+        return int(min(has // each for has, each in demands if each))
 
 
 def usual_room(nodes: Sequence[Mapping[str, float]], shape: WorkerShape) -> int:
@@ -350,14 +350,14 @@ class RayKind(ClusterKind):
             left = self._left(folder, address, access) if room.adopts else None
             with tempfile.TemporaryDirectory() as passing:
                 beside = folder if room.grace_s or left is not None else Path(passing)
-                own = credentials(access.token_file or beside / "token", tls=access.tls)
+                secrets = credentials(access.token_file or beside / "token", tls=access.tls)
 
             def starter(where: str) -> Actors:
                 kept = self._keeping(folder, room, left, where)  # before there is an actor
-                return Actors(where, own.token, each, self._shape, leave, kept, self.kind)
+                return Actors(where, secrets.token, each, self._shape, leave, kept, self.kind)
 
             cluster = FleetCluster(
-                address, self.port if left is None else left.port, own.token, tls=own.tls,
+                address, self.port if left is None else left.port, secrets.token, tls=secrets.tls,
                 starter=starter,
                 size=FleetSize(-(-room.most // each), each, idle_s=self.idle_s),
                 expected=room.most, grows=room.grows, grace_s=room.grace_s,

@@ -61,8 +61,8 @@ class MoneyMeter:
             self.idle += unused
             return
         for job, workers in self._held.items():
-            own = sum(each[kind] * n for kind, n in workers.items())
-            self.costs[job] += own + unused * sum(workers.values()) / whole
+            price = sum(each[kind] * n for kind, n in workers.items())
+            self.costs[job] += price + unused * sum(workers.values()) / whole
 
 
 PAUSED = ("requested", "until_epoch", "notice")  # endings with a checkpoint, from which the job can go on
@@ -276,14 +276,14 @@ class Pool:
             late_s = self._late_s()
             self._cluster.wait(min(wait_s, self._cluster.patience_s, late_s if late_s > 0 else wait_s))
         self._count()
-        said: list[JobEvent] = []
+        events: list[JobEvent] = []
         ends: list[JobEvent] = []
         for key in self._told():
             job, now_s = self.jobs[key], self._clock.now()
             worker_s = job.worker_seconds(now_s)
             ran_s = job.seconds(now_s)
             cost = None if self._meter is None else self._meter.costs[key]
-            said.extend(JobEvent(key, job.spec, record, ran_s, worker_s, cost=cost) for record in job.watch.pump())
+            events.extend(JobEvent(key, job.spec, record, ran_s, worker_s, cost=cost) for record in job.watch.pump())
             self._held += job.hold()
             if job.watch.outcome is not None:
                 ends.append(JobEvent(key, job.spec, job.watch.outcome, ran_s, worker_s, job.given_up, cost))
@@ -291,7 +291,7 @@ class Pool:
                 del self.jobs[key], self._keys[job.watch.handle]
         if ends:
             self._count()
-        return [*said, *ends]
+        return [*events, *ends]
 
     def _count(self) -> None:
         if self._meter is not None:

@@ -109,13 +109,13 @@ class ExactCost:
     def told(self) -> list[str]:
         """In lines."""
         times = f"{self.exact_s * 1e3:.3g} ms a step in {SLOTS} slots, {self.plain_s * 1e3:.3g} ms in one pass"
-        found = [f"exact mode: {times} (x{self.exact_s / self.plain_s:.2f}; medians of {self.steps} steps, one worker)"]
+        lines = [f"exact mode: {times} (x{self.exact_s / self.plain_s:.2f}; medians of {self.steps} steps, one worker)"]
         for name, (exact, plain) in sorted(self.apart.items()):
             why = "batches are normalised, or compared within, a slot at a time"
-            found.append(
+            lines.append(
                 f"{name}: {exact:.6g} in exact mode, {plain:.6g} in one pass: {why}, or dropout draws otherwise"
             )
-        return found
+        return lines
 
 
 def exact_cost(program: Program, config: Config, *, steps: int, seed: int = 0) -> ExactCost:
@@ -243,25 +243,27 @@ def judge(
     """What a program of ``text`` has shown: on one worker, once more, on two (or why it failed), and what all wrote."""
     same_bits = one.sha256 == again.sha256
     if not same_bits:
-        said = "two equal runs end with different weights: something random has no seed"
+        finding = "two equal runs end with different weights: something random has no seed"
         fix = "Draw from the generators of torch, numpy and Python, which the run seeds, or seed yours by session.seed"
-        yield PortabilityProblem("random", tuple(unseeded(text)), said, fix)
+        yield PortabilityProblem("random", tuple(unseeded(text)), finding, fix)
     if isinstance(two, str):
         fix = "Let all workers call the same lines of session; what depends on the rank belongs under session.leader"
         yield PortabilityProblem("fails on two workers", (), f"it trains on one worker and not on two: {two}", fix)
         two = one
     elif same_bits and two.sha256 != one.sha256:
-        said = "two workers end with other weights than one: who a worker is, or how many there are, decides something"
+        finding = (
+            "two workers end with other weights than one: who a worker is, or how many there are, decides something"
+        )
         fix = "Let data, model and rates depend on neither session.rank nor session.size"
-        yield PortabilityProblem("workers", tuple(of_workers(text)), said, fix)
+        yield PortabilityProblem("workers", tuple(of_workers(text)), finding, fix)
     told: set[str] = set()
     for first, second, other in zip(one.reports, again.reports, two.reports, strict=False):
         for name in sorted(first.keys() - told):
             if first[name] == second.get(name) and first[name] != other.get(name):
                 told.add(name)
-                said = f"the metric {name!r} is {first[name]:g} on one worker, {other.get(name)} on two"
+                finding = f"the metric {name!r} is {first[name]:g} on one worker, {other.get(name)} on two"
                 fix = "Add it up over workers by session.sum or session.mean, and report that"
-                yield PortabilityProblem("metric", (), said, fix)
+                yield PortabilityProblem("metric", (), finding, fix)
     for path, line in sorted(files.items()):
         fix = "Write it under 'if session.leader:', or give each worker a name of its own"
         yield PortabilityProblem("files", (line,), f"all workers write {path}", fix)
