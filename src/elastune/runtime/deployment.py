@@ -79,7 +79,7 @@ def deployment(command: Sequence[str], **facts: object) -> Deployment:
         raise UserError(f"--{first['loc'][0]}: {message}", repr(first["input"]), "choose another") from None
 
 
-# # A JobSet of the API jobset.x-k8s.io/v1alpha2: the controller and each agent are Jobs, whose pods are replaced when
+# A JobSet of the API jobset.x-k8s.io/v1alpha2: the controller and each agent are Jobs, whose pods are replaced when
 # they end. The loss of a host costs only its workers: the agent in the replacement pod joins the run. A replaced
 # controller resumes from the newest checkpoint.
 
@@ -162,7 +162,7 @@ def _pod(wanted: Deployment, command: list[str], *, gpus: int, cpus: int) -> dic
     }
 
 
-# # In a SkyPilot task every node runs an agent, and the first node also the controller. When a node is taken away,
+# In a SkyPilot task every node runs an agent, and the first node also the controller. When a node is taken away,
 # SkyPilot restarts all nodes of the job, and the run resumes from its newest checkpoint.
 
 SHARED = "/results"

@@ -18,7 +18,7 @@ from pathlib import Path
 from elastune.core.errors import UserError
 from elastune.core.run import Place
 
-# # Nothing here initialises CUDA in the calling process: after that, the process could not fork workers that use CUDA.
+# Nothing here initialises CUDA in the calling process: after that, the process could not fork workers that use CUDA.
 
 PROBE_LIMIT_S = 60.0
 _PROBE = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
@@ -67,7 +67,7 @@ def assign(device: str, local_rank: int, available: Sequence[str]) -> str:
     raise UserError("the device must be one that this machine has", device, f"choose one of {offer}")
 
 
-# # A worker that torchrun, srun or mpirun has started finds its place in its environment: pure functions of that
+# A worker that torchrun, srun or mpirun has started finds its place in its environment: pure functions of that
 # environment. They leave the device of the place at "cpu"; ``assign`` chooses the device.
 
 # Slurm numbers the steps of srun from 0 and keeps the top for its own: batch script, interactive shell, and so on.
@@ -99,7 +99,7 @@ def from_environment(env: Mapping[str, str]) -> Place | None:
 
 
 def on_this_host(env: Mapping[str, str]) -> int | None:
-    """How many workers the launcher has started on this host, where it tells."""
+    """How many workers the launcher has started on this host; None where it does not report that."""
     names = ("LOCAL_WORLD_SIZE", f"{_OPEN_MPI}_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
     value = next((env[name] for name in names if env.get(name)), "")
     return int(value) if value.isdigit() else None

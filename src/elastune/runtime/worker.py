@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
-# # A worker prints to a log on its host. Where that disk is full the lines are dropped, and the worker goes on
+# A worker prints to a log on its host. Where that disk is full the lines are dropped, and the worker goes on
 # training.
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class LogFile(io.FileIO):
-    """The file of ``stream``: it takes whatever there is room for, and says so of the rest, too."""
+    """The file of ``stream``. Reports every write as complete, and drops the bytes for which the disk has no room."""
 
     def __init__(self, stream: io.TextIOWrapper) -> None:
         super().__init__(stream.fileno(), "wb", closefd=False)
@@ -64,7 +64,7 @@ def log_stream(stream: io.TextIOWrapper) -> io.TextIOWrapper:
     return io.TextIOWrapper(file, stream.encoding, "backslashreplace", line_buffering=True)
 
 
-# # A launcher starts the process: forked (``live``), or as ``python -m elastune.runtime.worker`` with the bootstrap in
+# A launcher starts the process: forked (``live``), or as ``python -m elastune.runtime.worker`` with the bootstrap in
 # the environment. When the coordinator goes away, the worker ends at once, with all processes that it has started.
 
 Entry = Callable[[RunSpec, Place, CoordinatorClient], int]

@@ -18,7 +18,7 @@ from elastune.core.errors import UserError
 from elastune.core.journal.files import atomic_write
 from elastune.elastic.wire.transport import MARK, fingerprint, fingerprint_of, server_context
 
-# # The controller's certificate is self-signed. Agents know it by its SHA-256, which is a part of their token.
+# The controller's certificate is self-signed. Agents know it by its SHA-256, which is a part of their token.
 
 NAME = "elastune"
 YEARS = 10  # nobody looks at it: agents know one certificate, for as long as they have its token
@@ -50,7 +50,7 @@ def make_certificate(path: Path) -> bytes:
     return certificate.public_bytes(serialization.Encoding.DER)
 
 
-# # Agents and controller share a secret, in a file that only its owner can read. With ``--tls`` the token names the
+# Agents and controller share a secret, in a file that only its owner can read. With ``--tls`` the token names the
 # controller's certificate, which is, with its key, beside the controller's token file.
 
 BYTES, LIMIT_BYTES = 32, 4096

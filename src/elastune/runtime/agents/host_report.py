@@ -39,7 +39,7 @@ class FolderMarker:
 
 
 def place_marker(folder: Path) -> FolderMarker:
-    """A file in ``folder`` with a text that nobody else would write. Raises ``UserError``."""
+    """Write a file with a random text into ``folder``. Raises ``UserError``."""
     text = secrets.token_hex(DIGITS // 2)
     mark = FolderMarker(folder.resolve() / f".elastune-{text[:8]}", text)
     try:

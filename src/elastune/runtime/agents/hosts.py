@@ -91,7 +91,7 @@ def as_kept(worker: Bootstrap, host: str, token: str) -> Bootstrap:
     return replace(worker, coordinator=at_host(worker.coordinator, host), token=derived(token, worker.token))
 
 
-# # An agent may get workers if it sees the run's folder and its workers can connect to those of the other agents.
+# An agent may get workers if it sees the run's folder and its workers can connect to those of the other agents.
 
 
 class FolderProbe:

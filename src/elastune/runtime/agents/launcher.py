@@ -53,7 +53,7 @@ from elastune.runtime.launcher import (
     ProcessStarted,
 )
 
-# # A command that has the token of a cluster, but does not see the run's folder, may ask for the run's coordinator. The
+# A command that has the token of a cluster, but does not see the run's folder, may ask for the run's coordinator. The
 # answer holds the coordinator's address and the salt of its token; the token itself does not cross the network.
 
 RULE = "the run must be one of that controller's"
@@ -101,7 +101,7 @@ def find_run(address: str, token: str, out: Path) -> Contact:
     raise UserError(RULE, why, "name the folder of its results as the controller does, or its last part")
 
 
-# # Agents come and go at any time. A new agent brings room for its workers; the loss of an agent is the loss of its
+# Agents come and go at any time. A new agent brings room for its workers; the loss of an agent is the loss of its
 # workers.
 
 BEAT_S, SILENCE_S = 1.0, 15.0
@@ -226,7 +226,7 @@ class AgentLauncher(Launcher):
         return derived(self._token)
 
     def ring(self) -> None:
-        """Have whoever waits for news look. Any thread may."""
+        """Wake the controller, which then polls. Any thread may call this."""
         self._bell.ring()
 
     @property

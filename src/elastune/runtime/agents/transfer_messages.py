@@ -139,12 +139,12 @@ def encode(message: FileRequest | FileReply) -> bytes:
 
 
 def decode_from_agent(line: bytes) -> FileRequest:
-    """What an agent says in ``line``. Raises ``ValueError`` for anything else."""
+    """Decode a message of an agent. Raises ``ValueError`` for anything else."""
     return _SAID.validate_json(line, strict=True)
 
 
 def decode_from_controller(line: bytes) -> FileReply:
-    """What an agent is told in ``line``. Raises ``ValueError`` for anything else."""
+    """Decode a message of the controller. Raises ``ValueError`` for anything else."""
     return _TOLD.validate_json(line, strict=True)
 
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from elastune.train.checkpoints.spool import Whose
 
 
-# # A file keeps a temporary name until all of it is on the disk with the announced size and digest. The last file of a
+# A file keeps a temporary name until all of it is on the disk with the announced size and digest. The last file of a
 # checkpoint turns its draft into the checkpoint by a rename, as a worker does in a shared folder.
 
 PARTIAL = ".partial"  # the end of the name of a file that is not whole
@@ -163,7 +163,7 @@ class CheckpointReceiver:
         return self._completed(received.offer.draft)
 
     def incomplete(self) -> list[str]:
-        """What is to be told of checkpoints of which something never came."""
+        """Describe the checkpoints of which a file never came."""
         return [
             f"after step {step_of_draft(draft)}: {', '.join(sorted(names)) or 'nothing'} has come, and no more"
             for draft, names in self._digests.items()
@@ -334,7 +334,7 @@ class FileTransferServer:
             self._runs[run] = _Run(inbox)
 
     def close_run(self, run: str) -> list[str]:
-        """Take no more of it; what is to be told of checkpoints that are not complete."""
+        """Accept no more files of this run. Returns a line for each checkpoint that is not complete."""
         with self._changing:
             own = self._runs.pop(run, None)
             self._over.add(run)
@@ -452,7 +452,7 @@ class FileTransferServer:
         self._say(connection, FileTaken())
 
     def _miss(self, connection: Connection, inbox: CheckpointReceiver, received: IncomingFile, error: OSError) -> None:
-        """There is no room here: nothing becomes of this checkpoint, and that is told."""
+        """Give up this checkpoint, because the disk is full, and report that."""
         draft, why = received.offer.draft, error.strerror or str(error)
         self._refuse(connection, why)
         inbox.give_up(draft)

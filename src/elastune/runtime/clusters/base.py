@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from elastune.train.data.sample_log import SampleSpans
 
 
-# # Workers write checkpoints into their run's folder, which the controller sees too where both share a file system.
+# Workers write checkpoints into their run's folder, which the controller sees too where both share a file system.
 # Elsewhere agents push the files to the controller (``runtime.agents``), or a cluster has ``RunFiles`` of its own.
 
 
@@ -40,7 +40,7 @@ class RunFiles(Protocol):
         ...
 
     def spans(self, run: Path, step: int) -> SampleSpans:
-        """Which samples it had used at the checkpoint of ``step``; nothing where that cannot be told."""
+        """The samples that the run had used at the checkpoint of ``step``; empty where unknown."""
         ...
 
     def back_to_epoch(self, run: Path) -> None:

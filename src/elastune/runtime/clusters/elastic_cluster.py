@@ -132,7 +132,7 @@ class ElasticCluster(Cluster):
             run.woken()
 
     def pump(self, timeout_s: float) -> None:
-        """Wait up to ``timeout_s`` for news of processes and from coordinators; what they are goes to the runs."""
+        """Wait up to ``timeout_s`` for events of processes and coordinators, and pass them to the runs."""
         if self._closed:
             return
         self._hear(timeout_s)

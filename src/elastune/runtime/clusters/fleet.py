@@ -37,7 +37,7 @@ from elastune.runtime.clusters.hosts import LOOK_S, HostsCluster
 from elastune.runtime.elastic_run import ElasticRun
 from elastune.runtime.spot import SpotWatch
 
-# # ``plan`` decides, purely, which agents to start and which idle agents to end. A thread executes the decision,
+# ``plan`` decides, purely, which agents to start and which idle agents to end. A thread executes the decision,
 # because batch systems may answer late.
 
 QUEUE_LOOK_S = 10.0  # between looks, but for those that news ask for: a queue is shared with others
@@ -194,7 +194,7 @@ class Fleet:
         return self._starter.never()
 
     def news(self) -> list[str]:
-        """What is to be told, each once."""
+        """Return new lines for the user, each line once."""
         return [self._news.popleft() for _ in range(len(self._news))]
 
     def stop(self) -> None:
@@ -243,7 +243,7 @@ class Fleet:
         self._told = line
 
 
-# # A file named by the token holds the address of the controller, and the name of its jobs or actors. The next
+# A file named by the token holds the address of the controller, and the name of its jobs or actors. The next
 # controller may run on another machine: it writes its address there (``moved``), and agents and workers that see the
 # file connect to it.
 

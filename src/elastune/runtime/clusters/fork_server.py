@@ -40,7 +40,7 @@ from typing import NoReturn
 from elastune.runtime import worker
 from elastune.runtime.launcher import read_bootstrap
 
-# # When a fork server is killed, its workers die with it, but the processes that they started would not. A guard is a
+# When a fork server is killed, its workers die with it, but the processes that they started would not. A guard is a
 # small process that knows the workers' process groups. It waits for the end of a pipe whose other end only the server
 # holds, and then kills the remaining groups. It needs no controller: server and controller may be killed at once.
 

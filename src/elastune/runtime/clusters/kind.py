@@ -119,7 +119,7 @@ class ClusterKind(ABC):
         raise UserError("a cluster of other hosts can be looked at", f"--cluster {self.name}", "such as hosts:7070")
 
     def examine(self) -> list[ClusterFinding]:
-        """What such a cluster offers before any host comes; nothing where that cannot be told. Raises ``UserError``."""
+        """The properties of such a cluster before any host comes; empty where unknown. Raises ``UserError``."""
         return []
 
     @classmethod

@@ -72,7 +72,7 @@ class LocalCluster(ElasticCluster):
         atexit.unregister(self.close)
 
 
-# # Workers that may outlive their controller belong to an agent in a session of its own on this machine.
+# Workers that may outlive their controller belong to an agent in a session of its own on this machine.
 
 LOOPBACK_ADDRESS, INTERFACE = "127.0.0.1", "lo"
 TOKEN_NAME, PORT_NAME = ".agent-token", ".agent-port"

@@ -141,7 +141,7 @@ def _signals_kept() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-# # Each agent is an actor that waits for a node with the resources of its workers: a waiting actor makes Ray's
+# Each agent is an actor that waits for a node with the resources of its workers: a waiting actor makes Ray's
 # autoscaler add a node. An actor ends with the process that started it. A named actor outlives that process, and the
 # next controller finds it by its name.
 

@@ -24,7 +24,7 @@ from elastune.core.errors import UserError
 from elastune.runtime.clusters.fleet import NeverStarts, NotStarted, Phase
 from elastune.runtime.clusters.kind import ClusterFinding
 
-# # Slurm's own commands, with a time limit. Each error becomes one line.
+# Slurm's own commands, with a time limit. Each error becomes one line.
 
 LIMIT_S = 30.0
 KEPT = {"SLURM_CONF", "SLURM_CLUSTERS"}
@@ -78,7 +78,7 @@ def last_line(log: Path) -> str:
     return f"{texts[-1][:300]} ({log})" if texts else f"{log} is empty"
 
 
-# # Texts for Slurm and its answers: pure functions.
+# Texts for Slurm and its answers: pure functions.
 
 GRACE_S = 25  # below Slurm's usual KillWait of 30 s between SIGTERM and SIGKILL
 PATIENCE_S = 60  # an agent whose controller has gone looks for it no longer
@@ -180,7 +180,7 @@ def srun_arguments(node: str, *, reads: bool = False) -> list[str]:
 
 
 def read_submitted(text: str) -> str:
-    """The job's number in what ``sbatch --parsable`` says. Raises ``ValueError``."""
+    """The job's number in the output of ``sbatch --parsable``. Raises ``ValueError``."""
     number = text.strip().partition(";")[0]  # the name of the cluster may follow
     if not re.fullmatch(r"[0-9]{1,18}", number):
         raise ValueError(f"no job number in {text[:80]!r}")
@@ -188,7 +188,7 @@ def read_submitted(text: str) -> str:
 
 
 def read_queue(text: str) -> dict[str, QueueEntry]:
-    """The jobs that have not ended, by number, oldest first, in what ``squeue`` says. Raises ``ValueError``."""
+    """The jobs that have not ended, by number, oldest first, in the output of ``squeue``. Raises ``ValueError``."""
     matches = {}
     for line in text.splitlines():
         if not re.fullmatch(r"[0-9]{1,18}\|[A-Z_]+\|.*", line.strip()):
@@ -247,7 +247,7 @@ def address_towards_nodes(partition: str | None) -> str:
         raise UserError("a way to the nodes must be known", error.strerror, "choose it by --interface") from None
 
 
-# # ``elastune doctor --cluster slurm``: the properties of the cluster, and those that do not fit.
+# ``elastune doctor --cluster slurm``: the properties of the cluster, and those that do not fit.
 
 PROBE_LIMIT_S = 60
 MOST_APART_S = 1.0
@@ -316,7 +316,7 @@ def _partition(facts: Mapping[str, str], nodes: Sequence[str]) -> ClusterFinding
 
 
 def _node(partition: str | None, versions: Mapping[str, str]) -> list[ClusterFinding]:
-    """What one node says, if it answers soon."""
+    """The answer of one node, if it comes soon."""
     try:
         answer = probe(partition, Path.cwd())
     except NotStarted as error:

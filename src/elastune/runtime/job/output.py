@@ -70,7 +70,7 @@ def check_out(out: Path, resume: bool) -> Path:
     return path
 
 
-# # Results at a URL (``--out s3://bucket/run``, any URL that fsspec knows) are written to a local folder, and a thread
+# Results at a URL (``--out s3://bucket/run``, any URL that fsspec knows) are written to a local folder, and a thread
 # copies new files to the URL. It copies the files of a checkpoint first, then the file that completes the checkpoint,
 # then other files, and the journal last: the journal never names a file that is not there. A resumed run first copies
 # the files back from the URL.

@@ -18,7 +18,7 @@ from elastune.core.run import RunSpec
 from elastune.runtime.clusters.base import Cluster, ElasticHandle, Handle, SurvivingRun
 from elastune.runtime.job.run import JobSupervisor
 
-# # Hosts are paid for whether they are used or not, at the current price of their kind. A job pays for each of its
+# Hosts are paid for whether they are used or not, at the current price of their kind. A job pays for each of its
 # workers from the start of the process to its end. Unused room is shared among the jobs that have workers at that time,
 # in proportion to their workers; while no job has workers, the cost is ``idle``.
 
@@ -312,7 +312,7 @@ class Pool:
         return next(iter(self.jobs.values())).started_s + self._timeout_s - self._clock.now()
 
     def abandon(self) -> None:
-        """End every job now; what they had done is not told."""
+        """End every job now, without a record of its result."""
         for job in self.jobs.values():
             job.watch.handle.kill()
         while any(job.watch.outcome is None for job in self.jobs.values()):

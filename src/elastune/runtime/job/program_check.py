@@ -23,7 +23,7 @@ from elastune.runtime.job.run import JobFailed, run_job
 from elastune.train.program.load import FOLDER, written_by_several
 from elastune.train.program.source import meaning, of_workers, unseeded
 
-# # One empty file for each program in which ``elastune check`` has found nothing, named by the digest of the program,
+# One empty file for each program in which ``elastune check`` has found nothing, named by the digest of the program,
 # in ``XDG_CACHE_HOME/elastune/checked`` (``~/.cache/elastune/checked``). Only the names are read, so several writers
 # cannot disturb each other, and an edited program has another digest.
 
@@ -83,7 +83,7 @@ def _forget_oldest(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-# # The cost of ``exact`` mode: the time of its steps, compared with plain steps of one pass for each batch.
+# The cost of ``exact`` mode: the time of its steps, compared with plain steps of one pass for each batch.
 
 SLOTS = 4
 MODES: tuple[Mode, Mode] = ("exact", "fast")
@@ -147,7 +147,7 @@ def exact_cost(program: Program, config: Config, *, steps: int, seed: int = 0) -
     return ExactCost(exact.steps, min(times["exact"]), min(times["fast"]), apart)
 
 
-# # Short runs on different numbers of workers must end with equal weights.
+# Short runs on different numbers of workers must end with equal weights.
 
 CHECK_SLOTS, WORKERS = 4, 2
 PAGE = "docs/programs.md#what-elastune-check-finds"

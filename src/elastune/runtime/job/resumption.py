@@ -78,7 +78,7 @@ def _epochs(records: Sequence[Record], step: int) -> int:
 
 @dataclass(frozen=True)
 class RunHistory:
-    """What the journal of a run says of its settings.
+    """The settings of a run, as its journal records them.
 
     Attributes:
         first: How it was begun.

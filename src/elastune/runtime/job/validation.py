@@ -24,7 +24,7 @@ from elastune.runtime.spot import SpotWatch, read_host_prices
 from elastune.train.program.load import LoadedProgram, load_as_guest
 from elastune.train.program.overrides import override
 
-# # The controller runs the policy ``spot``, because only the controller knows the hosts.
+# The controller runs the policy ``spot``, because only the controller knows the hosts.
 
 CHANGEOVER_S = 10.0  # until a warm worker trains, and the pauses; generous
 
@@ -255,7 +255,7 @@ def _check_copies(execution: ExecutionSettings, most: int) -> None:
         raise UserError(rule, f"--copies {execution.copies}, {most} workers", "use fewer --copies or more workers")
 
 
-# # This check imports torch and the program: a second and more.
+# This check imports torch and the program: a second and more.
 
 
 def check_run(spec: RunSpec) -> None:
