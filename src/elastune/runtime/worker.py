@@ -41,7 +41,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class LogFile(io.FileIO):
-    """The file of ``stream``. Reports every write as complete, and drops the bytes for which the disk has no room."""
+    """The file of ``stream``. Drops a write for which the disk has no room, and reports it as complete."""
 
     def __init__(self, stream: io.TextIOWrapper) -> None:
         super().__init__(stream.fileno(), "wb", closefd=False)

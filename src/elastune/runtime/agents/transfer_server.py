@@ -452,7 +452,7 @@ class FileTransferServer:
         self._say(connection, FileTaken())
 
     def _miss(self, connection: Connection, inbox: CheckpointReceiver, received: IncomingFile, error: OSError) -> None:
-        """Give up this checkpoint, because the disk is full, and report that."""
+        """Give up this checkpoint, which cannot be written, and report that."""
         draft, why = received.offer.draft, error.strerror or str(error)
         self._refuse(connection, why)
         inbox.give_up(draft)

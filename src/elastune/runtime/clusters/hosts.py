@@ -414,8 +414,8 @@ class TransferredRuns:
         for salt, run in list(self._runs.items()):
             if run.closed:
                 del self._runs[salt]
-                for missing in self._server.close_run(salt):
-                    self._tell(f"{run.spec.out.name}: a checkpoint is not complete, and is not used: {missing}")
+                for problem in self._server.close_run(salt):
+                    self._tell(f"{run.spec.out.name}: a checkpoint is not complete, and is not used: {problem}")
 
     def close(self) -> None:
         """End the server. Idempotent."""
