@@ -19,8 +19,6 @@ from pydantic.dataclasses import dataclass
 
 from elastune.core.errors import UserError
 
-# What is to be deployed, checked; and the command lines that all systems run.
-
 FAILED, WRONG, TRY_AGAIN = 1, 2, 75  # exit codes of the command line
 OURS = ("--cluster", "--interface", "--out", "--resume", "--token-file", "--workers", "--gather")
 """Options of ``elastune run`` that a deployment sets itself."""
@@ -77,14 +75,13 @@ def deployment(command: Sequence[str], **facts: object) -> Deployment:
         return Deployment(tuple(command), **facts)  # type: ignore[arg-type]
     except ValidationError as error:
         first = error.errors()[0]
-        said = first["msg"][:1].lower() + first["msg"][1:]
-        raise UserError(f"--{first['loc'][0]}: {said}", repr(first["input"]), "choose another") from None
+        message = first["msg"][:1].lower() + first["msg"][1:]
+        raise UserError(f"--{first['loc'][0]}: {message}", repr(first["input"]), "choose another") from None
 
 
-# A Kubernetes JobSet: a controller and agents, each a Job whose pods are replaced when they go.
-#
-# Of the API jobset.x-k8s.io/v1alpha2. A host that is taken away costs its workers alone: its Job makes another pod, and
-# the agent in that joins the run. A controller that is taken away goes on from the newest checkpoint.
+# A JobSet of the API jobset.x-k8s.io/v1alpha2: the controller and each agent are Jobs, whose pods are replaced when
+# they end. The loss of a host costs only its workers: the agent in the replacement pod joins the run. A replaced
+# controller resumes from the newest checkpoint.
 
 JOBSET_GRACE_S = 60
 JOBSET_SHARED, SECRET = "/results", "/etc/elastune"
@@ -165,10 +162,8 @@ def _pod(wanted: Deployment, command: list[str], *, gpus: int, cpus: int) -> dic
     }
 
 
-# A SkyPilot task: every node runs an agent, the first one the controller beside it.
-#
-# SkyPilot starts all nodes of a job anew when one of them is taken away; the run then goes on from its newest
-# checkpoint.
+# In a SkyPilot task every node runs an agent, and the first node also the controller. When a node is taken away,
+# SkyPilot restarts all nodes of the job, and the run resumes from its newest checkpoint.
 
 SHARED = "/results"
 SKYPILOT_GRACE_S = 30
@@ -226,8 +221,6 @@ def _line(words: Sequence[str]) -> str:
     ours = (HEAD, INTERFACE, TOKEN_FILE)
     return " ".join(word if word.startswith(ours) else shlex.quote(word) for word in words)
 
-
-# Deployments as files.
 
 SYSTEMS: Mapping[str, tuple[Callable[[Deployment], dict[str, Any]], str]] = {
     "jobset": (jobset, JOBSET_HEADER),

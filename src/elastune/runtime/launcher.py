@@ -167,7 +167,7 @@ class Launcher(ABC):
         return ""
 
     def vitals(self, worker: Bootstrap) -> ProcessStatus | None:
-        """What the system says of ``worker``'s process, where that is known. Any thread may ask."""
+        """The operating system's view of ``worker``'s process; None where it is unknown. Any thread may call this."""
         return None
 
     @abstractmethod

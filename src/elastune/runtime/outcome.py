@@ -1,8 +1,9 @@
 """What became of a worker and of its run: a pure state machine. Events go in, new facts and actions come out.
 
-A worker may end because its program ended, because its machine failed, or because the run asked it to. Who is told, and
-whether the run goes on, is decided once all messages of that worker have been read (``WorkerDrained``). ``RunFacts`` is
-the state, ``Kill``, ``Start`` and events for the driver are the actions.
+A worker may end because its program ended, because its machine failed, or because the run asked it to. ``transition``
+decides between these causes once all messages of that worker have been read (``WorkerDrained``): it then reports the
+end to the driver, and continues or ends the run. ``RunFacts`` is the state. ``Kill``, ``Start`` and events for the
+driver are the actions; ``runtime.elastic_run`` executes them.
 """
 
 from __future__ import annotations
@@ -24,31 +25,33 @@ from elastune.elastic.worker.client import DISCONNECTED_CODE, ORPHANED_CODE
 from elastune.runtime.clusters.base import NOBODY, Event, Exited, Message, how_it_ended
 from elastune.runtime.launcher import ProcessEnded
 
-# What a controller knows of a run and of its workers: the state of ``cluster.judgement``.
-
+NOT_STARTED = 71  # EX_OSERR of sysexits.h
+EXPLAIN_S = 2.0  # how long to wait for the end of a process whose connection closed without an exit code
+WITHOUT_CONTROLLER = "it ended while there was no controller"
 NO_END = Exited(NOBODY, 0, "")
-UNKNOWN = 1  # the code of a process of which nobody knows how it ended
+UNKNOWN = 1  # the exit code reported for a process whose real exit code is unknown
 
 
 @dataclass(frozen=True)
 class WorkerFacts:
-    """What is known of one worker.
+    """The controller's knowledge of one worker.
 
-    Its process, its connection and its coordinator are heard of in any order, so none of these facts follows from
-    another one.
+    Events of its process, of its connection and of the coordinator arrive in any order, so no fact follows from
+    another fact.
 
     Attributes:
-        number: Which it is.
-        phase: "running" from its start until its end is told, "gone" then; "apart" as long as it is none of this run's,
-            as those are that have outlived a controller until the next one takes them over.
+        number: The worker's number.
+        phase: "running" from its start until its end is reported, then "gone". "apart" while it does not belong to
+            this run: a worker that outlived a controller is apart until ``take_over``.
         trained: It has been a member.
-        parted: Its connection has ended.
-        code: The exit code of its entry point, as it said when it parted; None where it has not, or without a word.
-        explains_until: It has parted without a word: until when the end of its process is awaited, which tells why.
-        doomed: Why it was ended, where the reason was not its own.
-        lost: It counts as lost; else it was not needed any more.
-        fatal: Its loss was one too many: what to say of that.
-        end: How its process has ended; perhaps not all that it had said is here yet.
+        parted: Its connection has closed.
+        code: The exit code of its entry point, which a worker sends before it closes its connection; None without.
+        explains_until: Its connection closed without an exit code. The controller waits until then for the end of the
+            process, which shows the cause.
+        ended_because: Why the run ended it; None while it runs, and where it ended by itself.
+        lost: It counts as lost; otherwise a worker that the run ended was no longer needed.
+        fatal: Its loss was one too many for the run: the reason to report. None otherwise.
+        end: How its process ended. The worker's last messages may still be unread.
     """
 
     number: int
@@ -64,32 +67,33 @@ class WorkerFacts:
 
     @property
     def how(self) -> str:
-        """How its process has ended, in words; "" where it has not."""
+        """How its process ended, in words; "" while it runs."""
         if self.end is None:
             return ""
         return self.end.why or f"worker {self.number} {how_it_ended(self.end.code, self.end.log)}"
 
     @property
     def exited(self) -> Exited:
-        """How its process has ended, for the driver."""
+        """How its process ended, as an event for the driver."""
         assert self.end is not None
         return Exited(self.number, UNKNOWN if self.end.code is None else self.end.code, self.end.log)
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What is known of a run.
+    """The controller's knowledge of one run. Each method returns changed facts.
 
     Attributes:
-        first: So many workers began it: those with higher numbers came later.
-        workers: All there ever were, by number.
-        over: Nothing is started any more; every worker that ends is the driver's concern.
-        failed: By its program's own doing.
-        finished: A worker has said so.
-        noticed: It was to stop because its machines are taken away.
-        last_lost: Who was lost last.
-        last_end: The end that was told last.
-        withheld: What workers said of the run's end while somebody's was to be explained: perhaps the program ended it.
+        first: The number of workers that the run began with. Workers with this number or a higher one came later.
+        workers: All workers that the run ever had, by number.
+        over: The run starts no more workers, and passes the end of every worker to the driver.
+        failed: Its program has failed.
+        finished: A worker has reported the result.
+        noticed: The run was asked to stop because its machines will be taken away.
+        last_lost: The worker that was lost last.
+        last_end: The last end of a worker's process.
+        deferred_results: Results that came while a worker was ``unexplained``, with the workers that sent them. They
+            count only if the program has not ended that worker.
     """
 
     first: int
@@ -103,30 +107,30 @@ class RunFacts:
     deferred_results: tuple[tuple[int, RunFinished], ...] = ()
 
     def of(self, number: int) -> WorkerFacts:
-        """What is known of worker ``number``."""
+        """The facts about worker ``number``, which may be new."""
         return self.workers.get(number) or WorkerFacts(number)
 
     def put(self, number: int, **facts: Any) -> RunFacts:
-        """As this, with these facts about worker ``number``."""
+        """Change ``facts`` of worker ``number``."""
         return self.put_all((number,), **facts)
 
     def put_all(self, numbers: Iterable[int], **facts: Any) -> RunFacts:
-        """As this, with these facts about each of ``numbers``."""
+        """Change ``facts`` of each worker in ``numbers``."""
         changed = {number: replace(self.of(number), **facts) for number in numbers}
         return replace(self, workers={**self.workers, **changed}) if changed else self
 
     def seen(self, members: Iterable[int]) -> RunFacts:
-        """As this, with ``members`` seen to train together."""
+        """Note that each of ``members`` has trained."""
         return self.put_all((number for number in members if not self.of(number).trained), trained=True)
 
     @property
     def running(self) -> list[int]:
-        """The workers whose ends are still to be told."""
+        """The workers whose end has not been reported yet."""
         return [number for number, worker in self.workers.items() if worker.phase == "running"]
 
     @property
     def unexplained(self) -> list[WorkerFacts]:
-        """Those that have parted without a word and may still end in a way that tells why."""
+        """Workers that closed their connection without an exit code, and whose process may still show the cause."""
         return [worker for worker in self.workers.values() if worker.explains_until is not None]
 
     def is_replacement(self, number: int) -> bool:
@@ -134,41 +138,17 @@ class RunFacts:
         return number >= self.first
 
     def never_joined(self, number: int) -> bool:
-        """Whether worker ``number`` came later than the first ones and has never trained with the others."""
+        """Whether worker ``number`` was started after the first workers and has never been a member."""
         return self.is_replacement(number) and not self.of(number).trained
-
-
-# What the end of a worker's process says of the program that ran in it.
-
-NOT_STARTED = 71  # EX_OSERR of sysexits.h
-
-
-def ended_by_program(end: ProcessEnded) -> str:
-    """What the program did to end its worker's process without a word; "" where it was something else that ended it."""
-    if end.why or end.code is None or end.code < 0 or end.code in (ORPHANED_CODE, NOT_STARTED):
-        return ""
-    if end.code == DISCONNECTED_CODE:
-        return "the program closed its worker's connection, a file that it had not opened (os.closerange?)"
-    return f"the program ended its worker's process with exit code {end.code} (os._exit, or a library that exits)"
-
-
-# What became of a worker and of its run: a pure machine. News comes in, the facts and what is to be done come out.
-#
-# That a worker ends may be its program's will, its machine's fault, or what the run asked of it. Who is to hear of
-# that, and whether the run goes on, follows from all that is known once everything it ever said has been heard
-# (``WorkerDrained``).
-
-EXPLAIN_S = 2.0  # how long the end of a process is awaited whose connection has closed without a word
-WITHOUT_CONTROLLER = "it ended while there was no controller"
 
 
 @dataclass(frozen=True)
 class Kill:
-    """End processes.
+    """An action: end the processes of workers.
 
     Attributes:
-        workers: Whose.
-        why: For their logs.
+        workers: The workers.
+        why: The reason, for their logs.
     """
 
     workers: tuple[int, ...]
@@ -177,12 +157,12 @@ class Kill:
 
 @dataclass(frozen=True)
 class EventContext:
-    """What else there is to know when news is heard.
+    """What ``transition`` reads besides the event and the facts.
 
     Attributes:
         now: The clock, in s.
-        members: Who trains together.
-        why_left: Why the worker was to leave that the news is of; "" where nobody has asked for that.
+        members: The workers that train together now.
+        why_left: Why the event's worker was asked to leave; "" where it was not asked.
     """
 
     now: float = 0.0
@@ -191,55 +171,56 @@ class EventContext:
 
 
 Action = Event | Kill | Start
-"""To be told to the driver, or done."""
+"""An event for the driver, or something that the controller has to do."""
 Transition = tuple[RunFacts, tuple[Action, ...]]
+"""The new facts, and the actions in order."""
 
 
-def step(facts: RunFacts, news: ForController, moment: EventContext) -> Transition:
-    """Hear ``news`` of a run.
+def transition(facts: RunFacts, event: ForController, context: EventContext) -> Transition:
+    """Process one event of a run's coordinator.
 
     Args:
-        facts: What was known of it before.
-        news: What its coordinator has told. Of records only those that say how the run ended are judged: ``Said`` knows
-            which of the others are news.
-        moment: When it is heard.
+        facts: The facts before the event.
+        event: The event. Of a worker's records only ``RunFailed`` and ``RunFinished`` have an effect; ``RecordFilter``
+            handles all others.
+        context: The clock, the members, and why the event's worker was asked to leave.
 
     Returns:
-        What is known now, and what is to be done, in order.
+        The new facts, and the actions in order.
     """
-    match news:
+    match event:
         case RecordSent(worker, RunFailed() as record):
-            return _failed(facts, worker, record, moment.members)
+            return _failed(facts, worker, record, context.members)
         case RecordSent(worker, RunFinished() as record):
             return _finished(facts, worker, record)
         case WorkerDisconnected():
-            return _parted(facts, news, moment.now), ()
+            return _parted(facts, event, context.now), ()
         case Start(workers) if not (facts.over or facts.finished):
-            return facts.put_all(workers, phase="running"), (news,)
+            return facts.put_all(workers, phase="running"), (event,)
         case End():
-            return _to_end(facts, news)
+            return _to_end(facts, event)
         case Stall(worker, reason, detail) if not facts.over:
-            return _failed(facts, worker, RunFailed(reason, detail, worker), moment.members)
+            return _failed(facts, worker, RunFailed(reason, detail, worker), context.members)
         case GiveUp(why) if not facts.over:
             return _given_up(facts, why)
         case StopRun():
             return replace(facts, noticed=True), ()
         case WorkerDrained(worker):
-            return _buried(facts, facts.of(worker), moment.why_left)
+            return _ended(facts, facts.of(worker), context.why_left)
     return facts, ()
 
 
 def take_over(facts: RunFacts, back: Collection[int], away: Sequence[int], why: str) -> Transition:
-    """Go on with a run whose controller has died.
+    """Continue a run whose controller has died.
 
     Args:
-        facts: What the next controller knows.
-        back: The workers that have come back to it.
-        away: Those that have not, though their processes live: they are lost.
-        why: What is told of these.
+        facts: The facts that the next controller has collected.
+        back: The workers that have come back to the next controller.
+        away: The workers that have not come back although their processes live: they are lost.
+        why: The reason to report for the lost workers.
 
     Returns:
-        What is known now, and what is to be done.
+        The new facts, and the actions in order.
     """
     facts = facts.put_all(back, phase="running").put_all(away, phase="running", ended_because=why, lost=True)
     facts = replace(facts, last_lost=away[-1]) if away else facts
@@ -247,44 +228,46 @@ def take_over(facts: RunFacts, back: Collection[int], away: Sequence[int], why: 
 
 
 def expire_explanations(facts: RunFacts, now: float) -> Transition:
-    """End those whose time to explain their end is up; once there is nobody left of them the run may have finished.
+    """End each unexplained worker whose time is up. Once no such worker is left, report the deferred results.
 
     Args:
-        facts: What is known.
+        facts: The facts before.
         now: The clock, in s.
 
     Returns:
-        What is known then, and what is to be done.
+        The new facts, and the actions in order.
     """
-    acts: list[Action] = []
+    actions: list[Action] = []
     for worker in facts.unexplained:
         if worker.explains_until is not None and worker.explains_until <= now:
             facts = facts.put(worker.number, explains_until=None)
-            acts.append(Kill((worker.number,), worker.ended_because or ""))
+            actions.append(Kill((worker.number,), worker.ended_because or ""))
     if facts.deferred_results and not facts.unexplained:
         deferred_results, facts = facts.deferred_results, replace(facts, deferred_results=())
         for number, record in deferred_results:
-            facts, told = _finished(facts, number, record)
-            acts += told
-    return facts, tuple(acts)
+            facts, reported = _finished(facts, number, record)
+            actions += reported
+    return facts, tuple(actions)
 
 
-# -- what workers say of the run's end --------------------------------------------------------------------------------
+# -- records of the run's end -----------------------------------------------------------------------------------------
+
+
 def _failed(facts: RunFacts, number: int, record: RunFailed, members: Collection[int]) -> Transition:
-    if facts.of(number).ended_because is not None:  # whatever it did on its way out
+    if facts.of(number).ended_because is not None:  # the run was ending it anyway
         return facts, ()
     if facts.is_replacement(number) and members and number not in members:
-        # Its machine, not the program, may be to blame: others train.
+        # Others train, so its machine may be the cause, not the program.
         facts = facts.put(number, ended_because=f"it failed before it could join: {record.detail}", lost=True)
         return replace(facts, last_lost=number), ()
-    # The program's own failure is no reason to start replacements.
+    # A replacement would fail in the same way.
     return replace(facts, over=True, failed=True), (Message(number, record),)
 
 
 def _finished(facts: RunFacts, number: int, record: RunFinished) -> Transition:
-    if facts.failed:  # of survivors that were about to be ended
+    if facts.failed:  # a survivor of the failure, not ended yet
         return facts, ()
-    if facts.unexplained:  # perhaps the program has ended one of its workers
+    if facts.unexplained:  # the program may have ended that worker
         return replace(facts, deferred_results=(*facts.deferred_results, (number, record))), ()
     if facts.finished:
         return facts, ()
@@ -293,47 +276,51 @@ def _finished(facts: RunFacts, number: int, record: RunFinished) -> Transition:
     return replace(facts, finished=True), (Message(number, record),)
 
 
-# -- what the coordinator does with workers ---------------------------------------------------------------------------
-def _parted(facts: RunFacts, news: WorkerDisconnected, now: float) -> RunFacts:
-    ended_because = facts.of(news.worker).ended_because is not None
-    explains = news.code is None and not ended_because and not facts.never_joined(news.worker)
+# -- instructions and events of the coordinator -----------------------------------------------------------------------
+
+
+def _parted(facts: RunFacts, event: WorkerDisconnected, now: float) -> RunFacts:
+    ended_because = facts.of(event.worker).ended_because is not None
+    explains = event.code is None and not ended_because and not facts.never_joined(event.worker)
     until = now + EXPLAIN_S if explains else None
-    facts = facts.put(news.worker, parted=True, code=news.code, explains_until=until)
-    if news.code is None or ended_because:
+    facts = facts.put(event.worker, parted=True, code=event.code, explains_until=until)
+    if event.code is None or ended_because:
         return facts
     last = all(facts.workers[other].parted for other in facts.running)
-    # Before the loss that this is to the coordinator makes it ask for another worker.
-    return replace(facts, over=facts.over or news.code != 0 or last)
+    # At once: the coordinator counts this as a loss, and would ask for a replacement.
+    return replace(facts, over=facts.over or event.code != 0 or last)
 
 
-def _to_end(facts: RunFacts, news: End) -> Transition:
-    worker = facts.of(news.worker)
-    by_itself = worker.end is not None and news.why == worker.how
-    ended_because = worker.ended_because if worker.parted or by_itself else news.why
-    facts = facts.put(news.worker, ended_because=ended_because, lost=worker.lost or news.lost)
-    if news.lost:
-        facts = replace(facts, last_lost=news.worker)
-    # Who has said its last words ends by itself, and how one ends that has said nothing tells why.
+def _to_end(facts: RunFacts, instruction: End) -> Transition:
+    worker = facts.of(instruction.worker)
+    by_itself = worker.end is not None and instruction.why == worker.how
+    ended_because = worker.ended_because if worker.parted or by_itself else instruction.why
+    facts = facts.put(instruction.worker, ended_because=ended_because, lost=worker.lost or instruction.lost)
+    if instruction.lost:
+        facts = replace(facts, last_lost=instruction.worker)
+    # A worker that sent its exit code ends by itself. The end of an unexplained worker has to show the cause.
     ends_by_itself = worker.code is not None or worker.explains_until is not None
-    return facts, () if ends_by_itself else (Kill((news.worker,), ended_because or ""),)
+    return facts, () if ends_by_itself else (Kill((instruction.worker,), ended_because or ""),)
 
 
 def _given_up(facts: RunFacts, why: str) -> Transition:
-    """End the run. What the worker printed whose loss was one too many is known once its process has ended."""
+    """End the run. If the lost worker's process still runs, its end completes the report (``WorkerFacts.fatal``)."""
     facts, last = replace(facts, over=True), facts.last_end
     kill = Kill(tuple(facts.running))
     if facts.last_lost in facts.running:
         return facts.put(facts.last_lost, fatal=why), (kill,)
-    told = "" if last.rank == NOBODY else f"; worker {last.rank} {how_it_ended(last.code, last.log)}"
-    return facts, (kill, _one_too_many(why + told, last))
+    last_end = "" if last.rank == NOBODY else f"; worker {last.rank} {how_it_ended(last.code, last.log)}"
+    return facts, (kill, _one_too_many(why + last_end, last))
 
 
 def _one_too_many(why: str, last: Exited) -> Message:
     return Message(last.rank, RunFailed("worker_lost", why, max(0, last.rank), last.code, last.log))
 
 
-# -- the end of a worker, now that all it ever said is known ----------------------------------------------------------
-def _buried(facts: RunFacts, worker: WorkerFacts, why_left: str) -> Transition:
+# -- the end of a worker, after all its messages ----------------------------------------------------------------------
+
+
+def _ended(facts: RunFacts, worker: WorkerFacts, why_left: str) -> Transition:
     assert worker.end is not None
     facts = facts.put(worker.number, explains_until=None)
     if worker.phase == "apart":
@@ -342,25 +329,35 @@ def _buried(facts: RunFacts, worker: WorkerFacts, why_left: str) -> Transition:
     facts = replace(facts.put(worker.number, phase="gone"), last_end=end)
     if fatal is not None:
         return facts, (_one_too_many(fatal if worker.how in fatal else f"{fatal}; {worker.how}", end), end)
-    if worker.ended_because is None and not facts.finished and (own_will := _own_will(facts, worker)):
-        record = RunFailed("exception", own_will, worker.number, worker.end.code, worker.end.log)
-        return replace(facts, over=True, failed=True), (Message(worker.number, record), end)  # it would do so again
-    left_early = worker.code == 0 and bool(facts.running)  # well and before the others: that is how a worker leaves
+    if worker.ended_because is None and not facts.finished and (cause := _program_cause(facts, worker)):
+        record = RunFailed("exception", cause, worker.number, worker.end.code, worker.end.log)
+        # A replacement would end in the same way.
+        return replace(facts, over=True, failed=True), (Message(worker.number, record), end)
+    left_early = worker.code == 0 and bool(facts.running)  # a worker that leaves the run ends well, before the others
     by_itself = worker.ended_because is None and worker.code is not None and not left_early
     concerns_run = facts.over or by_itself or (facts.finished and worker.ended_because is None)
     over = facts.over or by_itself or (facts.finished and not facts.running)
-    told = end if concerns_run else Message(worker.number, _gone(worker, why_left))
-    return replace(facts, over=over), (told,)
+    report = end if concerns_run else Message(worker.number, _gone(worker, why_left))
+    return replace(facts, over=over), (report,)
 
 
-def _own_will(facts: RunFacts, worker: WorkerFacts) -> str:
-    """What the program did to end ``worker``'s process without a word; "" where it was something else that did."""
+def _program_cause(facts: RunFacts, worker: WorkerFacts) -> str:
+    """How the program ended ``worker``'s process; "" where it did not, or where the worker never joined the run."""
     assert worker.end is not None
     return ended_by_program(worker.end) if worker.code is None and not facts.never_joined(worker.number) else ""
 
 
+def ended_by_program(end: ProcessEnded) -> str:
+    """How the program ended its worker's process; "" where something else ended the process, or may have."""
+    if end.why or end.code is None or end.code < 0 or end.code in (ORPHANED_CODE, NOT_STARTED):
+        return ""
+    if end.code == DISCONNECTED_CODE:
+        return "the program closed its worker's connection, a file that it had not opened (os.closerange?)"
+    return f"the program ended its worker's process with exit code {end.code} (os._exit, or a library that exits)"
+
+
 def _gone(worker: WorkerFacts, why_left: str) -> WorkerGone:
-    """How a worker's end is told that the run survives."""
+    """The record of a worker's end that the run survives."""
     end = worker.exited
     if worker.ended_because is not None:
         why = f"{worker.ended_because} (exit code {end.code})"
@@ -371,5 +368,5 @@ def _gone(worker: WorkerFacts, why_left: str) -> WorkerGone:
 
 
 def _gone_apart(number: int, end: ProcessEnded) -> WorkerGone:
-    """The same of one that ended before anybody was taken over."""
+    """The record of a worker that ended before ``take_over``."""
     return WorkerGone(number, "left" if end.code == 0 else "lost", end.why or WITHOUT_CONTROLLER, end.code, end.log)

@@ -18,9 +18,7 @@ from pathlib import Path
 from elastune.core.errors import UserError
 from elastune.core.run import Place
 
-# The accelerators that this machine offers to workers, and which worker gets which.
-#
-# Nothing here initialises CUDA in the calling process: a process that did could not fork workers that use it.
+# Nothing here initialises CUDA in the calling process: after that, the process could not fork workers that use CUDA.
 
 PROBE_LIMIT_S = 60.0
 _PROBE = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
@@ -37,11 +35,11 @@ def devices() -> tuple[str, ...]:
     if not (any(Path(name).exists() for name in _DRIVER_FILES) or shutil.which("nvidia-smi")):
         return ("cpu",)
     try:
-        asked = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=PROBE_LIMIT_S)
+        probe = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=PROBE_LIMIT_S)
     except subprocess.TimeoutExpired:
         return ("cpu",)
-    answer = asked.stdout.strip().rpartition("\n")[2]
-    count = int(answer) if asked.returncode == 0 and answer.isdigit() else 0
+    answer = probe.stdout.strip().rpartition("\n")[2]
+    count = int(answer) if probe.returncode == 0 and answer.isdigit() else 0
     return tuple(f"cuda:{index}" for index in range(count)) or ("cpu",)
 
 
@@ -69,9 +67,8 @@ def assign(device: str, local_rank: int, available: Sequence[str]) -> str:
     raise UserError("the device must be one that this machine has", device, f"choose one of {offer}")
 
 
-# The static route: a worker that torchrun, srun or mpirun started finds its place in its environment.
-#
-# Pure functions of that environment. The device of the place is left at "cpu": ``devices.assign`` knows better.
+# A worker that torchrun, srun or mpirun has started finds its place in its environment: pure functions of that
+# environment. They leave the device of the place at "cpu"; ``assign`` chooses the device.
 
 # Slurm numbers the steps of srun from 0 and keeps the top for its own: batch script, interactive shell, and so on.
 FIRST_RESERVED_STEP = 0xFFFFFFF0
@@ -102,10 +99,10 @@ def from_environment(env: Mapping[str, str]) -> Place | None:
 
 
 def on_this_host(env: Mapping[str, str]) -> int | None:
-    """How many workers the launcher has started on this host, where it tells."""
+    """How many workers the launcher has started on this host; None where it does not report that."""
     names = ("LOCAL_WORLD_SIZE", f"{_OPEN_MPI}_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
-    told = next((env[name] for name in names if env.get(name)), "")
-    return int(told) if told.isdigit() else None
+    value = next((env[name] for name in names if env.get(name)), "")
+    return int(value) if value.isdigit() else None
 
 
 def _torchrun(env: Mapping[str, str]) -> Place:

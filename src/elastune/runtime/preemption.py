@@ -29,8 +29,6 @@ from pydantic.dataclasses import dataclass as checked
 from elastune.core.clock import Clock, SystemClock
 from elastune.core.errors import UserError
 
-# Being told in advance: this machine will be taken away. Where such news comes from; each source has a ``poll``.
-
 DEFAULT_S = 120.0
 POLL_S = 5.0
 ANSWER_LIMIT_S = 2.0
@@ -141,10 +139,10 @@ def check_address(url: str, option: str, example: str) -> None:
 def _is_web_address(url: str) -> bool:
     try:
         parts = urllib.parse.urlsplit(url)
-        known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # such as a port that is none, or half an IPv6 address
         return False
-    return known and url.isascii() and url.isprintable() and " " not in url
+    return valid and url.isascii() and url.isprintable() and " " not in url
 
 
 def ask(url: str, headers: Mapping[str, str] = MappingProxyType({}), *, method: str = "GET") -> bytes | None:
@@ -166,14 +164,14 @@ def ask(url: str, headers: Mapping[str, str] = MappingProxyType({}), *, method: 
 def read_notice(answer: bytes, now: float, seconds: float, source: str) -> Notice:
     """The notice in ``answer``, given ``now`` in seconds since the epoch."""
     try:
-        told = json.loads(answer)
+        payload = json.loads(answer)
     except (ValueError, RecursionError):
-        told = None
-    if not isinstance(told, dict):
+        payload = None
+    if not isinstance(payload, dict):
         return Notice(seconds, f"{source} tells of it")
-    action = " ".join(str(told.get("action", "an end")).split())[:60]
+    action = " ".join(str(payload.get("action", "an end")).split())[:60]
     try:
-        at = datetime.fromisoformat(str(told["time"])).timestamp()
+        at = datetime.fromisoformat(str(payload["time"])).timestamp()
     except (KeyError, ValueError, OverflowError):
         return Notice(seconds, f"{source} announces {action}")
     return Notice(max(0.0, at - now), f"{source} announces {action}")
@@ -187,11 +185,11 @@ def _seconds(text: str, usual: float) -> float:
     return value if 0 <= value < float("inf") else usual
 
 
-# What the metadata services of clouds say of a machine's end, in their documented formats. Each look asks once.
+# The metadata services of clouds, in their documented formats. Each look sends one request.
 #
-# AWS: EC2's ``spot/instance-action`` (404 until two minutes before), with a session token (IMDSv2). Google: Compute
-# Engine's ``preempted`` (TRUE 30 s before) and ``maintenance-event``. Azure: ``scheduledevents`` of the machine itself;
-# the service lists those of its neighbours, too.
+# AWS: EC2's ``spot/instance-action`` (404 until two minutes before the end), with a session token (IMDSv2). Google:
+# Compute Engine's ``preempted`` (TRUE 30 s before) and ``maintenance-event``. Azure: ``scheduledevents`` of the machine
+# itself; the service lists the events of neighbours, too.
 
 Look = Callable[[str, float], Notice | None]
 """The service's address and now, in seconds since the epoch -> the notice, once there is one. Raises ``OSError`` where
@@ -208,11 +206,11 @@ def look_at_aws(base: str, now: float) -> Notice | None:
     token = ask(f"{base}/latest/api/token", lifetime, method="PUT")
     if token is None:
         raise OSError("no session token")
-    found = ask(f"{base}/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": token.decode("ascii")})
-    if found is None:
+    reply = ask(f"{base}/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": token.decode("ascii")})
+    if reply is None:
         return None
-    told = _AWS.validate_json(found)
-    return Notice(_left(told.time.timestamp(), now), f"AWS announces {told.action}")
+    event = _AWS.validate_json(reply)
+    return Notice(_left(event.time.timestamp(), now), f"AWS announces {event.action}")
 
 
 def look_at_google(base: str, now: float) -> Notice | None:

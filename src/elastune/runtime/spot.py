@@ -16,8 +16,6 @@ from elastune.core.cost import KINDS, ON_DEMAND, ONE_PRICE, SPOT, Paid, Prices, 
 from elastune.core.errors import UserError
 from elastune.core.plan.prices import Availability, parse_availability, parse_prices
 
-# Traces of markets in files of the user's.
-
 LARGEST_BYTES = 1 << 26
 
 
@@ -31,10 +29,10 @@ def read_host_prices(path: Path, kind: str, *, told: bool) -> Prices:
 
     ``told``: hosts may tell any kind, so each needs a price. Raises ``UserError``.
     """
-    found = read_prices(path).assuming(kind)
+    prices = read_prices(path).assuming(kind)
     for each in KINDS if told else ():
-        found.at(each, 0.0)
-    return found
+        prices.at(each, 0.0)
+    return prices
 
 
 def prices_of(price: float | None, file: Path | None, kind: str, *, told: bool) -> Prices | None:
@@ -62,9 +60,6 @@ def _text(path: Path) -> str:
     if len(data) > LARGEST_BYTES:
         raise UserError("a trace is at most 64 MiB long", path, "thin it out")
     return text
-
-
-# A run on spot and on-demand hosts while it goes on: what the policy ``spot`` is told of it.
 
 
 @dataclass(frozen=True)

@@ -34,13 +34,14 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
-# What a worker prints goes to a log on its host. Where the disk is full there, it is left out: the worker trains.
+# A worker prints to a log on its host. Where that disk is full the lines are dropped, and the worker goes on
+# training.
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class LogFile(io.FileIO):
-    """The file of ``stream``: it takes whatever there is room for, and says so of the rest, too."""
+    """The file of ``stream``. Drops a write for which the disk has no room, and reports it as complete."""
 
     def __init__(self, stream: io.TextIOWrapper) -> None:
         super().__init__(stream.fileno(), "wb", closefd=False)
@@ -63,10 +64,8 @@ def log_stream(stream: io.TextIOWrapper) -> io.TextIOWrapper:
     return io.TextIOWrapper(file, stream.encoding, "backslashreplace", line_buffering=True)
 
 
-# A worker process from its first line to its last: connect, call its entry point, end with its exit code.
-#
-# Started by a launcher: forked (``live``), or as ``python -m elastune.runtime.worker`` with its bootstrap in the
-# environment. When its coordinator goes away the worker ends at once, together with what it has started.
+# A launcher starts the process: forked (``live``), or as ``python -m elastune.runtime.worker`` with the bootstrap in
+# the environment. When the coordinator goes away, the worker ends at once, with all processes that it has started.
 
 Entry = Callable[[RunSpec, Place, CoordinatorClient], int]
 WORK = "elastune.train.worker:launched"
@@ -91,9 +90,9 @@ def live(bootstrap: Bootstrap) -> NoReturn:
     except UserError as error:
         print(f"elastune: {error}", file=sys.stderr)
         os._exit(ORPHANED_CODE)
-    own = os.getpid()
+    pid = os.getpid()
     code = _work(client, bootstrap)
-    if os.getpid() == own:  # not a child that the program forked, and that came back from the program's code
+    if os.getpid() == pid:  # not a child that the program forked, and that came back from the program's code
         client.farewell(code)
         code = _told_of_connection(client, code)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -113,30 +112,30 @@ def _told_of_connection(client: CoordinatorClient, code: int) -> int:
 
 
 def _work(client: CoordinatorClient, bootstrap: Bootstrap) -> int:
-    told = client.spec
-    if told is None:
+    task = client.spec
+    if task is None:
         print("elastune: the coordinator does not say what to do", file=sys.stderr)
         return 1
-    place = replace(told.place, device=bootstrap.device)
+    place = replace(task.place, device=bootstrap.device)
     try:
-        if told.adds:
-            sys.path[:0] = [path for path in told.import_path if path not in sys.path]
+        if task.adds:
+            sys.path[:0] = [path for path in task.import_path if path not in sys.path]
         else:
             os.environ.clear()
-            sys.path[:] = told.import_path
-        os.environ.update(told.environment)
+            sys.path[:] = task.import_path
+        os.environ.update(task.environment)
         try:
-            os.chdir(told.folder)
+            os.chdir(task.folder)
         except OSError as error:
             rule = "the controller's working directory must be on every machine that has workers"
-            why = f"{host_name()}: {told.folder}: {error.strerror}"
+            why = f"{host_name()}: {task.folder}: {error.strerror}"
             client.report(RunFailed("user_error", str(UserError(rule, why, "mount it, or copy it there")), place.rank))
             return 1
-        spec = told.spec
+        spec = task.spec
         if bootstrap.spool:
             spec = replace(spec, out=Path(bootstrap.spool), spool=Path(bootstrap.spool))
-        return int(resolve(told.entry)(spec, place, client))
-    except BaseException as error:  # noqa: BLE001 - the last frame of this process: whatever it is, the log has to show it
+        return int(resolve(task.entry)(spec, place, client))
+    except BaseException as error:  # noqa: BLE001 - the last frame: the log must show any error
         with suppress(OSError):
             os.write(2, trace_of(error).encode(errors="backslashreplace"))
         client.report(RunFailed("exception", cause_of(error), place.rank))
@@ -159,6 +158,6 @@ def resolve(entry: str) -> Entry:
 
 
 if __name__ == "__main__":
-    own = bootstrap_of()
+    bootstrap = bootstrap_of()
     del os.environ[VARIABLE]
-    live(own)
+    live(bootstrap)

@@ -25,8 +25,8 @@ from elastune.runtime.outcome import (
     Transition,
     ended_by_program,
     expire_explanations,
-    step,
     take_over,
+    transition,
 )
 
 BEGUN = RunFacts(first=2).put_all((0, 1), phase="running")  # and worker 2 comes later
@@ -75,7 +75,7 @@ def after(*news: News, facts: RunFacts = BEGUN, members: tuple[int, ...] = (0, 1
             now += one
             facts, acts = expire_explanations(facts, now)
         else:
-            facts, acts = step(facts, one, EventContext(now, members, why_left))
+            facts, acts = transition(facts, one, EventContext(now, members, why_left))
         done += acts
     return facts, tuple(done)
 

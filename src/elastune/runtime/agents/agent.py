@@ -46,9 +46,8 @@ from elastune.runtime.agents.transfer_client import FileTransferClient
 from elastune.runtime.launcher import Bootstrap, Launcher, Needs, ProcessEnded, ProcessEvent, ProcessStarted
 from elastune.runtime.preemption import NoticeSource
 
-# An agent's part in moving files: where workers leave theirs, and whose end is told only once those have arrived.
-#
-# A worker that has ended well may have written its run's last checkpoint: whoever hears of its end goes on from that.
+# A worker that ended well may have written the run's last checkpoint. So the agent reports a worker's end only after
+# the controller has received all of the worker's files.
 
 WELL = (0, ABANDONED_CODE)  # how a worker ends that has written what it had to
 HELD_LOOK_S = 0.05
@@ -103,20 +102,20 @@ class PendingExits:
         return HELD_LOOK_S if self._held else math.inf
 
     def holds(self, event: ProcessEvent) -> bool:
-        """Whether ``event`` is an end that is not to be told yet."""
+        """Whether ``event`` is an end that must not be reported yet."""
         if not isinstance(event, ProcessEnded) or event.code not in WELL or not self._waits(event, time.monotonic()):
             return False
         self._held.append((time.monotonic(), event))
         return True
 
     def released(self) -> list[ProcessEnded]:
-        """Ends that are to be told now."""
+        """Return the ends that may be reported now."""
         due = [event for since, event in self._held if not self._waits(event, since)]
         self._held = [(since, event) for since, event in self._held if event not in due]
         return due
 
     def given_up(self) -> list[ProcessEnded]:
-        """All ends that were not told; none is held from now on."""
+        """Return all ends that were not reported, and hold back none from now on."""
         self._closing = True
         held, self._held = self._held, []
         return [event for _, event in held]
@@ -132,11 +131,9 @@ class PendingExits:
         return time.monotonic() < max(since, self._mover.moved_at) + STALLED_S
 
 
-# The agent of one machine: it owns the workers there, and does what its controller says.
-#
-# Workers are forked from a warm server, as on a controller's own machine; all of them end with the agent, however it
-# ends. An agent knows no runs: each worker finds its run's coordinator by itself. Where its controller dies it may keep
-# its workers for a while, and serve the next one at the same address.
+# Workers are forked from a warm server, and all of them end with the agent, however the agent ends. An agent knows no
+# runs: each worker connects to its run's coordinator itself. After the death of its controller, an agent may keep its
+# workers for a while, and serve the next controller at the same address.
 
 SEND_LIMIT_S = 10.0
 GREETING_LIMIT_S = 10.0
@@ -301,7 +298,7 @@ class Agent:
             self._say(PreemptionNoticed(max(0.0, self._go_by - time.monotonic()), self._goes_why))
 
     def _look(self) -> None:
-        """Note what has happened to workers while there is nobody to tell."""
+        """Note the events of workers while there is no controller."""
         for event in self._launcher.poll():
             if event.bootstrap in self._key_of:
                 self._note(event)
@@ -359,9 +356,9 @@ class Agent:
         return False
 
     def _start(self, wanted: StartWorker) -> None:
-        told, run = wanted.bootstrap, run_of(wanted.bootstrap)
-        token, spool = derived(self._link.token, told.token), self._files.spool_of(run)
-        worker = replace(told, token=token, spool=spool, moves=self._moves)
+        bootstrap, run = wanted.bootstrap, run_of(wanted.bootstrap)
+        token, spool = derived(self._link.token, bootstrap.token), self._files.spool_of(run)
+        worker = replace(bootstrap, token=token, spool=spool, moves=self._moves)
         self._workers[wanted.key], self._key_of[worker] = worker, wanted.key
         shared = Path(wanted.logs)
         logs = self._logs / shared.parent.name if worker.spool or not shared.parent.is_dir() else shared

@@ -18,7 +18,7 @@ from elastune.core.errors import UserError
 from elastune.core.journal.files import atomic_write
 from elastune.elastic.wire.transport import MARK, fingerprint, fingerprint_of, server_context
 
-# The certificate of a controller that encrypts: self-signed, and known to agents by its SHA-256 in their token.
+# The controller's certificate is self-signed. Agents know it by its SHA-256, which is a part of their token.
 
 NAME = "elastune"
 YEARS = 10  # nobody looks at it: agents know one certificate, for as long as they have its token
@@ -50,9 +50,8 @@ def make_certificate(path: Path) -> bytes:
     return certificate.public_bytes(serialization.Encoding.DER)
 
 
-# The secret that agents and their controller share: a file that its owner alone can read.
-#
-# With ``--tls`` the token names the controller's certificate, which lies with its key beside the controller's file.
+# Agents and controller share a secret, in a file that only its owner can read. With ``--tls`` the token names the
+# controller's certificate, which is, with its key, beside the controller's token file.
 
 BYTES, LIMIT_BYTES = 32, 4096
 SHORTEST = 16  # characters
@@ -79,12 +78,12 @@ def credentials(path: Path, *, tls: bool = False) -> Credentials:
     beside = certificate_path(path)
     fix = "put back the file that was made with the token, or remove the token, so that both are made anew"
     try:
-        found = fingerprint(ssl.PEM_cert_to_DER_cert(_certificate_in(_read_private(beside))))
+        digest = fingerprint(ssl.PEM_cert_to_DER_cert(_certificate_in(_read_private(beside))))
         context = server_context(beside)
     except (OSError, ValueError) as error:
         value = f"{beside}: {getattr(error, 'strerror', None) or error}"
         raise UserError("a token's certificate and its key must lie beside it", value, fix) from None
-    if found != wanted:
+    if digest != wanted:
         raise UserError("a token must name the certificate beside it", f"{beside} holds another", fix)
     return Credentials(token, context)
 

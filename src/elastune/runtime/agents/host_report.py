@@ -20,8 +20,6 @@ from elastune.parallel.comm.sockets import address_of
 from elastune.runtime.agents.messages import FolderProbeRequest, FolderProbeResult, HostFacts, HostFactsRequest
 from elastune.runtime.placement import devices
 
-# Whether hosts see the folder of a run: a file that they look for, and what came of it, for the next controller.
-
 LOCAL = ".own-folders"  # in the folder of a run whose hosts push their files
 DIGITS = 32  # of a mark's text; its name has the first eight of them
 _MARK = re.compile(r"\.elastune-([0-9a-f]{8})")
@@ -40,8 +38,8 @@ class FolderMarker:
             self.path.unlink(missing_ok=True)
 
 
-def place(folder: Path) -> FolderMarker:
-    """A file in ``folder`` with a text that nobody else would write. Raises ``UserError``."""
+def place_marker(folder: Path) -> FolderMarker:
+    """Write a file with a random text into ``folder``. Raises ``UserError``."""
     text = secrets.token_hex(DIGITS // 2)
     mark = FolderMarker(folder.resolve() / f".elastune-{text[:8]}", text)
     try:
@@ -64,7 +62,7 @@ def remove_stale_markers(folder: Path, own: FolderMarker | None) -> None:
 
 
 def _is_mark(path: Path, begins: str) -> bool:
-    """Whether it is a file that ``place`` has written, in whole or, killed meanwhile, in part."""
+    """Whether ``place_marker`` has written the file, in whole or, if it was killed meanwhile, in part."""
     try:
         about = path.lstat()
         if not stat.S_ISREG(about.st_mode) or about.st_size > DIGITS:
@@ -92,8 +90,6 @@ def had_local_folders(folder: Path) -> bool:
     """Whether the controller before had hosts push the files of the run in ``folder``."""
     return (folder / LOCAL).is_file()
 
-
-# What a host is like, as its agent tells it; and whether a run can use it: a pure judgement.
 
 MOST_SKEW_S = 5.0  # beyond it the times of logs, certificates and leases of clouds mean something else elsewhere
 
@@ -157,9 +153,9 @@ class HostReport:
         if self.facts is None:
             return f"host {self.host}: unfit: {self.unfit}"
         folder = {None: "output folder not asked about", True: "output folder shared", False: "output folder not there"}
-        told = (
+        line = (
             f"host {self.host}: {self.versions}; room for {self.workers} workers on {', '.join(self.facts.devices)}; "
             f"clock {self.skew_s * 1e3:+.0f} ms (± {self.skew_error_s * 1e3:.0f}); "
             f"interface {self.facts.interface or 'unknown'}; {folder[self.facts.shared]}"
         )
-        return f"{told}; unfit: {self.unfit}" if self.unfit else told
+        return f"{line}; unfit: {self.unfit}" if self.unfit else line

@@ -23,8 +23,6 @@ from elastune.runtime.agents.messages import (
 )
 from elastune.runtime.launcher import Bootstrap
 
-# An agent as its controller knows it.
-
 LOOKS = 3
 
 
@@ -93,7 +91,7 @@ def as_kept(worker: Bootstrap, host: str, token: str) -> Bootstrap:
     return replace(worker, coordinator=at_host(worker.coordinator, host), token=derived(token, worker.token))
 
 
-# Which agents may get workers: those that see the run's folder, and whose workers reach the others'.
+# An agent may get workers if it sees the run's folder and its workers can connect to those of the other agents.
 
 
 class FolderProbe:
@@ -147,9 +145,6 @@ class FolderProbe:
         return found
 
 
-# Which agents get a run's next workers: a pure decision.
-
-
 def pack(free: Mapping[int, int], count: int, own: Mapping[int, int] | None = None) -> list[int]:
     """The agent of each of ``count`` workers, host by host, on as few hosts as it takes.
 
@@ -159,14 +154,14 @@ def pack(free: Mapping[int, int], count: int, own: Mapping[int, int] | None = No
     if count > sum(free.values()):
         raise ValueError(f"{count} workers, room for {sum(free.values())}")
     left = {agent: room for agent, room in free.items() if room > 0}
-    found: list[int] = []
-    while len(found) < count:
-        rest = count - len(found)
+    chosen: list[int] = []
+    while len(chosen) < count:
+        rest = count - len(chosen)
         ours = {agent: room for agent, room in left.items() if own and own.get(agent)} or left
         enough = [agent for agent in ours if ours[agent] >= rest]
         agent = min(enough, key=lambda agent: ours[agent]) if enough else max(ours, key=lambda agent: ours[agent])
-        found += [agent] * min(rest, left.pop(agent))
-    return found
+        chosen += [agent] * min(rest, left.pop(agent))
+    return chosen
 
 
 def spread(free: Mapping[int, int], count: int) -> list[int]:
@@ -180,9 +175,6 @@ def spread(free: Mapping[int, int], count: int) -> list[int]:
     for _ in range(count):
         taken[min((agent for agent in free if free[agent] > taken[agent]), key=lambda agent: taken[agent])] += 1
     return [agent for agent, workers in taken.items() for _ in range(workers)]
-
-
-# The room that agents have for workers: on which hosts, of which kind, and how much of it may be used now.
 
 
 class AgentRoom:
@@ -246,10 +238,10 @@ class AgentRoom:
         if apart:
             return spread(self._free(), len(workers))
         runs = {worker.coordinator for worker in workers}
-        own = {n: sum(b.coordinator in runs for b in a.workers.values()) for n, a in self._agents.items()}
+        workers_of = {n: sum(b.coordinator in runs for b in a.workers.values()) for n, a in self._agents.items()}
         spot = self._free([SPOT])
         cheap = min(len(workers), sum(spot.values()))
-        return pack(spot, cheap, own) + pack(self._free([ON_DEMAND]), len(workers) - cheap, own)
+        return pack(spot, cheap, workers_of) + pack(self._free([ON_DEMAND]), len(workers) - cheap, workers_of)
 
     def _on_demand(self) -> list[Bootstrap]:
         """The oldest first."""
@@ -259,12 +251,12 @@ class AgentRoom:
 
     def _free(self, kinds: Sequence[str] = KINDS) -> dict[int, int]:
         """The room of each agent that may be used now."""
-        found = {n: agent.free for n, agent in self._agents.items() if agent.kind in kinds}
+        free = {n: agent.free for n, agent in self._agents.items() if agent.kind in kinds}
         if self._most_on_demand is None:
-            return found
+            return free
         left = max(0, self._most_on_demand - self.on_demand)
-        for number in found:
+        for number in free:
             if self._agents[number].kind == ON_DEMAND:
-                found[number] = min(found[number], left)
-                left -= found[number]
-        return found
+                free[number] = min(free[number], left)
+                left -= free[number]
+        return free

@@ -53,10 +53,8 @@ from elastune.runtime.launcher import (
     ProcessStarted,
 )
 
-# Where a run is, told to who has the token of its cluster but does not see its folder.
-#
-# The controller's listener for agents is asked, and answers with the address of the run's coordinator and the salt of
-# its token; the token itself does not cross the network.
+# A command that has the token of a cluster, but does not see the run's folder, may ask for the run's coordinator. The
+# answer holds the coordinator's address and the salt of its token; the token itself does not cross the network.
 
 RULE = "the run must be one of that controller's"
 MOST_NAMED = 8
@@ -65,12 +63,12 @@ MOST_NAMED = 8
 def answer(asked: RunAsked, runs: Mapping[Path, Contact]) -> RunFound | AgentRefused:
     """Which of ``runs``, by their folders, is asked for: a whole path, or the last parts of one that no other has."""
     wanted = PurePath(asked.out)
-    found = [out for out in runs if out == wanted or (not wanted.is_absolute() and _ends(out, wanted))]
-    if len(found) == 1:
-        contact = runs[found[0]]
+    matches = [out for out in runs if out == wanted or (not wanted.is_absolute() and _ends(out, wanted))]
+    if len(matches) == 1:
+        contact = runs[matches[0]]
         return RunFound(contact.address, contact.token[:SALT_DIGITS])
-    named = ", ".join(str(out) for out in (found or list(runs))[:MOST_NAMED]) or "none"
-    return AgentRefused(f"{asked.out} may be each of {named}" if found else f"{asked.out}; it has {named}")
+    named = ", ".join(str(out) for out in (matches or list(runs))[:MOST_NAMED]) or "none"
+    return AgentRefused(f"{asked.out} may be each of {named}" if matches else f"{asked.out}; it has {named}")
 
 
 def _ends(out: PurePath, wanted: PurePath) -> bool:
@@ -88,7 +86,7 @@ def find_run(address: str, token: str, out: Path) -> Contact:
     try:
         entered = enter_at(address, Lines(), token, messages.PURPOSE, words, ANSWER_LIMIT_S, dial_s=DIAL_LIMIT_S)
         entered.connection.close()
-        told = messages.decode_from_controller(entered.line)
+        reply = messages.decode_from_controller(entered.line)
     except TokenRefused as error:
         fix = "give the controller's own token file, and the address that it listens on for agents"
         raise UserError("a controller must let in who asks it", f"{address}: {error}", fix) from None
@@ -97,15 +95,14 @@ def find_run(address: str, token: str, out: Path) -> Contact:
     except (ValueError, ProtocolError) as error:
         fix = "use the same version of elastune as the controller, and the address that it listens on for agents"
         raise UserError(rule, f"{address}: {error}", fix) from None
-    if isinstance(told, RunFound):
-        return Contact(told.address, derived(token, told.salt))
-    why = told.why if isinstance(told, AgentRefused) else f"{address} said {told.kind!r}"
+    if isinstance(reply, RunFound):
+        return Contact(reply.address, derived(token, reply.salt))
+    why = reply.why if isinstance(reply, AgentRefused) else f"{address} said {reply.kind!r}"
     raise UserError(RULE, why, "name the folder of its results as the controller does, or its last part")
 
 
-# The launcher of workers on other machines: it listens for agents, and tells them what to start and to end.
-#
-# Agents come and go at any time. A new one is room for its workers; a lost one is the loss of all that it had.
+# Agents come and go at any time. A new agent brings room for its workers; the loss of an agent is the loss of its
+# workers.
 
 BEAT_S, SILENCE_S = 1.0, 15.0
 PAUSE_S, LONGEST_PAUSE_S = 5e-5, 0.05  # between two looks at what agents say, for each of them
@@ -229,7 +226,7 @@ class AgentLauncher(Launcher):
         return derived(self._token)
 
     def ring(self) -> None:
-        """Have whoever waits for news look. Any thread may."""
+        """Wake the controller, which then polls. Any thread may call this."""
         self._bell.ring()
 
     @property
@@ -374,8 +371,8 @@ class AgentLauncher(Launcher):
             case PreemptionNoticed(seconds=seconds, why=why):
                 agent.notice = message
                 self._say(f"host {agent.host} will go in {seconds:g} s: {why}")
-                told = f"host {agent.host}: {why}"
-                self._events += [ProcessNoticed(worker, seconds, told) for worker in agent.workers.values()]
+                line = f"host {agent.host}: {why}"
+                self._events += [ProcessNoticed(worker, seconds, line) for worker in agent.workers.values()]
 
     def _finish(self, agent: AgentHost, key: int, code: int | None, log: str, why: str) -> None:
         worker = agent.workers.pop(key)

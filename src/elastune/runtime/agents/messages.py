@@ -20,7 +20,7 @@ Text = Annotated[str, Field(max_length=TEXT_LIMIT)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-# -- what an agent says -----------------------------------------------------------------------------------------------
+# -- messages of an agent ---------------------------------------------------------------------------------------------
 @dataclass(frozen=True, config=_RULES)
 class AgentHello:
     """An agent's first line. ``versions``: of what it would train with; ``host``: its machine's name; ``workers``: how
@@ -137,7 +137,7 @@ class FolderProbeResult:
     kind: Literal["host_looked"] = "host_looked"
 
 
-# -- what it is told --------------------------------------------------------------------------------------------------
+# -- messages of the controller ---------------------------------------------------------------------------------------
 @dataclass(frozen=True, config=_RULES)
 class AgentWelcome:
     """The agent is let in. It beats every ``beat_s``, and may take a controller for gone after ``silence_s``; then it
@@ -241,10 +241,10 @@ def encode(message: AgentMessage | ControllerMessage) -> bytes:
 
 
 def decode_from_agent(line: bytes) -> AgentMessage:
-    """What an agent says in ``line``. Raises ``ValueError`` for anything else."""
+    """Decode a message of an agent. Raises ``ValueError`` for anything else."""
     return _SAID.validate_json(line, strict=True)
 
 
 def decode_from_controller(line: bytes) -> ControllerMessage:
-    """What an agent is told in ``line``. Raises ``ValueError`` for anything else."""
+    """Decode a message of the controller. Raises ``ValueError`` for anything else."""
     return _TOLD.validate_json(line, strict=True)

@@ -149,17 +149,17 @@ class FileTransferClient:
     # -- the thread ---------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        told = ""
+        reported = ""
         while not self._closing.is_set():
             pause_s = LOOK_S
             try:
                 if self._round():
-                    told = ""
+                    reported = ""
             except (OSError, ValueError, ProtocolError) as error:
                 self._drop_link()
                 pause_s, why = AGAIN_S, f"{type(error).__name__}: {error}"
-                if why != told and not self._closing.is_set():
-                    told = why
+                if why != reported and not self._closing.is_set():
+                    reported = why
                     self._tell(f"files for the controller wait: {why}")
             self._closing.wait(pause_s)
         self._drop_link()
@@ -271,8 +271,8 @@ class FileTransferClient:
     def _fetch(self, name: str, run: _Run, wish: CheckpointRequest, contents: Contents) -> None:
         """Have the files of a checkpoint here, unless another worker of this machine has asked for them before."""
         folder = run.spool.checkpoints(wish.whose)
-        here, coming = run.spool.checkpoint(wish.whose, contents.step), folder / f".coming-{contents.step}"
-        if run.marks.get(here) == contents.mark and here.is_dir():
+        target, coming = run.spool.checkpoint(wish.whose, contents.step), folder / f".coming-{contents.step}"
+        if run.marks.get(target) == contents.mark and target.is_dir():
             return
         shutil.rmtree(folder, ignore_errors=True)  # what was loaded before is not loaded again
         coming.mkdir(parents=True)
@@ -280,8 +280,8 @@ class FileTransferClient:
             with (coming / file).open("wb") as content:
                 for data in self._parts(Fetch(name, wish.whose, contents.step, file, 0), size):
                     content.write(data)
-        coming.rename(here)
-        run.marks[here] = contents.mark
+        coming.rename(target)
+        run.marks[target] = contents.mark
 
     def _parts(self, first: Fetch, size: int) -> Iterator[bytes]:
         """The content of a file of ``size`` bytes, in order; several parts are asked for before the first is here."""

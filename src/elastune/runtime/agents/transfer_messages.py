@@ -27,7 +27,7 @@ Run = Annotated[str, Field(pattern=f"^[0-9a-f]{{{SALT_DIGITS}}}$")]
 Content = Annotated[str, Field(max_length=PIECE_BYTES * 4 // 3 + 4)]
 
 
-# -- what an agent says -----------------------------------------------------------------------------------------------
+# -- messages of an agent ---------------------------------------------------------------------------------------------
 @dataclass(frozen=True, config=_RULES)
 class FilesHello:
     """The first line."""
@@ -83,7 +83,7 @@ class Fetch:
     kind: Literal["fetch"] = "fetch"
 
 
-# -- what it is told --------------------------------------------------------------------------------------------------
+# -- messages of the controller ---------------------------------------------------------------------------------------
 @dataclass(frozen=True, config=_RULES)
 class FilesWelcome:
     """The agent is let in."""
@@ -139,12 +139,12 @@ def encode(message: FileRequest | FileReply) -> bytes:
 
 
 def decode_from_agent(line: bytes) -> FileRequest:
-    """What an agent says in ``line``. Raises ``ValueError`` for anything else."""
+    """Decode a message of an agent. Raises ``ValueError`` for anything else."""
     return _SAID.validate_json(line, strict=True)
 
 
 def decode_from_controller(line: bytes) -> FileReply:
-    """What an agent is told in ``line``. Raises ``ValueError`` for anything else."""
+    """Decode a message of the controller. Raises ``ValueError`` for anything else."""
     return _TOLD.validate_json(line, strict=True)
 
 

@@ -47,10 +47,8 @@ if TYPE_CHECKING:
     from elastune.train.checkpoints.spool import Whose
 
 
-# A run's folder at its controller, as files of checkpoints come in: a checkpoint is one once all of it is here.
-#
-# A file has another name until it is there whole, with the size and digest that were told, and on the disk. The last
-# one of a checkpoint makes its draft the checkpoint by a rename, as a worker does where the folder is shared.
+# A file keeps a temporary name until all of it is on the disk with the announced size and digest. The last file of a
+# checkpoint turns its draft into the checkpoint by a rename, as a worker does in a shared folder.
 
 PARTIAL = ".partial"  # the end of the name of a file that is not whole
 _IS_NAME = re.compile(NAME_PATTERN)
@@ -148,8 +146,8 @@ class CheckpointReceiver:
 
     def receive(self, offer: Offer) -> IncomingFile | None:
         """To be filled with what was offered; None where it is here already, or nobody has use for it."""
-        known = self._digests.get(offer.draft, {}).get(offer.name)
-        if self._is_over(offer.draft) or known == offer.sha256:
+        digest = self._digests.get(offer.draft, {}).get(offer.name)
+        if self._is_over(offer.draft) or digest == offer.sha256:
             return None
         return IncomingFile(offer, self._draft(offer.draft))
 
@@ -165,7 +163,7 @@ class CheckpointReceiver:
         return self._completed(received.offer.draft)
 
     def incomplete(self) -> list[str]:
-        """What is to be told of checkpoints of which something never came."""
+        """Describe the checkpoints of which a file never came."""
         return [
             f"after step {step_of_draft(draft)}: {', '.join(sorted(names)) or 'nothing'} has come, and no more"
             for draft, names in self._digests.items()
@@ -194,8 +192,9 @@ class CheckpointReceiver:
         if not path.is_dir():
             return Contents(-1)
         files = [file for file in sorted(path.iterdir()) if file.is_file() and _IS_NAME.fullmatch(file.name)]
-        told = path.stat()
-        return Contents(step, {file.name: file.stat().st_size for file in files}, f"{told.st_ino}-{told.st_mtime_ns}")
+        status = path.stat()
+        sizes = {file.name: file.stat().st_size for file in files}
+        return Contents(step, sizes, f"{status.st_ino}-{status.st_mtime_ns}")
 
     def read(self, whose: Whose, step: int, name: str, offset: int, most: int) -> bytes:
         """Up to ``most`` bytes of one of its files."""
@@ -264,8 +263,6 @@ class CheckpointReceiver:
         self._digests.pop(draft, None)
         shutil.rmtree(self._draft(draft), ignore_errors=True)
 
-
-# The controller's end of the files' connections: a thread that takes what agents push, and sends what they ask for.
 
 UNKNOWN_RUN = "this controller does not have that run"
 LOOK_S = 5.0
@@ -337,7 +334,7 @@ class FileTransferServer:
             self._runs[run] = _Run(inbox)
 
     def close_run(self, run: str) -> list[str]:
-        """Take no more of it; what is to be told of checkpoints that are not complete."""
+        """Accept no more files of this run. Returns a line for each checkpoint that is not complete."""
         with self._changing:
             own = self._runs.pop(run, None)
             self._over.add(run)
@@ -455,7 +452,7 @@ class FileTransferServer:
         self._say(connection, FileTaken())
 
     def _miss(self, connection: Connection, inbox: CheckpointReceiver, received: IncomingFile, error: OSError) -> None:
-        """There is no room here: nothing becomes of this checkpoint, and that is told."""
+        """Give up this checkpoint, which cannot be written, and report that."""
         draft, why = received.offer.draft, error.strerror or str(error)
         self._refuse(connection, why)
         inbox.give_up(draft)

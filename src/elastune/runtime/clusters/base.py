@@ -28,10 +28,8 @@ if TYPE_CHECKING:
     from elastune.train.data.sample_log import SampleSpans
 
 
-# What a controller does to files that the workers of a run have written: one seam, for clusters without shared files.
-#
-# Workers write their checkpoints into their run's folder, which is the controller's too where they share a file system.
-# Elsewhere agents bring what workers write into it (``cluster.transfer``), or a cluster brings ``RunFiles`` of its own.
+# Workers write checkpoints into their run's folder, which the controller sees too where both share a file system.
+# Elsewhere agents push the files to the controller (``runtime.agents``), or a cluster has ``RunFiles`` of its own.
 
 
 class RunFiles(Protocol):
@@ -42,7 +40,7 @@ class RunFiles(Protocol):
         ...
 
     def spans(self, run: Path, step: int) -> SampleSpans:
-        """Which samples it had used at the checkpoint of ``step``; nothing where that cannot be told."""
+        """The samples that the run had used at the checkpoint of ``step``; empty where unknown."""
         ...
 
     def back_to_epoch(self, run: Path) -> None:
@@ -132,8 +130,6 @@ class LocalFiles:
             (run / "checkpoints").rename(run / "checkpoints.gone")
         shutil.rmtree(run, ignore_errors=True)
 
-
-# The contract of a cluster: start the workers of a run, hear from them, stop them.
 
 NOBODY = -1
 """The rank of a message that no worker sent."""

@@ -89,7 +89,7 @@ class ElasticCluster(Cluster):
 
     def adopt(self, left: Sequence[SurvivingRun]) -> list[Handle | None]:
         awaited = {at: run for at, one in enumerate(left) if (run := self._await(one)) is not None}
-        found: list[Handle | None] = [None for _ in left]
+        adopted: list[Handle | None] = [None for _ in left]
         began, met = time.monotonic(), dict[int, float]()
         while awaited:  # all are known before the first process is named: one of no run would be ended
             now = time.monotonic()
@@ -100,11 +100,11 @@ class ElasticCluster(Cluster):
                 nobody_s = NOBODY_S + (self._silence_s if run.moved else 0.0)
                 until = met[at] + run.spec.elastic.heartbeat_s if at in met else began + nobody_s
                 if run.all_back or run.all_ended or now > until:
-                    found[at] = run if run.take_over(now - began) else None
+                    adopted[at] = run if run.take_over(now - began) else None
                     del awaited[at]
             if awaited:
                 self.pump(LOOK_S)
-        return found
+        return adopted
 
     def _await(self, left: SurvivingRun) -> AdoptedRun | None:
         """Let the workers of ``left`` come back; None where that cannot be."""
@@ -132,7 +132,7 @@ class ElasticCluster(Cluster):
             run.woken()
 
     def pump(self, timeout_s: float) -> None:
-        """Wait up to ``timeout_s`` for news of processes and from coordinators; what they are goes to the runs."""
+        """Wait up to ``timeout_s`` for events of processes and coordinators, and pass them to the runs."""
         if self._closed:
             return
         self._hear(timeout_s)
@@ -183,15 +183,15 @@ class ElasticCluster(Cluster):
 
     def _task(self, spec: RunSpec) -> WorkerSpec:
         """What all workers of a run have in common, those too that it will start later."""
-        here = str(Path.cwd())
-        paths = [path or here for path in sys.path]
+        folder = str(Path.cwd())
+        paths = [path or folder for path in sys.path]
         if self.launcher.own_environment:
             ours = {name: value for name, value in os.environ.items() if name.startswith(OWN_PREFIX) and name != HOST}
             environment = {**ours, **_threads(spec.execution.threads)}
             paths = [path for path in paths if not path.startswith((sys.prefix, sys.base_prefix))]
-            return WorkerSpec(self._entry, spec, Place(), environment, here, paths, adds=True)
+            return WorkerSpec(self._entry, spec, Place(), environment, folder, paths, adds=True)
         environment = {**os.environ, **_threads(spec.execution.threads), "GLOO_SOCKET_IFNAME": self.launcher.interface}
-        return WorkerSpec(self._entry, spec, Place(), environment, here, paths)
+        return WorkerSpec(self._entry, spec, Place(), environment, folder, paths)
 
     def _tell_room(self) -> None:
         """Each run hears of the room that those before it do not need."""

@@ -37,9 +37,8 @@ from elastune.runtime.clusters.hosts import LOOK_S, HostsCluster
 from elastune.runtime.elastic_run import ElasticRun
 from elastune.runtime.spot import SpotWatch
 
-# As many agents as a cluster has use for: something starts them, and the idle ones are let go.
-#
-# What to do is decided by ``plan``, purely; a thread of its own does it, because batch systems answer when they like.
+# ``plan`` decides, purely, which agents to start and which idle agents to end. A thread executes the decision,
+# because batch systems may answer late.
 
 QUEUE_LOOK_S = 10.0  # between looks, but for those that news ask for: a queue is shared with others
 RETRY_S = 60.0  # after a start was refused
@@ -121,14 +120,16 @@ def plan(
     ``starts``: what was started and has not ended; ``came``: the labels of all agents that ever came: a start whose
     agent has gone brings none any more, whatever the queue says. ``idle_s``: how long an agent stays without workers.
     """
-    there = {label: agent for label, agent in agents.items() if not agent.going}
+    staying = {label: agent for label, agent in agents.items() if not agent.going}
     coming = [label for label in starts if label not in agents and label not in came]
-    surplus = len(there) + len(coming) - needed
+    surplus = len(staying) + len(coming) - needed
     if surplus <= 0:
         return ScalingDecision(start=-surplus)
     cancel = [label for label in coming if starts[label] == "waiting"][-surplus:]
-    idle = sorted((label for label in there if there[label].idle_s >= idle_s), key=lambda name: -there[name].idle_s)
-    most = min(surplus - len(cancel), len(there) - needed)
+    idle = sorted(
+        (label for label in staying if staying[label].idle_s >= idle_s), key=lambda name: -staying[name].idle_s
+    )
+    most = min(surplus - len(cancel), len(staying) - needed)
     return ScalingDecision(cancel=tuple(cancel), dismiss=tuple(idle[: max(0, most)]))
 
 
@@ -193,7 +194,7 @@ class Fleet:
         return self._starter.never()
 
     def news(self) -> list[str]:
-        """What is to be told, each once."""
+        """Return new lines for the user, each line once."""
         return [self._news.popleft() for _ in range(len(self._news))]
 
     def stop(self) -> None:
@@ -242,10 +243,9 @@ class Fleet:
         self._told = line
 
 
-# Where a controller's agents look for the next one, and what their jobs or actors are called: a file by the token.
-#
-# The next controller may be on another machine: it writes there where it listens (``moved``), and agents that see the
-# file, and their workers, come to it (``protocol.elsewhere``).
+# A file named by the token holds the address of the controller, and the name of its jobs or actors. The next
+# controller may run on another machine: it writes its address there (``moved``), and agents and workers that see the
+# file connect to it.
 
 NAME = "controller.json"
 LIMIT_BYTES = 4096
@@ -272,8 +272,8 @@ def new_name() -> str:
 def write_controller_address(folder: Path, name: str, where: str) -> None:
     """For the next controller: agents called ``name`` come to ``where`` ("host:port"). Raises ``UserError``."""
     address, _, port = where.rpartition(":")
-    told = ControllerAddress(name, address.strip("[]"), int(port))
-    text = json.dumps({"name": told.name, "address": told.address, "port": told.port})
+    controller = ControllerAddress(name, address.strip("[]"), int(port))
+    text = json.dumps({"name": controller.name, "address": controller.address, "port": controller.port})
     try:
         folder.mkdir(parents=True, exist_ok=True)
         atomic_write(folder / NAME, text.encode() + b"\n", mode=0o600)
@@ -332,8 +332,6 @@ def forget(folder: Path) -> None:
     """Nothing is left that could be found. Idempotent."""
     (folder / NAME).unlink(missing_ok=True)
 
-
-# A cluster that has its agents started as its runs need them, and lets idle ones go.
 
 STEER_S = 0.5
 
@@ -410,10 +408,10 @@ class FleetCluster(HostsCluster):
         return run
 
     def adopt(self, left: Sequence[SurvivingRun]) -> list[Handle | None]:
-        found = super().adopt(left)
-        if self._grows and any(run is not None for run in found):
+        adopted = super().adopt(left)
+        if self._grows and any(run is not None for run in adopted):
             self._expected = 0
-        return found
+        return adopted
 
     @property
     def wanted(self) -> int:

@@ -28,8 +28,6 @@ from elastune.runtime import placement as machine
 from elastune.runtime.clusters.fork_server import REFUSED_CODE, REQUEST_LIMIT_BYTES, kill_group
 from elastune.runtime.launcher import Bootstrap, Launcher, Needs, ProcessEnded, ProcessEvent, ProcessStarted
 
-# What the system says of a process of this machine.
-
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -41,8 +39,6 @@ def process_vitals(process: int) -> ProcessStatus | None:
     except (OSError, ValueError, IndexError):
         return None
 
-
-# One worker's log file: what it printed, attempt after attempt.
 
 TAIL_BYTES = 8192
 TAIL_LINES = 60
@@ -86,8 +82,6 @@ class WorkerLog:
             text = f"elastune: {note or 'no log'} ({self.path}: {error.strerror})"
         return "\n".join(text.rstrip("\n").split("\n")[-TAIL_LINES:])
 
-
-# The controller's side of the fork server: start it, ask it for workers, hear how they end.
 
 # One thread in the server whatever these libraries would start; workers set their own numbers.
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
@@ -218,11 +212,9 @@ class Spawner:
         except subprocess.TimeoutExpired:
             return "the fork server closed its connection"
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        said = os.pread(self._log.fileno(), 4096, 0).decode(errors="replace").strip()
-        return f"the fork server ended ({how})" + (f": {said.splitlines()[-1]}" if said else "")
+        text = os.pread(self._log.fileno(), 4096, 0).decode(errors="replace").strip()
+        return f"the fork server ended ({how})" + (f": {text.splitlines()[-1]}" if text else "")
 
-
-# The launcher for this machine: workers are forked from a warm server. See ``server`` and ``spawner``.
 
 LOOK_S = 1.0  # between looks whether the server still runs
 MOST_LOSSES, LOSSES_S = 2, 60.0  # of servers, before no more is started

@@ -40,11 +40,9 @@ from typing import NoReturn
 from elastune.runtime import worker
 from elastune.runtime.launcher import read_bootstrap
 
-# What is left to do when a fork server is killed: its workers die with it, what they have started would not.
-#
-# A guard is a small process that knows the workers' process groups. It waits for the end of a pipe whose other end the
-# server alone holds, so for the server's death, however sudden, and then kills the groups that are left. It needs no
-# controller for that: both may be killed at once.
+# When a fork server is killed, its workers die with it, but the processes that they started would not. A guard is a
+# small process that knows the workers' process groups. It waits for the end of a pipe whose other end only the server
+# holds, and then kills the remaining groups. It needs no controller: server and controller may be killed at once.
 
 READ_BYTES = 4096
 
@@ -97,23 +95,23 @@ def _watch(pipe: int) -> NoReturn:
         os._exit(0)
 
 
-# A warm process that forks workers: it imports torch once, so that a worker starts in milliseconds.
+# The server imports torch once, so that a worker starts in milliseconds. It is started as
 #
 #     python -m elastune.runtime.clusters.fork_server CONTROL_FD CONTROLLER_PID [MODULE...]
 #
-# It imports the modules and then serves its controller over a Unix socket that keeps message borders (SOCK_SEQPACKET),
-# one small JSON object a message. Requests: ``{"fork": key, "bootstrap": text}`` with a file descriptor (the worker's
-# log) and ``{"kill": [key...]}``. Replies: ``{"forked": key, "pid": pid}``, ``{"ended": key, "code": code}`` (negative:
-# the signal) and ``{"refused": key, "why": text}``. What a worker does it learns from its coordinator; nothing here
-# knows.
+# and serves its controller over a Unix socket that keeps message borders (SOCK_SEQPACKET), with one small JSON object
+# in each message. Requests: ``{"fork": key, "bootstrap": text}`` with a file descriptor (the worker's log), and
+# ``{"kill": [key...]}``. Replies: ``{"forked": key, "pid": pid}``, ``{"ended": key, "code": code}`` (negative: the
+# signal) and ``{"refused": key, "why": text}``. A worker gets its task from its coordinator, not from the server.
 #
-# No worker outlives its server: the kernel kills it (PR_SET_PDEATHSIG), and ``guard`` what it had started. No server
-# outlives its controller: it ends at the end of the control socket or when it is orphaned, and first kills every
-# worker's process group. No process group outlives its worker. As a child subreaper it also inherits, and at its own
-# end kills, what escaped from those groups.
+# No worker outlives its server: the kernel kills it (PR_SET_PDEATHSIG), and the guard kills the processes that it had
+# started. No server outlives its controller: at the end of the control socket, or when it is orphaned, it kills every
+# worker's process group and ends. As a child subreaper it also inherits processes that left those groups, and kills
+# them at its own end.
 #
-# It has one thread, no CUDA context and no OpenMP pool (its starter sets the thread counts to 1), or forking would not
-# be safe. `docs/decisions/0002-own-forkserver.md` says why this is not multiprocessing's fork server.
+# The server has one thread, no CUDA context and no OpenMP pool (its starter sets the thread counts to 1): otherwise a
+# fork would not be safe. `docs/decisions/0002-own-forkserver.md` explains why this is not multiprocessing's fork
+# server.
 
 REQUEST_LIMIT_BYTES = 1 << 16
 REFUSED_CODE = 71  # EX_OSERR of sysexits.h
@@ -277,10 +275,10 @@ def _noted(_number: int, _frame: FrameType | None) -> None:
 def _dead_child() -> int | None:
     """A child that ended and was not waited for yet, left as it is."""
     try:
-        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return None
-    return found.si_pid if found else None
+    return ended.si_pid if ended else None
 
 
 def _children() -> list[int]:

@@ -119,12 +119,12 @@ class ClusterKind(ABC):
         raise UserError("a cluster of other hosts can be looked at", f"--cluster {self.name}", "such as hosts:7070")
 
     def examine(self) -> list[ClusterFinding]:
-        """What such a cluster offers before any host comes; nothing where that cannot be told. Raises ``UserError``."""
+        """The properties of such a cluster before any host comes; empty where unknown. Raises ``UserError``."""
         return []
 
     @classmethod
     def _settings(cls, text: str) -> dict[str, str]:
-        found: dict[str, str] = {}
+        settings: dict[str, str] = {}
         known = [field.name for field in fields(cls)]  # type: ignore[arg-type]
         for at, item in enumerate(text.split(",") if text else []):
             key, equals, value = item.partition("=")
@@ -135,10 +135,10 @@ class ClusterKind(ABC):
             if key not in known:
                 may = f"it has {', '.join(known)}" if known else "it has none"
                 raise UserError(f"--cluster {cls.name} must have settings that it knows", repr(key), may)
-            if key in found:
+            if key in settings:
                 raise UserError(f"--cluster {cls.name} has a setting once", key, "leave the others out")
-            found[key] = value
-        return found
+            settings[key] = value
+        return settings
 
     @classmethod
     def _checked(cls, settings: dict[str, str]) -> Self:
@@ -147,9 +147,9 @@ class ClusterKind(ABC):
         except ValidationError as error:
             first = error.errors()[0]
             key = ".".join(str(part) for part in first["loc"]) or cls.name
-            said = first["msg"][:1].lower() + first["msg"][1:]
+            message = first["msg"][:1].lower() + first["msg"][1:]
             got = settings.get(key, "nothing")
-            raise UserError(f"--cluster {cls.name}, {key}: {said}", repr(got), f"write it {cls.form}") from None
+            raise UserError(f"--cluster {cls.name}, {key}: {message}", repr(got), f"write it {cls.form}") from None
 
 
 @dataclass(frozen=True)
@@ -170,11 +170,11 @@ def opened(cluster: Cluster | ClusterRequest | None, room: CapacityRequest) -> I
 
     None: each job makes its own. Raises ``UserError`` where it cannot be had.
     """
-    asked = cluster.kind if isinstance(cluster, ClusterRequest) else None
-    if room.spot is not None and (asked is None or not asked.reports_host_kind):
+    kind = cluster.kind if isinstance(cluster, ClusterRequest) else None
+    if room.spot is not None and (kind is None or not kind.reports_host_kind):
         rule = "the policy spot chooses among hosts that tell their kind"
         fix = "use --cluster hosts:PORT, or kind=spot on Slurm and Ray"
-        raise UserError(rule, "another cluster" if asked is None else asked.name, fix)
+        raise UserError(rule, "another cluster" if kind is None else kind.name, fix)
     if not isinstance(cluster, ClusterRequest):
         yield cluster
     elif (mine := cluster.open(room)) is None:

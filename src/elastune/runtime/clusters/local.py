@@ -28,8 +28,6 @@ from elastune.runtime.clusters.kind import Access, CapacityRequest, ClusterKind
 from elastune.runtime.elastic_run import ElasticRun
 from elastune.runtime.worker import WORK
 
-# Workers as processes of this machine, forked from a warm server and watched until their end.
-
 WARM = (*PRELOAD, WORK.partition(":")[0])  # what every worker would import
 LOOPBACK = "127.0.0.1"
 REACH_LIMIT_S = 2.0
@@ -74,7 +72,7 @@ class LocalCluster(ElasticCluster):
         atexit.unregister(self.close)
 
 
-# Workers of this machine that may outlive their controller: an agent in a session of its own owns them.
+# Workers that may outlive their controller belong to an agent in a session of its own on this machine.
 
 LOOPBACK_ADDRESS, INTERFACE = "127.0.0.1", "lo"
 TOKEN_NAME, PORT_NAME = ".agent-token", ".agent-port"
@@ -125,11 +123,11 @@ class DetachedCluster(HostsCluster):
         return super().start(spec)
 
     def adopt(self, left: Sequence[SurvivingRun]) -> list[Handle | None]:
-        found = super().adopt(left)
-        self._owns = self._owns or any(run is not None for run in found)
+        adopted = super().adopt(left)
+        self._owns = self._owns or any(run is not None for run in adopted)
         if self._fills:
             self.fill()
-        return found
+        return adopted
 
     def fill(self) -> None:
         """Have all the room that is wanted, beside what an agent of the controller before has. Raises ``UserError``."""
@@ -197,8 +195,6 @@ def _left_in(out: Path) -> tuple[str, int]:
         return secrets.token_urlsafe(BYTES), 0
 
 
-# ``local``: workers are processes of this machine.
-
 if TYPE_CHECKING:
     pass
 
@@ -212,8 +208,8 @@ class LocalKind(ClusterKind):
     here = True
 
     def check(self, access: Access) -> None:
-        asked = {"--token-file": access.token_file, "--interface": access.interface, "--tls": access.tls}
-        for option in (name for name, value in asked.items() if value):
+        options = {"--token-file": access.token_file, "--interface": access.interface, "--tls": access.tls}
+        for option in (name for name, value in options.items() if value):
             raise UserError(f"{option} belongs to a cluster of agents", "--cluster local", "leave it out")
 
     def open(self, access: Access, room: CapacityRequest) -> DetachedCluster | None:

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from elastune.runtime.clusters.fleet import ControllerAddress, FleetCluster
 
 
-# The Ray cluster to be used: joined, and what its nodes have.
-
 AUTO = "auto"
 ADDRESS = "RAY_ADDRESS"  # Ray's own variable; jobs have it
 REACH_LIMIT_S = 5.0
@@ -64,8 +62,8 @@ class WorkerShape:
 
     def room(self, resources: Mapping[str, float]) -> int:
         """How many a node with ``resources`` has room for."""
-        asked = ((resources.get("CPU", 0.0), self.cpus), (resources.get("GPU", 0.0), self.gpus))
-        return int(min(has // each for has, each in asked if each))
+        demands = ((resources.get("CPU", 0.0), self.cpus), (resources.get("GPU", 0.0), self.gpus))
+        return int(min(has // each for has, each in demands if each))
 
 
 def usual_room(nodes: Sequence[Mapping[str, float]], shape: WorkerShape) -> int:
@@ -143,10 +141,9 @@ def _signals_kept() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-# Agents as actors: each is started on a node that has what its workers need, and waits until there is one.
-#
-# An actor that waits is what makes Ray's autoscaler add a node. Actors end with the process that started them, or,
-# where they have a name, outlive it: the next controller finds them by that.
+# Each agent is an actor that waits for a node with the resources of its workers: a waiting actor makes Ray's
+# autoscaler add a node. An actor ends with the process that started it. A named actor outlives that process, and the
+# next controller finds it by its name.
 
 PATIENCE_S = 60  # an agent whose controller has gone looks for it no longer
 END_LIMIT_S = 5.0
@@ -306,8 +303,6 @@ def end_left(name: str) -> int:
     return len(handles)
 
 
-# ``ray[:address=...,...]``: workers run on the nodes of a Ray cluster.
-
 FOLDER = "cluster"  # in that of the results, of what is to outlive this controller
 NO_ROOM = "say workers_per_node=, of the nodes that the autoscaler adds"
 Amount = Annotated[float, Field(ge=0, le=1 << 16, allow_inf_nan=False)]
@@ -355,14 +350,14 @@ class RayKind(ClusterKind):
             left = self._left(folder, address, access) if room.adopts else None
             with tempfile.TemporaryDirectory() as passing:
                 beside = folder if room.grace_s or left is not None else Path(passing)
-                own = credentials(access.token_file or beside / "token", tls=access.tls)
+                secrets = credentials(access.token_file or beside / "token", tls=access.tls)
 
             def starter(where: str) -> Actors:
                 kept = self._keeping(folder, room, left, where)  # before there is an actor
-                return Actors(where, own.token, each, self._shape, leave, kept, self.kind)
+                return Actors(where, secrets.token, each, self._shape, leave, kept, self.kind)
 
             cluster = FleetCluster(
-                address, self.port if left is None else left.port, own.token, tls=own.tls,
+                address, self.port if left is None else left.port, secrets.token, tls=secrets.tls,
                 starter=starter,
                 size=FleetSize(-(-room.most // each), each, idle_s=self.idle_s),
                 expected=room.most, grows=room.grows, grace_s=room.grace_s,

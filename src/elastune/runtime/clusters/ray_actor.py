@@ -92,11 +92,11 @@ def run_agent(
     with tempfile.TemporaryDirectory(prefix="elastune-ray-") as name:
         folder = Path(name)
         notice, said, moves, where = folder / "drained-by-ray", folder / "said", folder / "moves", ""
-        own = ["--token-file", "/dev/stdin", "--notice-file", str(notice), "--parent", str(os.getpid())]
-        own += ["--moves", str(moves)]
+        arguments = ["--token-file", "/dev/stdin", "--notice-file", str(notice), "--parent", str(os.getpid())]
+        arguments += ["--moves", str(moves)]
         with said.open("wb") as log:
             agent = subprocess.Popen(
-                [sys.executable, "-P", "-m", "elastune", "agent", *options, *own],
+                [sys.executable, "-P", "-m", "elastune", "agent", *options, *arguments],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

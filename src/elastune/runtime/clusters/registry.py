@@ -38,5 +38,5 @@ def request_of(cluster: Cluster | str | None) -> Cluster | ClusterRequest | None
 
 
 def say(line: str) -> None:
-    """Tell whoever runs a program of his own a line of news, on stderr."""
+    """Print a line for the user to stderr."""
     print(f"elastune: {line}", file=sys.stderr)

@@ -53,8 +53,6 @@ if TYPE_CHECKING:
     from elastune.runtime.clusters.fleet import ControllerAddress, FleetCluster, FleetSize
 
 
-# Agents as batch jobs of one node each.
-
 END_LIMIT_S = 5.0  # for jobs whose agents have been told to end
 JOBS_CLOSE_LIMIT_S = 40.0  # Slurm gives a cancelled job up to its KillWait, usually 30 s
 LOOK_S = 0.2
@@ -82,16 +80,16 @@ class Jobs(Starter):
 
     def start(self, count: int) -> None:
         for _ in range(count):
-            said = ask("sbatch", *sbatch_arguments(self._shape, self.name, self._logs), text=self._script)
+            output = ask("sbatch", *sbatch_arguments(self._shape, self.name, self._logs), text=self._script)
             try:
-                read_submitted(said)
+                read_submitted(output)
             except ValueError as error:
                 raise NotStarted(f"sbatch: {error}") from None
 
     def look(self) -> dict[str, Phase]:
-        said = ask("squeue", "--noheader", f"--name={self.name}", f"--format={QUEUE_FORMAT}")
+        output = ask("squeue", "--noheader", f"--name={self.name}", f"--format={QUEUE_FORMAT}")
         try:
-            queue = read_queue(said)
+            queue = read_queue(output)
         except ValueError as error:
             raise NotStarted(f"squeue: {error}") from None
         self._never, self._queue = never_starts(self._queue, queue), queue
@@ -128,8 +126,6 @@ class Jobs(Starter):
             time.sleep(LOOK_S)
         forget(self._folder)
 
-
-# Agents as steps of the allocation that the controller is in, one a node.
 
 STEPS_CLOSE_LIMIT_S = 20.0
 
@@ -193,8 +189,6 @@ class Steps(Starter):
     def _log(self, label: str) -> Path:
         return log_of(self._folder, label)
 
-
-# ``slurm[:SETTING,...]``: workers run in jobs that Slurm starts, or in the allocation that this process is in.
 
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.+@-]+$")]
 JOBS_ONLY = ("partition", "account", "qos", "time", "gpus_per_node")
@@ -285,10 +279,10 @@ class SlurmKind(ClusterKind):
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError("agents need a folder for their logs", f"{folder}: {error.strerror}", "see --out") from None
-        own = credentials(token_file, tls=access.tls)
-        entry = AgentsToken(token_file) if self.folder == "shared" else AgentsToken(None, own.token)
+        secrets = credentials(token_file, tls=access.tls)
+        entry = AgentsToken(token_file) if self.folder == "shared" else AgentsToken(None, secrets.token)
         cluster = FleetCluster(
-            address, self.port if left is None else left.port, own.token, tls=own.tls,
+            address, self.port if left is None else left.port, secrets.token, tls=secrets.tls,
             starter=lambda where: starter(where, entry),
             size=size, expected=room.most, grows=room.grows, grace_s=room.grace_s,
             gather_s=access.gather_s if left is not None and room.grows else 0.0, tell=access.tell,
@@ -376,8 +370,8 @@ def bounds(nodes: str | None) -> tuple[int, int] | None:
     """The fewest and the most of ``COUNT`` or ``LOW:HIGH``. Raises ``UserError``."""
     if nodes is None:
         return None
-    found = re.fullmatch(r"([0-9]{1,5})(?::([0-9]{1,5}))?", nodes)
-    low, high = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    matched = re.fullmatch(r"([0-9]{1,5})(?::([0-9]{1,5}))?", nodes)
+    low, high = (int(matched[1]), int(matched[2] or matched[1])) if matched else (0, 0)
     if not 0 <= low <= high or high < 1:
         rule = "--cluster slurm, nodes: COUNT or LOW:HIGH, the most at least 1"
         raise UserError(rule, repr(nodes), "such as nodes=4 or nodes=1:16")

@@ -24,7 +24,7 @@ from elastune.core.errors import UserError
 from elastune.runtime.clusters.fleet import NeverStarts, NotStarted, Phase
 from elastune.runtime.clusters.kind import ClusterFinding
 
-# Slurm's own commands, run with a limit of time; what goes wrong is told in one line.
+# Slurm's own commands, with a time limit. Each error becomes one line.
 
 LIMIT_S = 30.0
 KEPT = {"SLURM_CONF", "SLURM_CLUSTERS"}
@@ -63,8 +63,8 @@ def ask(name: str, *arguments: str, text: str = "", limit_s: float = LIMIT_S) ->
     except subprocess.TimeoutExpired:
         raise NotStarted(f"{name} has not answered within {limit_s:g} s") from None
     if done.returncode != 0:
-        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise NotStarted(f"{name}: {said[-1].removeprefix(f'{name}: error: ')[:300]}")
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise NotStarted(f"{name}: {lines[-1].removeprefix(f'{name}: error: ')[:300]}")
     return done.stdout
 
 
@@ -74,11 +74,11 @@ def last_line(log: Path) -> str:
         lines = log.read_text(errors="replace").split("\n")
     except OSError:
         return f"it left no {log}"
-    said = [line.strip() for line in lines if line.strip()]
-    return f"{said[-1][:300]} ({log})" if said else f"{log} is empty"
+    texts = [line.strip() for line in lines if line.strip()]
+    return f"{texts[-1][:300]} ({log})" if texts else f"{log} is empty"
 
 
-# What is said to Slurm and what it answers, as text: pure functions.
+# Texts for Slurm and its answers: pure functions.
 
 GRACE_S = 25  # below Slurm's usual KillWait of 30 s between SIGTERM and SIGKILL
 PATIENCE_S = 60  # an agent whose controller has gone looks for it no longer
@@ -146,9 +146,9 @@ def sbatch_arguments(shape: JobShape, name: str, logs: Path) -> list[str]:
     A job is not requeued: where one is missed, the controller submits another. Its agent is its only process, so the
     signal before the time limit goes to that.
     """
-    asked = {"partition": shape.partition, "account": shape.account, "qos": shape.qos, "time": shape.time}
+    options = {"partition": shape.partition, "account": shape.account, "qos": shape.qos, "time": shape.time}
     arguments = ["--parsable", f"--job-name={name}", "--nodes=1", "--ntasks=1", f"--cpus-per-task={shape.cpus}"]
-    arguments += [f"--{key}={value}" for key, value in asked.items() if value is not None]
+    arguments += [f"--{key}={value}" for key, value in options.items() if value is not None]
     arguments += [f"--gpus-per-node={shape.gpus}"] if shape.gpus else []
     return [*arguments, "--no-requeue", f"--signal=B:USR1@{shape.notice_s}", f"--output={log_of(logs, '%j')}"]
 
@@ -180,7 +180,7 @@ def srun_arguments(node: str, *, reads: bool = False) -> list[str]:
 
 
 def read_submitted(text: str) -> str:
-    """The job's number in what ``sbatch --parsable`` says. Raises ``ValueError``."""
+    """The job's number in the output of ``sbatch --parsable``. Raises ``ValueError``."""
     number = text.strip().partition(";")[0]  # the name of the cluster may follow
     if not re.fullmatch(r"[0-9]{1,18}", number):
         raise ValueError(f"no job number in {text[:80]!r}")
@@ -188,15 +188,15 @@ def read_submitted(text: str) -> str:
 
 
 def read_queue(text: str) -> dict[str, QueueEntry]:
-    """The jobs that have not ended, by number, oldest first, in what ``squeue`` says. Raises ``ValueError``."""
-    found = {}
+    """The jobs that have not ended, by number, oldest first, in the output of ``squeue``. Raises ``ValueError``."""
+    matches = {}
     for line in text.splitlines():
         if not re.fullmatch(r"[0-9]{1,18}\|[A-Z_]+\|.*", line.strip()):
             raise ValueError(f"no line of a queue: {line[:80]!r}")
         number, state, reason = line.strip().split("|", 2)
         if state in WAITING or state in RUNNING:
-            found[number] = QueueEntry("waiting" if state in WAITING else "running", reason)
-    return dict(sorted(found.items(), key=lambda item: int(item[0])))
+            matches[number] = QueueEntry("waiting" if state in WAITING else "running", reason)
+    return dict(sorted(matches.items(), key=lambda item: int(item[0])))
 
 
 def waits_for(queue: Mapping[str, QueueEntry]) -> str:
@@ -220,8 +220,6 @@ def never_starts(before: Mapping[str, QueueEntry], queue: Mapping[str, QueueEntr
             return NeverStarts(f"job {number} is held up by {entry.reason}, which no waiting changes", fix)
     return None
 
-
-# By which of this machine's addresses a cluster's nodes reach it.
 
 ANY_PORT = 9  # nothing is sent there
 
@@ -249,7 +247,7 @@ def address_towards_nodes(partition: str | None) -> str:
         raise UserError("a way to the nodes must be known", error.strerror, "choose it by --interface") from None
 
 
-# What a Slurm cluster offers, and what of it does not fit: for ``elastune doctor --cluster slurm``.
+# ``elastune doctor --cluster slurm``: the properties of the cluster, and those that do not fit.
 
 PROBE_LIMIT_S = 60
 MOST_APART_S = 1.0
@@ -282,11 +280,11 @@ def findings(partition: str | None, versions: Mapping[str, str]) -> list[Cluster
         nodes = ask("sinfo", "--noheader", "--format=%R|%D|%t|%c|%m|%G", *(f"--partition={name}" for name in chosen))
     except NotStarted as error:
         raise UserError("Slurm must answer", error, "see sinfo, SLURM_CONF and the name of the partition") from None
-    found = [ClusterFinding("Slurm", version), _preemption(config), _kill_wait(config.get("KillWait", ""))]
-    found += [_partition(each, nodes.splitlines()) for each in partitions]
+    findings = [ClusterFinding("Slurm", version), _preemption(config), _kill_wait(config.get("KillWait", ""))]
+    findings += [_partition(each, nodes.splitlines()) for each in partitions]
     address = address_towards_nodes(partition)
-    found.append(ClusterFinding("address for agents", address, "choose it by --interface"))
-    return [*found, *_node(partition, versions)]
+    findings.append(ClusterFinding("address for agents", address, "choose it by --interface"))
+    return [*findings, *_node(partition, versions)]
 
 
 def _preemption(config: Mapping[str, str]) -> ClusterFinding:
@@ -305,32 +303,32 @@ def _kill_wait(text: str) -> ClusterFinding:
 
 def _partition(facts: Mapping[str, str], nodes: Sequence[str]) -> ClusterFinding:
     name = facts.get("PartitionName", "unknown")
-    told = []
+    parts = []
     for line in nodes:
         where, count, state, cpus, memory, gpus = (line.split("|") + [""] * 6)[:6]
         if where == name:
             having = "" if gpus in ("(null)", "") else f", {gpus}"
-            told.append(f"{count} {state} ({cpus} CPUs, {memory} MB{having})")
+            parts.append(f"{count} {state} ({cpus} CPUs, {memory} MB{having})")
     limits = ", ".join(f"{key}={facts[key]}" for key in ("MaxTime", "PreemptMode", "GraceTime") if key in facts)
-    up = facts.get("State") == "UP" and told
-    fix = f"State={facts.get('State')}, {len(told)} kinds of nodes: choose another one, see sinfo"
-    return ClusterFinding(f"partition {name}", f"{'; '.join(told)}; {limits}" if up else None, fix)
+    up = facts.get("State") == "UP" and parts
+    fix = f"State={facts.get('State')}, {len(parts)} kinds of nodes: choose another one, see sinfo"
+    return ClusterFinding(f"partition {name}", f"{'; '.join(parts)}; {limits}" if up else None, fix)
 
 
 def _node(partition: str | None, versions: Mapping[str, str]) -> list[ClusterFinding]:
-    """What one node says, if it answers soon."""
+    """The answer of one node, if it comes soon."""
     try:
         answer = probe(partition, Path.cwd())
     except NotStarted as error:
         return [ClusterFinding("a node's answer", None, f"{error}: no node was free at once, or see the log of srun")]
     ours = versions["elastune"], versions["torch"]
     clocks = f"within {answer.most_apart_s:.1f} s" if answer.least_apart_s < MOST_APART_S else None
-    said = f"elastune {answer.versions[0]}, torch {answer.versions[1]}"
+    text = f"elastune {answer.versions[0]}, torch {answer.versions[1]}"
     return [
         ClusterFinding("clocks", clocks, f"{answer.least_apart_s:.1f} s apart or more: let NTP set them"),
         ClusterFinding("shared folder", str(Path.cwd()) if answer.shares else None, f"nodes do not see {Path.cwd()}"),
         ClusterFinding(
-            "versions", said if answer.versions == ours else None, f"a node has {said}: install the same ones"
+            "versions", text if answer.versions == ours else None, f"a node has {text}: install the same ones"
         ),
     ]
 
@@ -343,13 +341,13 @@ def probe(partition: str | None, folder: Path) -> NodeAnswer:
     try:
         file.touch()
         before = time.time()
-        said = ask("srun", *options, sys.executable, "-c", PROBE, str(file), limit_s=PROBE_LIMIT_S)
+        output = ask("srun", *options, sys.executable, "-c", PROBE, str(file), limit_s=PROBE_LIMIT_S)
         after = time.time()
     except OSError as error:
         raise NotStarted(f"{folder}: {error.strerror}") from None
     finally:
         file.unlink(missing_ok=True)
-    return read_answer(said, before, after)
+    return read_answer(output, before, after)
 
 
 def read_answer(said: str, before: float, after: float) -> NodeAnswer:
@@ -364,8 +362,8 @@ def read_answer(said: str, before: float, after: float) -> NodeAnswer:
 
 def read_pairs(text: str) -> dict[str, str]:
     """``KEY = VALUE`` of each line, as ``scontrol show config`` has them."""
-    found = (re.match(r"(\w+)\s*=\s*(.*\S)", line) for line in text.splitlines())
-    return {match[1]: match[2] for match in found if match}
+    matches = (re.match(r"(\w+)\s*=\s*(.*\S)", line) for line in text.splitlines())
+    return {match[1]: match[2] for match in matches if match}
 
 
 def read_records(text: str) -> list[dict[str, str]]:

@@ -69,18 +69,18 @@ def parse_chaos(text: str) -> Chaos:
     rates: dict[Kind, float] = {}
     planned: list[Planned] = []
     for word in (part.strip() for part in text.split(",")):
-        found = re.fullmatch(r"([a-z]+)(?::([0-9.]{1,12})/s|@([0-9.]{1,12})%|@step:([0-9]{1,12}))?", word)
-        if found is None or found[1] not in KINDS:
+        match_ = re.fullmatch(r"([a-z]+)(?::([0-9.]{1,12})/s|@([0-9.]{1,12})%|@step:([0-9]{1,12}))?", word)
+        if match_ is None or match_[1] not in KINDS:
             raise UserError(f"--chaos must be a list of {', '.join(KINDS)}", repr(word), FIX)
-        kind = cast(Kind, found[1])
-        if found[4] is not None:
-            planned.append(Planned(kind, step=int(found[4])))
-        elif found[3] is not None:
-            planned.append(Planned(kind, part=_number(found[3], word, 100.0) / 100))
+        kind = cast(Kind, match_[1])
+        if match_[4] is not None:
+            planned.append(Planned(kind, step=int(match_[4])))
+        elif match_[3] is not None:
+            planned.append(Planned(kind, part=_number(match_[3], word, 100.0) / 100))
         elif kind in rates:
             raise UserError("--chaos may name the rate of a kind once", repr(word), "remove the others")
         else:
-            rates[kind] = DEFAULT_RATE_PER_S if found[2] is None else _number(found[2], word, MOST_PER_S)
+            rates[kind] = DEFAULT_RATE_PER_S if match_[2] is None else _number(match_[2], word, MOST_PER_S)
     return Chaos(rates, tuple(planned))
 
 
@@ -144,11 +144,11 @@ class Injector:
     @property
     def not_injected(self) -> dict[str, str]:
         """What was asked for and has not happened, by its name on the command line, and why not."""
-        found = {str(fault): "the run ended before its turn came" for fault in self._planned}
+        reasons = {str(fault): "the run ended before its turn came" for fault in self._planned}
         for kind, rate_per_s in self._rates.items():
             if kind not in self._done and kind not in self._spared:
-                found[kind] = f"none fell due at {rate_per_s:g} a second"
-        return {**found, **{name: why for name, why in self._spared.items() if name not in self._done}}
+                reasons[kind] = f"none fell due at {rate_per_s:g} a second"
+        return {**reasons, **{name: why for name, why in self._spared.items() if name not in self._done}}
 
     @property
     def planned_missing(self) -> bool:

@@ -24,8 +24,6 @@ from typing import Any
 
 from elastune.core.errors import UserError
 
-# Where results go: one folder a run or study, never one that holds another's.
-
 JOURNAL = "journal.jsonl"
 DEFAULT_ROOT = Path("elastune-out")
 CLAIMED: set[Path] = set()  # folders that this process has made, and nothing may have come of yet
@@ -72,11 +70,10 @@ def check_out(out: Path, resume: bool) -> Path:
     return path
 
 
-# Results at a URL (``--out s3://bucket/run``, any that fsspec knows): written to a folder here, and copied there.
-#
-# The folder is what every other part of the house knows. A thread copies what is new in it: files of checkpoints, then
-# what makes each a checkpoint, then the rest, then the journal, which so never tells of what is not there. Going on
-# from the URL brings the folder back.
+# Results at a URL (``--out s3://bucket/run``, any URL that fsspec knows) are written to a local folder, and a thread
+# copies new files to the URL. It copies the files of a checkpoint first, then the file that completes the checkpoint,
+# then other files, and the journal last: the journal never names a file that is not there. A resumed run first copies
+# the files back from the URL.
 
 LOOK_S = 2.0  # between copies, at least; and ten times what the last one took
 STATE = "state.json"
@@ -160,13 +157,13 @@ class Mirror:
 
         Raises ``UserError``.
         """
-        there = self._reached(self._listed)
-        if there and not (resume and JOURNAL in there):  # others' files, perhaps
-            found = f"{self.url} has {len(there)} files" + ("" if JOURNAL in there else f", none of them {JOURNAL}")
-            raise UserError("--out must be new or empty", found, "use another --out, or --resume to go on with a run")
-        if there:
-            self._reached(lambda: self._bring(there))
-        self._copied = dict.fromkeys(there)  # of unknown versions: each is copied again, or removed
+        remote = self._reached(self._listed)
+        if remote and not (resume and JOURNAL in remote):  # others' files, perhaps
+            value = f"{self.url} has {len(remote)} files" + ("" if JOURNAL in remote else f", none of them {JOURNAL}")
+            raise UserError("--out must be new or empty", value, "use another --out, or --resume to go on with a run")
+        if remote:
+            self._reached(lambda: self._bring(remote))
+        self._copied = dict.fromkeys(remote)  # of unknown versions: each is copied again, or removed
         self._thread.start()
 
     def finish(self) -> None:
@@ -179,15 +176,15 @@ class Mirror:
     # -- to the URL ---------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        told, pause_s = "", LOOK_S
+        reported, pause_s = "", LOOK_S
         while not self._closing.wait(pause_s):
             began = time.monotonic()
             try:
                 self._copy()
-                told = ""
+                reported = ""
             except Exception as error:  # noqa: BLE001 - of whatever kind the package behind this URL raises
-                if (why := f"{type(error).__name__}: {error}") != told:
-                    told = why
+                if (why := f"{type(error).__name__}: {error}") != reported:
+                    reported = why
                     self._tell(f"results wait for {self.url}: {why}")
             pause_s = max(LOOK_S, 10 * (time.monotonic() - began))
 
@@ -283,5 +280,5 @@ def _files_in(folder: Path) -> dict[str, object]:
 
 
 def _mark(path: Path) -> tuple[int, int, int]:
-    told = path.stat()
-    return told.st_ino, told.st_size, told.st_mtime_ns
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns

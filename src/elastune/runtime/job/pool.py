@@ -18,12 +18,9 @@ from elastune.core.run import RunSpec
 from elastune.runtime.clusters.base import Cluster, ElasticHandle, Handle, SurvivingRun
 from elastune.runtime.job.run import JobSupervisor
 
-# What each of several jobs on one cluster has cost, as time goes on. Pure.
-#
-# Hosts are paid for whether they are used or not, at the price that holds, by their kind. A job pays for each of its
-# workers from the moment that its process is there until it has ended, whatever it does: it starts, stands still, does
-# a lost step again, is replaced. What nobody uses is shared among the jobs that have workers then, by their number of
-# workers; while none has, it is ``idle`` and nobody's.
+# Hosts are paid for whether they are used or not, at the current price of their kind. A job pays for each of its
+# workers from the start of the process to its end. Unused room is shared among the jobs that have workers at that time,
+# in proportion to their workers; while no job has workers, the cost is ``idle``.
 
 Workers = Mapping[str, int]
 """By the kind of host."""
@@ -64,11 +61,9 @@ class MoneyMeter:
             self.idle += unused
             return
         for job, workers in self._held.items():
-            own = sum(each[kind] * n for kind, n in workers.items())
-            self.costs[job] += own + unused * sum(workers.values()) / whole
+            price = sum(each[kind] * n for kind, n in workers.items())
+            self.costs[job] += price + unused * sum(workers.values()) / whole
 
-
-# Several jobs at once on one cluster: start what fits, hear from all, resize and pause them, tell what ended.
 
 PAUSED = ("requested", "until_epoch", "notice")  # endings with a checkpoint, from which the job can go on
 
@@ -281,14 +276,14 @@ class Pool:
             late_s = self._late_s()
             self._cluster.wait(min(wait_s, self._cluster.patience_s, late_s if late_s > 0 else wait_s))
         self._count()
-        said: list[JobEvent] = []
+        events: list[JobEvent] = []
         ends: list[JobEvent] = []
         for key in self._told():
             job, now_s = self.jobs[key], self._clock.now()
             worker_s = job.worker_seconds(now_s)
             ran_s = job.seconds(now_s)
             cost = None if self._meter is None else self._meter.costs[key]
-            said.extend(JobEvent(key, job.spec, record, ran_s, worker_s, cost=cost) for record in job.watch.pump())
+            events.extend(JobEvent(key, job.spec, record, ran_s, worker_s, cost=cost) for record in job.watch.pump())
             self._held += job.hold()
             if job.watch.outcome is not None:
                 ends.append(JobEvent(key, job.spec, job.watch.outcome, ran_s, worker_s, job.given_up, cost))
@@ -296,7 +291,7 @@ class Pool:
                 del self.jobs[key], self._keys[job.watch.handle]
         if ends:
             self._count()
-        return [*said, *ends]
+        return [*events, *ends]
 
     def _count(self) -> None:
         if self._meter is not None:
@@ -317,7 +312,7 @@ class Pool:
         return next(iter(self.jobs.values())).started_s + self._timeout_s - self._clock.now()
 
     def abandon(self) -> None:
-        """End every job now; what they had done is not told."""
+        """End every job now, without a record of its result."""
         for job in self.jobs.values():
             job.watch.handle.kill()
         while any(job.watch.outcome is None for job in self.jobs.values()):

@@ -23,10 +23,9 @@ from elastune.runtime.job.run import JobFailed, run_job
 from elastune.train.program.load import FOLDER, written_by_several
 from elastune.train.program.source import meaning, of_workers, unseeded
 
-# Which programs ``elastune check`` has found nothing in: an empty file each, named by the digest of the program.
-#
-# The files are in ``XDG_CACHE_HOME/elastune/checked`` (``~/.cache/elastune/checked``). Only their names are read. So
-# writers cannot get in each other's way, and a foreign file means nothing. An edit of the program makes another digest.
+# One empty file for each program in which ``elastune check`` has found nothing, named by the digest of the program,
+# in ``XDG_CACHE_HOME/elastune/checked`` (``~/.cache/elastune/checked``). Only the names are read, so several writers
+# cannot disturb each other, and an edited program has another digest.
 
 MOST = 1000
 """Programs that are remembered; then the older half is forgotten."""
@@ -84,7 +83,7 @@ def _forget_oldest(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-# What ``exact`` mode costs a program: its steps beside those of one pass a batch, as a plain loop makes them.
+# The cost of ``exact`` mode: the time of its steps, compared with plain steps of one pass for each batch.
 
 SLOTS = 4
 MODES: tuple[Mode, Mode] = ("exact", "fast")
@@ -110,13 +109,13 @@ class ExactCost:
     def told(self) -> list[str]:
         """In lines."""
         times = f"{self.exact_s * 1e3:.3g} ms a step in {SLOTS} slots, {self.plain_s * 1e3:.3g} ms in one pass"
-        found = [f"exact mode: {times} (x{self.exact_s / self.plain_s:.2f}; medians of {self.steps} steps, one worker)"]
+        lines = [f"exact mode: {times} (x{self.exact_s / self.plain_s:.2f}; medians of {self.steps} steps, one worker)"]
         for name, (exact, plain) in sorted(self.apart.items()):
             why = "batches are normalised, or compared within, a slot at a time"
-            found.append(
+            lines.append(
                 f"{name}: {exact:.6g} in exact mode, {plain:.6g} in one pass: {why}, or dropout draws otherwise"
             )
-        return found
+        return lines
 
 
 def exact_cost(program: Program, config: Config, *, steps: int, seed: int = 0) -> ExactCost:
@@ -148,7 +147,7 @@ def exact_cost(program: Program, config: Config, *, steps: int, seed: int = 0) -
     return ExactCost(exact.steps, min(times["exact"]), min(times["fast"]), apart)
 
 
-# Whether a program comes to the same on any number of workers: short runs of it are compared, and told apart.
+# Short runs on different numbers of workers must end with equal weights.
 
 CHECK_SLOTS, WORKERS = 4, 2
 PAGE = "docs/programs.md#what-elastune-check-finds"
@@ -244,25 +243,27 @@ def judge(
     """What a program of ``text`` has shown: on one worker, once more, on two (or why it failed), and what all wrote."""
     same_bits = one.sha256 == again.sha256
     if not same_bits:
-        said = "two equal runs end with different weights: something random has no seed"
+        finding = "two equal runs end with different weights: something random has no seed"
         fix = "Draw from the generators of torch, numpy and Python, which the run seeds, or seed yours by session.seed"
-        yield PortabilityProblem("random", tuple(unseeded(text)), said, fix)
+        yield PortabilityProblem("random", tuple(unseeded(text)), finding, fix)
     if isinstance(two, str):
         fix = "Let all workers call the same lines of session; what depends on the rank belongs under session.leader"
         yield PortabilityProblem("fails on two workers", (), f"it trains on one worker and not on two: {two}", fix)
         two = one
     elif same_bits and two.sha256 != one.sha256:
-        said = "two workers end with other weights than one: who a worker is, or how many there are, decides something"
+        finding = (
+            "two workers end with other weights than one: who a worker is, or how many there are, decides something"
+        )
         fix = "Let data, model and rates depend on neither session.rank nor session.size"
-        yield PortabilityProblem("workers", tuple(of_workers(text)), said, fix)
+        yield PortabilityProblem("workers", tuple(of_workers(text)), finding, fix)
     told: set[str] = set()
     for first, second, other in zip(one.reports, again.reports, two.reports, strict=False):
         for name in sorted(first.keys() - told):
             if first[name] == second.get(name) and first[name] != other.get(name):
                 told.add(name)
-                said = f"the metric {name!r} is {first[name]:g} on one worker, {other.get(name)} on two"
+                finding = f"the metric {name!r} is {first[name]:g} on one worker, {other.get(name)} on two"
                 fix = "Add it up over workers by session.sum or session.mean, and report that"
-                yield PortabilityProblem("metric", (), said, fix)
+                yield PortabilityProblem("metric", (), finding, fix)
     for path, line in sorted(files.items()):
         fix = "Write it under 'if session.leader:', or give each worker a name of its own"
         yield PortabilityProblem("files", (line,), f"all workers write {path}", fix)

@@ -30,8 +30,6 @@ from elastune.runtime.clusters.base import Cluster, Handle, SurvivingRun
 from elastune.runtime.job.output import JOURNAL, check_out
 from elastune.train.program.source import differences, source_of
 
-# What has changed in a program since its run was begun: refused before anything is written, or accepted and told.
-
 FIX = "undo that, or add --accept-changes to go on with it"
 _MARKS = b'"checkpointed"', b'"run_started"'  # in the lines of a journal that is worth a look
 
@@ -78,12 +76,9 @@ def _epochs(records: Sequence[Record], step: int) -> int:
     return reports[-1].epoch if reports else 0
 
 
-# Going on with a run: what is asked for is compared with its journal before anything starts or is written.
-
-
 @dataclass(frozen=True)
 class RunHistory:
-    """What the journal of a run says of its settings.
+    """The settings of a run, as its journal records them.
 
     Attributes:
         first: How it was begun.
@@ -112,9 +107,9 @@ def history_in(entries: Sequence[Entry], path: Path) -> RunHistory | None:
     started = [entry.record for entry in entries if isinstance(entry.record, RunStarted)]
     strange = next((entry.record.kind for entry in entries if entry.record.kind == "study_started"), None)
     if entries and (strange is not None or not started):
-        found = "the journal of a study" if strange else f"a journal that begins with {entries[0].record.kind}"
+        contents = "the journal of a study" if strange else f"a journal that begins with {entries[0].record.kind}"
         fix = "use another --out, or the command that the folder is of"
-        raise UserError("a run goes on in the folder of a run", f"{path.parent} has {found}", fix)
+        raise UserError("a run goes on in the folder of a run", f"{path.parent} has {contents}", fix)
     if not started:
         return None
     reported = [entry.record.epochs for entry in entries if isinstance(entry.record, Reported) and entry.record.epochs]
@@ -156,15 +151,15 @@ def check_resumed(spec: RunSpec) -> str:
     history = _history(spec.out) if spec.resume else None
     if history is None:
         return ""
-    own: Config = {}
+    config: Config = {}
     dropped = spec.epochs is None and history.last.epochs is not None
     if dropped or any(dict(spec.config) != begun.config for begun in (history.first, history.last)):
         from elastune.train.program.load import load_as_guest  # it brings torch
 
-        own = load_as_guest(spec.program).config
-    for found in _differences(history, spec, own):
+        config = load_as_guest(spec.program).config
+    for found in _differences(history, spec, config):
         raise found
-    return _schedules(history, spec, own)
+    return _schedules(history, spec, config)
 
 
 def _history(out: Path) -> RunHistory | None:
@@ -274,13 +269,13 @@ def _schedules(history: RunHistory, spec: RunSpec, own: Config) -> str:
     if after is None and history.last.epochs is not None and own:
         after = int(number(now, "epochs"))  # which are more: the others are refused
     elif after is None and passes:
-        before, after = (int(number(told, passes[0])) for told in (then, now))
+        before, after = (int(number(settings, passes[0])) for settings in (then, now))
     if after is None or (before is not None and after <= before):
         return ""
     from elastune.train.checkpoints.checkpoint import schedules  # it brings torch
     from elastune.train.schedule_length import ended_by, ends_of
 
-    told: list[str] = []
+    lines: list[str] = []
     at, states = schedules(spec.out / "checkpoints") or (Position(), [])
     for state in states:
         epoch = at.epoch + (0.5 if at.offset else 0.0)
@@ -289,11 +284,8 @@ def _schedules(history: RunHistory, spec: RunSpec, own: Config) -> str:
                 fix = f"begin another run with its weights: --start-from {spec.out} and another --out"
                 rule = f"a run with {end.kind} goes on for no longer than that was built for"
                 raise UserError(rule, f"{after} epochs; it was built for {end.built_for} steps", fix)
-            told.append(str(end))
-    return "; ".join(dict.fromkeys(told))
-
-
-# Going on with a run whose workers have outlived their controller.
+            lines.append(str(end))
+    return "; ".join(dict.fromkeys(lines))
 
 
 @dataclass(frozen=True)
@@ -321,10 +313,10 @@ def find_surviving_workers(spec: RunSpec) -> SurvivingWorkers | None:
     """
     if not spec.resume or left_behind(spec.out) is None:
         return None
-    found = _current(spec.out)
-    if found is None:
+    surviving = _current(spec.out)
+    if surviving is None:
         return None
-    started = found.started
+    started = surviving.started
     for what, then, now in (
         ("program", started.program, str(spec.program.path)),
         ("settings (--set)", started.config, dict(spec.config)),
@@ -342,7 +334,7 @@ def find_surviving_workers(spec: RunSpec) -> SurvivingWorkers | None:
         rule = "workers of this run may still train: it goes on with the program that they have loaded"
         fix = f"undo the edit, or remove {spec.out / CONTACT_NAME} once no worker is left and add --accept-changes"
         raise UserError(rule, "; ".join(changed), fix)
-    return found
+    return surviving
 
 
 def adopted(spec: RunSpec, found: SurvivingWorkers, cluster: Cluster) -> Handle | None:

@@ -1,9 +1,9 @@
 """Run one job to its end: open its journal, start its workers, supervise them, report how it ended.
 
-``run_job`` is the whole story. ``journal_in`` opens the journal of an output folder; a command that is refused
-leaves no trace of it. ``JobSupervisor`` turns events of a running job into records and an outcome. A job ends early
-when somebody interrupts it or when its machine will be taken away (``ShutdownControl``). ``run_here`` is one worker
-of a run that torchrun, srun or mpirun started.
+``run_job`` uses everything else in this file. ``journal_in`` opens the journal of an output folder, and removes it
+again if the command is refused. ``JobSupervisor`` turns the events of a running job into records and an outcome.
+``ShutdownControl`` ends a job early: after an interrupt, or before its machine is taken away. ``run_here`` is the
+other entry point: one worker of a run that torchrun, srun or mpirun started.
 """
 
 from __future__ import annotations
@@ -52,70 +52,13 @@ from elastune.runtime.preemption import DEFAULT_S, Notice, NoticeSource
 from elastune.train.data.sample_log import records_of
 from elastune.train.machine import cores, processor, software
 
-# What cannot be changed but matters: the machine and software a figure was measured on.
+Observe = Callable[[Record], None]
 
-
-def machine_context() -> dict[str, Any]:
-    """Cores, processor, memory and versions, for the journal."""
-    return {"cores": cores(), "processor": processor(), "memory_gib": _memory_gib(), **software()}
-
-
-def _memory_gib() -> float:
-    return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
-
-
-# The journal of an output folder: a command that is refused leaves no trace of it.
-
-_OPENINGS = (RunStarted, StudyStarted, WarmStarted)  # what is journaled before anything runs
-
-
-def check_free(out: Path, resume: bool) -> None:
-    """Refuse what ``journal_in`` would, before a cluster is opened for it: another's results, and a controller that
-    lives. Leaves nothing. Raises ``UserError``."""
-    check_unwritten(check_out(out, resume))
-
-
-@contextmanager
-def journal_in(out: Path, resume: bool, wall: Callable[[], float] = time.time) -> Iterator[JournalWriter]:
-    """The journal of ``out``, which is made if needed.
-
-    What is refused before anything has run leaves no folder that was not there. Raises ``UserError`` as ``check_out``,
-    and for a folder that cannot be written, or a journal to go on with that has a bad line.
-    """
-    path = check_out(out, resume)
-    made = [folder for folder in (out, *out.parents) if not folder.exists() or folder.absolute() in CLAIMED]
-    begins = not path.exists()
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError("--out must be a folder that can be written", error, "use another --out") from None
-    with JournalWriter(path, wall=wall) as journal:  # from here on nobody else writes there
-        if not begins:
-            read(path)  # what could not be told at the end is refused now
-        try:
-            yield journal
-        except (UserError, KeyboardInterrupt):  # while hosts were awaited
-            if begins and journal.in_place and all(isinstance(entry.record, _OPENINGS) for entry in read(path)):
-                _take_back(path, made)
-            raise
-
-
-def _take_back(path: Path, made: list[Path]) -> None:
-    """Remove a journal that tells of nothing, and the folders that were ``made`` for it, the innermost first."""
-    if made:
-        shutil.rmtree(made[0], ignore_errors=True)
-    for file in (path, path.with_name(f"{path.name}.lock")):
-        file.unlink(missing_ok=True)
-    for folder in made[1:]:
-        with suppress(OSError):  # somebody else's results have come there meanwhile
-            folder.rmdir()
-
-
-# One running job as its driver sees it: events in, records and an outcome out.
-
-GRACE_S = 1.0
-EXIT_S = 10.0  # a finished run's workers have nothing left to do but to exit
-# What a worker says when ANOTHER one went away: never the cause of a failure.
+GRACE_S = 1.0  # after the first failure, for the failures of the other workers
+EXIT_S = 10.0  # after the result: the workers only have to exit
+MARGIN = 0.1  # share of a notice's time that is kept for ending the workers and for the journal
+_OPENINGS = (RunStarted, StudyStarted, WarmStarted)  # journaled before anything runs
+# What a worker reports when ANOTHER worker went away: never the cause of a failure.
 _ECHOES = (
     "gloo",
     "nccl",
@@ -128,11 +71,167 @@ _ECHOES = (
 )
 
 
-class JobSupervisor:
-    """Follows a job until all of its workers are gone; ``outcome`` is then set.
+class JobFailed(Exception):
+    """A job ended without a result.
 
-    After the first failure the other workers get ``GRACE_S`` to say what they saw, then they are ended. ``timeout_s``
-    bounds the whole job, which has run for ``ran_s`` already.
+    Attributes:
+        failure: The record of the failure.
+        noticed: Whether a notice had come that its machine will be taken away.
+    """
+
+    def __init__(self, failure: RunFailed, noticed: bool = False) -> None:
+        super().__init__(failure.detail)
+        self.failure = failure
+        self.noticed = noticed
+
+
+def run_job(
+    spec: RunSpec,
+    *,
+    cluster: Cluster | None = None,
+    observe: Observe | None = None,
+    notices: Sequence[NoticeSource] = (),
+    injector: Injector | None = None,
+    command: CommandLine | None = None,
+) -> RunFinished:
+    """Run ``spec`` on ``cluster``, and write its journal in ``spec.out``.
+
+    The first Ctrl-C or SIGTERM asks for a checkpoint and a stop at the next step; the second ends the workers. SIGUSR1
+    and ``notices`` ask for a stop too, and the result records that cause.
+
+    Workers that have outlived their controller are taken over before the program is imported and checked. Their run
+    was checked when it began, and without a controller they cannot survive a loss.
+
+    Args:
+        spec: The run.
+        cluster: Where it runs; None: worker processes on this machine.
+        observe: Called with every record.
+        notices: Sources of notices that a machine will be taken away.
+        injector: Injects faults that the run has to survive.
+        command: The command line of the run, for the journal.
+
+    Returns:
+        The last record of the run.
+
+    Raises:
+        JobFailed: The run ended without a result.
+        UserError: A check failed before a worker was started.
+    """
+    surviving = None if cluster is None else find_surviving_workers(spec)
+    changed = accepted_changes(spec) if surviving is None else None
+    spec = with_source(spec)
+    if surviving is None:
+        _check(spec)
+    check_resumed(spec)
+    with journal_in(spec.out, spec.resume) as journal, Interrupts() as interrupts, ExitStack() as stack:
+
+        def keep(record: Record) -> None:
+            journal.write(record, durable=isinstance(record, (RunFinished, RunFailed)))
+            if injector is not None:
+                injector.hear(record)
+            if observe is not None:
+                observe(record)
+
+        handle = None if cluster is None or surviving is None else adopted(spec, surviving, cluster)
+        if handle is None:
+            if surviving is not None:
+                _check(spec)
+            for record in _opening(spec, LocalFiles() if cluster is None else cluster.files, command, changed):
+                keep(record)
+        used_cluster = cluster or stack.enter_context(LocalCluster(capacity=spec.most_workers))
+        handle = handle or used_cluster.start(spec)
+        # Also after an error here: the caller's cluster lives on, but this run must end.
+        stack.callback(handle.kill)
+        supervisor = JobSupervisor(handle)
+        shutdown = ShutdownControl(supervisor, interrupts, notices)
+        held: HostsHeld | None = None
+        while supervisor.outcome is None:
+            if (current := _held(used_cluster, handle, whole=cluster is not None)) != held:
+                held = current
+                keep(held)
+            used_cluster.wait(0.5 if injector is None else injector.wait_s())
+            for record in supervisor.pump():
+                keep(record)
+            if injector is not None and isinstance(handle, ElasticHandle) and not supervisor.finished:
+                for fault in injector.act(handle):
+                    keep(fault)
+            shutdown.look()
+            journal.settle()
+        keep(supervisor.outcome)
+    if isinstance(supervisor.outcome, RunFailed):
+        raise JobFailed(supervisor.outcome, noticed=shutdown.notice is not None)
+    return supervisor.outcome
+
+
+def run_here(spec: RunSpec, place: Place, observe: Observe | None = None, command: CommandLine | None = None) -> int:
+    """Run one worker of a run that another program has launched (torchrun, srun, mpirun).
+
+    Rank 0 writes the journal; every other rank prints its failure to stderr. SIGTERM asks for a stop.
+
+    Args:
+        spec: The run.
+        place: The rank of this worker among all workers.
+        observe: Rank 0 calls it with every record.
+        command: The command line of the run, for the journal.
+
+    Returns:
+        The exit code of this process.
+
+    Raises:
+        UserError: A check failed before the training.
+    """
+    from elastune.train.worker import work
+
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    for plan in (spec.sync, *(plan for _, plan in spec.sync_schedule.changes)):
+        plan.check_quorum(elastic=False)
+    changed, spec = accepted_changes(spec), with_source(spec)
+    _check(spec)
+    check_resumed(spec)
+    if place.rank != 0:
+        return work(spec, place, print_failure, stop.is_set)
+    with journal_in(spec.out, spec.resume) as journal:
+
+        def keep(record: Record) -> None:
+            journal.write(record)
+            if observe is not None:
+                observe(record)
+
+        workers = {UNKNOWN: place.world}
+        for record in [*_opening(spec, LocalFiles(), command, changed), HostsHeld(workers, workers)]:
+            keep(record)
+        return work(spec, place, keep, stop.is_set)
+
+
+def print_failure(record: Record) -> None:
+    """Print the failure of a worker without a controller to stderr. Ignores all other records."""
+    if isinstance(record, RunFailed):
+        print(f"elastune: worker {record.rank}, {record.reason}: {record.detail}", file=sys.stderr, flush=True)
+
+
+def on_device(place: Place, device: str, env: Mapping[str, str]) -> Place:
+    """Return ``place`` with a device of its node. ``env`` holds the launcher's count of workers on the node, if any."""
+    available = devices() if device != "cpu" else ("cpu",)
+    assigned = assign(device, place.local_rank, available)
+    neighbours = on_this_host(env) or place.world
+    return replace(place, device=assigned, own_device=assigned == "cpu" or neighbours <= len(available))
+
+
+class JobSupervisor:
+    """Follows one job until all of its workers have ended.
+
+    After the first failure the other workers get ``GRACE_S`` to report their failures too, then they are ended: the
+    outcome names the failure that caused the others.
+
+    Args:
+        handle: The running job.
+        timeout_s: The time limit of the whole job; None: no limit.
+        clock: The clock; the system's by default.
+        ran_s: How long the job has run already, under an earlier controller.
+
+    Attributes:
+        outcome: How the job ended; None while workers are alive.
     """
 
     def __init__(
@@ -151,16 +250,16 @@ class JobSupervisor:
 
     @property
     def finished(self) -> bool:
-        """Whether the job has its result: its workers have only to exit."""
+        """Whether the job has its result: its workers only have to exit."""
         return self._finished is not None
 
     def stop(self, why: Literal["requested", "notice"] = "requested") -> None:
-        """Ask for a checkpoint and an end; the outcome will say ``why``."""
+        """Ask the workers to save a checkpoint and to stop; the outcome will record ``why``."""
         self._stopped_for = why
         self.handle.stop()
 
     def pump(self) -> list[Record]:
-        """Handle what happened; returns the records to keep. Never blocks."""
+        """Process the events since the last call. Returns the records for the journal. Never blocks."""
         records: list[Record] = []
         for event in self.handle.poll():
             if isinstance(event, Exited):
@@ -178,7 +277,7 @@ class JobSupervisor:
         return records
 
     def end(self, why: str, reason: Literal["worker_lost", "interrupted"] = "worker_lost") -> None:
-        """End the workers now; the outcome says ``why``, unless the job has failed or finished already."""
+        """End the workers now; the outcome records ``why``, unless the job has failed or finished already."""
         if not self._failures:
             self._failures.append(RunFailed(reason, why, 0))
         self._kill()
@@ -214,10 +313,10 @@ class JobSupervisor:
             self._kill()
 
     def _judge(self) -> RunFinished | RunFailed:
-        """The finished record if nothing failed; else the failure that came first and is no echo of another."""
+        """The ``RunFinished`` record if there is one; else the first failure that another failure did not cause."""
         if self._finished is not None:
-            asked = self._finished.stopped == "requested"
-            return replace(self._finished, stopped=self._stopped_for) if asked else self._finished
+            stopped = self._finished.stopped == "requested"
+            return replace(self._finished, stopped=self._stopped_for) if stopped else self._finished
         failures = self._failures or self._ended_by_us
         if not failures:
             return RunFailed("worker_lost", "all workers ended without a result", 0)
@@ -226,19 +325,25 @@ class JobSupervisor:
 
 
 def _is_echo(detail: str) -> bool:
+    """Whether a worker failed only because another worker went away."""
     return any(word in detail.lower() for word in _ECHOES)
 
 
-# What ends a job before its time: somebody's wish, or the news that its machine will be taken away.
-
-MARGIN = 0.1  # of a notice's time, kept for ending by force and for the journal
-
-
 class ShutdownControl:
-    """Looks out for interrupts and notices, and stops or ends the job that ``watch`` follows.
+    """Stops or ends a job after an interrupt, or after a notice that its machine will be taken away.
 
-    The first interrupt, and a notice, ask for a checkpoint; the second ends the workers, and so does the time that a
-    notice gives when it is nearly over: what is on the disk by then is what can go on elsewhere.
+    The first interrupt, or a notice, asks for a checkpoint and a stop. The second interrupt ends the workers. They are
+    also ended shortly before the time of the notice is over: the run can then continue elsewhere from its last
+    checkpoint.
+
+    Args:
+        watch: Follows the job.
+        interrupts: Counts the interrupts of this process.
+        notices: Sources of notices.
+        clock: The clock; the system's by default.
+
+    Attributes:
+        notice: The notice that stopped the job; None without.
     """
 
     def __init__(
@@ -253,19 +358,19 @@ class ShutdownControl:
         self._interrupts = interrupts
         self._notices = notices
         self._clock = clock or SystemClock()
-        self._heard = 0
+        self._handled = 0  # interrupts
         self._deadline = float("inf")
 
     def look(self) -> None:
-        """Act on what has happened since the last call."""
-        if self._interrupts.count > self._heard:
-            self._heard = self._interrupts.count
-            if self._heard == 1:
+        """Process the interrupts and notices since the last call."""
+        if self._interrupts.count > self._handled:
+            self._handled = self._interrupts.count
+            if self._handled == 1:
                 self._watch.stop()
             else:
                 self._watch.end("ended by a second interrupt", "interrupted")
         if self.notice is None:
-            self.notice = self._told()
+            self.notice = self._next_notice()
             if self.notice is not None:
                 self._deadline = self._clock.now() + self.notice.seconds * (1 - MARGIN)
                 self._watch.stop("notice")
@@ -274,170 +379,77 @@ class ShutdownControl:
             if not self._watch.finished:
                 self._watch.end(f"no step ended within the {self.notice.seconds:g} s of the notice: {self.notice.why}")
 
-    def _told(self) -> Notice | None:
+    def _next_notice(self) -> Notice | None:
         if self._interrupts.noticed:
             return Notice(DEFAULT_S, "SIGUSR1")
         return next((notice for source in self._notices if (notice := source.poll()) is not None), None)
 
 
-# Run one job to its end: start its workers, keep its journal, tell how it ended.
-
-Observe = Callable[[Record], None]
-
-
-class JobFailed(Exception):
-    """A job ended without a result.
-
-    Attributes:
-        failure: Why it failed.
-        noticed: Its machine is being taken away.
-    """
-
-    def __init__(self, failure: RunFailed, noticed: bool = False) -> None:
-        super().__init__(failure.detail)
-        self.failure = failure
-        self.noticed = noticed
-
-
-def run_job(
-    spec: RunSpec,
-    *,
-    cluster: Cluster | None = None,
-    observe: Observe | None = None,
-    notices: Sequence[NoticeSource] = (),
-    injector: Injector | None = None,
-    command: CommandLine | None = None,
-) -> RunFinished:
-    """Run ``spec`` on ``cluster``, and keep its journal in ``spec.out``.
-
-    The first Ctrl-C or SIGTERM asks for a checkpoint and an end at the next step; the second ends the workers. SIGUSR1
-    and ``notices`` ask for the same, and the result says so. Workers that have outlived their controller are taken over
-    before anything is imported: their run was checked when it began, and while they have no controller they cannot
-    survive a loss.
-
-    Args:
-        spec: The run.
-        cluster: Where it runs; None: worker processes on this machine.
-        observe: Called with every record.
-        notices: Sources of notices that a machine will be taken away.
-        injector: Faults to survive.
-        command: The command line that asks for it.
-
-    Returns:
-        The last record of the run.
+def check_free(out: Path, resume: bool) -> None:
+    """Check, before a cluster is opened, that ``journal_in`` could open ``out``. Writes nothing.
 
     Raises:
-        JobFailed: For a run that ended without a result.
-        UserError: For what can be known to be wrong before a worker starts.
+        UserError: ``out`` holds other results, or another controller is using it.
     """
-    found = None if cluster is None else find_surviving_workers(spec)
-    changed = accepted_changes(spec) if found is None else None
-    spec = with_source(spec)
-    if found is None:
-        _check(spec)
-    check_resumed(spec)
-    with journal_in(spec.out, spec.resume) as journal, Interrupts() as interrupts, ExitStack() as stack:
-
-        def keep(record: Record) -> None:
-            journal.write(record, durable=isinstance(record, (RunFinished, RunFailed)))
-            if injector is not None:
-                injector.hear(record)
-            if observe is not None:
-                observe(record)
-
-        handle = None if cluster is None or found is None else adopted(spec, found, cluster)
-        if handle is None:
-            if found is not None:
-                _check(spec)
-            for record in _opening(spec, LocalFiles() if cluster is None else cluster.files, command, changed):
-                keep(record)
-        place = cluster or stack.enter_context(LocalCluster(capacity=spec.most_workers))
-        handle = handle or place.start(spec)
-        # Whatever happens here: a cluster that is not ours lives on, its run must not.
-        stack.callback(handle.kill)
-        watch = JobSupervisor(handle)
-        ending = ShutdownControl(watch, interrupts, notices)
-        paid: HostsHeld | None = None
-        while watch.outcome is None:
-            if (now := _held(place, handle, whole=cluster is not None)) != paid:
-                paid = now
-                keep(now)
-            place.wait(0.5 if injector is None else injector.wait_s())
-            for record in watch.pump():
-                keep(record)
-            if injector is not None and isinstance(handle, ElasticHandle) and not watch.finished:
-                for fault in injector.act(handle):
-                    keep(fault)
-            ending.look()
-            journal.settle()
-        keep(watch.outcome)
-    if isinstance(watch.outcome, RunFailed):
-        raise JobFailed(watch.outcome, noticed=ending.notice is not None)
-    return watch.outcome
+    check_unwritten(check_out(out, resume))
 
 
-def _held(place: Cluster, handle: Handle, *, whole: bool) -> HostsHeld:
-    """What is paid for: the ``whole`` cluster, or no more than the run's own workers."""
-    workers = dict(place.held(handle))
-    return HostsHeld(workers, dict(place.rooms) if whole else workers)
+@contextmanager
+def journal_in(out: Path, resume: bool, wall: Callable[[], float] = time.time) -> Iterator[JournalWriter]:
+    """Open the journal of ``out``, and create the folder if needed.
 
+    If the command is refused or interrupted before anything has run, a new journal and the folders created for it are
+    removed again.
 
-def run_here(spec: RunSpec, place: Place, observe: Observe | None = None, command: CommandLine | None = None) -> int:
-    """Be one worker of a run that another program launched (torchrun, srun, mpirun). Returns an exit code.
+    Args:
+        out: The output folder.
+        resume: Whether to continue the journal that is there.
+        wall: The wall clock, for the times of the entries.
 
-    Rank 0 keeps the journal, with the ``command`` that asks for the run, and calls ``observe``; every other rank prints
-    why it failed.
+    Raises:
+        UserError: As ``check_out`` raises it; or the folder cannot be written, or the old journal has a bad line.
     """
-    from elastune.train.worker import work
+    path = check_out(out, resume)
+    created = [folder for folder in (out, *out.parents) if not folder.exists() or folder.absolute() in CLAIMED]
+    is_new = not path.exists()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError("--out must be a folder that can be written", error, "use another --out") from None
+    with JournalWriter(path, wall=wall) as journal:  # holds the lock: no other controller writes to this folder
+        if not is_new:
+            read(path)  # a bad line raises now, and not in the report at the end
+        try:
+            yield journal
+        except (UserError, KeyboardInterrupt):  # perhaps before any worker has started
+            if is_new and journal.in_place and all(isinstance(entry.record, _OPENINGS) for entry in read(path)):
+                _remove_journal(path, created)
+            raise
 
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    for plan in (spec.sync, *(plan for _, plan in spec.sync_schedule.changes)):
-        plan.check_quorum(elastic=False)
-    changed, spec = accepted_changes(spec), with_source(spec)
-    _check(spec)
-    check_resumed(spec)
-    if place.rank != 0:
-        return work(spec, place, print_failure, stop.is_set)
-    with journal_in(spec.out, spec.resume) as journal:
 
-        def keep(record: Record) -> None:
-            journal.write(record)
-            if observe is not None:
-                observe(record)
-
-        workers = {UNKNOWN: place.world}
-        for record in [*_opening(spec, LocalFiles(), command, changed), HostsHeld(workers, workers)]:
-            keep(record)
-        return work(spec, place, keep, stop.is_set)
+def _remove_journal(path: Path, created: list[Path]) -> None:
+    """Remove the journal at ``path`` and the folders ``created`` for it, which are ordered from the innermost."""
+    if created:
+        shutil.rmtree(created[0], ignore_errors=True)
+    for file in (path, path.with_name(f"{path.name}.lock")):
+        file.unlink(missing_ok=True)
+    for folder in created[1:]:
+        with suppress(OSError):  # another command has written results there meanwhile
+            folder.rmdir()
 
 
 def _check(spec: RunSpec) -> None:
-    from elastune.runtime.job.validation import check_run  # here: it brings torch
+    from elastune.runtime.job.validation import check_run  # late: it imports torch
 
     check_run(spec)
-
-
-def on_device(place: Place, device: str, env: Mapping[str, str]) -> Place:
-    """Return ``place`` with its device among those of its node; ``env`` tells how many workers share the node."""
-    available = devices() if device != "cpu" else ("cpu",)
-    here = assign(device, place.local_rank, available)
-    neighbours = on_this_host(env) or place.world
-    return replace(place, device=here, own_device=here == "cpu" or neighbours <= len(available))
-
-
-def print_failure(record: Record) -> None:
-    """Print to stderr why a worker failed that no controller listens to."""
-    if isinstance(record, RunFailed):
-        print(f"elastune: worker {record.rank}, {record.reason}: {record.detail}", file=sys.stderr, flush=True)
 
 
 def _opening(
     spec: RunSpec, files: RunFiles, command: CommandLine | None, changed: ChangesAccepted | None
 ) -> list[Record]:
-    """What a journal begins with: where the run goes on, what has changed, and what had been done up to there.
+    """The first records of a run's journal: its start, its accepted changes, and the samples trained before a resume.
 
-    Checkpoints that are not whole are set aside. Raises ``UserError``, and leaves them, where there is no other.
+    Damaged checkpoints are set aside. Raises ``UserError``, and leaves them, where no checkpoint is whole.
     """
     saved, damaged = _saved(spec, files)
     started = RunStarted(
@@ -460,12 +472,12 @@ def _opening(
         source=spec.source,
     )
     accepted = [replace(changed, step=saved[-1])] if changed is not None and saved else []
-    # Workers may have trained on and saved while the controller before this one was frozen: its journal lacks that.
+    # An earlier controller may have been frozen while its workers saved checkpoints: its journal lacks these samples.
     return [started, *accepted, *(records_of(files.spans(spec.out, saved[-1])) if saved else [])]
 
 
 def _saved(spec: RunSpec, files: RunFiles) -> tuple[list[int], list[str]]:
-    """The steps of the checkpoints that a run can go on from, and what is wrong with newer ones."""
+    """The steps of the checkpoints from which a run can continue, and the faults of damaged ones."""
     if not spec.resume:
         return [], []
     damaged = files.damaged(spec.out)
@@ -475,3 +487,18 @@ def _saved(spec: RunSpec, files: RunFiles) -> tuple[list[int], list[str]]:
         raise UserError("of a run's checkpoints one must be whole", next(iter(damaged.values())), fix)
     files.set_aside(spec.out, damaged)
     return whole, list(damaged.values())
+
+
+def _held(cluster: Cluster, handle: Handle, *, whole: bool) -> HostsHeld:
+    """The room that the run uses and the room that is paid for: of the ``whole`` cluster, or only the used room."""
+    workers = dict(cluster.held(handle))
+    return HostsHeld(workers, dict(cluster.rooms) if whole else workers)
+
+
+def machine_context() -> dict[str, Any]:
+    """Cores, processor, memory and versions, for the journal."""
+    return {"cores": cores(), "processor": processor(), "memory_gib": _memory_gib(), **software()}
+
+
+def _memory_gib() -> float:
+    return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)

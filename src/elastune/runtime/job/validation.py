@@ -24,7 +24,7 @@ from elastune.runtime.spot import SpotWatch, read_host_prices
 from elastune.train.program.load import LoadedProgram, load_as_guest
 from elastune.train.program.overrides import override
 
-# The policy ``spot`` of a run, for its controller: it decides where hosts are known, not in workers.
+# The controller runs the policy ``spot``, because only the controller knows the hosts.
 
 CHANGEOVER_S = 10.0  # until a warm worker trains, and the pauses; generous
 
@@ -37,16 +37,14 @@ def spot_of(adapt: Adapt, program: LoadedProgram) -> list[Spot]:
 
 def spot_watch(spec: RunSpec, program: LoadedProgram) -> SpotWatch | None:
     """What asks the policy ``spot`` while the run goes on; None where it was not asked for. Raises ``UserError``."""
-    found = spot_of(spec.adapt, program)
-    if not found:
+    settings = spot_of(spec.adapt, program)
+    if not settings:
         return None
-    if len(found) > 1:
-        raise UserError("a run has one deadline", f"the policy spot {len(found)} times", "leave the others out")
-    prices = read_host_prices(Path(found[0].prices), ON_DEMAND, told=True)
-    return SpotWatch(found[0].rules(spec.most_workers, CHANGEOVER_S), prices)
+    if len(settings) > 1:
+        raise UserError("a run has one deadline", f"the policy spot {len(settings)} times", "leave the others out")
+    prices = read_host_prices(Path(settings[0].prices), ON_DEMAND, told=True)
+    return SpotWatch(settings[0].rules(spec.most_workers, CHANGEOVER_S), prices)
 
-
-# What adapts a run, checked before it starts: the policies and monitors that a command line or a space names.
 
 NO_POLICY = "none"
 
@@ -101,8 +99,6 @@ def policies_of(value: object) -> tuple[str, ...]:
         raise UserError(f"{NO_POLICY!r} goes with no other policy", repr(value), "leave it out of the list")
     return () if named == (NO_POLICY,) else named
 
-
-# Refuse system parameters that contradict each other, before a worker starts.
 
 SHORTEST_HEARTBEAT_S = 0.1
 MOST_SLOTS = 65_536
@@ -188,8 +184,8 @@ def _check_mesh(execution: ExecutionSettings, most: int) -> None:
     """Workers, mesh and mechanism agree, and so does what goes with one mechanism only. ``most`` workers, perhaps."""
     parts, mesh = execution.parts, execution.first_mesh
     if mesh.workers != execution.workers:
-        told = f"{execution.workers} workers, {mesh} ({mesh.workers})"
-        raise UserError("workers and mesh must agree", told, "leave --workers or --mesh out")
+        value = f"{execution.workers} workers, {mesh} ({mesh.workers})"
+        raise UserError("workers and mesh must agree", value, "leave --workers or --mesh out")
     _check_axes(execution, mesh)
     if not 1 <= execution.virtual_tensor <= MOST_BLOCKS:
         raise UserError(
@@ -226,15 +222,15 @@ def _check_compression(spec: RunSpec) -> None:
     execution = spec.execution
     if execution.compress is None:
         return
-    told, fix = f"--compress {execution.compress}", "or leave --compress out"
+    value, fix = f"--compress {execution.compress}", "or leave --compress out"
     if execution.mode != "fast":
         rule = "compressed gradients do not add up to the same bits"
-        raise UserError(rule, f"{told} --mode {execution.mode}", f"use --mode fast, {fix}")
+        raise UserError(rule, f"{value} --mode {execution.mode}", f"use --mode fast, {fix}")
     if execution.parts != MechanismName():
         rule = "gradients are compressed where every worker holds all of the model"
-        raise UserError(rule, f"{told} --mechanism {execution.mechanism}", f"use --mechanism replicated, {fix}")
+        raise UserError(rule, f"{value} --mechanism {execution.mechanism}", f"use --mechanism replicated, {fix}")
     if execution.topology.routed:
-        rule, ours = "compressed gradients go from everybody to everybody", f"{told} --topology {execution.topology}"
+        rule, ours = "compressed gradients go from everybody to everybody", f"{value} --topology {execution.topology}"
         raise UserError(rule, ours, f"leave --topology out, {fix}")
 
 
@@ -259,7 +255,7 @@ def _check_copies(execution: ExecutionSettings, most: int) -> None:
         raise UserError(rule, f"--copies {execution.copies}, {most} workers", "use fewer --copies or more workers")
 
 
-# What can be known of a run before a worker starts; takes torch and the program, a second and more.
+# This check imports torch and the program: a second and more.
 
 
 def check_run(spec: RunSpec) -> None:

@@ -10,7 +10,7 @@ import pytest
 from elastune.core.errors import UserError
 from elastune.runtime.agents.host_report import (
     had_local_folders,
-    place,
+    place_marker,
     probe_folder,
     remove_stale_markers,
     write_folder_mode,
@@ -88,7 +88,7 @@ def test_hosts_with_other_addresses_get_no_workers(kinds: tuple[int, int], free:
 
 def test_what_an_agent_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    mark = place(tmp_path / "out")
+    mark = place_marker(tmp_path / "out")
     assert probe_folder(FolderProbeRequest(str(mark.path), mark.text)) == FolderProbeResult(True, 4)
     assert probe_folder(FolderProbeRequest(str(mark.path), "another's")) == FolderProbeResult(False, 4)
     mark.remove()
@@ -100,11 +100,11 @@ def test_what_an_agent_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert probe_folder(FolderProbeRequest("", "")) == FolderProbeResult(None, 0)
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="must be writable"):
-        place(tmp_path / "file")
+        place_marker(tmp_path / "file")
 
 
 def test_marks_of_killed_controllers_are_removed_and_nothing_else(tmp_path: Path) -> None:
-    own, left = place(tmp_path), place(tmp_path)
+    own, left = place_marker(tmp_path), place_marker(tmp_path)
     (tmp_path / ".elastune-01234567").touch()  # killed before it had written more
     kept = {
         ".elastune-deadbeef": "a text of somebody's",
