@@ -97,7 +97,7 @@ def suggest_execution(
 
 
 def _suggest_division(trial: Any, mechanisms: Sequence[str], meshes: Sequence[str]) -> dict[str, Any]:
-    """A mechanism, and a mesh that it fits, of those that are given."""
+    """Choose a mechanism and a mesh that fits it, among those of the caller."""
     grids = {mesh: Mesh.parse(mesh) for mesh in meshes}
     names = {text: _known(text) for text in mechanisms}
     for text, name in names.items():
@@ -121,7 +121,7 @@ def _known(text: str) -> MechanismName:
 
 
 def _fitting(name: MechanismName, grids: dict[str, Mesh]) -> list[str]:
-    """Those of the meshes that ``name`` can serve."""
+    """The meshes that the mechanism ``name`` can serve."""
     return [
         text
         for text, mesh in grids.items()

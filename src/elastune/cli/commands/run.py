@@ -272,9 +272,9 @@ def _execution_settings(
 
 
 def _dry_run(spec: RunSpec, cluster: str, *, as_json: bool) -> int:
-    from elastune.cli.dry_run import of_run, tell_dry_run
+    from elastune.cli.dry_run import of_run, print_dry_run
 
-    return tell_dry_run(of_run(spec, cluster), as_json=as_json)
+    return print_dry_run(of_run(spec, cluster), as_json=as_json)
 
 
 def _spot(spec: RunSpec) -> SpotWatch | None:

@@ -69,7 +69,7 @@ def tune(
     (bytes)}]; with --accept-changes changes_accepted: what has changed, from which trial on. Front and choices are then
     of the trials since. With --dry-run {kind: "dry_run", command: "tune", ...}.
     """
-    from elastune.cli.dry_run import of_study, tell_dry_run
+    from elastune.cli.dry_run import of_study, print_dry_run
     from elastune.cli.progress import Progress, StudyTracker, earlier_entries
     from elastune.tune.study.resume import journaled_slots
     from elastune.tune.study.run import checked as checked_study
@@ -98,7 +98,9 @@ def tune(
     )
     request = money.of_study(request, local=where.local)
     if dry_run:
-        return tell_dry_run(of_study(checked_study(request, cluster=cluster).plan, where.cluster), as_json=folders.json)
+        return print_dry_run(
+            of_study(checked_study(request, cluster=cluster).plan, where.cluster), as_json=folders.json
+        )
     before = earlier_entries(out, request.resume)
     with Progress(StudyTracker(request.trials, request.budget_s, before)) as progress:
         run_study(request, cluster=cluster, observe=progress.observe)
@@ -164,7 +166,7 @@ def frontier(
     planned and took: {phase: seconds}, seeds, left_out} or null, seconds, reason, out, report}.
     With --dry-run {kind: "dry_run", command: "frontier", ...}.
     """
-    from elastune.cli.dry_run import of_frontier, tell_dry_run
+    from elastune.cli.dry_run import of_frontier, print_dry_run
     from elastune.cli.progress import Progress, StudyTracker, earlier_entries
     from elastune.tune.frontier.find_frontier import checked
     from elastune.tune.frontier.find_frontier import frontier as find_frontier
@@ -202,7 +204,7 @@ def frontier(
     )
     request = money.of_study(request, local=where.local)
     if dry_run:
-        return tell_dry_run(of_frontier(checked(request, cluster)[0], where.cluster), as_json=folders.json)
+        return print_dry_run(of_frontier(checked(request, cluster)[0], where.cluster), as_json=folders.json)
     before = earlier_entries(request.out, request.resume)
     with Progress(StudyTracker(None, request.budget_s, before)) as progress:
         find_frontier(request, cluster=cluster, observe=progress.observe)
@@ -210,7 +212,7 @@ def frontier(
 
 
 def tell_study(out: Path, as_json: bool, **more: object) -> int:
-    """Draw the report, print the result and ``more`` about it. A report that cannot be written costs no result."""
+    """Write the report, then print the result and ``more``. The result is printed also if the report fails."""
     from elastune.cli.results import result_of
     from elastune.report.page import write_report
 

@@ -33,7 +33,7 @@ HOW = "see docs/spot.md"
 
 @dataclass(frozen=True)
 class MarketOptions:
-    """A market, and what a training on it may take."""
+    """A market of spot and on-demand workers, and the deadline and bounds of a training on it."""
 
     availability: Annotated[
         Path | None,
@@ -69,7 +69,7 @@ class MarketOptions:
     ] = "20s:74s"
 
     def read(self, workers: int) -> MarketRequest:
-        """What is on offer, and the bounds of a training on at most so many ``workers``. Raises ``UserError``."""
+        """Read the market and the bounds of a training on at most ``workers`` workers. Raises ``UserError``."""
         from elastune.adapt.policies.library.spot import SpotRules
         from elastune.runtime.spot import read_availability, read_prices
         from elastune.tune.simulate.market import Market, check_reach
@@ -86,14 +86,14 @@ class MarketOptions:
 
 @dataclass(frozen=True)
 class MarketRequest:
-    """A market as it was asked for: read, and checked before anything else is looked at."""
+    """A market after its options are read and checked, before the program is loaded."""
 
     market: Market
     rules: SpotRules
     recovery: Overheads
 
     def forecast(self, job: MarketJob, overheads: Overheads, source: str) -> Result:
-        """What the training would cost, and when it would be done."""
+        """Forecast the cost and the end of the training."""
         from elastune.tune.simulate.market import forecasts
 
         costs = forecasts(job, self.market, self.rules, overheads, self.recovery)
@@ -101,7 +101,7 @@ class MarketRequest:
 
 
 def job_of(model: DescribedTrialModel, config: Config, epochs: int | None, most: int) -> MarketJob:
-    """The training of ``config`` as work, and how much faster so many workers do it."""
+    """The training of ``config`` as work, with its speed on each number of workers."""
     from elastune.tune.simulate.market import MarketJob
 
     planned = model.epochs(config, epochs)
@@ -242,7 +242,7 @@ def simulate(
         print_result(costs, as_json=folders.json)
         return OK
     out = folders.choose(file, "simulate")
-    program, execution = folders.program(file), _means(search.bounds)
+    program, execution = folders.program(file), _execution_settings(search.bounds)
     request = search.request(program, out, workers, execution, training, folders)
     model = _model(request.program, recorded, scaling, start, pause)
     losses = None if lose_every is None else WorkerFailures(parse.duration(lose_every, "--lose-every"), training.seed)
@@ -260,7 +260,7 @@ def _forecast(
     scaling: str,
     overheads: Overheads,
 ) -> Result:
-    """Of the run in ``file``, where that is a folder; else of the training that a model tells of."""
+    """Forecast the cost of the run in the folder ``file``, or of the training that a surrogate model describes."""
     from elastune.train.program.load import load_as_guest
     from elastune.train.program.overrides import override
     from elastune.tune.simulate.market import job_of_run
@@ -281,7 +281,7 @@ def _forecast(
     return market.forecast(job, overheads, model.source)
 
 
-def _means(bounds: tuple[int, int] | None) -> ExecutionSettings:
+def _execution_settings(bounds: tuple[int, int] | None) -> ExecutionSettings:
     low, high = bounds or (1, 1)
     return ExecutionSettings(workers=low, mode="fast", num_slots=max(DEFAULT_SLOTS, high))
 
@@ -289,7 +289,7 @@ def _means(bounds: tuple[int, int] | None) -> ExecutionSettings:
 def _model(
     program: Program, recorded: Path | None, scaling: str, start_s: float, pause_s: float
 ) -> DescribedTrialModel:
-    """How trials go."""
+    """The state counts of the trials."""
     from elastune.train.program.load import load_as_guest
     from elastune.tune.simulate.run import SurrogateModel
     from elastune.tune.simulate.trial_model import RecordedModel

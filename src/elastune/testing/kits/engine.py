@@ -1,4 +1,4 @@
-"""What every mechanism that wraps another package's engine has to do, as tests to inherit.
+"""Tests that every mechanism around another package's engine must pass, for inheritance.
 
 class TestMine(EngineKit):
     mechanism = Mine()  # of a module that worker processes can import
@@ -35,7 +35,7 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class EngineCase:
-    """A mechanism, what it is asked for, and the numbers that models are made of."""
+    """A mechanism, its execution settings, and the number type of the models."""
 
     mechanism: Mechanism
     execution: ExecutionSettings
@@ -106,7 +106,7 @@ class Trained:
         assert sync.totals == [worker.size, step * worker.size, worker.size * (worker.size - 1) / 2]
 
     def evaluated(self) -> torch.Tensor:
-        """What the model says; workers ask it different numbers of times."""
+        """The outputs of the model; workers evaluate it different numbers of times."""
         self.replica.gather()
         self.replica.model.eval()
         with torch.no_grad():
@@ -156,7 +156,7 @@ def train(worker: Worker, case: EngineCase, comms: Comms) -> None:
 
 
 def own_clip(case: EngineCase, trained: Trained) -> float | str:
-    """What torch's clipping, in the user's lines, says: the norm of the whole gradient, or that it cannot."""
+    """The result of torch's own clipping in a user's program: the norm of the whole gradient, or its refusal."""
     x, y = data(0, case.dtype)
     group, even = trained.sync.group, trained.replica.equal_passes
     plan = shares(BATCH, SLOTS, group.size, group.rank, case.execution.mode, None, even=even)
@@ -173,7 +173,7 @@ def own_clip(case: EngineCase, trained: Trained) -> float | str:
 
 @dataclass(frozen=True)
 class Plain:
-    """What plain PyTorch comes to, in one process without any engine."""
+    """The result of plain PyTorch, in one process without any engine."""
 
     evaluated: torch.Tensor
     states: tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
@@ -209,7 +209,7 @@ def in_plain_torch(dtype: torch.dtype) -> Plain:
 
 
 def need(mechanism: Mechanism) -> None:
-    """Skip the test where what ``mechanism`` needs is not installed; where it is to be, that is a failure."""
+    """Skip the test if a package of ``mechanism`` is not installed; fail if this environment must have it."""
     can = mechanism.capabilities
     if not can.installed:
         promised = can.package in os.environ.get("ELASTUNE_ENGINES", "").split(",")
@@ -257,7 +257,7 @@ class EngineKit:
                         self._compare(them, execution, wanted)
 
     def _divided(self, execution: ExecutionSettings, memories: list[dict[str, int]]) -> None:
-        """What all workers have of the optimizer's state: all of it each, or all of it together, padded."""
+        """The optimizer's state is whole on each worker, or divided among all of them with padding."""
         trained = sum(p.numel() for p in network(self.dtype).parameters() if p.requires_grad)
         both_moments = 2 * trained * self.dtype.itemsize
         copies = 1 if memories[0]["optimizer"] < both_moments else execution.workers

@@ -1,4 +1,4 @@
-"""What every mechanism has to do, as tests to inherit.
+"""Tests that every mechanism must pass, for inheritance.
 
 class TestMine(MechanismKit):
     mechanism = Mine()  # of a module that worker processes can import
@@ -68,7 +68,7 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
 
 
 class Run:
-    """What one worker does."""
+    """The training of one worker."""
 
     def __init__(self, case: Case, comms: Comms) -> None:
         self._case = case
@@ -107,7 +107,7 @@ class Run:
         self.replica.optimizer.zero_grad()
 
     def forget(self) -> None:
-        """Be a worker that has only just been started."""
+        """Replace this worker's training by a newly started one."""
         torch.manual_seed(1)
         self.sync = self._attached(self.replica.comms)
         for tensor in (*self.replica.module.parameters(), *self.replica.module.buffers()):
@@ -118,7 +118,7 @@ class Run:
                 p.detach().zero_()
 
     def state(self) -> State:
-        """Every piece that lies here."""
+        """The pieces that this worker holds."""
         return {piece: self.replica.read(piece).clone() for piece in self.replica.layout()}
 
     def param_blocks(self) -> Leaves:
@@ -131,7 +131,7 @@ class Run:
 
 
 def work(worker: Worker, case: Case) -> None:
-    """What each process does; the last one is lost where workers are replaced."""
+    """The work of each process; the last worker is lost if workers are replaced."""
     factory = GlooFactory("lo", LIMIT_S)
     run = Run(case, form_comms(factory, worker.store, "first", worker.rank, case.mesh))
     for step in range(STEPS):
@@ -148,7 +148,7 @@ def work(worker: Worker, case: Case) -> None:
 
 
 def replace_last(worker: Worker, run: Run) -> None:
-    """The last worker loses everything; the others send it what ``moves`` finds."""
+    """The last worker loses its state; the others send it the pieces of the plan of ``moves``."""
     worker.say("layout", {piece: run.replica.read(piece).dtype for piece in run.replica.layout()})
     if worker.rank == worker.size - 1:
         run.forget()
@@ -166,7 +166,7 @@ def replace_last(worker: Worker, run: Run) -> None:
 
 
 def alone(clips: bool = False) -> State:
-    """What one worker with a whole replica comes to, undisturbed."""
+    """The result of one undisturbed worker with a whole replica."""
     run = Run(Case(Replicated(), ALONE, clips=clips), replicated(Group()))
     for step in range(STEPS):
         run.step(step)
@@ -188,7 +188,7 @@ def in_plain_torch() -> dict[str, torch.Tensor]:
 
 
 def part(whole: dict[str, torch.Tensor], piece: Piece, param_blocks: Leaves) -> torch.Tensor:
-    """What ``piece`` is of the ``whole`` tensors."""
+    """The values of ``piece``, out of the ``whole`` tensors."""
     name, colon, key = piece.name.partition(":")
     if name not in param_blocks:
         return whole[piece.name][tuple(slice(*edge) for edge in piece.box)]
@@ -210,7 +210,7 @@ def as_leaves(pieces: Iterable[Piece], param_blocks: Leaves) -> Iterator[Piece]:
 
 
 class MechanismKit:
-    """A mechanism trains as one process does, and can say and move what lies where."""
+    """A mechanism trains as one process does, and knows and moves the layout of its state."""
 
     mechanism: ClassVar[Mechanism]
     meshes: ClassVar[Sequence[Mesh]]
@@ -273,7 +273,7 @@ class MechanismKit:
         self.same(self.trained(mesh, event), alone())
 
     def test_a_lost_workers_pieces_come_back(self, mesh: Mesh) -> None:
-        """From those that hold them; where nobody does, the plan says so."""
+        """The owners of the pieces send them; the plan names pieces without an owner."""
         copied = self.copies > 1 and isinstance(self.mechanism, Owned)
         if mesh.data == 1 and not copied:
             with pytest.raises(Unrecoverable):

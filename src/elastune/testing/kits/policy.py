@@ -252,7 +252,7 @@ CALM: dict[str, Measured] = {
 def random_signals(seed: int, steps: int, workers: int = 8) -> list[dict[str, Measured]]:
     """Return signals of many sizes, now and then missing, drawn by ``seed``."""
     rng = random.Random(seed)
-    found: list[dict[str, Measured]] = []
+    draws: list[dict[str, Measured]] = []
     for _ in range(steps):
         signals: dict[str, Measured] = {}
         for name in (*_NAMES, *_TIMES):
@@ -261,8 +261,8 @@ def random_signals(seed: int, steps: int, workers: int = 8) -> list[dict[str, Me
         signals["busy_share"] = rng.random()
         if rng.random() < 0.3:
             signals["straggler"] = float(rng.randrange(workers))
-        found.append({name: value for name, value in signals.items() if rng.random() < 0.9})
-    return found
+        draws.append({name: value for name, value in signals.items() if rng.random() < 0.9})
+    return draws
 
 
 class PolicyKit(ABC):

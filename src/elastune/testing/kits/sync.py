@@ -1,4 +1,4 @@
-"""What every synchronisation strategy has to do, as tests to inherit.
+"""Tests that every sync strategy must pass, for inheritance.
 
 class TestMine(SyncKit):
     make = staticmethod(make_mine)  # of a module that worker processes can import
@@ -75,18 +75,18 @@ class Run:
         self.sync.replica.optimizer.zero_grad()
 
     def reload(self) -> None:
-        """Go on with another object, which gets what the strategy keeps."""
+        """Replace the strategy by a new object that loads its state."""
         state = self.sync.state_dict()
         self.sync = self._make(self.sync.replica, self.sync.replica.comms)
         self.sync.load_state_dict(state)
 
     def result(self) -> Result:
-        """Where training has come to, and what rode along in its newest round."""
+        """Return the parameters, and the totals that the newest round carried."""
         return dict(self.sync.replica.module.named_parameters()), self.sync.totals
 
 
 class Breaking:
-    """Counts what this worker waits for; told to, it breaks the last wait of a round, when the result is here."""
+    """Counts the waits of this worker, and breaks wait number ``breaks_at``, when its result is complete."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.waits, self.breaks_at = 0, -1
@@ -102,7 +102,7 @@ class Breaking:
 
 
 def work(worker: Worker, make: Make, event: Event) -> None:
-    """What each process does."""
+    """The training of each process."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         breaking = Breaking(monkeypatch)
         run = Run(make, worker.form("first"))
@@ -126,7 +126,7 @@ def work(worker: Worker, make: Make, event: Event) -> None:
 
 
 def adopt(worker: Worker, run: Run) -> Group:
-    """Complete the round by what rank 0 has of it."""
+    """Complete the round with the result of rank 0."""
     group = worker.form("second")
     result = run.sync.result_room()
     for tensor in result:
@@ -136,7 +136,7 @@ def adopt(worker: Worker, run: Run) -> Group:
 
 
 def give(worker: Worker, run: Run) -> Group:
-    """Hand on what ``adopt`` wants."""
+    """Send the result of the round that ``adopt`` receives."""
     group = worker.form("second")
     if worker.rank == 0:
         for tensor in run.sync.last_result():
@@ -146,13 +146,13 @@ def give(worker: Worker, run: Run) -> Group:
 
 @cache
 def trained(make: Make, workers: int, event: Event = "nothing") -> list[Result]:
-    """The results, by worker; of what was asked for before, those that it had."""
+    """The results by worker, kept for later calls with the same arguments."""
     with processes(workers, work, make, event) as them:
         return [them.hear(rank)[1:] for rank in range(workers)]
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
-    """To the bit."""
+    """Assert that both states are equal to the bit."""
     assert a.keys() == b.keys()
     for name, tensor in a.items():
         assert torch.equal(tensor, b[name]), name
@@ -165,7 +165,7 @@ class SyncKit:
 
     @pytest.mark.parametrize("workers", [2, 3])
     def test_replicas_are_equal_after_a_round(self, workers: int) -> None:
-        """And what rode along reached everybody."""
+        """Also, the control values of the round reach every worker."""
         results = trained(self.make, workers)
         for state, totals in results:
             same(state, results[0][0])
