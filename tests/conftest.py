@@ -39,7 +39,7 @@ HERE = Path(__file__).parent
 TINY = HERE / "programs" / "tiny.py"
 # Minutes each, as files run in one process: one that began late would end alone.
 LONGEST = ("runtime/cluster/slurm/test_slurm.py", "runtime/cluster/ray/test_cluster.py")
-SLOWEST_ROOMS = ("faults", "runtime", "e2e", "parallel", "parity", "cli", "tune", "elastic")
+SLOWEST_ROOMS = ("faults", "runtime", "e2e", "parallel", "parity", "cli", "tuning", "elastic")
 
 
 def turns(files: Iterable[str]) -> dict[str, tuple[int, ...]]:
@@ -129,7 +129,10 @@ def said() -> type[Said]:
     return Said
 
 
-PLACES_OF_CLUSTERS = ("runtime.job.run", "runtime.job.program_check", "tune.study.run", "tune.frontier.find_frontier")
+PLACES_OF_CLUSTERS = (
+    *("runtime.job.run", "runtime.job.program_check"),
+    *("tuning.study.run", "tuning.frontier.find_frontier"),
+)
 
 
 @contextmanager

@@ -27,8 +27,8 @@ LIMIT_S = 1200
 IMPORTED = (
     "torch._dynamo",
     "elastune.train.worker",
-    "elastune.tune.study.run",
-    "elastune.tune.frontier.find_frontier",
+    "elastune.tuning.study.run",
+    "elastune.tuning.frontier.find_frontier",
     "optuna",
     "scipy",
 )

@@ -18,7 +18,7 @@ ROOMS = (
     "elastic",
     *("adapt.monitors", "adapt.policies"),
     *("recipes", "train", "runtime"),
-    *("tune.search", "tune.study", "tune.frontier", "tune.cluster_plan", "tune.simulate", "tune.reuse"),
+    *("tuning.search", "tuning.study", "tuning.frontier", "tuning.cluster_plan", "tuning.simulate", "tuning.reuse"),
     *("report", "dashboard", "adapters", "cli"),
 )
 ANYWHERE = "testing"  # may import every room; no room imports it
@@ -243,10 +243,10 @@ def test_no_two_public_classes_have_the_same_name() -> None:
         ("cli/a.py", "from elastune.report import page", False),
         ("cli/a.py", "from elastune.testing import kit", True),
         ("cli/a.py", "from elastune.nowhere import x", True),
-        ("train/a.py", "from elastune.tune.search import space", True),
-        ("tune/search/a.py", "from elastune.train.program import load", False),
+        ("train/a.py", "from elastune.tuning.search import space", True),
+        ("tuning/search/a.py", "from elastune.train.program import load", False),
         ("testing/a.py", "from elastune.cli import main", False),
-        ("__init__.py", "from elastune.tune.study.run import tune", False),
+        ("__init__.py", "from elastune.tuning.study.run import tune", False),
         ("__init__.py", "from elastune.testing.kit import x", True),
         ("__main__.py", "from elastune.runtime.job.run import x", True),
     ],

@@ -34,7 +34,7 @@ from benchmarks.common.result_file import write_result
 from elastune.adapt.policies.library.spot import SpotRules
 from elastune.core.cost import ON_DEMAND, SPOT, Prices
 from elastune.core.plan.prices import Availability
-from elastune.tune.simulate.market import HINDSIGHT, POLICY, CostForecast, Market, MarketJob, Overheads, forecasts
+from elastune.tuning.simulate.market import HINDSIGHT, POLICY, CostForecast, Market, MarketJob, Overheads, forecasts
 
 HOUR = 3600.0
 PRICES = Prices({SPOT: ((0.0, 0.918),), ON_DEMAND: ((0.0, 3.06),)})

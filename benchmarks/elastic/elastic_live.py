@@ -5,7 +5,7 @@ and of five, drawn by the seed, which leave workers idle in their second half. A
 sample (``programs/paced_train.py``), so that four workers are four times as fast as one on two cores, too: how much
 less time a study takes is measured under that declaration; pauses and weights are simply measured. All trials run to
 their end, so each study must find the same weights for each configuration (SHA-256). Workers flow by either allocation
-of ``elastune.tune.study.rebalancer``; in studies of twelve ``short_first`` holds some trials of 12 passes back, which
+of ``elastune.tuning.study.rebalancer``; in studies of twelve ``short_first`` holds some trials of 12 passes back, which
 write a checkpoint, wait and go on.
 
     python -m benchmarks.elastic.elastic_live           # 20 minutes; writes benchmarks/results/elastic_live.json
@@ -40,8 +40,8 @@ from elastune.core.journal.records import (
 )
 from elastune.core.run import ExecutionSettings, Program
 from elastune.runtime.clusters.local import LocalCluster
-from elastune.tune.study.request import StudyRequest
-from elastune.tune.study.run import tune
+from elastune.tuning.study.request import StudyRequest
+from elastune.tuning.study.run import tune
 
 PROGRAM = Program(Path(__file__).parents[1] / "programs" / "paced_train.py")
 RESULT = Path(__file__).parents[1] / "results" / "elastic_live.json"

@@ -19,8 +19,8 @@ from elastune.core.plan.search_time import SearchModel
 from elastune.core.run import Program
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.train.rehearsal import rehearse_apart
-from elastune.tune.cluster_plan.measured_plans import MeasuredPlan, TrainingPlan, predicted_plan, with_measured
-from elastune.tune.cluster_plan.probes import MachineProbes, NodeLink, beside_bytes, held_by, step_work
+from elastune.tuning.cluster_plan.measured_plans import MeasuredPlan, TrainingPlan, predicted_plan, with_measured
+from elastune.tuning.cluster_plan.probes import MachineProbes, NodeLink, beside_bytes, held_by, step_work
 
 Found = dict[str, Any]
 GATHERS = ("sharded", "fsdp2")  # parameters, in every pass

@@ -17,9 +17,9 @@ from benchmarks.search.elastic_model import SLOTS, Floats, Model
 
 from elastune.core.journal.records import Reported
 from elastune.core.run import Config
-from elastune.tune.search.schedule import IntermediateResult, NewTrial, Resume, Schedule
-from elastune.tune.study.rebalancer import Allocation, Broker, WaitingTrial, rungs_passed, trial_priority
-from elastune.tune.study.trial_progress import HeldTrials
+from elastune.tuning.search.schedule import IntermediateResult, NewTrial, Resume, Schedule
+from elastune.tuning.study.rebalancer import Allocation, Broker, WaitingTrial, rungs_passed, trial_priority
+from elastune.tuning.study.trial_progress import HeldTrials
 
 STEPS = 1000  # of an epoch
 LOOKS_S = (5.0, 20.0)  # after a trial's GPUs have changed: how many steps has it done?

@@ -82,7 +82,7 @@ class Scaling:
 
 @dataclass
 class Model:
-    """A ``TrialModel`` of ``elastune.tune.simulate.cluster``: curves of one instance, scaling of one model."""
+    """A ``TrialModel`` of ``elastune.tuning.simulate.cluster``: curves of one instance, scaling of one model."""
 
     surrogate: Surrogate
     scaling: Scaling

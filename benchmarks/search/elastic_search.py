@@ -46,14 +46,14 @@ from benchmarks.search.sampler import INSTANCES, OBJECTIVES, TEN, Surrogate, mac
 
 from elastune.core.errors import UserError
 from elastune.core.run import Config
-from elastune.tune.search.front import hypervolume
-from elastune.tune.search.halving import Halving, SuccessiveHalving
-from elastune.tune.search.objective import Floats
-from elastune.tune.search.schedule import ToTheEnd, levels
-from elastune.tune.search.suggester import Suggester
-from elastune.tune.study.allocate import Rules
-from elastune.tune.study.rebalancer import ALLOCATIONS, AllocationChoice, Broker
-from elastune.tune.study.trial_progress import HeldTrials, TrialProgress
+from elastune.tuning.search.front import hypervolume
+from elastune.tuning.search.halving import Halving, SuccessiveHalving
+from elastune.tuning.search.objective import Floats
+from elastune.tuning.search.schedule import ToTheEnd, levels
+from elastune.tuning.search.suggester import Suggester
+from elastune.tuning.study.allocate import Rules
+from elastune.tuning.study.rebalancer import ALLOCATIONS, AllocationChoice, Broker
+from elastune.tuning.study.trial_progress import HeldTrials, TrialProgress
 
 GPUS = 64
 TRIALS = 64

@@ -12,9 +12,9 @@ from benchmarks.search.rivals import Search, make_search
 from benchmarks.search.sampler import EPOCHS, OBJECTIVES, PARAMETERS, Floats, Surrogate, space
 
 from elastune.core.journal.records import TrialFinished
-from elastune.tune.search.front import hypervolume
-from elastune.tune.search.schedule import ForkTrial, IntermediateResult, NewTrial, Resume, Schedule
-from elastune.tune.search.suggester import Suggester
+from elastune.tuning.search.front import hypervolume
+from elastune.tuning.search.schedule import ForkTrial, IntermediateResult, NewTrial, Resume, Schedule
+from elastune.tuning.search.suggester import Suggester
 
 WORKERS = 8
 

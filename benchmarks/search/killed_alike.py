@@ -22,7 +22,7 @@ from benchmarks.search.killed_life import one_life
 from elastune.core.journal.files import read
 from elastune.core.journal.records import TrialFinished, TrialPaused, TrialReported, TrialResumed, TrialStarted
 from elastune.core.run import ExecutionSettings, Program
-from elastune.tune.study.request import StudyRequest
+from elastune.tuning.study.request import StudyRequest
 
 PROGRAM = Program(Path(__file__).parents[1] / "programs" / "killed_train.py")
 WORKERS = 2

@@ -8,8 +8,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from elastune.tune.study.request import StudyRequest
-from elastune.tune.study.run import tune
+from elastune.tuning.study.request import StudyRequest
+from elastune.tuning.study.run import tune
 
 GONE_S = 5.0
 

@@ -19,7 +19,7 @@ from tests.support.simulated_studies import simulate_until
 from elastune.core.journal.files import read
 from elastune.core.journal.records import TrialAdopted, TrialFinished, TrialStarted
 from elastune.core.run import Program
-from elastune.tune.study.request import StudyRequest
+from elastune.tuning.study.request import StudyRequest
 
 PROGRAM = Program(Path(__file__).parents[1] / "programs" / "killed_surrogate.py")
 STUDIES = (("auto", "asha"), ("gp", "none"), ("tpe", "hyperband"), ("genetic:population=4", "asha"), ("nsga2", "asha"))

@@ -43,7 +43,7 @@ from elastune.core.journal.files import read
 from elastune.core.journal.records import Record, TrialFinished, TrialPaused, TrialResumed, TrialStarted
 from elastune.core.run import Program
 from elastune.report.export import to_optuna
-from elastune.tune.study.request import StudyRequest
+from elastune.tuning.study.request import StudyRequest
 
 PROGRAM = Program(Path(__file__).parents[1] / "programs" / "killed_train.py")
 RESULT = Path(__file__).parents[1] / "results" / "killed_studies.json"

@@ -25,8 +25,8 @@ from benchmarks.search.sampler import INSTANCES, OBJECTIVES, PARAMETERS, Surroga
 
 from elastune.core.errors import UserError
 from elastune.core.journal.records import TrialFinished
-from elastune.tune.search.gaussian import forget
-from elastune.tune.search.suggester import Suggester
+from elastune.tuning.search.gaussian import forget
+from elastune.tuning.search.suggester import Suggester
 
 TOLD, RUNNING = (20, 50, 100, 200), (0, 7)
 RESULT = Path(__file__).parents[1] / "results" / "proposals.json"

@@ -25,8 +25,8 @@ from optuna.distributions import BaseDistribution, FloatDistribution, IntDistrib
 
 from elastune.core.journal.records import TrialFinished
 from elastune.train.program.space import Space
-from elastune.tune.search.history import new_study, quiet
-from elastune.tune.search.objective import Objective
+from elastune.tuning.search.history import new_study, quiet
+from elastune.tuning.search.objective import Objective
 
 RESTARTS, RAW_SAMPLES, MC_SAMPLES = 4, 128, 64
 

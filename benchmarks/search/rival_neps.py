@@ -18,7 +18,7 @@ from benchmarks.search.sampler import EPOCHS, OBJECTIVES, PARAMETERS, Surrogate
 from neps.optimizers.algorithms import moasha
 from neps.optimizers.utils.brackets import Rung
 
-from elastune.tune.search.schedule import ToTheEnd
+from elastune.tuning.search.schedule import ToTheEnd
 
 _chosen = Rung.epsnet_selector
 

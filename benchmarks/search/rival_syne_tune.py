@@ -18,7 +18,7 @@ from syne_tune.backend.trial_status import Trial
 from syne_tune.config_space import uniform
 from syne_tune.optimizer.schedulers.multiobjective.moasha import MOASHA
 
-from elastune.tune.search.schedule import IntermediateResult, ToTheEnd
+from elastune.tuning.search.schedule import IntermediateResult, ToTheEnd
 
 
 class Moasha(ToTheEnd):

@@ -16,9 +16,9 @@ from optuna.samplers import BaseSampler, GPSampler, TPESampler
 
 from elastune.core.journal.records import TrialFinished
 from elastune.train.program.space import Space
-from elastune.tune.search.history import new_study, quiet
-from elastune.tune.search.objective import Objective
-from elastune.tune.search.suggester import Suggester
+from elastune.tuning.search.history import new_study, quiet
+from elastune.tuning.search.objective import Objective
+from elastune.tuning.search.suggester import Suggester
 
 RAW: Mapping[str, Callable[[int], BaseSampler]] = {
     "optuna-tpe": lambda seed: TPESampler(seed=seed),

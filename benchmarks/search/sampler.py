@@ -46,8 +46,8 @@ from elastune.core.errors import UserError
 from elastune.core.journal.files import atomic_write
 from elastune.core.journal.records import TrialFinished
 from elastune.train.machine import processor
-from elastune.tune.search.front import hypervolume, nondominated
-from elastune.tune.search.objective import parse_objectives
+from elastune.tuning.search.front import hypervolume, nondominated
+from elastune.tuning.search.objective import parse_objectives
 
 INSTANCES = ("167152", "167185", "189873")
 TEN = (*INSTANCES, "126026", "146212", "167104", "167190", "168330", "168910", "189906")

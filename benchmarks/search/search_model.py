@@ -58,10 +58,10 @@ from benchmarks.search.sampler import (
 from elastune.core.errors import UserError
 from elastune.core.journal.records import TrialFinished
 from elastune.core.plan.search_time import SearchModel
-from elastune.tune.search.early_stopping import make_schedule
-from elastune.tune.search.front import hypervolume
-from elastune.tune.search.objective import parse_objectives
-from elastune.tune.search.suggester import Suggester
+from elastune.tuning.search.early_stopping import make_schedule
+from elastune.tuning.search.front import hypervolume
+from elastune.tuning.search.objective import parse_objectives
+from elastune.tuning.search.suggester import Suggester
 
 RUNS = (16, 32)  # of a search whose proposals follow one another
 WIDTHS = (4, 16)

@@ -26,8 +26,8 @@ from elastune.runtime.clusters.hosts import HostsCluster
 from elastune.runtime.job.output import JOURNAL
 from elastune.runtime.job.run import run_job
 from elastune.train.machine import cores
-from elastune.tune.study.request import StudyRequest
-from elastune.tune.study.run import tune
+from elastune.tuning.study.request import StudyRequest
+from elastune.tuning.study.run import tune
 
 BURST = "512k"
 GATHER_S = 120.0

@@ -18,8 +18,8 @@ from elastune.core.plan.search_time import GENETIC, SearchModel
 from elastune.core.run import ExecutionSettings, Program
 from elastune.train.machine import cores
 from elastune.train.rehearsal import rehearse_apart
-from elastune.tune.cluster_plan.measured_plans import TrainingPlan
-from elastune.tune.cluster_plan.probes import MachineProbes, NodeLink, held_by, step_work
+from elastune.tuning.cluster_plan.measured_plans import TrainingPlan
+from elastune.tuning.cluster_plan.probes import MachineProbes, NodeLink, held_by, step_work
 
 MOST = 2_000  # plans that are looked through for a row's width
 BLOCKS = 8  # that its layers are divided into at most

@@ -70,9 +70,9 @@ from elastune.core.journal.records import TrialFinished, TrialStarted
 from elastune.core.run import ExecutionSettings
 from elastune.runtime.job.run import machine_context
 from elastune.runtime.placement import devices
-from elastune.tune.study.request import StudyRequest
-from elastune.tune.study.results import Study
-from elastune.tune.study.run import tune
+from elastune.tuning.study.request import StudyRequest
+from elastune.tuning.study.results import Study
+from elastune.tuning.study.run import tune
 
 RESULT = Path(__file__).parents[1] / "results" / "genetic_mnist.json"
 JOURNAL = "journal.jsonl"

@@ -18,10 +18,10 @@ from typing import Any
 
 from elastune.core.plan.confidence_intervals import mean_ci, wilson
 from elastune.core.run import Program
-from elastune.tune.search.samplers import generation_size
-from elastune.tune.simulate.run import SurrogateModel, simulate
-from elastune.tune.study.request import StudyRequest
-from elastune.tune.study.results import Study
+from elastune.tuning.search.samplers import generation_size
+from elastune.tuning.simulate.run import SurrogateModel, simulate
+from elastune.tuning.study.request import StudyRequest
+from elastune.tuning.study.results import Study
 
 PROGRAM = Program(Path(__file__).parents[1] / "programs" / "genetic_train.py")
 

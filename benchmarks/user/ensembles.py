@@ -46,11 +46,11 @@ from elastune.core.run import ExecutionSettings, Program, RunSpec, StartFrom
 from elastune.recipes import datasets
 from elastune.runtime.clusters.local import WARM, LocalCluster
 from elastune.runtime.job.run import run_job
-from elastune.tune.reuse.composed_models import model_of
-from elastune.tune.reuse.ensemble import METHODS, Ensemble, parameters_of
-from elastune.tune.reuse.kept_models import Candidate, library
-from elastune.tune.study.request import StudyRequest
-from elastune.tune.study.run import tune
+from elastune.tuning.reuse.composed_models import model_of
+from elastune.tuning.reuse.ensemble import METHODS, Ensemble, parameters_of
+from elastune.tuning.reuse.kept_models import Candidate, library
+from elastune.tuning.study.request import StudyRequest
+from elastune.tuning.study.run import tune
 
 HERE = Path(__file__).parents[1]
 RESULT = HERE / "results" / "ensembles.json"

@@ -53,12 +53,12 @@ from elastune.core.run import ExecutionSettings, Program, RunSpec, StartFrom
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import run_job
 from elastune.train.checkpoints.checkpoint import load
-from elastune.tune.reuse.class_tree import ClassTree
-from elastune.tune.reuse.composed_models import model_of
-from elastune.tune.reuse.kept_models import library
-from elastune.tune.reuse.tree_training import learn_classes
-from elastune.tune.study.request import StudyRequest
-from elastune.tune.study.run import tune
+from elastune.tuning.reuse.class_tree import ClassTree
+from elastune.tuning.reuse.composed_models import model_of
+from elastune.tuning.reuse.kept_models import library
+from elastune.tuning.reuse.tree_training import learn_classes
+from elastune.tuning.study.request import StudyRequest
+from elastune.tuning.study.run import tune
 
 HERE = Path(__file__).parents[1]
 RESULT = HERE / "results" / "transfer.json"

@@ -31,9 +31,9 @@ from benchmarks.user.transfer_told import gained
 import elastune
 from elastune.core.run import StartFrom
 from elastune.runtime.clusters.local import LocalCluster
-from elastune.tune.reuse.transfer import RankedSource
-from elastune.tune.study.request import StudyRequest
-from elastune.tune.study.run import tune
+from elastune.tuning.reuse.transfer import RankedSource
+from elastune.tuning.study.request import StudyRequest
+from elastune.tuning.study.run import tune
 
 HERE = Path(__file__).parents[1]
 RESULT = HERE / "results" / "transferability.json"

@@ -34,30 +34,30 @@ if TYPE_CHECKING:
     from elastune.runtime.job.run import JobFailed as JobFailed
     from elastune.train.program.load import current_session as current_session
     from elastune.train.session import Session as Session
-    from elastune.tune.cluster_plan.find_plan import find_plan as find_plan
-    from elastune.tune.frontier.find_frontier import find_frontier as find_frontier
-    from elastune.tune.reuse.class_tree import class_tree as class_tree
-    from elastune.tune.reuse.composed_models import composed_of as composed_of
-    from elastune.tune.reuse.composed_models import join as join
-    from elastune.tune.reuse.composed_models import judge_model as judge_model
-    from elastune.tune.reuse.composed_models import stacked_parts as stacked_parts
-    from elastune.tune.reuse.ensemble import Ensemble as Ensemble
-    from elastune.tune.reuse.ensemble import ensemble as ensemble
-    from elastune.tune.reuse.input_views import InputView as InputView
-    from elastune.tune.reuse.new_members import train_members as train_members
-    from elastune.tune.reuse.predict import predict as predict
-    from elastune.tune.reuse.saved_models import load_composed as load_composed
-    from elastune.tune.reuse.saved_models import load_ensemble as load_ensemble
-    from elastune.tune.reuse.saved_models import record_asset as record_asset
-    from elastune.tune.reuse.saved_models import save_composed as save_composed
-    from elastune.tune.reuse.saved_models import save_ensemble as save_ensemble
-    from elastune.tune.reuse.soup import soup as soup
-    from elastune.tune.reuse.transfer import rank_sources as rank_sources
-    from elastune.tune.reuse.tree_training import learn_classes as learn_classes
-    from elastune.tune.reuse.tree_training import train_tree as train_tree
-    from elastune.tune.study.api import run as run
-    from elastune.tune.study.api import tune as tune
-    from elastune.tune.study.results import Study as Study
+    from elastune.tuning.cluster_plan.find_plan import find_plan as find_plan
+    from elastune.tuning.frontier.find_frontier import find_frontier as find_frontier
+    from elastune.tuning.reuse.class_tree import class_tree as class_tree
+    from elastune.tuning.reuse.composed_models import composed_of as composed_of
+    from elastune.tuning.reuse.composed_models import join as join
+    from elastune.tuning.reuse.composed_models import judge_model as judge_model
+    from elastune.tuning.reuse.composed_models import stacked_parts as stacked_parts
+    from elastune.tuning.reuse.ensemble import Ensemble as Ensemble
+    from elastune.tuning.reuse.ensemble import ensemble as ensemble
+    from elastune.tuning.reuse.input_views import InputView as InputView
+    from elastune.tuning.reuse.new_members import train_members as train_members
+    from elastune.tuning.reuse.predict import predict as predict
+    from elastune.tuning.reuse.saved_models import load_composed as load_composed
+    from elastune.tuning.reuse.saved_models import load_ensemble as load_ensemble
+    from elastune.tuning.reuse.saved_models import record_asset as record_asset
+    from elastune.tuning.reuse.saved_models import save_composed as save_composed
+    from elastune.tuning.reuse.saved_models import save_ensemble as save_ensemble
+    from elastune.tuning.reuse.soup import soup as soup
+    from elastune.tuning.reuse.transfer import rank_sources as rank_sources
+    from elastune.tuning.reuse.tree_training import learn_classes as learn_classes
+    from elastune.tuning.reuse.tree_training import train_tree as train_tree
+    from elastune.tuning.study.api import run as run
+    from elastune.tuning.study.api import tune as tune
+    from elastune.tuning.study.results import Study as Study
 
 _HOMES = {
     "Diverged": "core.errors",
@@ -68,32 +68,32 @@ _HOMES = {
     "Policy": "adapt.policies.base",
     "Run": "adapt.policies.run",
     "Session": "train.session",
-    "Study": "tune.study.results",
+    "Study": "tuning.study.results",
     "current_session": "train.program.load",
     "explain": "report.explain",
-    "find_frontier": "tune.frontier.find_frontier",
-    "find_plan": "tune.cluster_plan.find_plan",
-    "run": "tune.study.api",
-    "Ensemble": "tune.reuse.ensemble",
-    "ensemble": "tune.reuse.ensemble",
-    "load_ensemble": "tune.reuse.saved_models",
-    "save_ensemble": "tune.reuse.saved_models",
-    "predict": "tune.reuse.predict",
-    "record_asset": "tune.reuse.saved_models",
-    "class_tree": "tune.reuse.class_tree",
-    "join": "tune.reuse.composed_models",
-    "composed_of": "tune.reuse.composed_models",
-    "judge_model": "tune.reuse.composed_models",
-    "load_composed": "tune.reuse.saved_models",
-    "save_composed": "tune.reuse.saved_models",
-    "learn_classes": "tune.reuse.tree_training",
-    "soup": "tune.reuse.soup",
-    "stacked_parts": "tune.reuse.composed_models",
-    "rank_sources": "tune.reuse.transfer",
-    "train_members": "tune.reuse.new_members",
-    "train_tree": "tune.reuse.tree_training",
-    "InputView": "tune.reuse.input_views",
-    "tune": "tune.study.api",
+    "find_frontier": "tuning.frontier.find_frontier",
+    "find_plan": "tuning.cluster_plan.find_plan",
+    "run": "tuning.study.api",
+    "Ensemble": "tuning.reuse.ensemble",
+    "ensemble": "tuning.reuse.ensemble",
+    "load_ensemble": "tuning.reuse.saved_models",
+    "save_ensemble": "tuning.reuse.saved_models",
+    "predict": "tuning.reuse.predict",
+    "record_asset": "tuning.reuse.saved_models",
+    "class_tree": "tuning.reuse.class_tree",
+    "join": "tuning.reuse.composed_models",
+    "composed_of": "tuning.reuse.composed_models",
+    "judge_model": "tuning.reuse.composed_models",
+    "load_composed": "tuning.reuse.saved_models",
+    "save_composed": "tuning.reuse.saved_models",
+    "learn_classes": "tuning.reuse.tree_training",
+    "soup": "tuning.reuse.soup",
+    "stacked_parts": "tuning.reuse.composed_models",
+    "rank_sources": "tuning.reuse.transfer",
+    "train_members": "tuning.reuse.new_members",
+    "train_tree": "tuning.reuse.tree_training",
+    "InputView": "tuning.reuse.input_views",
+    "tune": "tuning.study.api",
     "suggest_batch": "recipes.spaces",
     "suggest_execution": "recipes.execution_space",
     "suggest_network": "recipes.spaces",

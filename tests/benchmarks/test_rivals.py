@@ -9,7 +9,7 @@ import pytest
 from benchmarks.search.rivals import RAW, make_search
 
 from elastune.core.journal.records import TrialFinished
-from elastune.tune.search.objective import parse_objectives
+from elastune.tuning.search.objective import parse_objectives
 
 TWO = parse_objectives({"error": "min", "seconds": "min"})
 

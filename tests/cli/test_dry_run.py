@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from elastune.train.rehearsal import ProgramSize
-from elastune.tune.cluster_plan.commands import PLACEHOLDER
+from elastune.tuning.cluster_plan.commands import PLACEHOLDER
 
 Command = Callable[..., Any]
 # Of a chain of eight layers, of which tensor divides three quarters.
@@ -29,8 +29,8 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in (
         "runtime.job.run.LocalCluster",
-        "tune.study.run.LocalCluster",
-        "tune.frontier.find_frontier.LocalCluster",
+        "tuning.study.run.LocalCluster",
+        "tuning.frontier.find_frontier.LocalCluster",
     ):
         monkeypatch.setattr(f"elastune.{name}", refuse)
     monkeypatch.setattr("elastune.runtime.clusters.hosts.HostsKind.open", refuse)
@@ -39,7 +39,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch, elastune: Command, nothing_starts: None) -> Command:
     """``elastune plan`` of a program whose rehearsal is known; models are not examined in processes of their own."""
-    monkeypatch.setattr("elastune.tune.cluster_plan.find_plan.rehearse_apart", lambda *asked: SIZE)
+    monkeypatch.setattr("elastune.tuning.cluster_plan.find_plan.rehearse_apart", lambda *asked: SIZE)
     monkeypatch.setattr("elastune.train.preflight.examined_meanwhile", lambda spec: nullcontext())
     monkeypatch.setattr("elastune.runtime.placement.devices", lambda: ("cuda:0",))
     monkeypatch.setattr("elastune.runtime.clusters.slurm_commands.need", lambda *names: None)
@@ -199,7 +199,7 @@ def test_a_model_that_is_too_small_is_said_first(
     assert "too small" not in elastune(*words, "--link", "400Gbit/s").out
     slow = elastune(*words, "--link", "1Gbit/s").out
     assert slow.startswith("the links are too slow for one training on 64 workers (modelled): 1e8 parameters")
-    monkeypatch.setattr("elastune.tune.cluster_plan.find_plan.rehearse_apart", lambda *asked: SMALL)
+    monkeypatch.setattr("elastune.tuning.cluster_plan.find_plan.rehearse_apart", lambda *asked: SMALL)
     first = elastune(*words).out.partition("\n")[0]
     assert first.startswith("too small for one training on 64 workers (modelled): 27700 parameters, batch 64. In each ")
     assert " a worker would compute for " in first

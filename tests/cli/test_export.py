@@ -16,7 +16,7 @@ from tests.support.studies import Telling, stopping_study
 
 from elastune.cli.results import PickOptions, result_of
 from elastune.report.page import write_report
-from elastune.tune.study.results import FATES
+from elastune.tuning.study.results import FATES
 
 Command = Callable[..., Any]
 

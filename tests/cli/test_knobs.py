@@ -15,7 +15,7 @@ from elastune.cli import main
 from elastune.cli.app import app
 from elastune.core.run import ExecutionSettings, Program, StartFrom
 from elastune.core.sync_plan import SyncChoice
-from elastune.tune.study.request import StudyRequest
+from elastune.tuning.study.request import StudyRequest
 
 HERE = Path(__file__)
 ASKED = {"objectives": {"loss": "min"}, "trials": 7}
@@ -81,8 +81,8 @@ def nothing_runs(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def note(request: StudyRequest, **how: Any) -> None:
         raise Asked(request)
 
-    monkeypatch.setattr("elastune.tune.study.run.tune", note)
-    monkeypatch.setattr("elastune.tune.study.api.run_study", note)
+    monkeypatch.setattr("elastune.tuning.study.run.tune", note)
+    monkeypatch.setattr("elastune.tuning.study.api.run_study", note)
 
 
 def train(session: elastune.Session) -> None: ...

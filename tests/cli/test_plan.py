@@ -17,7 +17,7 @@ from elastune.core.formatting import number
 from elastune.core.plan.search_time import CROWDING, RANDOM_SEARCH_FACTOR
 from elastune.core.run import Program
 from elastune.train.rehearsal import ProgramSize, rehearse_apart
-from elastune.tune.cluster_plan.commands import PLACEHOLDER
+from elastune.tuning.cluster_plan.commands import PLACEHOLDER
 
 
 @pytest.fixture
@@ -186,9 +186,9 @@ def large(here: Any, monkeypatch: pytest.MonkeyPatch, size: ProgramSize) -> str:
     def nothing(*asked: object, **also: object) -> None:
         raise AssertionError("something was launched")
 
-    monkeypatch.setattr("elastune.tune.cluster_plan.find_plan.rehearse_apart", lambda *asked: size)
-    monkeypatch.setattr("elastune.tune.cluster_plan.probes.run_job", nothing)
-    monkeypatch.setattr("elastune.tune.cluster_plan.probes.LocalCluster", nothing)
+    monkeypatch.setattr("elastune.tuning.cluster_plan.find_plan.rehearse_apart", lambda *asked: size)
+    monkeypatch.setattr("elastune.tuning.cluster_plan.probes.run_job", nothing)
+    monkeypatch.setattr("elastune.tuning.cluster_plan.probes.LocalCluster", nothing)
     (here / "large.py").write_text(LARGE)
     return "large.py"
 

@@ -14,8 +14,8 @@ from elastune.cli.flatten import command_given, resumed_words
 from elastune.core.journal.files import JournalWriter, read
 from elastune.core.journal.records import RunFailed, RunStarted, StudyStarted
 from elastune.core.run import CommandLine, Program
-from elastune.tune.frontier.checked_request import check
-from elastune.tune.study.request import FrontierRequest
+from elastune.tuning.frontier.checked_request import check
+from elastune.tuning.study.request import FrontierRequest
 
 ONE_CYCLE = """
 import torch

@@ -9,7 +9,7 @@ from typing import Any
 
 from elastune.core.journal.files import read
 from elastune.core.journal.records import TrialFinished, TrialStarted
-from elastune.tune.study.run_command import run_command
+from elastune.tuning.study.run_command import run_command
 
 ROOT = Path(__file__).resolve().parents[2]
 SPACE = """

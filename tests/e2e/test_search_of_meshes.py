@@ -9,8 +9,8 @@ from elastune.core.journal.files import read
 from elastune.core.journal.records import TrialFinished, TrialStarted
 from elastune.core.run import ExecutionSettings
 from elastune.runtime.clusters.local import LocalCluster
-from elastune.tune.study.request import StudyRequest
-from elastune.tune.study.run import tune
+from elastune.tuning.study.request import StudyRequest
+from elastune.tuning.study.run import tune
 
 PROGRAM = """
 import elastune

@@ -19,8 +19,8 @@ from elastune.report.page import write_report
 from elastune.runtime.clusters import elastic_cluster
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.clusters.registry import request_of
-from elastune.tune.study.request import StudyRequest
-from elastune.tune.study.run import tune
+from elastune.tuning.study.request import StudyRequest
+from elastune.tuning.study.run import tune
 
 PROGRAM = Program(Path(__file__).parent / "programs" / "noting.py")
 ELASTUNE = [sys.executable, "-m", "elastune"]

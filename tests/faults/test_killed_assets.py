@@ -19,9 +19,9 @@ from elastune.core.journal.trials import fold
 from elastune.core.run import ExecutionSettings, Program, StartFrom
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.train.checkpoints.tree import fingerprint
-from elastune.tune.reuse.new_members import train_members
-from elastune.tune.study.request import StudyRequest
-from elastune.tune.study.run import tune
+from elastune.tuning.reuse.new_members import train_members
+from elastune.tuning.study.request import StudyRequest
+from elastune.tuning.study.run import tune
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
 TREE = [[0, 2], [1, 3]]

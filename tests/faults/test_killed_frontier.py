@@ -14,8 +14,8 @@ from elastune.core.run import Program
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.clusters.registry import request_of
 from elastune.train.checkpoints.checkpoint import complete, step_of
-from elastune.tune.frontier.find_frontier import frontier
-from elastune.tune.study.request import FrontierRequest
+from elastune.tuning.frontier.find_frontier import frontier
+from elastune.tuning.study.request import FrontierRequest
 
 TINY = Path(__file__).parents[1] / "programs" / "tiny.py"
 COUNTS = (1, 2)

@@ -12,10 +12,10 @@ from elastune.core.journal.files import read
 from elastune.core.journal.records import ProposalAsked, Record, StudyFinished, TrialFinished, TrialStarted
 from elastune.core.run import Program
 from elastune.runtime.clusters.local import LocalCluster
-from elastune.tune.search.suggester import SearchReplay, Suggester
-from elastune.tune.study.request import StudyRequest
-from elastune.tune.study.run import tune
-from elastune.tune.study.validate import check
+from elastune.tuning.search.suggester import SearchReplay, Suggester
+from elastune.tuning.study.request import StudyRequest
+from elastune.tuning.study.run import tune
+from elastune.tuning.study.validate import check
 
 TRIALS = 14
 

@@ -21,8 +21,8 @@ from elastune.cli.results import PickOptions, Result, result_of
 from elastune.core.journal.records import Entry, encode_entry
 from elastune.core.run import Program
 from elastune.report.page import write_report
-from elastune.tune.simulate.run import SurrogateModel, simulate
-from elastune.tune.study.request import StudyRequest
+from elastune.tuning.simulate.run import SurrogateModel, simulate
+from elastune.tuning.study.request import StudyRequest
 
 WRITTEN = {kind: lines(make()) for kind, make in KINDS.items()}
 journals = st.sampled_from(sorted(WRITTEN)).flatmap(lambda kind: mutated(WRITTEN[kind]))

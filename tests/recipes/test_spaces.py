@@ -20,7 +20,7 @@ from elastune.recipes import spaces as choices
 from elastune.recipes.settings import FAMILIES, SCHEDULERS
 from elastune.train.program.load import merge
 from elastune.train.program.space import enumerate_all, probe, redraw
-from elastune.tune.study.trial_results import settings as trial_settings
+from elastune.tuning.study.trial_results import settings as trial_settings
 
 EPOCHS = 8
 GROUPS = {"head": r"^head\."}

@@ -85,7 +85,9 @@ def test_files_of_a_run_that_goes_on_are_left_alone(adapting_entries, run_entrie
 
 def test_nobody_else_pays_for_it():
     """Nor for what else takes most of a second to load, where a command may not need it."""
-    rooms = "elastune.cli.results, elastune.report.page, elastune.tune.study.run, elastune.tune.frontier.find_frontier"
+    rooms = (
+        "elastune.cli.results, elastune.report.page, elastune.tuning.study.run, elastune.tuning.frontier.find_frontier"
+    )
     heavy = "{'tensorboard', 'sklearn', 'pandas', 'scipy.stats'}"
     code = f"import sys, {rooms}; print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)

@@ -9,7 +9,7 @@ from tests.support.studies import SETTINGS, Telling, stopping_study
 
 from elastune.core.journal.records import TrialPaused
 from elastune.report.explain import Explanation, explain
-from elastune.tune.study.results import Study
+from elastune.tuning.study.results import Study
 
 
 def explained(told: Telling) -> dict[str, tuple[str, ...]]:

@@ -13,7 +13,7 @@ from tests.support.studies import Telling, stopping_study
 
 from elastune.core.formatting import printable
 from elastune.report.export import FORMULA, to_csv, to_json
-from elastune.tune.study.results import Study
+from elastune.tuning.study.results import Study
 
 
 def study(told: Telling) -> Study:

@@ -14,7 +14,7 @@ from elastune.core.journal.records import DataContext, RunContext, RunFinished, 
 from elastune.report.explain import explain
 from elastune.report.overviews import gather_study
 from elastune.report.page import study_page, write_report
-from elastune.tune.study.results import Study
+from elastune.tuning.study.results import Study
 
 THREE = {"accuracy": "max", "seconds": "min", "cost": "min"}
 

@@ -8,9 +8,9 @@ from typing import Any, Literal
 from elastune.core.journal.records import FrontierRow, Reported, RunFinished, TrialFinished
 from elastune.core.mesh import Mesh
 from elastune.core.plan.data_parallel import DataParallelStep
-from elastune.tune.frontier.criteria import FrontierCriteria, Times
-from elastune.tune.frontier.trainings import StepKind, Training
-from elastune.tune.search.objective import Objective
+from elastune.tuning.frontier.criteria import FrontierCriteria, Times
+from elastune.tuning.frontier.trainings import StepKind, Training
+from elastune.tuning.search.objective import Objective
 
 MODEL = DataParallelStep(base_s=0.01, per_sample_s=0.001, latency_s=0.002, seconds_per_byte=0.0, grad_bytes=40)
 ACCURACY = Objective("accuracy", "max", low=0.0, high=1.0)

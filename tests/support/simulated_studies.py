@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from elastune.core.journal.records import Record
 from elastune.train.program.load import load
-from elastune.tune.simulate.run import SurrogateModel, simulate
-from elastune.tune.study.request import StudyRequest
+from elastune.tuning.simulate.run import SurrogateModel, simulate
+from elastune.tuning.study.request import StudyRequest
 
 
 class KilledError(BaseException):

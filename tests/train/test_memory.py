@@ -19,8 +19,8 @@ from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import JobFailed, run_job
 from elastune.train.progress import StepMemory, memory_of_workers
 from elastune.train.worker import lacks_memory, memory_detail, wanted_bytes
-from elastune.tune.study.request import StudyRequest
-from elastune.tune.study.run import tune
+from elastune.tuning.study.request import StudyRequest
+from elastune.tuning.study.run import tune
 
 MIB = 2**20
 WIDE = 700

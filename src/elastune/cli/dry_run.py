@@ -12,8 +12,8 @@ from elastune.core.plan.memory import copies_text
 from elastune.core.run import ExecutionSettings, Program, RunSpec
 
 if TYPE_CHECKING:
-    from elastune.tune.frontier.checked_request import CheckedFrontier
-    from elastune.tune.study.validate import Plan
+    from elastune.tuning.frontier.checked_request import CheckedFrontier
+    from elastune.tuning.study.validate import Plan
 
 BATCH = "batch_size"  # by this name a program has its batch in its config
 LAUNCHER = "launcher"

@@ -31,13 +31,13 @@ from elastune.core.run import (
     parse_renames,
 )
 from elastune.core.sync_plan import SyncChoice, SyncPlan
-from elastune.tune.study.request import FrontierRequest, StudyRequest
+from elastune.tuning.study.request import FrontierRequest, StudyRequest
 
 if TYPE_CHECKING:
     from elastune.cli.chaos import Faults
     from elastune.runtime.clusters.kind import ClusterRequest
     from elastune.runtime.preemption import NoticeSource
-    from elastune.tune.study.budget import Request
+    from elastune.tuning.study.budget import Request
 
 
 LOCAL = "local"
@@ -423,7 +423,7 @@ class SearchOptions:
         folders: FolderOptions,
     ) -> StudyRequest:
         """The study that these options ask for."""
-        from elastune.tune.search.objective import parse_objectives
+        from elastune.tuning.search.objective import parse_objectives
 
         timeout = self.trial_timeout
         return StudyRequest(
@@ -532,7 +532,7 @@ class HostPrices:
     def of_study(self, request: Request, *, local: bool) -> Request:
         """Return ``request`` with these prices, if there are any. Raises ``UserError``."""
         from elastune.core.clock import SystemClock
-        from elastune.tune.study.budget import with_prices
+        from elastune.tuning.study.budget import with_prices
 
         return with_prices(request, self.read(local=local), SystemClock())
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from elastune.core.run import DEFAULT_SLOTS
-from elastune.tune.study.request import StudyRequest
+from elastune.tuning.study.request import StudyRequest
 
 NAMED = "NAME[:OPTION=VALUE,...]"
 HELP = {

@@ -72,7 +72,7 @@ from elastune.report.lines import (
     what_text,
 )
 from elastune.runtime.job.output import JOURNAL
-from elastune.tune.search.objective import valued
+from elastune.tuning.search.objective import valued
 
 PLAIN_EVERY_S = 5.0
 REFRESHES_PER_S = 4
@@ -202,7 +202,7 @@ class StudyTracker:
         self._table.hear(Entry(time.time(), record))
         match record:
             case StudyStarted():
-                from elastune.tune.search.early_stopping import halves
+                from elastune.tuning.search.early_stopping import halves
 
                 self._halves = halves(str(record.settings.get("stopping", "none")))
                 return ("resumed", True) if record.resumed else ("", False)

@@ -43,11 +43,11 @@ from elastune.report.study import assets_table, front_table, subset_table, tasks
 from elastune.report.tables import Table, memory_line
 from elastune.report.worker_changes import Changes, changes_line, gather_changes, left_out_table
 from elastune.runtime.job.output import JOURNAL
-from elastune.tune.search.constraint import Constraint
-from elastune.tune.search.objective import valued
-from elastune.tune.study.results import COSTS, Assets, Picked, PickedAsset, Study, asset_json
-from elastune.tune.study.time_to_target import shortfall, time_to
-from elastune.tune.study.trials import Trial, task_of
+from elastune.tuning.search.constraint import Constraint
+from elastune.tuning.search.objective import valued
+from elastune.tuning.study.results import COSTS, Assets, Picked, PickedAsset, Study, asset_json
+from elastune.tuning.study.time_to_target import shortfall, time_to
+from elastune.tuning.study.trials import Trial, task_of
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ from elastune.report.lines import (
 )
 from elastune.report.overviews import RunOverview
 from elastune.report.tables import Table
-from elastune.tune.study.trials import Trial
+from elastune.tuning.study.trials import Trial
 
 AT_FIRST = "asked for at the start"
 DEFAULT = "the default"

@@ -38,11 +38,11 @@ from elastune.report.lines import accepted_lines, stages_line
 from elastune.report.overviews import RunOverview, StudyOverview, config_and_sync
 from elastune.report.tables import divided_lines
 from elastune.train.program.space import from_json
-from elastune.tune.search.front import nondominated
-from elastune.tune.search.importance import Importance
-from elastune.tune.search.objective import Objective, oriented, valued
-from elastune.tune.study.results import FATES, Study, worker_time
-from elastune.tune.study.trials import Trial
+from elastune.tuning.search.front import nondominated
+from elastune.tuning.search.importance import Importance
+from elastune.tuning.search.objective import Objective, oriented, valued
+from elastune.tuning.study.results import FATES, Study, worker_time
+from elastune.tuning.study.trials import Trial
 
 MOST_STEPS = 6  # along the front
 MOST_REASONS = 5

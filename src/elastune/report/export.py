@@ -23,9 +23,9 @@ from elastune.core.journal.files import read
 from elastune.core.journal.trials import TrialSummary, fold
 from elastune.runtime.job.output import JOURNAL
 from elastune.train.program.space import from_json
-from elastune.tune.search.history import new_study, quiet
-from elastune.tune.study.results import Study
-from elastune.tune.study.trials import GROUPS, PLAIN, Trial, check_params, flat_row
+from elastune.tuning.search.history import new_study, quiet
+from elastune.tuning.study.results import Study
+from elastune.tuning.study.trials import GROUPS, PLAIN, Trial, check_params, flat_row
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 """A spreadsheet runs a text that begins with one of these (OWASP, "CSV Injection")."""

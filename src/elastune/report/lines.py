@@ -27,7 +27,7 @@ from elastune.core.journal.records import (
     SyncChangesUnreached,
     TopologyChanged,
 )
-from elastune.tune.search.objective import clock
+from elastune.tuning.search.objective import clock
 
 NOISE_SCALE, LOSS, LEARNERS_DISTANCE, SENT_BYTES = "noise_scale", "loss", "learners_distance", "sent_bytes"
 SignalValue = tuple[float, float | None]  # a signal's value and its standard error, where one is known

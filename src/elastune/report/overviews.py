@@ -30,9 +30,9 @@ from elastune.core.journal.records import (
     TrialStarted,
 )
 from elastune.core.journal.trials import TrialSummary, fold
-from elastune.tune.search.front import nondominated
-from elastune.tune.search.objective import Floats
-from elastune.tune.study.trials import Trial, outcomes
+from elastune.tuning.search.front import nondominated
+from elastune.tuning.search.objective import Floats
+from elastune.tuning.study.trials import Trial, outcomes
 
 NEARLY = 0.05  # a trial whose average is nearer to its first worker count shows that count
 

@@ -75,10 +75,10 @@ from elastune.report.worker_changes import (
     left_out_table,
     lost_workers_table,
 )
-from elastune.tune.search.objective import valued
-from elastune.tune.study.results import Picked, Study
-from elastune.tune.study.run_command import program_path, run_command
-from elastune.tune.study.trials import task_of
+from elastune.tuning.search.objective import valued
+from elastune.tuning.study.results import Picked, Study
+from elastune.tuning.study.run_command import program_path, run_command
+from elastune.tuning.study.trials import task_of
 
 JOURNAL = "journal.jsonl"
 MOST_STRAGGLERS = 10

@@ -16,7 +16,7 @@ from elastune.core.mesh import Mesh
 from elastune.core.plan.step_time import check_program, predicted_step
 from elastune.core.run import ExecutionSettings
 from elastune.report.overviews import RunOverview
-from elastune.tune.study.trial_results import execution_settings_of
+from elastune.tuning.study.trial_results import execution_settings_of
 
 BATCH = "batch_size"
 

@@ -24,11 +24,11 @@ from elastune.report.overviews import (
 )
 from elastune.report.tables import Table
 from elastune.report.worker_changes import Changes, worker_steps
-from elastune.tune.search.front import default_reference, hypervolume, nondominated
-from elastune.tune.search.importance import Importance
-from elastune.tune.search.objective import Floats, oriented, valued
-from elastune.tune.study.results import INFERENCE, TRAINING, AssetPoint, Assets, Picked, Study
-from elastune.tune.study.trials import Trial, task_of
+from elastune.tuning.search.front import default_reference, hypervolume, nondominated
+from elastune.tuning.search.importance import Importance
+from elastune.tuning.search.objective import Floats, oriented, valued
+from elastune.tuning.study.results import INFERENCE, TRAINING, AssetPoint, Assets, Picked, Study
+from elastune.tuning.study.trials import Trial, task_of
 
 PHASES: dict[str, tuple[str, str, Marker]] = {
     "naive": ("naive rule", palette.BEFORE, "square"),

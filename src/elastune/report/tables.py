@@ -28,7 +28,7 @@ from elastune.core.journal.records import LayersDivided, TimesFitted, WorkerMemo
 from elastune.core.mesh import Mesh
 from elastune.core.plan.memory import ideal_share, serial_share_text
 from elastune.report.overviews import RunOverview, mechanism_text
-from elastune.tune.search.objective import valued
+from elastune.tuning.search.objective import valued
 
 GAP = 2  # between columns on a terminal
 LONG = 14  # the least characters of text, and of a word in a header, that a column has; longer ones wrap

@@ -1,7 +1,7 @@
 """Predictions of a model on data that training never uses: gathered in the samples' order, kept as one file.
 
 The number of workers does not show in the file: its bytes follow from the samples' order alone. Ensembles are chosen
-by such files (``elastune.tune.reuse``), long after the models are gone.
+by such files (``elastune.tuning.reuse``), long after the models are gone.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from elastune.report.study import (
     trials_table,
     workers_by_trial,
 )
-from elastune.tune.search.importance import Importance, ParameterShare
-from elastune.tune.study.results import Study
+from elastune.tuning.search.importance import Importance, ParameterShare
+from elastune.tuning.study.results import Study
 
 FOUND = Importance("accuracy", 40, (ParameterShare("lr", 0.8, 40), ParameterShare("$mo$", 0.2, 23)))
 

@@ -16,9 +16,9 @@ from elastune.core.sync_plan import SyncPlan
 from elastune.runtime.elastic_run import RecordFilter
 from elastune.runtime.job.validation import check_adapt, check_run, policies_of
 from elastune.train.program.load import load
-from elastune.tune.study.request import StudyRequest
-from elastune.tune.study.run import check
-from elastune.tune.study.trial_results import settings, system_defaults
+from elastune.tuning.study.request import StudyRequest
+from elastune.tuning.study.run import check
+from elastune.tuning.study.trial_results import settings, system_defaults
 
 SEEN = Measured(10, 0, 640, 1.0, 2, 64, 0.05)
 DECIDED = Decided("gns", 10, {"batch_size": 128}, SEEN, "applied")

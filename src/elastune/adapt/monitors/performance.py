@@ -21,7 +21,7 @@ Bias and variance: a median ignores pauses (a checkpoint, a garbage collection) 
 ``samples / throughput`` is a little less than the whole time. The median's standard error is
 1.2533 x 1.4826 MAD / sqrt(n), of a normal sample. The busy share counts the network's time as waiting, and the time of
 a straggler's victims, too. It is not the scaling efficiency, which a run on one number of workers cannot know
-(``tune/frontier/criteria.py`` compares several).
+(``tuning/frontier/criteria.py`` compares several).
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from elastune.core.errors import UserError
 from elastune.core.run import CommandLine
 
 if TYPE_CHECKING:
-    from elastune.tune.reuse.class_tree import ClassTree
-    from elastune.tune.reuse.composed_models import ComposedModel
+    from elastune.tuning.reuse.class_tree import ClassTree
+    from elastune.tuning.reuse.composed_models import ComposedModel
 
 
 # --- elastune classes ---
@@ -55,7 +55,7 @@ def classes(
     class of its own.
     """
     from elastune.cli.commands.reuse import whole_numbers
-    from elastune.tune.reuse.tree_training import learn_classes
+    from elastune.tuning.reuse.tree_training import learn_classes
 
     levels = whole_numbers(groups, "groups are counted by whole numbers", "such as --groups 3, or 2,5")
     learnt = learn_classes(study, levels, data=data, trial=trial)
@@ -118,9 +118,9 @@ def join(
     objective, direction, score, parameters, singles: [{trial, score}], test: {data, rows, model, best_single} or null,
     file}.
     """
-    from elastune.tune.reuse.composed_models import composed_of, judge_model
-    from elastune.tune.reuse.kept_models import check_file
-    from elastune.tune.reuse.saved_models import check_recordable, record_asset, save_composed
+    from elastune.tuning.reuse.composed_models import composed_of, judge_model
+    from elastune.tuning.reuse.kept_models import check_file
+    from elastune.tuning.reuse.saved_models import check_recordable, record_asset, save_composed
 
     if out is not None:
         check_file(out)
@@ -204,7 +204,7 @@ def tree(
     """
     from elastune.cli.progress import Progress, StudyTracker, earlier_entries
     from elastune.runtime.job.output import check_out
-    from elastune.tune.reuse.tree_training import train_tree
+    from elastune.tuning.reuse.tree_training import train_tree
 
     class_tree, cluster = parse_tree(groups), where.request()
     bounds = parse.trial_workers(trial_workers)

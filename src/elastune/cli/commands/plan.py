@@ -65,7 +65,7 @@ class PlannedCluster:
     def request(self) -> dict[str, Any]:
         """The fields of a ``PlanRequest`` that these options set."""
         from elastune.core.plan.cluster_plan import Nodes, PlanBounds
-        from elastune.tune.cluster_plan.probes import NodeLink
+        from elastune.tuning.cluster_plan.probes import NodeLink
 
         memory, deadline = self.memory, self.deadline
         return {
@@ -224,7 +224,7 @@ def plan(
     """
     from elastune.core.run import Program
     from elastune.report.plan import plan_lines
-    from elastune.tune.cluster_plan.find_plan import PlanRequest, keep_plan, plan_cluster
+    from elastune.tuning.cluster_plan.find_plan import PlanRequest, keep_plan, plan_cluster
 
     requests = {**cluster.request(), **search.request()}
     use_data(data)

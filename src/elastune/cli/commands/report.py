@@ -75,7 +75,7 @@ def report(
         return _ledger(out, json)
     from elastune.cli.results import PickOptions, result_of, with_money
     from elastune.report.page import write_report
-    from elastune.tune.study.time_to_target import parse_target
+    from elastune.tuning.study.time_to_target import parse_target
 
     targets, weighed = parse.numbers(pick or [], "--pick"), parse.numbers(weights or [], "--weights")
     pick_options = PickOptions(targets, weighed, subset, None if target is None else parse_target(target))
@@ -155,8 +155,8 @@ def explain(
     from elastune.report.plan import plan_lines, serial_of
     from elastune.report.predicted_time import fitted_prediction, run_prediction, study_prediction
     from elastune.runtime.job.output import JOURNAL
-    from elastune.tune.study.results import Study
-    from elastune.tune.study.throughput import plan_if_readable, plan_in, predicted_in
+    from elastune.tuning.study.results import Study
+    from elastune.tuning.study.throughput import plan_if_readable, plan_in, predicted_in
 
     entries = read(out / JOURNAL)
     entries = compared_all(entries) if across_changes else entries
@@ -233,7 +233,7 @@ def export(
         return OK
     from elastune.core.journal.files import atomic_write
     from elastune.report.export import to_csv, to_json, to_optuna
-    from elastune.tune.study.results import Study
+    from elastune.tuning.study.results import Study
 
     wanted = [(what, path) for what, path in (("csv", csv), ("json", json), ("optuna", optuna)) if path is not None]
     if not wanted:

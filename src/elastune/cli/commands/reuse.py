@@ -18,9 +18,9 @@ from elastune.core.errors import UserError
 from elastune.core.formatting import plain
 
 if TYPE_CHECKING:
-    from elastune.tune.reuse.ensemble import Ensemble
-    from elastune.tune.reuse.soup import StudySoup
-    from elastune.tune.reuse.transfer import SourceRanking
+    from elastune.tuning.reuse.ensemble import Ensemble
+    from elastune.tuning.reuse.soup import StudySoup
+    from elastune.tuning.reuse.transfer import SourceRanking
 
 
 # --- elastune predict ---
@@ -131,8 +131,8 @@ class ExtraMembersOptions:
             return True
         vary = self.values(self.vary)
         from elastune.cli.progress import Progress, StudyTracker, earlier_entries
-        from elastune.tune.reuse.new_members import train_members
-        from elastune.tune.study.results import Study
+        from elastune.tuning.reuse.new_members import train_members
+        from elastune.tuning.study.results import Study
 
         data = Study.load(study).data
         use_data(None if data is None else Path(data))
@@ -357,9 +357,9 @@ def soup(
     --json: {kind: "soup", study, how, data, objective, direction, trials, ancestor, score, singles: [{trial, score}],
     parameters, single, test: {data, rows, soup, best_single} or null, file}.
     """
-    from elastune.tune.reuse.kept_models import check_file
-    from elastune.tune.reuse.saved_models import check_recordable, record_asset
-    from elastune.tune.reuse.soup import soup_of_study
+    from elastune.tuning.reuse.kept_models import check_file
+    from elastune.tuning.reuse.saved_models import check_recordable, record_asset
+    from elastune.tuning.reuse.soup import soup_of_study
 
     if out is not None:
         check_file(out)
@@ -423,7 +423,7 @@ def transfer(
 
     --json: {kind: "transfer", data, rows, sources: [{study, trial, score, width, start_from, measured}], tau}.
     """
-    from elastune.tune.reuse.transfer import rank_sources
+    from elastune.tuning.reuse.transfer import rank_sources
 
     ranking = rank_sources(studies, data, measured=measured or [])
     if json:

@@ -22,7 +22,7 @@ from elastune.cli.groups import (
 from elastune.cli.output import INTERRUPTED, OK, print_error, print_result
 from elastune.core.errors import UserError
 from elastune.core.run import CommandLine
-from elastune.tune.study.request import FrontierRequest, StudyRequest
+from elastune.tuning.study.request import FrontierRequest, StudyRequest
 
 AUTO = "auto"
 
@@ -71,9 +71,9 @@ def tune(
     """
     from elastune.cli.dry_run import of_study, print_dry_run
     from elastune.cli.progress import Progress, StudyTracker, earlier_entries
-    from elastune.tune.study.resume import journaled_slots
-    from elastune.tune.study.run import checked as checked_study
-    from elastune.tune.study.run import tune as run_study
+    from elastune.tuning.study.resume import journaled_slots
+    from elastune.tuning.study.run import checked as checked_study
+    from elastune.tuning.study.run import tune as run_study
 
     cluster = where.request()
     out = folders.choose(file, "tune")
@@ -168,9 +168,9 @@ def frontier(
     """
     from elastune.cli.dry_run import of_frontier, print_dry_run
     from elastune.cli.progress import Progress, StudyTracker, earlier_entries
-    from elastune.tune.frontier.find_frontier import checked
-    from elastune.tune.frontier.find_frontier import frontier as find_frontier
-    from elastune.tune.frontier.worker_layouts import COUNTS
+    from elastune.tuning.frontier.find_frontier import checked
+    from elastune.tuning.frontier.find_frontier import frontier as find_frontier
+    from elastune.tuning.frontier.worker_layouts import COUNTS
 
     cluster = where.request()
     request = FrontierRequest(

@@ -22,8 +22,8 @@ from elastune.core.run import DEFAULT_SLOTS, Config, ExecutionSettings, Program
 if TYPE_CHECKING:
     from elastune.adapt.policies.library.spot import SpotRules
     from elastune.cli.results import Result
-    from elastune.tune.simulate.market import CostForecast, Market, MarketJob, Overheads
-    from elastune.tune.simulate.run import DescribedTrialModel, Simulation
+    from elastune.tuning.simulate.market import CostForecast, Market, MarketJob, Overheads
+    from elastune.tuning.simulate.run import DescribedTrialModel, Simulation
 
 
 # --- the cost of a training on spot and on-demand workers ---
@@ -72,7 +72,7 @@ class MarketOptions:
         """Read the market and the bounds of a training on at most ``workers`` workers. Raises ``UserError``."""
         from elastune.adapt.policies.library.spot import SpotRules
         from elastune.runtime.spot import read_availability, read_prices
-        from elastune.tune.simulate.market import Market, check_reach
+        from elastune.tuning.simulate.market import Market, check_reach
 
         if self.availability is None or self.prices is None or self.deadline is None:
             raise UserError("--availability, --prices and --deadline belong together", "not all are given", HOW)
@@ -113,7 +113,7 @@ def job_of(model: DescribedTrialModel, config: Config, epochs: int | None, most:
 
 
 def _recovery(text: str) -> Overheads:
-    from elastune.tune.simulate.market import Overheads
+    from elastune.tuning.simulate.market import Overheads
 
     join, colon, loss = text.partition(":")
     if not colon:
@@ -228,9 +228,9 @@ def simulate(
     losses}]}. The last way, the hindsight optimum, has a cost only.
     """
     from elastune.cli.progress import Progress, StudyTracker, earlier_entries
-    from elastune.tune.simulate.cluster import WorkerFailures
-    from elastune.tune.simulate.market import Overheads
-    from elastune.tune.simulate.run import simulate as run_simulation
+    from elastune.tuning.simulate.cluster import WorkerFailures
+    from elastune.tuning.simulate.market import Overheads
+    from elastune.tuning.simulate.run import simulate as run_simulation
 
     if not 1 <= workers <= MOST_WORKERS:
         raise UserError(f"--workers must be from 1 to {MOST_WORKERS}", workers, "such as 2048")
@@ -263,7 +263,7 @@ def _forecast(
     """Forecast the cost of the run in the folder ``file``, or of the training that a surrogate model describes."""
     from elastune.train.program.load import load_as_guest
     from elastune.train.program.overrides import override
-    from elastune.tune.simulate.market import job_of_run
+    from elastune.tuning.simulate.market import job_of_run
 
     most = market.rules.most
     if file.is_dir():
@@ -291,8 +291,8 @@ def _model(
 ) -> DescribedTrialModel:
     """The state counts of the trials."""
     from elastune.train.program.load import load_as_guest
-    from elastune.tune.simulate.run import SurrogateModel
-    from elastune.tune.simulate.trial_model import RecordedModel
+    from elastune.tuning.simulate.run import SurrogateModel
+    from elastune.tuning.simulate.trial_model import RecordedModel
 
     if recorded is not None:
         return RecordedModel(recorded, scaling, start_s=start_s, resize_pause_s=pause_s)

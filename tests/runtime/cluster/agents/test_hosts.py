@@ -28,8 +28,8 @@ from elastune.core.run import ExecutionSettings, Program
 from elastune.elastic.wire.transport import fingerprint_of
 from elastune.report.sample_ledger import ledger
 from elastune.runtime.clusters.local import LocalCluster
-from elastune.tune.study.request import StudyRequest
-from elastune.tune.study.run import tune
+from elastune.tuning.study.request import StudyRequest
+from elastune.tuning.study.run import tune
 
 PROGRAMS = Path(__file__).parents[3] / "faults" / "programs"
 TUNED, SHARED = PROGRAMS / "elastic.py", PROGRAMS / "shares.py"

@@ -35,8 +35,8 @@ from elastune.core.journal.records import (
 from elastune.core.run import ExecutionSettings, Program
 from elastune.report.sample_ledger import ledger
 from elastune.runtime.clusters.local import LocalCluster
-from elastune.tune.study.request import StudyRequest
-from elastune.tune.study.run import tune
+from elastune.tuning.study.request import StudyRequest
+from elastune.tuning.study.run import tune
 
 STUDY = ["--sampler", "random", "--trials", "3", "--mode", "exact", "--seed", "3"]
 STUDY += ["--set", "epochs=6", "--set", "samples=256"]

@@ -1,0 +1,584 @@
+"""``find_plan`` and ``elastune plan``: how to split a cluster to tune a program.
+
+The program is rehearsed, its steps are measured here in a few short runs, and every possible plan is then judged by
+the step model. ``keep_plan`` writes the result as the plain JSON that ``--json`` prints, the journal keeps and
+a report reads.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from elastune.core.errors import UserError
+from elastune.core.formatting import byte_count
+from elastune.core.journal.files import JournalWriter
+from elastune.core.journal.records import PlanMade
+from elastune.core.mesh import Mesh
+from elastune.core.plan.cluster_plan import (
+    Allowed,
+    ClusterPlan,
+    Doubling,
+    Nodes,
+    PlanBounds,
+    ProgramForecast,
+    best_plans,
+    check_fits,
+    doublings,
+    unused_workers_text,
+)
+from elastune.core.plan.devices import Device, device_named
+from elastune.core.plan.memory import fit_text
+from elastune.core.plan.search_time import CROWDING, KEPT, RANDOM_SEARCH_FACTOR, VARIATION, SearchModel, Stopping
+from elastune.core.plan.step_model import StepModel
+from elastune.core.run import Config, Program
+from elastune.runtime.clusters.base import Cluster
+from elastune.runtime.clusters.kind import CapacityRequest, ClusterRequest, opened
+from elastune.runtime.job.output import JOURNAL
+from elastune.train.machine import cores, machine_memory_bytes
+from elastune.train.program.load import load_as_guest
+from elastune.train.program.overrides import override
+from elastune.train.rehearsal import ProgramSize, rehearse_apart
+from elastune.tuning.cluster_plan.commands import (
+    PLACEHOLDER,
+    command_of,
+    lacks_note,
+    placeholder_note,
+    program_facts,
+    search_command_of,
+    trials_note,
+)
+from elastune.tuning.cluster_plan.measured_plans import BATCH, MeasuredPlan, measure_plans, plans_here, plans_on
+from elastune.tuning.cluster_plan.probes import MachineProbes, NodeLink, beside_bytes, held_by, journals_in, step_work
+from elastune.tuning.search.samplers import check_sampler, generation_size, generational
+from elastune.tuning.study.api import Train, program_of, resolve_cluster
+
+NoiseFrom = Literal["told", "measured", "unknown"]
+LARGER = 16  # the largest batch that plans consider, over the program's own
+MOST_SHOWN = 100
+MOST_COPIES = 8
+FLOAT_BYTES = 4
+BITS = 8  # of a byte
+CONSIDERED = 2_000  # the number of best plans, of which some are measured
+BLOCKS = 8  # the most blocks that tensor divides layers into
+STAGES = 16  # the most stages of a pipeline
+INDEPENDENT_SAMPLERS = ("random", "grid")
+"""Samplers whose proposals rest on no result, so trainings at once cost nothing."""
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """A request of ``elastune plan``.
+
+    Attributes:
+        program: The program.
+        nodes: The number of nodes, and of workers on each.
+        bounds: Memory of a worker, deadline and price.
+        runs: Trainings that the search needs, if they run one after another.
+        link: The declared link between nodes.
+        calibrate_s: Seconds for short runs.
+        config: Settings that replace the program's own.
+        seed: The seed of everything random.
+        noise_scale: The gradient noise scale; None: measured here in a few steps.
+        crowding: The cost of further trainings at once, relative to ``runs``; None: as in simulated studies.
+        variation: The variation of the trainings' lengths; None: as in simulated studies.
+        generations: Whether the search waits for each of its rounds.
+        sampler: The sampler, as ``elastune tune`` names it. Trainings at once cost nothing under
+            ``INDEPENDENT_SAMPLERS`` and within a generation of a genetic search; any other sampler counts as TPE.
+        stopping: The rule that ends trainings early. It saves as much as in simulated studies.
+        mesh: The only mesh of a training to consider; None: all.
+        shown: The number of plans in the answer.
+        measured: How many of the best plans to run, here or on ``cluster``.
+        cluster: The cluster on which probes and measured plans run; None: this machine.
+        out: A new folder that keeps the measured runs.
+        earlier: Folders of runs; runs of the same program on equal hardware replace probes.
+        cluster_words: The options that name the cluster in commands; "": none were given.
+        device: The device of each worker, a name of ``plan.devices``; times and memory then come from its data sheet.
+        probe: Whether short runs on ``cluster`` calibrate the model, instead of short runs here.
+        copies: Holders of each part of divided state.
+    """
+
+    program: Program
+    nodes: Nodes
+    bounds: PlanBounds
+    runs: int
+    link: NodeLink
+    calibrate_s: float
+    config: Config
+    seed: int = 0
+    noise_scale: float | None = None
+    crowding: float | None = None
+    variation: float | None = None
+    generations: bool = False
+    sampler: str = "auto"
+    stopping: Stopping = "none"
+    mesh: Mesh | None = None
+    shown: int = 5
+    measured: int = 0
+    cluster: Cluster | ClusterRequest | None = None
+    out: Path | None = None
+    earlier: tuple[Path, ...] = ()
+    cluster_words: str = ""
+    device: str | None = None
+    probe: bool = False
+    copies: int = 1
+
+    def __post_init__(self) -> None:
+        check_sampler(self.sampler, ())
+        if self.runs < 1:
+            raise UserError("a search has at least one training", self.runs, "use --runs 1 or more")
+        if not 1 <= self.shown <= MOST_SHOWN:
+            raise UserError(f"from 1 to {MOST_SHOWN} plans can be shown", self.shown, "such as --top 5")
+        if not 0 <= self.measured <= MOST_SHOWN:
+            raise UserError(f"from 0 to {MOST_SHOWN} plans can be measured", self.measured, "such as --measure 3")
+        for name, value, fix in (
+            ("the noise scale", self.noise_scale or 0.0, "such as --noise-scale 1000"),
+            ("crowding", self.crowding or 0.0, "such as --crowding 0.01"),
+            ("the variation of trainings' lengths", self.variation or 0.0, "such as --variation 0.4"),
+            ("the time to calibrate", self.calibrate_s, "such as --calibrate 60s"),
+        ):
+            if not 0 <= value < math.inf:
+                raise UserError(f"{name} must be a number, not negative", value, fix)
+        if not 1 <= self.copies <= MOST_COPIES:
+            raise UserError(f"a part has from 1 to {MOST_COPIES} holders", self.copies, "use --copies 1 or 2")
+        on_cluster = self.probe or (self.measured and self.cluster is not None)
+        if on_cluster and self.out is None:
+            raise UserError("runs on a cluster need a folder", "no --out", "add --out with a folder for its runs")
+        if self.probe and self.cluster is None:
+            raise UserError("--probe runs on a node of the cluster", "no --cluster", "name it, or leave --probe out")
+        if self.device is not None:
+            self._check_device(device_named(self.device))
+        elif self.probe and self.bounds.memory_bytes is None:
+            rule = "the memory of a cluster's workers is not measured"
+            raise UserError(rule, "--probe alone", "add --memory, or --device with its name")
+        if self.stopping not in KEPT:
+            fix = f"use one of {', '.join(KEPT)}"
+            raise UserError("a plan knows what early stopping saves of some kinds alone", self.stopping, fix)
+
+    def _check_device(self, device: Device) -> None:
+        if device.memory_bytes is None and self.bounds.memory_bytes is None:
+            raise UserError(f"the memory of a worker on {device.name} must be given", "none", "such as --memory 8GiB")
+        if self.measured and self.cluster is None:
+            rule = "plans for another device are measured on its cluster"
+            raise UserError(rule, f"--device {self.device}", "add --cluster, or leave --measure out")
+
+
+@dataclass(frozen=True)
+class ClusterPlanResult:
+    """The answer of ``elastune plan``.
+
+    Attributes:
+        plans: The plans, the best first.
+        doublings: For the best plan, the gain of twice the workers along each axis, and why.
+        size: The size of the program, from its rehearsal.
+        search: The model of the search.
+        noise: The source of the search's noise scale. An unknown one counts as 0, so a larger batch saves no step.
+        probed: Measured seconds of a step, by mesh and samples of a pass.
+        refused: The axes that could not run, and why.
+        memory: Whether one worker holds the program, in words.
+        worker_bytes: The memory of one worker that plans count: as requested, or its share of this machine, without
+            ``beside_bytes``.
+        beside_bytes: The other memory of the worker's process.
+        constants: The constants of the step model, in seconds.
+        unmeasured: Why nothing was run here, so that times hold for any machine; "" if something was run.
+        measured: The plans that were run, in the order of predictions.
+        assumed: The data sheet of ``PlanRequest.device``, in words; "" if none was named.
+        too_small: Why one training cannot use all workers; "" if it can.
+        lacks: The code that the program's file needs before ``elastune tune`` can search it; "" if it has all of it.
+        chosen: Settings of the program that its space chooses.
+    """
+
+    plans: tuple[ClusterPlan, ...]
+    doublings: dict[str, Doubling]
+    size: ProgramSize
+    search: SearchModel
+    noise: NoiseFrom
+    probed: dict[str, float]
+    refused: dict[str, str]
+    memory: str
+    worker_bytes: float
+    beside_bytes: float
+    constants: dict[str, float]
+    unmeasured: str = ""
+    measured: tuple[MeasuredPlan, ...] = ()
+    assumed: str = ""
+    too_small: str = ""
+    lacks: str = ""
+    chosen: tuple[str, ...] = ()
+
+
+def find_plan(
+    train: Train,
+    *,
+    nodes: int,
+    workers_per_node: int = 1,
+    memory_bytes: float | None = None,
+    deadline_s: float | None = None,
+    price_per_worker_hour: float = 1.0,
+    runs: int = 128,
+    crowding: float | None = None,
+    variation: float | None = None,
+    generations: bool = False,
+    sampler: str = "auto",
+    stopping: Stopping = "none",
+    mesh: str | None = None,
+    link_gbit_s: float = 10.0,
+    noise_scale: float | None = None,
+    calibrate_s: float = 60.0,
+    top: int = 5,
+    measure: int = 0,
+    cluster: Cluster | str | None = None,
+    device: str | None = None,
+    probe: bool = False,
+    copies: int = 1,
+    out: str | Path | None = None,
+    earlier: Sequence[str | Path] = (),
+    config: Config | None = None,
+    seed: int = 0,
+) -> ClusterPlanResult:
+    """Find how to split a cluster to tune ``train``.
+
+    This is ``elastune plan`` (docs/planning.md) as a function. It rehearses one step without workers, calibrates the
+    step model by short runs on this machine, and judges every division of the cluster. All times of plans are modelled.
+
+    Args:
+        train: A plain function at the top level of a file, ``train(session)``.
+        nodes: Number of equal nodes.
+        workers_per_node: Number of workers that fit on a node.
+        memory_bytes: Memory of one worker, in bytes; None: its share of this machine's memory.
+        deadline_s: Seconds until the search must be done. With it, the cheapest plans that keep it are found; without
+            it, the fastest plans.
+        price_per_worker_hour: The unit of all costs.
+        runs: Trainings that the search needs, if they run one after another.
+        crowding: How many more trainings each further training at once costs, relative to ``runs``; None: as in
+            simulated studies.
+        variation: The coefficient of variation of the trainings' lengths; None: as in simulated studies.
+        generations: Whether the search waits for all trainings of a round before it goes on.
+        sampler: The sampler of the search, as ``elastune.tune`` names it. "random" loses nothing by trainings at once;
+            a genetic search that waits for its generations loses nothing within one; any other counts as TPE.
+        stopping: What ends trainings early: "none" or "asha".
+        mesh: Look at no other mesh of a training than this one, such as "data=4,tensor=2"; None: all meshes.
+        link_gbit_s: Declared bandwidth between nodes, in Gbit/s.
+        noise_scale: The gradient's noise scale, in samples; None: measured here in a few first steps.
+        calibrate_s: Seconds for short runs on this machine.
+        top: Number of plans to return.
+        measure: How many of the best plans to run. ``found.measured`` then has predicted and measured figures.
+        cluster: The cluster that the plan is for, as ``--cluster`` names it. It stands in the commands, and ``probe``
+            and ``measure`` run there, which needs ``out``. None: they run on this machine.
+        device: What each worker has, such as "h100": times and memory are then assumed from its data sheet.
+        probe: Calibrate by short runs on a node of ``cluster``, not on this machine.
+        copies: Workers that hold each part of divided state, as ``--copies``. Memory is counted with as many.
+        out: A new folder that keeps the plan and the measured runs.
+        earlier: Folders of earlier runs: those of ``train`` on equal hardware need no probe.
+        config: Settings that replace those of the program's own ``config``.
+        seed: The seed of everything random.
+
+    Returns:
+        The plans, the best first; what was measured for them; and what the program is made of.
+
+    Raises:
+        UserError: For a wrong request, a program that fails, memory that nothing fits, and a deadline that no plan
+            keeps.
+
+    Example:
+        >>> found = elastune.find_plan(train, nodes=16, workers_per_node=8, memory_bytes=24 * 2**30)
+        >>> print(found.plans[0].mesh, found.plans[0].interval_s)
+    """
+    if not 0 < link_gbit_s < float("inf"):
+        raise UserError("link_gbit_s must be a number above 0", link_gbit_s, "such as 10.0")
+    request = PlanRequest(
+        program=program_of(train),
+        nodes=Nodes(nodes, workers_per_node),
+        bounds=PlanBounds(memory_bytes, deadline_s, price_per_worker_hour),
+        runs=runs,
+        link=NodeLink(BITS / (link_gbit_s * 1e9)),
+        calibrate_s=calibrate_s,
+        config=dict(config or {}),
+        seed=seed,
+        noise_scale=noise_scale,
+        crowding=crowding,
+        variation=variation,
+        generations=generations,
+        sampler=sampler,
+        stopping=stopping,
+        mesh=None if mesh is None else Mesh.parse(mesh),
+        shown=top,
+        measured=measure,
+        cluster=None if cluster is None else resolve_cluster(cluster, 0.0),
+        cluster_words=f"--cluster {shlex.quote(cluster)}" if isinstance(cluster, str) else "",
+        device=device,
+        probe=probe,
+        copies=copies,
+        out=None if out is None else Path(out),
+        earlier=tuple(Path(each) for each in earlier),
+    )
+    result = plan_cluster(request)
+    keep_plan(request, result)
+    return result
+
+
+def plan_cluster(request: PlanRequest) -> ClusterPlanResult:
+    """Find the best plans for ``request``. No worker starts before it is known that something fits into memory.
+
+    Raises:
+        UserError: For a wrong request, a program that fails, memory that nothing fits, and a deadline that no plan
+            keeps.
+    """
+    if request.out is not None and request.out.exists():
+        raise UserError("the folder of a plan must not be there yet", str(request.out), "use another --out")
+    for folder in request.earlier:
+        journals_in(folder)
+    loaded = load_as_guest(request.program)
+    override(loaded.config, request.config, loaded.space)
+    size = rehearse_apart(request.program, request.config, request.seed)
+    facts = program_facts(request.program, request.config, request.seed)
+    device = None if request.device is None else device_named(request.device)
+    work, machine_bytes = step_work(size), float(machine_memory_bytes())
+    elsewhere = device is not None or request.probe
+    room = math.inf if elsewhere else machine_bytes
+    worker_bytes = (
+        request.bounds.memory_bytes or (device and device.memory_bytes) or machine_bytes / request.nodes.workers_each
+    )
+    bounds = replace(request.bounds, memory_bytes=worker_bytes)
+    may = partial(allowed_for, size, request.runs, settable=facts.batch_settable, mesh=request.mesh)
+    copies = request.copies
+    check_fits(held_by(size, copies=copies), work, request.nodes, may(), bounds)
+    near = request.nodes.workers_each if elsewhere else cores()
+    probes = MachineProbes(request.program, request.config, size, near, request.calibrate_s, request.seed, room)
+    probes.out, probes.earlier, probes.assumed, probes.copies = request.out, request.earlier, device, copies
+    probes.wants_noise = request.noise_scale is None
+    unmeasured = ""
+    if device is not None and not request.probe:
+        unmeasured = "times are by what is published of the device"
+    elif not probes.has_room(Mesh(), size.batch_size):
+        unmeasured = fit_text(held_by(size), work, room, size.batch_size, 1, "this machine")
+        if request.measured and request.cluster is None:
+            raise UserError("plans are measured where this machine holds the program", unmeasured, "no --measure")
+    model = _learned(request, probes, elsewhere=elsewhere)
+    alone = probes.held.get((Mesh(), size.batch_size), [])
+    held, beside = held_by(size, alone, copies), max(beside_bytes(alone), beside_bytes(probes.several))
+    if beside >= worker_bytes:
+        value = f"{byte_count(round(worker_bytes))}, of which its process takes {byte_count(round(beside))} here"
+        raise UserError("a worker's memory must hold more than its process alone", value, "use a larger --memory")
+    bounds = replace(bounds, memory_bytes=worker_bytes - beside)
+    noise = probes.noise_scale if request.noise_scale is None else request.noise_scale
+    search = search_of(request, size, noise or 0.0, probes.beside_s)
+    forecast = ProgramForecast(model, work, held, search)
+    allowed = may(probes.refused)
+    plans = best_plans(forecast, request.nodes, allowed, bounds, request.shown)
+    more = doublings(forecast, plans[0], request.nodes, allowed)
+    probed = {
+        f"{mesh}, {micro} samples a pass{' (earlier run)' if (mesh, micro) in probes.carried else ''}": step_s
+        for (mesh, micro), step_s in probes.measured.items()
+    }
+    noise_from: NoiseFrom = "told" if request.noise_scale is not None else "unknown" if noise is None else "measured"
+    assert bounds.memory_bytes is not None
+    words = fit_text(held, work, bounds.memory_bytes, min(allowed.micros), request.nodes.workers)
+    result = ClusterPlanResult(
+        plans=plans,
+        doublings=more,
+        size=size,
+        search=search,
+        noise=noise_from,
+        probed=probed,
+        refused=probes.refused,
+        memory=words,
+        worker_bytes=bounds.memory_bytes,
+        beside_bytes=beside,
+        constants=model.constants(),
+        unmeasured=unmeasured,
+        assumed="" if device is None else device.line,
+        too_small=unused_workers_text(forecast, request.nodes, size.batch_size, size.parameter_bytes / FLOAT_BYTES),
+        lacks=facts.lacks,
+        chosen=facts.chosen,
+    )
+    if not request.measured:
+        return result
+    likely = best_plans(forecast, request.nodes, allowed, bounds, CONSIDERED, of_a_kind=False)
+    if request.cluster is None:
+        return replace(result, measured=measure_plans(plans_here(likely, probes, request.measured), forecast, probes))
+    return replace(result, measured=_measured_on(request.cluster, likely, request, forecast, probes))
+
+
+def _learned(request: PlanRequest, probes: MachineProbes, *, elsewhere: bool) -> StepModel:
+    """The step model from probes on one node of the cluster, from probes here, or from published data alone."""
+    if not elsewhere:
+        return probes.learn(request.link)
+    if not request.probe:
+        return probes.prior(request.link)
+    assert request.cluster is not None
+    assert request.out is not None
+    room = CapacityRequest(request.out, probes.cores, probes.cores, grows=False)
+    with opened(request.cluster, room) as cluster:
+        return probes.learn(request.link, cluster)
+
+
+def _measured_on(
+    where: Cluster | ClusterRequest,
+    likely: tuple[ClusterPlan, ...],
+    request: PlanRequest,
+    forecast: ProgramForecast,
+    probes: MachineProbes,
+) -> tuple[MeasuredPlan, ...]:
+    """Measure the best plans on the cluster, once it has room for the largest of them."""
+    assert request.out is not None
+    chosen = plans_on(likely, probes, request.measured)
+    most = max((each.mesh.workers for each in chosen), default=1)
+    with opened(where, CapacityRequest(request.out, most, request.nodes.workers, grows=False)) as cluster:
+        return measure_plans(chosen, forecast, probes, cluster, None if cluster is None else request.nodes.workers_each)
+
+
+def search_of(request: PlanRequest, size: ProgramSize, noise_scale: float, beside_s: float = 0.0) -> SearchModel:
+    """The model of the requested search. Values that the request leaves open come from simulated studies."""
+    crowding, within = CROWDING[request.generations]
+    generation = generation_size(request.sampler) if generational(request.sampler) else 0
+    untaught = bool(generation) or request.sampler in INDEPENDENT_SAMPLERS
+    declared = 0.0 if untaught and request.crowding is None else request.crowding
+    return SearchModel(
+        runs=request.runs,
+        steps=size.steps,
+        base_batch=size.batch_size,
+        noise_scale=noise_scale,
+        crowding=crowding if declared is None else declared,
+        variation=VARIATION if request.variation is None else request.variation,
+        generations=request.generations,
+        kept=KEPT[request.stopping],
+        crowding_within=within if declared is None else None,
+        blind=RANDOM_SEARCH_FACTOR if declared is None else math.inf,
+        generation=generation,
+        beside_s=beside_s,
+    )
+
+
+def allowed_for(
+    size: ProgramSize,
+    runs: int,
+    refused: Collection[str] = (),
+    *,
+    settable: bool = True,
+    mesh: Mesh | None = None,
+) -> Allowed:
+    """The batches, passes and axes that plans of the program may use.
+
+    Batches are its own and larger ones; passes hold from a whole batch down to an eighth. Pipelines cut the program's
+    own chain of layers.
+
+    Args:
+        size: The size of the program.
+        runs: The number of trainings.
+        refused: Axes that were tried here and failed.
+        settable: Whether a command can set the batch.
+        mesh: The only mesh to consider; None: all.
+    """
+    batches = tuple(size.batch_size * 2**power for power in range(LARGER.bit_length() if settable else 1))
+    micros = tuple(sorted({max(1, size.batch_size // part) for part in (1, 2, 4, 8)}))
+    tensor = BLOCKS if "tensor" not in refused and size.divided > 0 else 1
+    pipeline = min(STAGES, size.layers) if "pipeline" not in refused else 1
+    fitting = tuple(b for b in batches if b <= max(size.batch_size, size.samples))
+    return Allowed(fitting, micros, runs, tensor, pipeline, mesh=mesh)
+
+
+# --- the answer as plain JSON: ``--json`` prints it, the journal keeps it, a report reads it ---
+
+
+def record_of(request: PlanRequest, result: ClusterPlanResult) -> PlanMade:
+    """The record of a plan in its journal."""
+    return PlanMade(
+        str(request.program.path), request_json(request), plan_json(request, result), dict(result.constants)
+    )
+
+
+def keep_plan(request: PlanRequest, result: ClusterPlanResult) -> PlanMade:
+    """The record of a plan, written to the request's folder if it has one."""
+    record = record_of(request, result)
+    if request.out is not None:
+        with JournalWriter(request.out / JOURNAL) as journal:
+            journal.write(record, durable=True)
+    return record
+
+
+def request_json(request: PlanRequest) -> dict[str, Any]:
+    """The request, without the program's path and the folders."""
+    return {
+        "nodes": request.nodes.count,
+        "workers_each": request.nodes.workers_each,
+        "mesh": None if request.mesh is None else str(request.mesh),
+        "memory_bytes": request.bounds.memory_bytes,
+        "deadline_s": request.bounds.deadline_s,
+        "price_per_worker_hour": request.bounds.price_per_worker_hour,
+        "link_seconds_per_byte": request.link.seconds_per_byte,
+        "calibrate_s": request.calibrate_s,
+        "config": dict(request.config),
+        "seed": request.seed,
+        "cluster": request.cluster_words,
+        "device": request.device,
+        "copies": request.copies,
+        "probe": request.probe,
+    }
+
+
+def plan_json(request: PlanRequest, result: ClusterPlanResult) -> dict[str, Any]:
+    """The answer as plain JSON; numbers that are not finite become None."""
+    plain = asdict(result)
+    plain["plans"] = [_plan(each, request, result) for each in result.plans]
+    plain["measured"] = [_measured(each) for each in result.measured]
+    plain["command_notes"] = command_notes(request, result)
+    del plain["doublings"]
+    plain["gains"] = {axis: each.factor for axis, each in result.doublings.items() if each.factor is not None}
+    plain["reasons"] = {axis: each.why for axis, each in result.doublings.items()}
+    answer: dict[str, Any] = _finite(plain)
+    return answer
+
+
+def _plan(each: ClusterPlan, request: PlanRequest, result: ClusterPlanResult) -> dict[str, Any]:
+    deadline_s, own_batch = request.bounds.deadline_s, result.size.batch_size
+    positional = each, request.program, request.config, request.seed, own_batch
+    device = None if request.device is None else device_named(request.device).kind
+    more: dict[str, Any] = {"copies": request.copies, "device": device, "where": _where(request)}
+    search = search_command_of(*positional, result.search, request.sampler, chosen=result.chosen, **more)
+    return {
+        **asdict(each),
+        "mesh": str(each.mesh),
+        "workers": each.workers,
+        "cost_interval": each.cost_interval,
+        "odds": None if deadline_s is None else each.odds(deadline_s),
+        "command": command_of(*positional, **more),
+        "search_command": None if result.lacks else search,
+    }
+
+
+def _where(request: PlanRequest) -> str:
+    """The options that name the cluster in commands: as given, or a placeholder for several nodes."""
+    return request.cluster_words or (PLACEHOLDER if request.nodes.count > 1 else "")
+
+
+def command_notes(request: PlanRequest, result: ClusterPlanResult) -> list[str]:
+    """Notes about the commands of the first plan."""
+    best = result.plans[0]
+    notes = [lacks_note(result.lacks)] if result.lacks else [trials_note(best, result.search)]
+    other = {BATCH} if best.batch != result.size.batch_size else set[str]()
+    if not result.lacks and (left := sorted({*request.config, *other} & set(result.chosen))):
+        notes.append(f"the search's command leaves {', '.join(left)} to space(trial), which chooses it")
+    if not request.cluster_words and request.nodes.count > 1:
+        notes.append(placeholder_note(request.nodes.count))
+    return [note for note in notes if note]
+
+
+def _measured(each: MeasuredPlan) -> dict[str, Any]:
+    errors = {"step_error": each.step_error, "memory_error": each.memory_error, "within": each.within}
+    return {**asdict(each), "mesh": str(each.mesh), **errors}
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return value

@@ -1,0 +1,797 @@
+"""The loop of a study: choose the next trial, start it, listen, judge, tell the search, until a phase is over.
+
+Searches, frontiers, warm starts and simulations run on it. They differ in their arguments: the trials (``Experiment``),
+their order (``Schedule``, ``Proposals``), the pool of workers, and the clock.
+Every event goes into the journal first. A loop that starts with a journal takes over the state of the earlier
+controller: its trials go on with workers that survived, or wait to be resumed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from elastune.core.clock import Clock
+from elastune.core.errors import UserError
+from elastune.core.journal.records import (
+    AFTERWARDS,
+    Adopted,
+    ChangesAccepted,
+    DataContext,
+    Entry,
+    LinkMeasured,
+    ProposalAsked,
+    Record,
+    Regrouped,
+    Reported,
+    RunFailed,
+    RunFinished,
+    StartedFrom,
+    StudyFinished,
+    StudyStarted,
+    TrialAdopted,
+    TrialFinished,
+    TrialPaused,
+    TrialRegrouped,
+    TrialReported,
+    TrialResumed,
+    TrialStarted,
+    TrialStartedFrom,
+    WarmStarted,
+)
+from elastune.core.journal.trials import TrialSummary, TrialTable
+from elastune.core.run import CommandLine
+from elastune.runtime.clusters.base import NoRoomError, SurvivingRun
+from elastune.runtime.job.pool import JobEvent, Pool, SurvivingJob
+from elastune.runtime.job.run import machine_context
+from elastune.train.checkpoints.checkpoint import UNWRITABLE
+from elastune.train.data.fingerprint import OTHER_DATA
+from elastune.train.program.source import EDITED
+from elastune.tuning.search.schedule import FixedTrial, ForkTrial, NewTrial, Resume, Schedule
+from elastune.tuning.study.budget import Bounds, Budget, StopRules
+from elastune.tuning.study.experiment import Experiment, PreparedTrial
+from elastune.tuning.study.proposals import WAIT_S, Proposals
+from elastune.tuning.study.rebalancer import MakeRebalancer, Rebalancer, rungs_passed
+from elastune.tuning.study.retention import Keeper
+from elastune.tuning.study.trial_progress import HeldTrials
+from elastune.tuning.study.trial_results import UNREPORTED
+from elastune.tuning.study.trials import check_params
+
+PAUSE_REASONS = {
+    "notice": "its host is being taken away",
+    "lost": "it had lost its workers, and there was no room",
+    "requested": "there is no room for it now",
+}
+WORKER_RECORDS = (TrialStartedFrom, TrialReported, TrialRegrouped, TrialPaused, TrialFinished)
+GRACE_S = 10.0  # for the checkpoints of trials that run when a study ends
+REPEATS = 30  # proposals in a row that were trained already: the space has hardly any others
+MAX_FAILED_TRIALS = 5  # so many trials that raise, and none that does not, are a bug in the program
+
+
+class StudyLoop:
+    """Runs the trials of a study: ``replay`` its journal, ``run`` its phases, ``finish`` and ``close`` it.
+
+    Args:
+        experiment: How trials run and are judged.
+        schedule: The schedule of the search; ``run`` may take others.
+        proposals: The proposals of the search.
+        pool: The running trials.
+        clock: The clock of the study.
+        keep: Writes a record into the journal.
+        keeper: Decides which weights and predictions stay after a trial.
+        flush: Called after each round of events.
+        share: Makes the rebalancer that moves workers between running trials; None: trials have fixed workers.
+        holding: The trials that are held back; None: no trial is.
+        rules: When the study ends by its results.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        schedule: Schedule,
+        proposals: Proposals,
+        pool: Pool,
+        clock: Clock,
+        keep: Callable[[Record], None],
+        keeper: Keeper,
+        *,
+        flush: Callable[[], None] = lambda: None,
+        share: MakeRebalancer | None = None,
+        holding: HeldTrials | None = None,
+        rules: StopRules | None = None,
+    ) -> None:
+        self.table = TrialTable()
+        self._experiment = experiment
+        self._holding = holding
+        self._search_state = SearchState(experiment, schedule, holding)
+        self._proposals = proposals
+        self._pool = pool
+        self._clock = clock
+        self._keep = keep
+        self._flush = flush
+        self._make_rebalancer = share
+        self._rebalancer: Rebalancer | None = None
+        self._keeper = keeper
+        self._rules = rules or StopRules()
+        self._budget = Budget(self.table, pool, clock, self._rules)
+        self._ready: PreparedTrial | None = None
+        proposals.note = self.tell
+        self._next = TrialChooser(experiment, self._search_state, proposals, self.table, self._budget, clock, holding)
+        self._failure_limit = FailureLimit()
+        self._was_listening = False
+        self._data_seen: dict[str, Any] | None = None  # the data of the trials of earlier controllers
+        self._fatal_error: UserError | None = None
+        self._first_new = 0  # trials with lower numbers began under an earlier controller
+
+    # -- from the beginning to the end --
+
+    def replay(
+        self,
+        entries: Sequence[Entry],
+        settings: dict[str, Any],
+        command: CommandLine | None = None,
+        changed: Sequence[str] = (),
+    ) -> None:
+        """Take over the state of earlier controllers, and begin to record.
+
+        Trials that ran go on with their own workers where these have survived, else from their last checkpoints. The
+        search does not learn from trials before an accepted change.
+
+        Args:
+            entries: The journal so far.
+            settings: The settings of the study, for the journal.
+            command: The command line that starts or resumes the study.
+            changed: Accepted changes of the program, its space or the data.
+        """
+        self._first_new = next_trial_number(entries)
+        self.table.since = self._first_new if changed else first_comparable_trial(entries)
+        check_params(entry.record for entry in entries if isinstance(entry.record, TrialStarted))
+        replay = self._proposals.replay(entries, self.table.since)
+        for entry in entries:
+            self._hear(entry)
+            record = entry.record
+            if getattr(record, "trial", self.table.since) < self.table.since:
+                continue
+            if isinstance(record, TrialFinished) and record.trial in self.table.trials:
+                record = self._experiment.for_search(self.table.trials[record.trial])
+            suggestion = replay.hear(record, self._search_state.estimates)
+            if suggestion is not None and isinstance(result := self._experiment.new(suggestion, None), TrialFinished):
+                self._proposals.tell(suggestion.number, result)  # the same was trained already
+        self._proposals.finish_replay(replay)
+        self._budget.resume()
+        self.tell(StudyStarted(settings, machine_context(), resumed=bool(entries), command=command))
+        for number in self._keeper.undecided(self.table):
+            self._keep_or_remove(number, self._keeper.folder(number))
+        to_pause = self._search_state.verdicts
+        survivors = surviving_jobs(self.table, entries, self._experiment, self._clock.wall(), to_pause)
+        adopted = self._pool.adopt(survivors)
+        for paused in cut_off(self.table, entries, adopted):
+            self.tell(paused)
+        self._data_seen = common_data(self.table)
+        if changed:
+            self.tell(ChangesAccepted(list(changed), first_trial=self._first_new))
+        self._was_listening = bool(entries) and isinstance(entries[-1].record, WORKER_RECORDS)
+        for number in adopted:
+            if number in to_pause:  # the controller had no time left to pause it
+                self._pool.pause(number)
+
+    def learn(self, earlier: WarmStarted) -> None:
+        """Take over results and proposals of an earlier study, before any new trial."""
+        self.tell(earlier)
+        self._proposals.learn(earlier)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds that controllers have worked on the study."""
+        return self._budget.elapsed_s
+
+    def run(self, bounds: Bounds, interrupts: Callable[[], int], schedule: Schedule | None = None) -> str:
+        """Run trials until none is left, a budget ends or the user interrupts.
+
+        Args:
+            bounds: The budget of this phase.
+            interrupts: Returns how many interrupts the user has sent.
+            schedule: The schedule of this phase; None: the search's.
+
+        Returns:
+            The reason why the phase ended.
+
+        Raises:
+            UserError: If no trial has reported an objective, or if the program or the data have changed meanwhile.
+                Running trials have paused then.
+        """
+        self._enter(bounds, schedule)
+        if (
+            self._was_listening and self._pool.running
+        ):  # the earlier controller heard these events before it began another trial
+            self._listen(self._pool.pump(0.0))
+        self._was_listening = False
+        while not (reason := "interrupted" if interrupts() else self._budget.over()):
+            self._fill()
+            ready = self._ready
+            if self._pool.running == 0 and ready is not None and self._pool.takes(ready.spec.execution.workers):
+                self._begin(ready, ready.spec.execution.workers)  # no measurements exist yet
+            if self._pool.running == 0 and self._ready is None and not self._next.awaits:
+                reason = self._budget.spent() or "the space is exhausted"
+                break
+            self._listen(self._pool.pump(self._patience_s()))
+            self._flush()
+            if self._fatal_error is not None:
+                reason = self._fatal_error.rule
+                break
+        self._wind_down(reason, interrupts)
+        if self._fatal_error is not None:
+            raise self._fatal_error
+        if reason != "interrupted":
+            self._failure_limit.over(self.table)
+        return reason
+
+    def await_running(self, interrupts: Callable[[], int]) -> None:
+        """Wait for the ends of all running trials, and start none."""
+        while self._pool.running and not interrupts():
+            self._listen(self._pool.pump(float("inf")))
+            self._flush()
+        if self._fatal_error is not None:
+            raise self._fatal_error
+
+    def finish(self, reason: str) -> None:
+        """Record the end of the study."""
+        self.tell(StudyFinished(reason, self.elapsed_s))
+
+    def close(self) -> None:
+        """End all running trials and the search. Idempotent."""
+        self._pool.abandon()
+        self._proposals.close()
+
+    def tell(self, record: Record) -> None:
+        """Write a record into the journal, and then act on it."""
+        self._keep(record)
+        self._hear(Entry(self._clock.wall(), record))
+
+    def _enter(self, bounds: Bounds, schedule: Schedule | None) -> None:
+        self._budget.bounds = bounds
+        self._ready, self._next.exhausted, self._rebalancer = None, False, None
+        if schedule is not None:
+            self._search_state.switch(schedule)
+        if self._make_rebalancer is not None and self._search_state.schedule.shares:
+            left_s, left_worker_s = max(self._budget.left_s, 0.0), max(self._budget.left_worker_s, 0.0)
+            self._rebalancer = self._make_rebalancer(self._pool, self._clock, left_s, left_worker_s)
+            for number, job in self._pool.jobs.items():
+                self._rebalancer.begun(number, job.wished)
+
+    def _patience_s(self) -> float:
+        """Seconds that the loop may wait for events."""
+        # 0: the rebalancer waits for workers that are leaving
+        due_s = self._rebalancer.due_s if self._rebalancer is not None else 0.0
+        proposal_s = WAIT_S if self._next.awaits else float("inf")
+        return min(self._budget.soonest_s, proposal_s, due_s or float("inf"))
+
+    def _wind_down(self, reason: str, interrupts: Callable[[], int]) -> None:
+        """Pause all running trials, so that a resumed study can go on with them."""
+        before, deadline = interrupts(), self._clock.now() + GRACE_S
+        for number in list(self._pool.jobs):
+            self._pool.pause(number)
+        while self._pool.running and interrupts() == before and self._clock.now() < deadline:
+            self._listen(self._pool.pump(deadline - self._clock.now()), reason)
+        self._pool.abandon()
+
+    # -- starting trials --
+
+    def _fill(self) -> None:
+        """Start trials while workers are free and a trial is ready."""
+        if self._rebalancer is not None:
+            self._rebalance(self._rebalancer)
+            return
+        while self._pool.free > 0 or (self._pool.varies and self._pool.running == 0):
+            self._ready = self._ready or self._choose()  # although it may have to wait for a host
+            if self._ready is None or self._ready.spec.execution.workers > self._pool.free:
+                return  # no other trial passes it: a trial with many workers comes first once they are free
+            self._begin(self._ready, self._ready.spec.execution.workers)
+
+    def _choose(self) -> PreparedTrial | None:
+        """The next trial. A trial that cannot run is recorded as infeasible with its reason, and passed over."""
+        while (ready := self._next.choose()) is not None and ready.refused:
+            self.tell(ready.record)
+            self.tell(TrialFinished(ready.number, "infeasible", reason=f"refused: {ready.refused}"))
+            self._proposals.tell(ready.number, self._experiment.for_search(self.table.trials[ready.number]))
+        return ready
+
+    def _begin(self, ready: PreparedTrial, workers: int) -> None:
+        """Start or resume a trial."""
+        self._ready, ready = None, ready.on(workers)
+        ready = replace(ready, spec=replace(ready.spec, data_seen=self._data_seen))
+        self.tell(ready.record)
+        try:
+            self._pool.start(ready.number, ready.spec)
+        except NoRoomError as error:  # a host has left since its workers were counted
+            if not self._pool.varies:
+                raise
+            self.tell(TrialPaused(ready.number, self.table.trials[ready.number].epoch, 0.0, 0.0, str(error), True))
+            return
+        if self._rebalancer is not None:
+            self._rebalancer.begun(ready.number, workers)
+
+    def _rebalance(self, rebalancer: Rebalancer) -> None:
+        """Let the rebalancer decide which trial begins, and which trials get fewer or more workers."""
+        while True:
+            if self._ready is None or self._ready.last:  # a trial that is held back makes way for later ones
+                ready = self._choose()
+                if ready is not self._ready:
+                    self._request_workers(rebalancer, ready)
+            if rebalancer.due_s > 0:
+                return
+            for progress in rebalancer.looks():
+                self.tell(progress)
+            running = {number: self.table.trials[number] for number in self._pool.jobs}
+            rungs = {number: rungs_passed(trial.epoch, trial.epochs) for number, trial in running.items()}
+            supply = self._search_state.schedule.supplies and not self._next.exhausted and not self._budget.spent()
+            result = rebalancer.rebalance(self._search_state.expected_values(), rungs, supply)
+            for record in result.moved:
+                self.tell(record)
+            if self._ready is None or not result.begins:
+                return
+            self._begin(self._ready, result.begins)
+            for _ in range(result.more):
+                if (ready := self._choose()) is None:
+                    break
+                if not ready.is_new:
+                    self._request_workers(rebalancer, ready)
+                    break
+                self._begin(ready, result.begins)
+
+    def _request_workers(self, rebalancer: Rebalancer, ready: PreparedTrial | None) -> None:
+        """Request workers for the next trial."""
+        self._ready = ready
+        if ready is None:
+            rebalancer.withdraw_request()
+        else:
+            rebalancer.request_workers(ready.number, ready.is_new, ready.last, self._next.waited_s(ready.number))
+
+    # -- events of trials --
+
+    def _listen(self, events: Sequence[JobEvent], reason: str = "") -> None:
+        for event in events:
+            if event.outcome is not None:
+                self._ended(event, reason)
+                continue
+            if isinstance(event.record, Reported):
+                workers = self._average(self.table.trials[event.job], event)
+                self.tell(TrialReported(event.job, event.record, workers, event.cost))
+                if event.job in self._search_state.verdicts and event.job in self._pool.jobs:
+                    self._pool.pause(event.job)
+            elif isinstance(event.record, Regrouped):
+                self.tell(TrialRegrouped(event.job, event.record))
+            elif isinstance(event.record, Adopted):
+                self.tell(TrialAdopted(event.job, event.record))
+            elif isinstance(event.record, StartedFrom):
+                self.tell(TrialStartedFrom(event.job, event.record))
+            elif isinstance(event.record, LinkMeasured):
+                self.tell(event.record)
+            elif isinstance(event.record, ChangesAccepted) and self.table.since < self._first_new:
+                self.tell(replace(event.record, step=0, epoch=0, first_trial=self._first_new))
+            if self._rebalancer is not None:
+                self._rebalancer.heard(event.job, event.record)
+
+    def _average(self, life: TrialSummary, event: JobEvent) -> float:
+        """The average number of workers of a trial, over all times that it ran."""
+        total_s = life.seconds + event.seconds
+        worker_seconds = life.worker_seconds + event.worker_seconds
+        return worker_seconds / total_s if total_s > 0 else float(life.first_workers)
+
+    def _ended(self, event: JobEvent, reason: str) -> None:
+        life, number = self.table.trials[event.job], event.job
+        if self._rebalancer is not None:
+            self._rebalancer.gone(number, event.paused_by is not None)
+        if event.paused_by is not None:
+            self._paused(life, event, reason)
+            return
+        if (error := change_error(event)) is not None:
+            self._fatal_error = error
+            return  # it has no result: a resumed study goes on with it
+        raise_if_disk_full(event)
+        self.tell(replace(self._experiment.result(life, event), cost=event.cost))
+        self._search_state.verdicts.pop(number, None)
+        if isinstance(event.outcome, RunFinished):
+            self._keep_or_remove(number, event.spec.out)
+        if life.started.phase == "search":
+            self._proposals.tell(number, self._experiment.for_search(self.table.trials[number]))
+        self._failure_limit.ended(event, self.table)
+
+    def _keep_or_remove(self, number: int, folder: Path) -> None:
+        """Apply the retention rule after the end of trial ``number`` in ``folder``."""
+        decision = self._keeper.ended(number, folder, self.table, self._search_state.standing())
+        for record in decision.records:
+            self.tell(record)
+        self._keeper.remove(decision.folders)
+
+    def _paused(self, life: TrialSummary, event: JobEvent, end_reason: str) -> None:
+        """Record that a trial has paused with a checkpoint."""
+        verdicts = self._search_state.verdicts
+        held = life.number in self._search_state.held
+        planned = event.paused_by == "until_epoch" or life.number in verdicts
+        reason = verdicts.pop(life.number, "") or end_reason or PAUSE_REASONS.get(event.paused_by or "", "")
+        reason = reason or f"was to run until epoch {life.until_epoch}"
+        if planned:  # sums of a program over an epoch must not begin in its middle
+            self._pool.files.back_to_epoch(event.spec.out)
+        epoch = max(life.epoch, event.outcome.epoch if isinstance(event.outcome, RunFinished) else 0)
+        used = event.seconds, event.worker_seconds
+        self.tell(TrialPaused(life.number, epoch, *used, reason, held or not planned, event.cost, held))
+
+    def _hear(self, entry: Entry) -> None:
+        """Act on a new or replayed entry of the journal."""
+        self.table.hear(entry)
+        number = getattr(entry.record, "trial", None)
+        if self._holding is not None and (number is None or number >= self.table.since):
+            self._holding.hear(entry)
+        if number in self.table.trials and number >= self.table.since:
+            self._search_state.hear(entry.record, self.table.trials[number])
+            self._rules.hear(entry.record, self.table.trials[number])
+
+
+# --- the state of the search ---
+
+
+class SearchState:
+    """The decisions of the search: which trials must pause, and the results and expected values of trials.
+
+    It passes every event to the schedule of the trial's phase.
+
+    Attributes:
+        schedule: The schedule that decides now.
+        verdicts: Trial -> the reason why it must pause.
+        held: Trials of ``verdicts`` that ``holding`` holds back; no schedule knows of these pauses.
+        results: The values of complete trials of the search, and of members that were trained like them.
+    """
+
+    def __init__(self, experiment: Experiment, schedule: Schedule, holding: HeldTrials | None = None) -> None:
+        self.schedule = schedule
+        self.verdicts: dict[int, str] = {}
+        self.held: set[int] = set()
+        self.results: dict[int, tuple[float, ...]] = {}
+        self._holding = holding
+        self._experiment = experiment
+        self._search = schedule
+        self._by_phase = {schedule.phase: schedule}
+        self._judged = {schedule.phase, "member"}
+        self._violations: dict[int, float] = {}
+
+    def switch(self, schedule: Schedule) -> None:
+        """Let ``schedule`` decide from now on, and pass it the events of its phase."""
+        self.schedule = self._by_phase[schedule.phase] = schedule
+
+    def hear(self, record: Record, life: TrialSummary) -> None:
+        """Record an event of the trial of ``life``, new or replayed."""
+        number, phase = life.number, life.started.phase
+        if isinstance(record, TrialFinished) and phase in self._judged and record.state == "complete":
+            self.results[number] = self._values(self._experiment.for_search(life))
+        if isinstance(record, TrialFinished):
+            self.held.discard(number)
+        if isinstance(record, TrialPaused) and (record.held or not record.cut_off):
+            self.verdicts.pop(number, None)
+            self.held.discard(number)
+        schedule = self._by_phase.get(phase)
+        if schedule is None:
+            return
+        match record:
+            case TrialStarted():
+                schedule.started(number, record.params, record.parent)
+            case TrialReported(report=report):
+                self._reported(schedule, life)
+                self._hold(number, report, life.last_at)
+            case TrialPaused(cut_off=False, epoch=epoch):
+                schedule.paused(number, epoch)
+            case TrialResumed(cut_off=False):
+                schedule.resumed(number)
+            case TrialFinished():
+                result = self._experiment.for_search(life)
+                values = self._values(result)
+                valid = result.values and all(abs(value) < math.inf for value in values)
+                schedule.ended(number, values if valid else None, max(result.violations.values(), default=0.0))
+
+    def _reported(self, schedule: Schedule, life: TrialSummary) -> None:
+        intermediate = self._experiment.intermediate(life) if schedule.proposes else None
+        if intermediate is not None:
+            self._violations[life.number] = intermediate.violation
+            if verdict := schedule.reported(intermediate):
+                self.verdicts.setdefault(life.number, verdict)
+
+    def _hold(self, number: int, report: Reported, at: float) -> None:
+        """Hold a trial back if it should leave its workers to shorter ones, unless it pauses anyway."""
+        if self._holding is None or number in self.verdicts:
+            return
+        if reason := self._holding.why(number, report, at):
+            self.verdicts[number] = reason
+            self.held.add(number)
+
+    def _values(self, result: TrialFinished) -> tuple[float, ...]:
+        return tuple(result.values.get(o.name, math.nan) for o in self._experiment.objectives)
+
+    def estimates(self) -> dict[int, tuple[tuple[float, ...], float]]:
+        """Return the expected values of open trials, and their violations of constraints."""
+        return {n: (values, self._violations.get(n, 0.0)) for n, values in self._search.estimates().items()}
+
+    def expected_values(self) -> dict[int, tuple[float, ...]]:
+        """Return the final or expected values of trials; smaller is better."""
+        return {n: self._oriented(values) for n, values in {**self._search.estimates(), **self.results}.items()}
+
+    def standing(self) -> dict[int, tuple[float, ...]]:
+        """Return the values of the complete trials of the search; smaller is better."""
+        return {n: self._oriented(values) for n, values in self.results.items()}
+
+    def _oriented(self, values: tuple[float, ...]) -> tuple[float, ...]:
+        signs = [-1.0 if o.direction == "max" else 1.0 for o in self._experiment.objectives]
+        return tuple(s * v for s, v in zip(signs, values, strict=True))
+
+
+# --- the next trial ---
+
+
+class TrialChooser:
+    """Chooses the next trial: one that was cut off, one of the schedule, or one that was held back.
+
+    ``awaits`` is True while a proposal is being computed, ``exhausted`` once the search has no further proposals.
+
+    Args:
+        experiment: Turns proposals into trials.
+        decisions: The state of the search.
+        proposals: The proposals of the search.
+        table: All trials.
+        budget: The budget of the study.
+        clock: The clock of the study.
+        holding: The trials that are held back; None: such trials resume like those that were cut off.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        decisions: SearchState,
+        proposals: Proposals,
+        table: TrialTable,
+        budget: Budget,
+        clock: Clock,
+        holding: HeldTrials | None = None,
+    ) -> None:
+        self.awaits = False
+        self.exhausted = False
+        self._experiment = experiment
+        self._search_state = decisions
+        self._proposals = proposals
+        self._table = table
+        self._budget = budget
+        self._clock = clock
+        self._holding = holding
+        self._held: PreparedTrial | None = None
+
+    def choose(self) -> PreparedTrial | None:
+        """Return the trial that starts or resumes next; None: there is none now."""
+        self.awaits = False
+        schedule = self._search_state.schedule
+        for number in self._table.cut_off:
+            life = self._table.trials[number]
+            if life.started.phase == schedule.phase and not self._waits(number):
+                reason_to_resume = (
+                    "it had been cut off" if self._held_since_s(number) is None else "held back for long enough"
+                )
+                return self._experiment.again(life, reason_to_resume, life.until_epoch, cut_off=True)
+        fresh = not self._budget.spent() and (not schedule.proposes or self._may_propose())
+        match schedule.next(fresh):
+            case Resume(trial=number, reason=reason, epoch=epoch):
+                return self._experiment.again(self._table.trials[number], reason, epoch)
+            case FixedTrial() as fixed:
+                return self._experiment.fixed(self._proposals.reserve(), fixed)
+            case ForkTrial(parent=parent, params=params, epoch=epoch):
+                prepared = self._experiment.new(self._proposals.adopt(params), epoch, parent)
+                return prepared if isinstance(prepared, PreparedTrial) else None
+            case NewTrial(epoch=epoch):
+                proposed = self._proposed(epoch)
+                return self.choose() if proposed is None and self.exhausted else proposed
+        return self._held_back()
+
+    def waited_s(self, number: int) -> float:
+        """Return for how many seconds a trial has been held back."""
+        since_s = self._held_since_s(number)
+        return 0.0 if since_s is None else self._clock.wall() - since_s
+
+    def _held_since_s(self, number: int) -> float | None:
+        return None if self._holding is None else self._holding.since_s(number)
+
+    def _waits(self, number: int) -> bool:
+        return self._holding is not None and self._holding.waits(number, self._clock.wall())
+
+    def _held_back(self) -> PreparedTrial | None:
+        """The shortest trial that is held back, since no other trial can go on; the same object on every call."""
+        for number in self._holding.waiting if self._holding is not None else ():
+            if number in self._table.cut_off:
+                if self._held is None or self._held.number != number:
+                    life = self._table.trials[number]
+                    reason = "held back until workers were idle"
+                    self._held = replace(
+                        self._experiment.again(life, reason, life.until_epoch, cut_off=True), last=True
+                    )
+                return self._held
+        self._held = None
+        return None
+
+    def _may_propose(self) -> bool:
+        return not self.exhausted and self._proposals.ready()
+
+    def _proposed(self, until_epoch: int | None) -> PreparedTrial | None:
+        """A trial that the search proposes; None if it has no proposal yet, or none any more."""
+        for _ in range(REPEATS):
+            suggestion = self._proposals.ask(self._search_state.estimates(), self._table.paused)
+            if suggestion is None:
+                self.awaits = self._proposals.asking
+                self.exhausted = not self.awaits
+                return None
+            prepared = self._experiment.new(suggestion, until_epoch)
+            if isinstance(prepared, PreparedTrial):
+                return prepared
+            self._proposals.tell(suggestion.number, prepared)  # the same was trained already
+        self.exhausted = True
+        return None
+
+
+# --- trials of an earlier controller ---
+
+
+def surviving_jobs(
+    table: TrialTable, entries: Sequence[Entry], experiment: Experiment, now: float, to_pause: Collection[int]
+) -> dict[int, SurvivingJob]:
+    """Return the running trials of an earlier controller whose workers may have survived it.
+
+    The time without a controller counts as time of these trials, since their workers were busy.
+
+    Args:
+        table: All trials at the end of ``entries``.
+        entries: The journal of the earlier controller.
+        experiment: Knows the runs of the trials.
+        now: The present time, in seconds since 1970.
+        to_pause: Trials that must pause by their last reports.
+
+    Returns:
+        The jobs by trial, in the order in which the trials began.
+    """
+    jobs = {}
+    for number in _by_beginning(entries, table.of("running")):
+        life = table.trials[number]
+        if (spec := experiment.left(life)) is not None:
+            records = _run_records(entries, number)
+            changed = any(isinstance(record, Regrouped | Adopted) for record in records)
+            stop_at = life.last_at if number in to_pause else None
+            run = SurvivingRun(spec, records, life.begun_at, stop_at)
+            jobs[number] = SurvivingJob(run, _used(life, now)[1] if changed else None)
+    return jobs
+
+
+def _by_beginning(entries: Iterable[Entry], numbers: Collection[int]) -> list[int]:
+    """``numbers`` in the order in which the trials last started or resumed."""
+    begun: dict[int, None] = {}
+    for record in (entry.record for entry in entries):
+        if isinstance(record, TrialStarted | TrialResumed) and record.trial in numbers:
+            begun.pop(record.trial, None)
+            begun[record.trial] = None
+    return list(begun)
+
+
+def cut_off(table: TrialTable, entries: Sequence[Entry], adopted: Collection[int]) -> list[TrialPaused]:
+    """Return the missing pause records of trials that ran at the end of ``entries`` and were not ``adopted``."""
+    pauses = []
+    last_at = max((entry.at for entry in entries if not isinstance(entry.record, AFTERWARDS)), default=0.0)
+    for number in table.of("running"):
+        if number not in adopted:
+            life = table.trials[number]
+            seconds, worker_seconds = _used(life, last_at)
+            pauses.append(
+                TrialPaused(number, life.epoch, seconds, worker_seconds, "its controller ended", cut_off=True)
+            )
+    return pauses
+
+
+def _used(life: TrialSummary, at: float) -> tuple[float, float]:
+    """Seconds and worker-seconds that a trial had used at time ``at``, since it last started or resumed."""
+    seconds = max(at - life.begun_at, 0.0)
+    total = (life.average or life.first_workers) * (life.seconds + seconds)
+    return seconds, max(total - life.worker_seconds, 0.0)
+
+
+def _run_records(entries: Iterable[Entry], trial: int) -> list[Record]:
+    """The records of a trial's run in the study's journal, since the trial last started or resumed."""
+    records: list[Record] = []
+    for record in (entry.record for entry in entries):
+        match record:
+            case TrialStarted(trial=number) | TrialResumed(trial=number) if number == trial:
+                records = []
+            case TrialReported(trial=number, report=report) if number == trial:
+                records.append(report)
+            case TrialRegrouped(trial=number, change=change) if number == trial:
+                records.append(change)
+            case TrialAdopted(trial=number, found=adopted) if number == trial:
+                records.append(adopted)
+    return records
+
+
+def next_trial_number(entries: Iterable[Entry]) -> int:
+    """Return the number of the first trial that is not in the journal."""
+    records = (entry.record for entry in entries)
+    return max((each.trial for each in records if isinstance(each, TrialStarted | ProposalAsked)), default=-1) + 1
+
+
+def first_comparable_trial(entries: Iterable[Entry]) -> int:
+    """Return the number of the first trial since the last accepted change; 0 without a change."""
+    records = (entry.record for entry in entries)
+    return max((each.first_trial for each in records if isinstance(each, ChangesAccepted)), default=0)
+
+
+def common_data(table: TrialTable) -> dict[str, Any] | None:
+    """Return the training set that all trials since the last change had, in the form of ``RunSpec.data_seen``.
+
+    None if there are fewer than two such trials, or if their settings decide the data.
+    """
+    runs = (life.finished.run for life in table.trials.values() if life.number >= table.since and life.finished)
+    contexts = [run.context.data for run in runs if run is not None and run.context is not None]
+    data_sets: list[DataContext] = [data for data in contexts if data.samples]
+    return asdict(data_sets[0]) if len(data_sets) > 1 and all(data == data_sets[0] for data in data_sets) else None
+
+
+# --- failures that end a study ---
+
+
+class FailureLimit:
+    """Ends a study with an error if its first trials all raise, or all lack an objective."""
+
+    def __init__(self) -> None:
+        self._crashed_in_a_row = self._lacking_in_a_row = 0
+
+    def ended(self, event: JobEvent, table: TrialTable) -> None:
+        """Record that a trial ended. Raises ``UserError`` if no trial is likely to succeed."""
+        outcome = event.outcome
+        crashed = isinstance(outcome, RunFailed) and outcome.reason in ("exception", "user_error")
+        self._crashed_in_a_row = self._crashed_in_a_row + 1 if crashed else 0
+        if self._crashed_in_a_row >= MAX_FAILED_TRIALS and isinstance(outcome, RunFailed) and not _works(table):
+            rule = f"of the first {MAX_FAILED_TRIALS} trials one must not raise"
+            raise UserError(rule, outcome.detail, f"fix the program; a log is {event.spec.out / 'logs'}")
+        self._lacking_in_a_row = self._lacking_in_a_row + 1 if _lacks(table.trials[event.job]) else 0
+        if self._lacking_in_a_row >= MAX_FAILED_TRIALS:
+            self.over(table)
+
+    def over(self, table: TrialTable) -> None:
+        """Check the trials at the end of a study. Raises ``UserError`` if none works and one lacks an objective."""
+        if _works(table):
+            return
+        for life in table.trials.values():
+            if life.finished is not None and _lacks(life):
+                fix = "report it by session.report, or name another --objective"
+                value = f"trial {life.number} {life.finished.reason}"
+                raise UserError("an objective must be a metric that the program reports", value, fix)
+
+
+def _lacks(life: TrialSummary) -> bool:
+    return life.finished is not None and life.finished.reason.startswith(UNREPORTED)
+
+
+def _works(table: TrialTable) -> bool:
+    """Whether some trial has completed or paused, so that the program can be trained."""
+    lives = table.trials.values()
+    return any(life.state == "paused" or (life.finished and life.finished.state == "complete") for life in lives)
+
+
+def change_error(event: JobEvent) -> UserError | None:
+    """Return the error if a trial failed because program or data have changed, which is no result of its settings."""
+    outcome = event.outcome
+    for rule in (EDITED, OTHER_DATA):
+        if isinstance(outcome, RunFailed) and rule in outcome.detail:
+            cause = outcome.detail.partition("(got ")[2].rpartition("): ")[0]  # the value in its worker's own error
+            fix = "undo that, then --resume; or go on with it by --resume --accept-changes"
+            return UserError(rule, f"trial {event.job}: {cause or outcome.detail}", fix)
+    return None
+
+
+def raise_if_disk_full(event: JobEvent) -> None:
+    """Raise ``UserError`` if a trial failed because the disk of its machine is full."""
+    outcome = event.outcome
+    if isinstance(outcome, RunFailed) and UNWRITABLE in outcome.detail:
+        cause = outcome.detail.partition("(got ")[2].rpartition("): ")[0]  # the value in its worker's own error
+        raise UserError(UNWRITABLE, f"trial {event.job}: {cause or outcome.detail}", "free space, then --resume")
