@@ -1,6 +1,6 @@
 """A small event loop over simulated trials: search and early stopping are elastune's own, who gets GPUs differs.
 
-``elastune.tune.study`` has no rule that doubles, nor should it, so the loop is here; the ``Broker`` and the
+``elastune.tuning.study`` has no rule that doubles, nor should it, so the loop is here; the ``Broker`` and the
 ``Schedule`` are the classes that a study uses.
 """
 

@@ -8,7 +8,7 @@ ranks alone, no forecasts.
 
 - static: every trial has 1, 2, 4 or 8 GPUs, those freed go to the next trial. The best number in hindsight counts.
 - double: RASDA's rule, survivors double at every rung; from 1, 2 or 4 GPUs, the best in hindsight counts.
-- steepest, short_first: ``elastune.tune.study.rebalancer``, as ``--allocation`` names it, which knows nothing of a
+- steepest, short_first: ``elastune.tuning.study.rebalancer``, as ``--allocation`` names it, which knows nothing of a
   trial but what its reports tell. Each trial has from 1 GPU to all of them: nothing is chosen in hindsight.
 - without ...: short_first with one of its two parts as steepest has it; with batches: with ``by_batch``.
 

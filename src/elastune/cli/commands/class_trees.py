@@ -141,7 +141,7 @@ def join(
 
 def parse_tree(text: str) -> ClassTree:
     """The tree of classes of a text such as "[[0,2],[1]]". Raises ``UserError``."""
-    from elastune.tune.reuse.class_tree import class_tree
+    from elastune.tuning.reuse.class_tree import class_tree
 
     parsed: Any = parse.value("tree", text)
     if not isinstance(parsed, list):

@@ -59,7 +59,7 @@ def predict(
 
     --json: {kind: "predictions", study, predictions: [{trial, data, rows, reason}]}; rows 0: the reason says why.
     """
-    from elastune.tune.reuse.predict import predict as predict_trials
+    from elastune.tuning.reuse.predict import predict as predict_trials
 
     predictions = predict_trials(
         study, data or ["validation", "test"], trials=numbers_of(trials), program=program, again=again
@@ -237,10 +237,10 @@ def ensemble(
     {aleatoric, epistemic, unit}, test: {data, rows, ensemble, best_single} or null, singles: [{trial, score,
     parameters}] of all candidates, by, settings: [{value, trials, contribution}], file}.
     """
-    from elastune.tune.reuse.ensemble import check_choice, parse_times
-    from elastune.tune.reuse.ensemble import ensemble as choose_ensemble
-    from elastune.tune.reuse.kept_models import check_file
-    from elastune.tune.reuse.saved_models import check_recordable, record_asset, save_ensemble
+    from elastune.tuning.reuse.ensemble import check_choice, parse_times
+    from elastune.tuning.reuse.ensemble import ensemble as choose_ensemble
+    from elastune.tuning.reuse.kept_models import check_file
+    from elastune.tuning.reuse.saved_models import check_recordable, record_asset, save_ensemble
 
     budget = None if inference_budget is None else parse_times(inference_budget)
     check_choice(members, objective, budget, data, test, method, seed)

@@ -94,7 +94,7 @@ class MarketRequest:
 
     def forecast(self, job: MarketJob, overheads: Overheads, source: str) -> Result:
         """Forecast the cost and the end of the training."""
-        from elastune.tune.simulate.market import forecasts
+        from elastune.tuning.simulate.market import forecasts
 
         costs = forecasts(job, self.market, self.rules, overheads, self.recovery)
         return _result(costs, job, self.rules.deadline_s, self.rules.most, source)
@@ -102,7 +102,7 @@ class MarketRequest:
 
 def job_of(model: DescribedTrialModel, config: Config, epochs: int | None, most: int) -> MarketJob:
     """The training of ``config`` as work, with its speed on each number of workers."""
-    from elastune.tune.simulate.market import MarketJob
+    from elastune.tuning.simulate.market import MarketJob
 
     planned = model.epochs(config, epochs)
     seconds = {n: sum(model.epoch_s(config, n, epoch) for epoch in range(1, planned + 1)) for n in range(1, most + 1)}
