@@ -195,7 +195,7 @@ class Accelerator(AcceleratorBase):
         Give the model, its optimizer and its schedulers in one call.
 
         Returns:
-            What was given, in the same order; a single object for a single one.
+            The prepared objects in the order of the call; a single object for a single one.
 
         Raises:
             UserError: For a model without its optimizer, or the other way round.

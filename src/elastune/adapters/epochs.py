@@ -149,12 +149,12 @@ class Evaluation:
         self._place, self._samples = -1, 0
 
     def gather(self, values: Any) -> Any:
-        """Return ``given`` with the rows of all workers, as if one worker had evaluated their batches in order.
+        """Return ``values`` with the rows of all workers, as if one worker had evaluated their batches in order.
 
         Each sample counts once: a batch gives no more rows than it has samples.
 
         Args:
-            given: A tensor, or lists and dicts of tensors, for the batch that this worker is at.
+            values: A tensor, or lists and dicts of tensors, for the batch that this worker is at.
 
         Raises:
             UserError: For anything else.

@@ -200,9 +200,13 @@ class Fabric(lightning.fabric.Fabric):
     def __init__(self, *, loggers: Any = None, **given: Any) -> None:
         run_loggers = loggers if isinstance(loggers, Sequence) else [loggers] * bool(loggers)
         strategy = FabricStrategy()
-        how: dict[str, Any] = {name: given[name] for name in ("precision", "plugins", "callbacks") if name in given}
-        how |= {"accelerator": strategy.root_device.type, "devices": 1}
-        super().__init__(strategy=strategy, loggers=[RunLogger(strategy.session, strategy.passes), *run_loggers], **how)
+        fabric_options: dict[str, Any] = {
+            name: given[name] for name in ("precision", "plugins", "callbacks") if name in given
+        }
+        fabric_options |= {"accelerator": strategy.root_device.type, "devices": 1}
+        super().__init__(
+            strategy=strategy, loggers=[RunLogger(strategy.session, strategy.passes), *run_loggers], **fabric_options
+        )
 
     @staticmethod
     def seed_everything(seed: int | None = None, *args: Any, **options: Any) -> int:

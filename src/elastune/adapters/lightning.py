@@ -32,10 +32,10 @@ class TrainerProgress:
         loops = json.dumps(self._trainer.fit_loop.state_dict())
         return {"loops": loops, "callbacks": {name: state for name, state in callbacks.items() if state}}
 
-    def load_state_dict(self, tracked: Mapping[str, Any]) -> None:
-        self._trainer.fit_loop.load_state_dict(json.loads(tracked["loops"]))
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        self._trainer.fit_loop.load_state_dict(json.loads(saved["loops"]))
         for callback in self._trainer.callbacks:
-            if (state := tracked["callbacks"].get(callback.state_key)) is not None:
+            if (state := saved["callbacks"].get(callback.state_key)) is not None:
                 callback.load_state_dict(dict(state))
 
 

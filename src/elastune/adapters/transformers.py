@@ -140,7 +140,7 @@ class Trainer(EvaluatingTrainer):
         Leave ``resume_from_checkpoint`` out: ``elastune run --resume`` continues a run.
 
         Returns:
-            Hugging Face's ``TrainOutput``: the number of steps and the newest logged loss (NaN where none was logged).
+            Hugging Face's ``TrainOutput``: the number of steps and the newest logged loss (NaN if none was logged).
 
         Raises:
             UserError: Where ``resume_from_checkpoint`` is given, and for what ``session.prepare`` refuses.

@@ -38,7 +38,7 @@ def dry_run_lines(facts: Mapping[str, Any]) -> list[str]:
 
 
 def of_run(spec: RunSpec, cluster: str) -> dict[str, Any]:
-    """What ``elastune run`` would start. Raises ``UserError`` as the run itself does before its first worker."""
+    """The facts of a run. Raises ``UserError`` as the run itself does before its first worker."""
     from elastune.runtime.job.validation import check_run
     from elastune.train.program.load import load_as_guest, merge
 
@@ -58,7 +58,7 @@ def of_run(spec: RunSpec, cluster: str) -> dict[str, Any]:
 
 
 def of_study(plan: Plan, cluster: str) -> dict[str, Any]:
-    """What ``elastune tune`` would start, from its checked request."""
+    """The facts of a study, from its checked request."""
     request = plan.request
     return {
         "command": "tune",
@@ -69,7 +69,7 @@ def of_study(plan: Plan, cluster: str) -> dict[str, Any]:
         "trials": request.trials,
         "budget_s": request.budget_s,
         "worker_hours": request.worker_hours,
-        "objectives": {each.name: each.direction for each in plan.pricing.objectives},
+        "objectives": {objective.name: objective.direction for objective in plan.pricing.objectives},
         "sampler": request.sampler,
         "stopping": request.stopping,
         "copies_note": copies_text(request.execution),
@@ -77,7 +77,7 @@ def of_study(plan: Plan, cluster: str) -> dict[str, Any]:
 
 
 def of_frontier(plan: CheckedFrontier, cluster: str) -> dict[str, Any]:
-    """What ``elastune frontier`` would start, from its checked request."""
+    """The facts of a frontier, from its checked request."""
     request = plan.request
     return {
         "command": "frontier",

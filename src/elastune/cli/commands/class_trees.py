@@ -14,7 +14,7 @@ import typer
 
 from elastune.cli import options, parse
 from elastune.cli.commands.reuse import Program
-from elastune.cli.commands.search import tell_study
+from elastune.cli.commands.search import print_study
 from elastune.cli.flatten import flatten
 from elastune.cli.groups import ClusterOptions, FastExecutionOptions, FolderOptions, TrainingOptions
 from elastune.cli.output import OK, print_json, say
@@ -231,4 +231,4 @@ def tree(
             observe=progress.observe,
             command=command,
         )
-    return tell_study(out, folders.json)
+    return print_study(out, folders.json)

@@ -104,7 +104,7 @@ def tune(
     before = earlier_entries(out, request.resume)
     with Progress(StudyTracker(request.trials, request.budget_s, before)) as progress:
         run_study(request, cluster=cluster, observe=progress.observe)
-    return tell_study(out, folders.json)
+    return print_study(out, folders.json)
 
 
 @flatten
@@ -208,10 +208,10 @@ def frontier(
     before = earlier_entries(request.out, request.resume)
     with Progress(StudyTracker(None, request.budget_s, before)) as progress:
         find_frontier(request, cluster=cluster, observe=progress.observe)
-    return tell_study(request.out, folders.json)
+    return print_study(request.out, folders.json)
 
 
-def tell_study(out: Path, as_json: bool, **more: object) -> int:
+def print_study(out: Path, as_json: bool, **more: object) -> int:
     """Write the report, then print the result and ``more``. The result is printed also if the report fails."""
     from elastune.cli.results import result_of
     from elastune.report.page import write_report

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from elastune.cli import options, parse
-from elastune.cli.commands.search import tell_study
+from elastune.cli.commands.search import print_study
 from elastune.cli.flatten import flatten
 from elastune.cli.groups import FolderOptions, SearchOptions, TrainingOptions
 from elastune.cli.output import OK, print_result
@@ -106,9 +106,9 @@ def job_of(model: DescribedTrialModel, config: Config, epochs: int | None, most:
 
     planned = model.epochs(config, epochs)
     seconds = {n: sum(model.epoch_s(config, n, epoch) for epoch in range(1, planned + 1)) for n in range(1, most + 1)}
-    if not all(0 < each < math.inf for each in seconds.values()):
+    if not all(0 < duration_s < math.inf for duration_s in seconds.values()):
         raise UserError("a training takes some time on any number of workers", f"{min(seconds.values()):g} s", HOW)
-    speeds = [0.0, *(seconds[1] / each for each in seconds.values())]
+    speeds = [0.0, *(seconds[1] / duration_s for duration_s in seconds.values())]
     return MarketJob(seconds[1], lambda n: speeds[n])
 
 
@@ -248,7 +248,7 @@ def simulate(
     losses = None if lose_every is None else WorkerFailures(parse.duration(lose_every, "--lose-every"), training.seed)
     with Progress(StudyTracker(request.trials, None, earlier_entries(out, request.resume))) as progress:
         simulated = run_simulation(request, model, losses=losses, observe=progress.observe)
-    return tell_study(out, folders.json, simulated=_data(simulated) if folders.json else _line(simulated))
+    return print_study(out, folders.json, simulated=_data(simulated) if folders.json else _line(simulated))
 
 
 def _forecast(
@@ -289,7 +289,7 @@ def _execution_settings(bounds: tuple[int, int] | None) -> ExecutionSettings:
 def _model(
     program: Program, recorded: Path | None, scaling: str, start_s: float, pause_s: float
 ) -> DescribedTrialModel:
-    """The state counts of the trials."""
+    """The model that the trials follow: a recorded study, or the surrogate of the program. Raises ``UserError``."""
     from elastune.train.program.load import load_as_guest
     from elastune.tuning.simulate.run import SurrogateModel
     from elastune.tuning.simulate.trial_model import RecordedModel

@@ -36,7 +36,7 @@ SLOTS, BATCH, STEPS, EVENT_STEP, CLIP = 8, 16, 5, 2, 0.5
 ALONE = Mesh()
 Event = Literal["nothing", "abandon", "regroup", "replace"]
 State = dict[Piece, torch.Tensor]
-Leaves = dict[str, ParamBlock]
+ParamBlocks = dict[str, ParamBlock]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Case:
 
 
 def network() -> nn.Sequential:
-    """Of parameters with even sizes, in double precision."""
+    """A network with even sizes, in double precision."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.BatchNorm1d(8), nn.Linear(8, 4)).double()
 
@@ -63,7 +63,7 @@ def data(step: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
-    """With moments, so that state lies where parameters lie."""
+    """An optimizer with moments, so that each parameter has state."""
     return torch.optim.AdamW(model.parameters(), lr=0.05)
 
 
@@ -121,8 +121,8 @@ class Run:
         """The pieces that this worker holds."""
         return {piece: self.replica.read(piece).clone() for piece in self.replica.layout()}
 
-    def param_blocks(self) -> Leaves:
-        """Of state that lies in flat pieces of leaves: what these are."""
+    def param_blocks(self) -> ParamBlocks:
+        """The parameter blocks of state in flat pieces; empty for other state."""
         return (
             {param_block.name: param_block for param_block in self.replica.split.param_blocks}
             if isinstance(self.replica, OwnedReplica)
@@ -187,7 +187,7 @@ def in_plain_torch() -> dict[str, torch.Tensor]:
     return dict(model.named_parameters())
 
 
-def part(whole: dict[str, torch.Tensor], piece: Piece, param_blocks: Leaves) -> torch.Tensor:
+def part(whole: dict[str, torch.Tensor], piece: Piece, param_blocks: ParamBlocks) -> torch.Tensor:
     """The values of ``piece``, out of the ``whole`` tensors."""
     name, colon, key = piece.name.partition(":")
     if name not in param_blocks:
@@ -198,8 +198,8 @@ def part(whole: dict[str, torch.Tensor], piece: Piece, param_blocks: Leaves) -> 
     return tensor[tuple(slice(*edge) for edge in param_blocks[name].box)].reshape(-1)[slice(*piece.box[0])]
 
 
-def as_leaves(pieces: Iterable[Piece], param_blocks: Leaves) -> Iterator[Piece]:
-    """Whole tensors, as the leaves that they are made of."""
+def as_param_blocks(pieces: Iterable[Piece], param_blocks: ParamBlocks) -> Iterator[Piece]:
+    """The pieces of whole tensors as pieces of their parameter blocks."""
     for piece in pieces:
         name, colon, key = piece.name.partition(":")
         blocks = [param_block for param_block in param_blocks.values() if param_block.tensor == name]
@@ -222,7 +222,9 @@ class MechanismKit:
         mesh: Mesh = self.meshes[request.param]
         return mesh
 
-    def trained(self, mesh: Mesh, event: Event = "nothing", *, clips: bool = False) -> tuple[dict[int, State], Leaves]:
+    def trained(
+        self, mesh: Mesh, event: Event = "nothing", *, clips: bool = False
+    ) -> tuple[dict[int, State], ParamBlocks]:
         """The final states, by worker. Raises ``Unrecoverable`` where a lost worker's pieces are nowhere else."""
         case = Case(self.mechanism, mesh, event, clips, self.copies)
         with processes(mesh.workers, work, case) as them:
@@ -239,7 +241,7 @@ class MechanismKit:
             heard = {rank: them.hear(rank) for rank in range(mesh.workers)}
             return {rank: state for rank, (_, state, _) in heard.items()}, heard[0][2]
 
-    def same(self, actual: tuple[dict[int, State], Leaves], wanted: State) -> None:
+    def same(self, actual: tuple[dict[int, State], ParamBlocks], wanted: State) -> None:
         """All pieces are those of the whole, to the bit where the mechanism promises it."""
         states, param_blocks = actual
         whole = {piece.name: values for piece, values in wanted.items()}
@@ -259,10 +261,10 @@ class MechanismKit:
                     torch.testing.assert_close(values, part(wanted, piece, param_blocks), rtol=1e-9, atol=1e-12)
 
     def test_layout_covers_everything(self, mesh: Mesh) -> None:
-        """With what one worker has, and with the values that it has."""
+        """All pieces together cover those of one worker, with equal values."""
         (states, param_blocks), wanted = self.trained(mesh), alone()
         layout = {rank: tuple(state) for rank, state in states.items()}
-        all_of_it = tuple(as_leaves(wanted, param_blocks))
+        all_of_it = tuple(as_param_blocks(wanted, param_blocks))
         assert {piece.name for pieces in layout.values() for piece in pieces} == {piece.name for piece in all_of_it}
         assert moves(layout, {mesh.workers: all_of_it})
         self.same((states, param_blocks), wanted)
@@ -282,6 +284,6 @@ class MechanismKit:
         self.same(self.trained(mesh, "replace"), alone())
 
     def test_accepts_its_meshes(self) -> None:
-        """Before a worker starts."""
+        """The check runs before a worker starts."""
         for mesh in self.meshes:
             self.mechanism.check(ExecutionSettings(workers=mesh.workers), mesh)
