@@ -57,7 +57,7 @@ def network() -> nn.Sequential:
 
 
 def data(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A global batch."""
+    """The global batch of ``step``."""
     generator = torch.Generator().manual_seed(step)
     return torch.randn(BATCH, 6, generator=generator).double(), torch.randint(0, 4, (BATCH,), generator=generator)
 
@@ -86,11 +86,11 @@ class Run:
         return self.sync.replica
 
     def step(self, step: int, passes: int = SLOTS) -> None:
-        """One step, or its first ``passes`` and an end that drops them."""
+        """Take one step, or abandon it after its first ``passes``."""
         x, y = data(step)
         rank = self._mesh.batch_rank(self.replica.comms.rank)
-        how = {"even": self.replica.equal_passes, "in_turn": self.replica.in_turn}
-        plan = shares(BATCH, SLOTS, self._mesh.batch, rank, "exact", None, **how)
+        slicing = {"even": self.replica.equal_passes, "in_turn": self.replica.in_turn}
+        plan = shares(BATCH, SLOTS, self._mesh.batch, rank, "exact", None, **slicing)
         for i, share in enumerate(plan[:passes]):
             self.sync.begin(share, starts_step=i == 0)
             part = slice(share.samples.start, share.samples.stop)
@@ -174,7 +174,7 @@ def alone(clips: bool = False) -> State:
 
 
 def in_plain_torch() -> dict[str, torch.Tensor]:
-    """The same training with nothing of elastune: each slot by itself, gradients weighted and added."""
+    """The same training in plain PyTorch: a pass for each slot, with weighted gradients added up."""
     model = network()
     optimizer = optimizer_of(model)
     for step in range(STEPS):
@@ -242,7 +242,7 @@ class MechanismKit:
             return {rank: state for rank, (_, state, _) in heard.items()}, heard[0][2]
 
     def same(self, actual: tuple[dict[int, State], ParamBlocks], wanted: State) -> None:
-        """All pieces are those of the whole, to the bit where the mechanism promises it."""
+        """Assert that all pieces equal those of ``wanted``: to the bit if the mechanism is exact."""
         states, param_blocks = actual
         whole = {piece.name: values for piece, values in wanted.items()}
         for state in states.values():

@@ -29,7 +29,7 @@ EPOCH_STEPS = 50
 Measured = float | tuple[float, float] | Signal  # a value; with its standard error
 
 
-# -- one hook ----------------------------------------------------------------------------------------------------------
+# --- one hook ---
 
 
 def make_snapshot(signals: Mapping[str, Measured] | None = None, **changed: Any) -> Snapshot:
@@ -105,7 +105,7 @@ def decide(policy: Policy | PolicyEntry, hook: Hook = "after_step", **run: Any) 
     return PolicyDriver(policy).decide(hook, **run)
 
 
-# -- several workers ---------------------------------------------------------------------------------------------------
+# --- several workers ---
 
 
 def moved(snapshot: Snapshot, decision: Decision) -> Snapshot:
@@ -229,7 +229,7 @@ class SimulatedWorkers:
             host.restart_waiting_hooks(workers, self.limits, rank)
 
 
-# -- what every policy has to do ---------------------------------------------------------------------------------------
+# --- what every policy has to do ---
 
 _NAMES = ("noise_scale", "noise_scale_adam", "gradient_variance", "gradient_square", "throughput", "loss")
 _TIMES = ("step_s", "data_s", "compute_s", "wait_s")

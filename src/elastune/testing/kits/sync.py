@@ -39,7 +39,7 @@ class Run:
         self.sync = make(Replicated().attach(model, optimizer_of(model), comms, ExecutionSettings()), comms)
 
     def round(self, at: int, on_break: Callable[[], None]) -> None:
-        """Round ``at``; ``on_break`` completes its exchange where that fails here."""
+        """Train round ``at``; ``on_break`` completes its exchange if that fails on this worker."""
         sync = self.sync
         sync.control = [1.0, float(at), float(sync.group.rank)]
         try:
@@ -159,7 +159,7 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
 
 
 class SyncKit:
-    """A strategy keeps replicas together, whatever becomes of a round."""
+    """A strategy keeps replicas equal, also if a round is abandoned or breaks."""
 
     make: ClassVar[Any]
 
@@ -173,7 +173,7 @@ class SyncKit:
             assert totals[2] == sum(range(workers))
 
     def test_workers_do_not_show_where_it_promises_that(self) -> None:
-        """One, two and three workers come to the same bits."""
+        """One, two and three workers reach the same bits, if the strategy is exact."""
         alone = Run(self.make, Group())
         if not alone.sync.exact:
             return
@@ -184,11 +184,11 @@ class SyncKit:
 
     @pytest.mark.parametrize("event", ["abandon", "reload"])
     def test_nothing_shows_of(self, event: Event) -> None:
-        """A step that was begun and dropped; another object that goes on from ``state_dict``."""
+        """Neither an abandoned step nor a new object with the same ``state_dict`` changes the result."""
         same(trained(self.make, 2, event)[1][0], trained(self.make, 2)[1][0])
 
     def test_a_result_of_another_worker_is_as_good_as_ones_own(self) -> None:
-        """One worker's exchange breaks once it has contributed all; it adopts what another has of the round."""
+        """One worker's exchange breaks after its contribution; it adopts the result of another worker."""
         results, undisturbed = trained(self.make, 3, "break"), trained(self.make, 3)
         for (state, totals), (wanted, _) in zip(results, undisturbed, strict=True):
             same(state, wanted)
