@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import elastune
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "elastune"
 # Imports go one way: a room imports only from rooms before it.
@@ -180,6 +182,12 @@ def test_every_file_keeps_the_rules() -> None:
         broken += [f"{name}: {each}" for each in [*broken_imports(file, text), *broken_calls(text)]]
         broken += [f"{name}: more than {longest} lines"] if text.count("\n") > longest else []
     assert broken == []
+
+
+def test_no_folder_hides_a_public_name() -> None:
+    """A package becomes an attribute of ``elastune`` as soon as somebody imports it."""
+    public = set(elastune.__all__) - {"datasets"}  # which is a module itself
+    assert not public & {path.stem for path in PACKAGE.iterdir()}
 
 
 def test_no_folder_has_more_than_twenty_files() -> None:

@@ -104,7 +104,7 @@ def test_a_wait_ends_once_the_version_is_superseded(coordinator: Coordinator) ->
         options = ProcessGroupGloo._Options()
         options._devices = [ProcessGroupGloo.create_device(interface="lo")]
         threading.Timer(0.2, found[2].close).start()
-        with pytest.raises(RuntimeError, match=f"version {number} is superseded"):
+        with pytest.raises(RuntimeError, match=f"view {number} is superseded"):
             ProcessGroupGloo(store, 0, 3, options)
 
 
