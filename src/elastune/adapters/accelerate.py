@@ -164,7 +164,7 @@ class Accelerator(AcceleratorBase):
     Args:
         gradient_accumulation_steps: Number of the loader's batches in one step's batch.
         mixed_precision: None or "no": ``--precision`` decides.
-        given: Options of Accelerate's that have no meaning here; others are refused.
+        ignored: Options of Accelerate's that have no meaning here; others are refused.
 
     Raises:
         UserError: For options that are not supported, and outside of a run.
@@ -175,9 +175,9 @@ class Accelerator(AcceleratorBase):
     """
 
     def __init__(
-        self, *, gradient_accumulation_steps: int = 1, mixed_precision: str | None = None, **given: Any
+        self, *, gradient_accumulation_steps: int = 1, mixed_precision: str | None = None, **ignored: Any
     ) -> None:
-        if unknown := sorted(given.keys() - NO_MEANING):
+        if unknown := sorted(ignored.keys() - NO_MEANING):
             raise UserError("elastune's Accelerator takes Accelerate's plain options", unknown, "see docs/programs.md")
         if mixed_precision not in (None, "no"):
             rule = "precision is a setting of the run"

@@ -186,7 +186,7 @@ class Fabric(lightning.fabric.Fabric):
 
     Args:
         loggers: Further loggers of the script's own.
-        given: Options of Fabric's. ``precision``, ``plugins`` and ``callbacks`` are used; others are ignored.
+        options: Options of Fabric's. ``precision``, ``plugins`` and ``callbacks`` are used; others are ignored.
 
     Raises:
         UserError: Outside of a run.
@@ -197,11 +197,11 @@ class Fabric(lightning.fabric.Fabric):
         >>> loader = fabric.setup_dataloaders(loader)
     """
 
-    def __init__(self, *, loggers: Any = None, **given: Any) -> None:
+    def __init__(self, *, loggers: Any = None, **options: Any) -> None:
         run_loggers = loggers if isinstance(loggers, Sequence) else [loggers] * bool(loggers)
         strategy = FabricStrategy()
         fabric_options: dict[str, Any] = {
-            name: given[name] for name in ("precision", "plugins", "callbacks") if name in given
+            name: options[name] for name in ("precision", "plugins", "callbacks") if name in options
         }
         fabric_options |= {"accelerator": strategy.root_device.type, "devices": 1}
         super().__init__(

@@ -79,7 +79,7 @@ def tune(
     out = folders.choose(file, "tune")
     low, high = search.bounds or (None, None)
     low = None if execution_options.mesh is not None else low
-    execution = execution_options.execution(low, most_workers=high, learners=agreeing.learners, here=where.local)
+    execution = execution_options.execution(low, most_workers=high, learners=agreeing.learners, local=where.local)
     if folders.resume and execution_options.slots is None:
         execution = replace(execution, num_slots=journaled_slots(out) or execution.num_slots)
     request = search.request(folders.program(file), out, workers, execution, training, folders)
@@ -184,7 +184,7 @@ def frontier(
         quality=question.quality,
         margin=question.margin,
         seeds=question.seeds,
-        execution=execution_options.of_one(here=where.local),
+        execution=execution_options.of_one(local=where.local),
         policies=tuple(question.policy or ()),
         throughput=question.throughput,
         config=training.config,
