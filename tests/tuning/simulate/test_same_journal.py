@@ -34,15 +34,15 @@ def surrogate(config, workers):
 """
 
 STUDIES: dict[str, tuple[dict[str, Any], str]] = {
-    "plain": ({}, "72ab2a1c1b18bfd2"),
-    "asha": ({"stopping": "asha"}, "355e5e6ae6939bc6"),  # a pause says whether it is held back
+    "plain": ({}, "d0c5bfc56b735ceb"),
+    "asha": ({"stopping": "asha"}, "55b1db95855a6a70"),  # a pause says whether it is held back
     "shared": (
         {"stopping": "asha", "trial_workers": (1, 4), "allocation": "steepest", "seed": 3},
-        "0f43c05e53aeca4b",
+        "a07c644f70934668",
     ),  # ranks by crowding on scales; a pause says whether it is held back
     "short first": (
         {"stopping": "asha", "trial_workers": (1, 4), "seed": 3},
-        "854f78e44b01ff62",
+        "7e6fb3266be1a474",
     ),  # the default: 266 looks are told, five long trials wait, further workers must bring a fifth of the first's
 }
 
