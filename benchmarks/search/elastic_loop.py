@@ -1,8 +1,7 @@
 """A small event loop over simulated trials: search and early stopping are elastune's own, who gets GPUs differs.
 
 ``elastune.tuning.study`` has no rule that doubles, nor should it, so the loop is here; the ``Broker`` and the
-``Schedule`` are
-the classes that a study uses.
+``Schedule`` are the classes that a study uses.
 """
 
 from __future__ import annotations

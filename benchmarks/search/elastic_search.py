@@ -9,8 +9,7 @@ ranks alone, no forecasts.
 - static: every trial has 1, 2, 4 or 8 GPUs, those freed go to the next trial. The best number in hindsight counts.
 - double: RASDA's rule, survivors double at every rung; from 1, 2 or 4 GPUs, the best in hindsight counts.
 - steepest, short_first: ``elastune.tuning.study.rebalancer``, as ``--allocation`` names it, which knows nothing of a
-  trial but
-  what its reports tell. Each trial has from 1 GPU to all of them: nothing is chosen in hindsight.
+  trial but what its reports tell. Each trial has from 1 GPU to all of them: nothing is chosen in hindsight.
 - without ...: short_first with one of its two parts as steepest has it; with batches: with ``by_batch``.
 
 Figure of merit: seconds until fully trained trials cover .8, .9, .95 and .98 of the hypervolume that all 64 would, and

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.cli.conftest import Command
 
-from elastune.cli.flatten import command_given, resumed_words
+from elastune.cli.flatten import command_line_of, resumed_words
 from elastune.core.journal.files import JournalWriter, read
 from elastune.core.journal.records import RunFailed, RunStarted, StudyStarted
 from elastune.core.run import CommandLine, Program
@@ -202,7 +202,7 @@ def test_every_option_is_recorded_as_the_command_line_names_it(name: str) -> Non
     options = {each.name: each.opts for each in typer.main.get_command(app).commands[name].params}  # type: ignore[attr-defined]
     for parameter in signature(command).parameters.values():
         if any(isinstance(each, OptionInfo) for each in parameter.annotation.__metadata__):
-            given = command_given(name, [parameter], {parameter.name: "text"}).words[1:-1]
+            given = command_line_of(name, [parameter], {parameter.name: "text"}).words[1:-1]
             assert not given or given[0].removesuffix("=text") in options[parameter.name]
 
 

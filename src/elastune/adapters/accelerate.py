@@ -22,7 +22,7 @@ STATE = "elastune_state.pt"
 
 
 class UnsupportedFeature(UserError, AttributeError):
-    """A part of Accelerate's API that elastune does not have; ``hasattr`` says that it is missing."""
+    """A part of Accelerate's API that elastune does not have; ``hasattr`` reports it as missing."""
 
 
 class AcceleratorBase:
@@ -42,7 +42,7 @@ class AcceleratorBase:
 
     @property
     def is_main_process(self) -> bool:
-        """Whether this worker does now what is done once in a run.
+        """Whether this worker now performs the actions that happen once in a run.
 
         False where a script that starts again in mid-run repeats earlier lines.
         """
@@ -63,7 +63,7 @@ class AcceleratorBase:
         Inside of a pass, it does so only at the end of a step.
         """
         numbers: dict[str, Any] = {
-            name: each for name, each in values.items() if isinstance(each, (int, float, torch.Tensor))
+            name: value for name, value in values.items() if isinstance(value, (int, float, torch.Tensor))
         }
         if numbers and not self.passes.again and self.session.ends_step:
             self.session.report(**numbers)
@@ -89,7 +89,7 @@ class AcceleratorBase:
             raise UserError(rule, output_dir, "leave output_dir out: --resume needs none")
         if self.is_main_process:
             Path(output_dir).mkdir(parents=True, exist_ok=True)
-            self.save({name: each.state_dict() for name, each in self.keeps.items()}, Path(output_dir) / STATE)
+            self.save({name: tracked.state_dict() for name, tracked in self.keeps.items()}, Path(output_dir) / STATE)
 
     def load_state(self, input_dir: str | Path, **options: Any) -> None:
         """Start from the state that another run saved. A resumed run continues from its own checkpoint instead.
@@ -106,14 +106,14 @@ class AcceleratorBase:
         if not file.is_file():
             raise UserError("a state is loaded from where save_state has put it", file, "check the folder")
         states = torch.load(file, map_location=self.device, weights_only=True)
-        for name, each in self.keeps.items():
-            each.load_state_dict(states[name])
+        for name, tracked in self.keeps.items():
+            tracked.load_state_dict(states[name])
 
-    def register_for_checkpointing(self, *given: Any) -> None:
+    def register_for_checkpointing(self, *objects: Any) -> None:
         """Make objects a part of the run's state, as ``session.track`` does. Call it after ``prepare``."""
-        for each in given:
+        for tracked in objects:
             name = f"registered {len(self.keeps)}"
-            self.keeps[name] = self.session.track(name, each)
+            self.keeps[name] = self.session.track(name, tracked)
 
     def save(self, given: Any, file: str | Path, **options: Any) -> None:
         """Save as ``torch.save`` does, once in a run."""
@@ -133,7 +133,7 @@ class AcceleratorBase:
         """Return ``model.state_dict()``."""
         return model.state_dict()
 
-    def init_trackers(self, *given: Any, **options: Any) -> None:
+    def init_trackers(self, *args: Any, **options: Any) -> None:
         """Do nothing: the run's journal keeps what is logged."""
 
     end_training = free_memory = init_trackers
@@ -146,7 +146,7 @@ class AcceleratorBase:
         )
 
 
-NO_MEANING = {  # what elastune does its own way, whatever is asked
+NO_MEANING = {  # options that elastune ignores: it decides these itself
     *("device_placement", "split_batches", "cpu", "rng_types", "log_with", "project_dir", "project_config"),
     *("step_scheduler_with_optimizer", "even_batches", "dispatch_batches", "dataloader_config"),
 }
@@ -164,7 +164,7 @@ class Accelerator(AcceleratorBase):
     Args:
         gradient_accumulation_steps: Number of the loader's batches in one step's batch.
         mixed_precision: None or "no": ``--precision`` decides.
-        given: Options of Accelerate's that have no meaning here; others are refused.
+        ignored: Options of Accelerate's that have no meaning here; others are refused.
 
     Raises:
         UserError: For options that are not supported, and outside of a run.
@@ -175,9 +175,9 @@ class Accelerator(AcceleratorBase):
     """
 
     def __init__(
-        self, *, gradient_accumulation_steps: int = 1, mixed_precision: str | None = None, **given: Any
+        self, *, gradient_accumulation_steps: int = 1, mixed_precision: str | None = None, **ignored: Any
     ) -> None:
-        if unknown := sorted(given.keys() - NO_MEANING):
+        if unknown := sorted(ignored.keys() - NO_MEANING):
             raise UserError("elastune's Accelerator takes Accelerate's plain options", unknown, "see docs/programs.md")
         if mixed_precision not in (None, "no"):
             rule = "precision is a setting of the run"
@@ -189,22 +189,22 @@ class Accelerator(AcceleratorBase):
         self._evaluation: Evaluation | None = None
         self.keeps: dict[str, Any] = {}  # what a state has, by name
 
-    def prepare(self, *given: Any) -> Any:
+    def prepare(self, *objects: Any) -> Any:
         """Prepare models, optimizers, schedulers and loaders. Use the returned objects from here on.
 
         Give the model, its optimizer and its schedulers in one call.
 
         Returns:
-            What was given, in the same order; a single object for a single one.
+            The prepared objects in the order of the call; a single object for a single one.
 
         Raises:
             UserError: For a model without its optimizer, or the other way round.
         """
-        models = [each for each in given if isinstance(each, nn.Module)]
-        optimizers = [each for each in given if isinstance(each, Optimizer)]
-        schedulers = [each for each in given if isinstance(each, LRScheduler)]
+        models = [item for item in objects if isinstance(item, nn.Module)]
+        optimizers = [item for item in objects if isinstance(item, Optimizer)]
+        schedulers = [item for item in objects if isinstance(item, LRScheduler)]
         prepared_by_id: dict[int, Any] = {
-            id(each): Loader(self.batches, each) for each in given if isinstance(each, DataLoader)
+            id(item): Loader(self.batches, item) for item in objects if isinstance(item, DataLoader)
         }
         if models or optimizers or schedulers:
             if (len(models), len(optimizers)) != (1, 1):
@@ -215,7 +215,7 @@ class Accelerator(AcceleratorBase):
             self.keeps = {"model": model, "optimizer": optimizer} | {f"scheduler {i}": s for i, s in enumerate(rest)}
             prepared_by_id |= {id(models[0]): model, id(optimizers[0]): optimizer}
             prepared_by_id |= {id(old): Scheduler(self.passes, new) for old, new in zip(schedulers, rest, strict=True)}
-        prepared = tuple(prepared_by_id.get(id(each), each) for each in given)
+        prepared = tuple(prepared_by_id.get(id(item), item) for item in objects)
         return prepared if len(prepared) > 1 else prepared[0]
 
     def batches(self, loader: DataLoader[Any]) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""What all adapters share: data loaders, epochs of a loop that knows no session, and evaluation on all workers.
+"""Parts that all adapters share: data loaders, epochs of a loop without a session, and evaluation on all workers.
 
 A script with its own loop repeats its earlier epochs after a restart: they are skipped here. Scripts that gather the
 results of each batch get equally many batches on every worker.
@@ -21,7 +21,7 @@ from elastune.train.session import Session
 
 
 class Loader:
-    """A ``DataLoader`` for a script to go on with; ``batches`` gives the batches of a pass over it."""
+    """A ``DataLoader`` whose passes yield the batches of ``batches(loader)``; all else is as in the script's loader."""
 
     def __init__(self, batches: Callable[[DataLoader[Any]], Iterator[Any]], loader: DataLoader[Any]) -> None:
         self._batches = batches
@@ -82,10 +82,10 @@ class SessionEpochs:
         if not self._trains and self._begun <= self._session.epoch:
             return
         epoch = next(self._epochs, None)
-        if epoch is None:  # how many there will be nobody knows but the program
+        if epoch is None:  # only the program knows how many epochs follow
             self._epochs = self._session.epochs(self._begun)
             epoch = next(self._epochs, None)
-        if self._begun <= self._session.epoch:  # this worker has just joined others, who are further
+        if self._begun <= self._session.epoch:  # this worker has just joined; the others are further
             self._epochs = self._epochs if epoch is None else chain([epoch], self._epochs)
             return
         if epoch is None:
@@ -94,7 +94,7 @@ class SessionEpochs:
         yield from self._session.batches(loader)
 
     def _end(self) -> None:
-        """Of the newest epoch: its checkpoint, its wish to stop."""
+        """End the newest epoch: write its checkpoint, and stop if a stop was requested."""
         next(self._epochs, None)
 
 
@@ -105,9 +105,9 @@ class Scheduler:
         self._passes = passes
         self._scheduler = scheduler
 
-    def step(self, *given: Any, **options: Any) -> None:
+    def step(self, *args: Any, **options: Any) -> None:
         if not self._passes.again:
-            self._scheduler.step(*given, **options)
+            self._scheduler.step(*args, **options)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._scheduler, name)
@@ -148,41 +148,41 @@ class Evaluation:
             yield batch
         self._place, self._samples = -1, 0
 
-    def gather(self, given: Any) -> Any:
-        """Return ``given`` with the rows of all workers, as if one worker had evaluated their batches in order.
+    def gather(self, values: Any) -> Any:
+        """Return ``values`` with the rows of all workers, as if one worker had evaluated their batches in order.
 
         Each sample counts once: a batch gives no more rows than it has samples.
 
         Args:
-            given: A tensor, or lists and dicts of tensors, for the batch that this worker is at.
+            values: A tensor, or lists and dicts of tensors, for the batch that this worker is at.
 
         Raises:
             UserError: For anything else.
         """
-        if isinstance(given, torch.Tensor):
-            return self._gather(given.detach())
-        if isinstance(given, Mapping):
-            return {name: self.gather(each) for name, each in given.items()}
-        if isinstance(given, tuple) and hasattr(given, "_fields"):
-            return type(given)(*map(self.gather, given))
-        if isinstance(given, (list, tuple)):
-            return type(given)(self.gather(each) for each in given)
-        raise UserError("tensors are gathered, and lists and dicts of them", type(given).__name__, "make it a tensor")
+        if isinstance(values, torch.Tensor):
+            return self._gather(values.detach())
+        if isinstance(values, Mapping):
+            return {name: self.gather(value) for name, value in values.items()}
+        if isinstance(values, tuple) and hasattr(values, "_fields"):
+            return type(values)(*map(self.gather, values))
+        if isinstance(values, (list, tuple)):
+            return type(values)(self.gather(value) for value in values)
+        raise UserError("tensors are gathered, and lists and dicts of them", type(values).__name__, "make it a tensor")
 
     def _gather(self, tensor: torch.Tensor) -> torch.Tensor:
         place, workers = torch.tensor([self._place]), self._session.size
         rows = tensor.reshape(1) if tensor.dim() == 0 else tensor[: self._samples].contiguous()
-        begun = self._session.gather("evaluated", rows), self._session.gather("places", place)
-        gathered, places = (each.wait() for each in begun)
+        gatherings = self._session.gather("evaluated", rows), self._session.gather("places", place)
+        gathered, places = (gathering.wait() for gathering in gatherings)
         if len(gathered.workers) < workers:
-            self._session.sum(0.0)  # who was lost took a part with it: all evaluate again
+            self._session.sum(0.0)  # a lost worker took a part with it: all evaluate again
         parts = {int(place): rows for place, rows in zip(places.value, gathered.value, strict=True)}
         kept = [rows for place, rows in sorted(parts.items()) if place >= 0]
         return torch.cat(kept).to(tensor.device)
 
 
 class _Numbered(Dataset[Any]):
-    """Samples with their places; behind the last one as many more batches as workers lack for equal numbers."""
+    """Samples with their places, padded with batches until all workers have equally many."""
 
     def __init__(self, dataset: Any, places: list[int], batch_size: int, workers: int) -> None:
         self._dataset, self._places, self._count = dataset, places, len(places)
@@ -198,7 +198,7 @@ class _Numbered(Dataset[Any]):
 
 
 class _Collate:
-    """A batch with the place of its first sample (-1 for one that only fills up) and the number of its samples."""
+    """A batch with the place of its first sample (-1 for a batch of padding alone) and the number of its samples."""
 
     def __init__(self, collate: Callable[[list[Any]], Any], length: int) -> None:
         self._collate, self._length = collate, length

@@ -71,7 +71,7 @@ class RunLogger(Logger):
             values: dict[str, Any] = {name: float(value) for name, value in metrics.items()}
             self._session.report(**values)
 
-    def log_hyperparams(self, params: Any, *given: Any, **options: Any) -> None:
+    def log_hyperparams(self, params: Any, *args: Any, **options: Any) -> None:
         """Do nothing: the run's journal has its settings."""
 
 
@@ -93,7 +93,7 @@ class FabricStrategy(SingleDeviceStrategy):
 
     @property
     def is_global_zero(self) -> bool:
-        """Whether this worker does now what is done once in a run.
+        """Whether this worker now performs the actions that happen once in a run.
 
         False where a script that starts again in mid-run repeats earlier lines.
         """
@@ -107,7 +107,7 @@ class FabricStrategy(SingleDeviceStrategy):
 
     @global_rank.setter
     def global_rank(self, value: int) -> None:
-        """Fabric's own says 0."""
+        """Ignore the value that Fabric sets, which is always 0."""
 
     local_rank = global_rank
 
@@ -141,9 +141,7 @@ class FabricStrategy(SingleDeviceStrategy):
         A pass trains while the model is in ``train()`` and gradients are on; else it evaluates.
         """
         wrapped = Loader(self._batches, dataloader)
-        vars(wrapped).update(
-            {name: attribute for name, attribute in vars(dataloader).items() if name not in vars(wrapped)}
-        )
+        vars(wrapped).update({name: value for name, value in vars(dataloader).items() if name not in vars(wrapped)})
         return wrapped
 
     def _batches(self, loader: DataLoader[Any]) -> Iterator[Any]:
@@ -152,9 +150,9 @@ class FabricStrategy(SingleDeviceStrategy):
             return self._steps.of(self.passes.train(loader))
         return first_batch(loader) if self.passes.again else iter(loader)
 
-    def backward(self, tensor: torch.Tensor, module: nn.Module | None, *given: Any, **options: Any) -> None:
+    def backward(self, tensor: torch.Tensor, module: nn.Module | None, *args: Any, **options: Any) -> None:
         """Do what ``session.backward`` does; ``tensor`` is the mean over the batch."""
-        if given or options:
+        if args or options:
             raise UserError("session.backward takes a loss, and no options of backward", sorted(options), "leave them")
         self._steps.backward(tensor, module)
 
@@ -188,7 +186,7 @@ class Fabric(lightning.fabric.Fabric):
 
     Args:
         loggers: Further loggers of the script's own.
-        given: Options of Fabric's. ``precision``, ``plugins`` and ``callbacks`` are used; others are ignored.
+        options: Options of Fabric's. ``precision``, ``plugins`` and ``callbacks`` are used; others are ignored.
 
     Raises:
         UserError: Outside of a run.
@@ -199,14 +197,18 @@ class Fabric(lightning.fabric.Fabric):
         >>> loader = fabric.setup_dataloaders(loader)
     """
 
-    def __init__(self, *, loggers: Any = None, **given: Any) -> None:
+    def __init__(self, *, loggers: Any = None, **options: Any) -> None:
         run_loggers = loggers if isinstance(loggers, Sequence) else [loggers] * bool(loggers)
         strategy = FabricStrategy()
-        how: dict[str, Any] = {name: given[name] for name in ("precision", "plugins", "callbacks") if name in given}
-        how |= {"accelerator": strategy.root_device.type, "devices": 1}
-        super().__init__(strategy=strategy, loggers=[RunLogger(strategy.session, strategy.passes), *run_loggers], **how)
+        fabric_options: dict[str, Any] = {
+            name: options[name] for name in ("precision", "plugins", "callbacks") if name in options
+        }
+        fabric_options |= {"accelerator": strategy.root_device.type, "devices": 1}
+        super().__init__(
+            strategy=strategy, loggers=[RunLogger(strategy.session, strategy.passes), *run_loggers], **fabric_options
+        )
 
     @staticmethod
-    def seed_everything(seed: int | None = None, *given: Any, **options: Any) -> int:
+    def seed_everything(seed: int | None = None, *args: Any, **options: Any) -> int:
         """Do nothing, and return ``seed``: the run's own seed (``--seed``) seeds workers and trials."""
         return seed or 0

@@ -28,15 +28,15 @@ class TrainerProgress:
         self._trainer = trainer
 
     def state_dict(self) -> dict[str, Any]:
-        callbacks = {each.state_key: each.state_dict() for each in self._trainer.callbacks}
+        callbacks = {callback.state_key: callback.state_dict() for callback in self._trainer.callbacks}
         loops = json.dumps(self._trainer.fit_loop.state_dict())
         return {"loops": loops, "callbacks": {name: state for name, state in callbacks.items() if state}}
 
-    def load_state_dict(self, held: Mapping[str, Any]) -> None:
-        self._trainer.fit_loop.load_state_dict(json.loads(held["loops"]))
-        for each in self._trainer.callbacks:
-            if (state := held["callbacks"].get(each.state_key)) is not None:
-                each.load_state_dict(dict(state))
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        self._trainer.fit_loop.load_state_dict(json.loads(saved["loops"]))
+        for callback in self._trainer.callbacks:
+            if (state := saved["callbacks"].get(callback.state_key)) is not None:
+                callback.load_state_dict(dict(state))
 
 
 class EpochEndCallback(Callback):
@@ -47,7 +47,7 @@ class EpochEndCallback(Callback):
         self._end_pass = end_pass
         self._whole = False
 
-    def on_train_batch_end(self, trainer: Trainer, module: LightningModule, *given: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, module: LightningModule, *args: Any) -> None:
         if trainer.is_last_batch:
             self._end_pass()
             self._whole = True
@@ -105,7 +105,7 @@ def moved(strategy: Any, part: Any) -> Any:
 
 
 def refuse(trainer: Trainer) -> None:
-    """Raise ``UserError`` for what the run does in its own way, or Lightning would do between the parts of a batch."""
+    """Raise ``UserError`` for options of the trainer that a run decides, or that would act between parts of a batch."""
     options = {
         "a GradientAccumulationScheduler": any(
             isinstance(each, GradientAccumulationScheduler) for each in trainer.callbacks
@@ -158,7 +158,7 @@ class ElastuneStrategy(SingleDeviceStrategy):
         if trainer.state.fn != TrainerFn.FITTING:
             return
         refuse(trainer)
-        schedulers = [each.scheduler for each in self.lr_scheduler_configs]
+        schedulers = [config.scheduler for config in self.lr_scheduler_configs]
         _, *rest = self.session.prepare(self.lightning_module, *self.optimizers, *schedulers)
         self.optimizers = rest[: len(self.optimizers)]
         self._ends = EpochEndCallback(self.session, self.end_pass)
@@ -192,7 +192,7 @@ class ElastuneStrategy(SingleDeviceStrategy):
         """Call the module's ``training_step`` with the next part of ``batch``."""
         return super().training_step(batch if self._part is None else self._part[0], *rest)
 
-    def backward(self, closure_loss: torch.Tensor, optimizer: Any, *given: Any, **options: Any) -> Any:
+    def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **options: Any) -> Any:
         """Do what ``session.backward`` does, and call the hooks around it."""
         plugin, module = self.precision_plugin, self.lightning_module
         self.session.backward(plugin.pre_backward(closure_loss, module))
@@ -217,7 +217,7 @@ class ElastuneStrategy(SingleDeviceStrategy):
             raise RuntimeError("an epoch goes on behind the last batch of its loader")
 
     def end(self) -> None:
-        """End the newest epoch: its report, its checkpoint, its wish to stop."""
+        """End the newest epoch: write its report and its checkpoint, and stop if the trainer should."""
         if isinstance(self._pass, Generator):  # a pass has begun; it may have been left
             self._pass.close()
         self._ends.report(self._trainer)

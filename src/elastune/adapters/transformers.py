@@ -26,13 +26,15 @@ class TrackedState:
 
     def __init__(self, state: Any, callbacks: Sequence[Any]) -> None:
         self._state = state
-        self._callbacks = {type(each).__name__: each for each in callbacks if isinstance(each, ExportableState)}
+        self._callbacks = {
+            type(callback).__name__: callback for callback in callbacks if isinstance(callback, ExportableState)
+        }
 
     def state_dict(self) -> dict[str, Any]:
         callbacks = {
-            name: each.state().get("attributes", {})
-            for name, each in self._callbacks.items()
-            if not isinstance(each, transformers.TrainerControl)
+            name: callback.state().get("attributes", {})
+            for name, callback in self._callbacks.items()
+            if not isinstance(callback, transformers.TrainerControl)
         }
         return {"told": json.dumps([{name: getattr(self._state, name) for name in REMEMBERED}, callbacks])}
 
@@ -53,9 +55,9 @@ class EvaluatingTrainer(transformers.Trainer):
     lr_scheduler: Any
     control: Any
 
-    def __init__(self, *given: Any, **options: Any) -> None:
+    def __init__(self, *args: Any, **options: Any) -> None:
         self.session = current_session()
-        super().__init__(*given, **options)
+        super().__init__(*args, **options)
 
     def is_world_process_zero(self) -> bool:
         """Return whether this worker acts for all."""
@@ -63,7 +65,7 @@ class EvaluatingTrainer(transformers.Trainer):
 
     is_local_process_zero = is_world_process_zero
 
-    def _speaks_if_leader(self) -> None:
+    def _mark_leader(self) -> None:
         self.state.is_world_process_zero = self.state.is_local_process_zero = self.session.leader
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
@@ -93,9 +95,9 @@ class EvaluatingTrainer(transformers.Trainer):
             loss, *rest = outputs
             if loss is not None:
                 losses.append(evaluation.gather(loss.detach().repeat(find_batch_size(inputs))))
-            for container, each in zip((predictions, labels), rest, strict=True):
-                if each is not None:
-                    container.add(evaluation.gather(each))
+            for container, values in zip((predictions, labels), rest, strict=True):
+                if values is not None:
+                    container.add(evaluation.gather(values))
         held_predictions, held_labels = predictions.get_arrays(), labels.get_arrays()
         metrics: dict[str, Any] = {"loss": float(torch.cat(losses).double().mean())} if losses else {}
         if self.compute_metrics is not None and held_predictions is not None and held_labels is not None:
@@ -122,14 +124,14 @@ class Trainer(EvaluatingTrainer):
         >>> trainer.train()
     """
 
-    def __init__(self, *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         if self.args.bf16 or self.args.fp16:
             fix = "leave it out: elastune run --precision bf16"
             raise UserError("precision is a setting of the run", "bf16 or fp16 in TrainingArguments", fix)
         self.accelerator.prepare = lambda loader: loader  # the session deals out what is in it
         self._losses: list[float] = []  # of this worker, since the last log
-        self._told: dict[str, float] = {}  # of the newest step
+        self._step_values: dict[str, float] = {}  # of the newest step
         self._begins_step = True
 
     def train(self, resume_from_checkpoint: Any = None, trial: Any = None, ignore_keys_for_eval: Any = None) -> Any:
@@ -138,7 +140,7 @@ class Trainer(EvaluatingTrainer):
         Leave ``resume_from_checkpoint`` out: ``elastune run --resume`` continues a run.
 
         Returns:
-            Hugging Face's ``TrainOutput``: the number of steps and the newest logged loss (NaN where none was logged).
+            Hugging Face's ``TrainOutput``: the number of steps and the newest logged loss (NaN if none was logged).
 
         Raises:
             UserError: Where ``resume_from_checkpoint`` is given, and for what ``session.prepare`` refuses.
@@ -162,14 +164,14 @@ class Trainer(EvaluatingTrainer):
         state.compute_steps(args, self._most)
         state.max_steps, state.num_train_epochs = self._most, -(-self._most // len(loader))
         session.track("trainer", TrackedState(state, handler.callbacks))
-        self._speaks_if_leader()
+        self._mark_leader()
         self.control = handler.on_train_begin(args, state, self.control)
         for epoch in session.epochs(state.num_train_epochs):
-            self._speaks_if_leader()
+            self._mark_leader()
             self.control = handler.on_epoch_begin(args, state, self.control)
             self._train_epoch(loader, epoch)
             self.control = handler.on_epoch_end(args, state, self.control)
-            self._do_what_is_due()
+            self._obey_callbacks()
         self.control = handler.on_train_end(args, state, self.control)
         losses = [entry["loss"] for entry in state.log_history if "loss" in entry]
         return TrainOutput(state.global_step, losses[-1] if losses else math.nan, {})
@@ -184,9 +186,9 @@ class Trainer(EvaluatingTrainer):
             loss = self.compute_loss(self.model, self._prepare_inputs(inputs), num_items_in_batch=items)
             session.backward(loss)
             if args.max_grad_norm:
-                self._told["grad_norm"] = session.clip_grad_norm_(args.max_grad_norm)
+                self._step_values["grad_norm"] = session.clip_grad_norm_(args.max_grad_norm)
             self.optimizer.step()
-            self._told["learning_rate"] = self._get_learning_rate()  # that of this step
+            self._step_values["learning_rate"] = self._get_learning_rate()  # that of this step
             self.lr_scheduler.step()
             self.optimizer.zero_grad()
             self._losses.append(float(loss.detach()))
@@ -195,13 +197,13 @@ class Trainer(EvaluatingTrainer):
                 state.global_step += 1
                 state.epoch = epoch + (state.global_step - epoch * len(loader)) / len(loader)
                 self.control = handler.on_step_end(args, state, self.control)
-                self._do_what_is_due()
+                self._obey_callbacks()
 
-    def _do_what_is_due(self) -> None:
-        """What callbacks have asked for."""
+    def _obey_callbacks(self) -> None:
+        """Log, evaluate, save or stop, as callbacks have requested."""
         session, control = self.session, self.control
         if control.should_log and self._losses:
-            self.log({"loss": session.mean(self._losses), **self._told})
+            self.log({"loss": session.mean(self._losses), **self._step_values})
             self._losses.clear()
             control.should_log = False
         if control.should_evaluate:

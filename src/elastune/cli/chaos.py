@@ -83,7 +83,7 @@ def _compared(equal: bool | None, faults_text: str, not_injected: Mapping[str, s
         return ""
     if not equal:
         return f"NOT the same state as an undisturbed run: {undisturbed}"
-    if not_injected:  # "the same state" would be taken for a word on all that was asked for
+    if not_injected:  # "the same state" would seem to cover the faults that did not happen
         return f"equal to an undisturbed run as far as {faults_text} can show: {undisturbed}"
     return f"the same state as an undisturbed run: {undisturbed}"
 

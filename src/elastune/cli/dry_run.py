@@ -1,4 +1,4 @@
-"""``--dry-run``: what a command would start, once all is checked that can be checked without a worker."""
+"""``--dry-run``: print what a command would start, after every check that needs no worker."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ LAUNCHER = "launcher"
 WORDS = {"local": "this machine", LAUNCHER: "the workers that torchrun, srun or mpirun started"}
 
 
-def tell_dry_run(facts: Mapping[str, Any], *, as_json: bool) -> int:
-    """Print what would be started; returns the exit code."""
+def print_dry_run(facts: Mapping[str, Any], *, as_json: bool) -> int:
+    """Print the facts of a dry run; return the exit code."""
     if as_json:
         print_json({"kind": "dry_run", **facts})
     else:
@@ -30,7 +30,7 @@ def tell_dry_run(facts: Mapping[str, Any], *, as_json: bool) -> int:
 
 
 def dry_run_lines(facts: Mapping[str, Any]) -> list[str]:
-    """``facts`` of one of the functions below in words, one line each."""
+    """The ``facts`` of one of the functions below as lines for people."""
     rows = {name: text for name, text in _rows(facts).items() if text}
     return [f"dry run of elastune {facts['command']}: all checks passed, nothing was started or written", *(
         f"{name:<9} {text}" for name, text in rows.items()
@@ -38,7 +38,7 @@ def dry_run_lines(facts: Mapping[str, Any]) -> list[str]:
 
 
 def of_run(spec: RunSpec, cluster: str) -> dict[str, Any]:
-    """What ``elastune run`` would start. Raises ``UserError`` as the run itself does before its first worker."""
+    """The facts of a run. Raises ``UserError`` as the run itself does before its first worker."""
     from elastune.runtime.job.validation import check_run
     from elastune.train.program.load import load_as_guest, merge
 
@@ -47,8 +47,8 @@ def of_run(spec: RunSpec, cluster: str) -> dict[str, Any]:
     bounds = {"epochs": spec.epochs or config.get("epochs"), "max_steps": spec.max_steps}
     return {
         "command": "run",
-        **_of_all(spec.program, spec.out, cluster, spec.seed, config),
-        **_of_means(spec.execution),
+        **_common_facts(spec.program, spec.out, cluster, spec.seed, config),
+        **_execution_facts(spec.execution),
         "most_workers": spec.most_workers,
         "sync": str(spec.sync),
         "policies": list(spec.adapt.policies),
@@ -58,18 +58,18 @@ def of_run(spec: RunSpec, cluster: str) -> dict[str, Any]:
 
 
 def of_study(plan: Plan, cluster: str) -> dict[str, Any]:
-    """What ``elastune tune`` would start, from its checked request."""
+    """The facts of a study, from its checked request."""
     request = plan.request
     return {
         "command": "tune",
-        **_of_all(request.program, request.out, cluster, request.seed, plan.config),
-        **_of_means(request.execution),
+        **_common_facts(request.program, request.out, cluster, request.seed, plan.config),
+        **_execution_facts(request.execution),
         "study_workers": request.workers,
         "trial_workers": request.trial_workers,
         "trials": request.trials,
         "budget_s": request.budget_s,
         "worker_hours": request.worker_hours,
-        "objectives": {each.name: each.direction for each in plan.pricing.objectives},
+        "objectives": {objective.name: objective.direction for objective in plan.pricing.objectives},
         "sampler": request.sampler,
         "stopping": request.stopping,
         "copies_note": copies_text(request.execution),
@@ -77,11 +77,11 @@ def of_study(plan: Plan, cluster: str) -> dict[str, Any]:
 
 
 def of_frontier(plan: CheckedFrontier, cluster: str) -> dict[str, Any]:
-    """What ``elastune frontier`` would start, from its checked request."""
+    """The facts of a frontier, from its checked request."""
     request = plan.request
     return {
         "command": "frontier",
-        **_of_all(request.program, request.out, cluster, request.seed, plan.config),
+        **_common_facts(request.program, request.out, cluster, request.seed, plan.config),
         "mode": request.execution.mode,
         "device": request.execution.device,
         "asked": [{"workers": layout.workers, "mesh": str(layout.first_mesh)} for layout in plan.layouts],
@@ -94,7 +94,7 @@ def of_frontier(plan: CheckedFrontier, cluster: str) -> dict[str, Any]:
     }
 
 
-def _of_all(program: Program, out: Path, cluster: str, seed: int, config: Mapping[str, Any]) -> dict[str, Any]:
+def _common_facts(program: Program, out: Path, cluster: str, seed: int, config: Mapping[str, Any]) -> dict[str, Any]:
     batch = config.get(BATCH)
     batch_fact = {BATCH: batch} if isinstance(batch, int) and not isinstance(batch, bool) else {}
     return {
@@ -107,7 +107,7 @@ def _of_all(program: Program, out: Path, cluster: str, seed: int, config: Mappin
     }
 
 
-def _of_means(execution: ExecutionSettings) -> dict[str, Any]:
+def _execution_facts(execution: ExecutionSettings) -> dict[str, Any]:
     return {
         "workers": execution.workers,
         "mesh": str(execution.first_mesh),
@@ -167,7 +167,7 @@ def _search(facts: Mapping[str, Any]) -> str:
 
 
 def _length(facts: Mapping[str, Any]) -> list[str]:
-    """What ends it, as far as options say."""
+    """The limits on the length, as far as options set them."""
     limits = [] if facts.get("trials") is None else [count(facts["trials"], "trial")]
     limits += [] if facts.get("budget_s") is None else [f"a budget of {duration(facts['budget_s'])}"]
     limits += [] if facts.get("worker_hours") is None else [f"{number(facts['worker_hours'])} worker-hours"]

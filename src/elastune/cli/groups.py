@@ -198,22 +198,22 @@ class WorkerExecutionOptions:
         """How long a worker waits in a collective for another worker that is alive."""
         return parse.duration(self.collective_timeout, "--collective-timeout")
 
-    def of_one(self, *, here: bool = True) -> ExecutionSettings:
+    def of_one(self, *, local: bool = True) -> ExecutionSettings:
         """The execution settings of one worker. Only the device is checked: the job checks the others."""
-        return self.on(None, here=here)
+        return self.on(None, local=local)
 
     def on(
-        self, workers: int | None, mesh: Mesh | None = None, copies: int | None = None, *, here: bool = True
+        self, workers: int | None, mesh: Mesh | None = None, copies: int | None = None, *, local: bool = True
     ) -> ExecutionSettings:
         """The execution settings for ``workers`` or for the workers of ``mesh``; a None follows from the others.
 
-        ``here``: whether the workers run on this machine. Other hosts may have devices that this machine lacks.
+        ``local``: whether the workers run on this machine. Other hosts may have devices that this machine lacks.
         """
         settings = {
             "workers": workers,
             "mode": self.mode,
             "threads": self.threads,
-            "device": choose_device(self.device, here=here),
+            "device": choose_device(self.device, local=local),
             "precision": self.precision,
             "micro_batch": self.micro_batch,
             "mechanism": self.mechanism,
@@ -244,7 +244,7 @@ class ExecutionOptions(WorkerExecutionOptions):
         return None if self.mesh is None else Mesh.parse(self.mesh)
 
     def execution(
-        self, workers: int | None, most_workers: int | None = None, learners: int = 1, *, here: bool = True
+        self, workers: int | None, most_workers: int | None = None, learners: int = 1, *, local: bool = True
     ) -> ExecutionSettings:
         """The execution settings of the options.
 
@@ -252,9 +252,9 @@ class ExecutionOptions(WorkerExecutionOptions):
             workers: The number of workers at the beginning.
             most_workers: The number of workers that the training may have later.
             learners: The number of learners; each has equally many slots.
-            here: As in ``on``.
+            local: As in ``on``.
         """
-        settings = self.on(workers, self.chosen_mesh, self.copies, here=here)
+        settings = self.on(workers, self.chosen_mesh, self.copies, local=local)
         execution = replace(settings, topology=Topology.parse(self.topology), bucket_bytes=self.bucket_bytes)
         least_slots = max(DEFAULT_SLOTS, MeshChoice.of(execution).most_parts(max(execution.workers, most_workers or 0)))
         least_slots = -(-least_slots // learners) * learners

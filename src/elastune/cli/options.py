@@ -17,7 +17,7 @@ HELP = {
     for option_field in fields(StudyRequest)
     if "told" in option_field.metadata
 }
-"""What each field of a study's request says of itself."""
+"""The help text of each field of a study's request."""
 File = Annotated[Path, typer.Argument(help="The program: a Python file that defines train(session).")]
 Out = Annotated[
     str | None,

@@ -167,14 +167,14 @@ def _is_plain(value: object) -> bool:
 _copies: list[Mirror] = []
 
 
-def choose_out(given: str | Path | None, file: Path, command: str, resume: bool) -> Path:
-    """The folder of a command's results: ``given`` or the next free ``elastune-out/NAME-COMMAND-N``.
+def choose_out(out_option: str | Path | None, file: Path, command: str, resume: bool) -> Path:
+    """The folder of a command's results: ``out_option`` or the next free ``elastune-out/NAME-COMMAND-N``.
 
     For a URL it is a local folder that is copied to the URL until ``finish_copies``. A job script may set ``resume``
     from its first start on, so ``resume`` with an empty folder prints a line and starts from the beginning.
     """
-    if given is not None:
-        out = _mirrored(str(given), resume) if is_url(str(given)) else Path(given)
+    if out_option is not None:
+        out = _mirrored(str(out_option), resume) if is_url(str(out_option)) else Path(out_option)
         if resume and not os.path.lexists(out / JOURNAL):
             print_error(f"{out} holds nothing to go on with, so this starts from the beginning")
         return out
@@ -224,13 +224,13 @@ def choose_workers(
     return min(high, max(low, cores())), replace(elastic, high=high)
 
 
-def choose_device(wanted: str, *, here: bool = True) -> str:
+def choose_device(wanted: str, *, local: bool = True) -> str:
     """The device of a run; "auto" becomes "cuda" or "cpu", whichever this machine has.
 
-    ``here``: whether workers run on this machine. If not, the hosts check the device: a login node may lack GPUs that
+    ``local``: whether workers run on this machine. If not, the hosts check the device: a login node may lack GPUs that
     the hosts of its cluster have.
     """
-    if wanted == "cpu" or (not here and re.fullmatch(r"cuda(:[0-9]{1,3})?", wanted)):
+    if wanted == "cpu" or (not local and re.fullmatch(r"cuda(:[0-9]{1,3})?", wanted)):
         return wanted
     from elastune.runtime.placement import assign, devices
 

@@ -80,34 +80,34 @@ class PickOptions:
         return bool(self.targets or self.weights or self.subset is not None)
 
 
-def result_of(out: Path, wish: PickOptions | None = None, *, across_changes: bool = False) -> Result:
+def result_of(out: Path, pick_options: PickOptions | None = None, *, across_changes: bool = False) -> Result:
     """Return the results in ``out/journal.jsonl``.
 
     Args:
         out: The output folder of a run, a study, a frontier or a plan.
-        wish: The pick to make among the trials of a study.
+        pick_options: The pick to make among the trials of a study.
         across_changes: Fronts also hold trials from before accepted changes.
 
     Raises:
-        UserError: If the journal is missing or broken, or ``wish`` does not fit its kind.
+        UserError: If the journal is missing or broken, or ``pick_options`` do not fit its kind.
     """
-    wish = wish or PickOptions()
+    pick_options = pick_options or PickOptions()
     entries = read(out / JOURNAL)
     entries = compared_all(entries) if across_changes else entries
     study, run = gather_study(entries), gather_run(entries)
-    if wish.to_target is not None and study is not None:
+    if pick_options.to_target is not None and study is not None:
         raise UserError("--target needs a run", out, "give the --out of elastune run, or --target to elastune tune")
     if study is not None and not study.is_frontier:
-        return _study(study, entries, out, wish)
+        return _study(study, entries, out, pick_options)
     if (made := last_plan(entries)) is not None and study is None:
         return Result({"kind": "plan", **made.found, "out": str(out)}, lines=tuple(plan_lines(made)))
-    if wish.any:
+    if pick_options.any:
         raise UserError("--pick, --weights and --subset need a study", out, "give the --out of elastune tune")
     if study is not None:
         return _frontier(study, out)
     if run is not None:
         result = _run(run, gather_changes(entries), gather_adaptation(entries), gather_sync(entries), out)
-        return result if wish.to_target is None else _with_time_to(wish.to_target, run, result)
+        return result if pick_options.to_target is None else _with_time_to(pick_options.to_target, run, result)
     raise UserError("a journal must hold the start of a run or study", out, "run one with this output folder first")
 
 

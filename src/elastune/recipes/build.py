@@ -52,7 +52,7 @@ class InverseTime:
 
 @dataclass(frozen=True)
 class InverseTimeRatio:
-    """What takes ``InverseTime`` from t - 1 to t."""
+    """The factor from ``InverseTime`` at t - 1 to that at t."""
 
     decay: float
 
@@ -84,7 +84,7 @@ class StepDecay:
 
 @dataclass(frozen=True)
 class StepDrop:
-    """gamma at each step_size-th t, else 1: what takes ``StepDecay`` from t - 1 to t."""
+    """gamma at each step_size-th t, else 1: the factor from ``StepDecay`` at t - 1 to that at t."""
 
     gamma: float
     step_size: int
@@ -118,14 +118,13 @@ class Cosine:
         return self.final_factor + (1 - self.final_factor) * fallen
 
 
-# --- optimizers, schedulers and networks ---
+# --- optimizers ---
 
 _ACTIVATIONS: Mapping[str, type[nn.Module]] = MappingProxyType(
     {"relu": nn.ReLU, "gelu": nn.GELU, "tanh": nn.Tanh, "silu": nn.SiLU, "elu": nn.ELU, "leaky_relu": nn.LeakyReLU}
 )
 
 
-# -- optimizer ---------------------------------------------------------------------------------------------------------
 def make_optimizer(
     config: Mapping[str, Any], model: nn.Module, groups: Mapping[str, str] = MappingProxyType({})
 ) -> torch.optim.Optimizer:
@@ -184,7 +183,7 @@ def _betas(value: Any) -> tuple[float, float]:
 
 
 def _groups(config: Mapping[str, Any], model: nn.Module, groups: Mapping[str, str], lr: float) -> list[dict[str, Any]]:
-    """Parameter groups by name, those that no pattern names first."""
+    """Parameter groups by name; parameters that no pattern matches come first."""
     factor_names = {f"{LR_FACTOR}{name}" for name in groups}
     stray = {name for name in config if name.startswith(LR_FACTOR)} - factor_names
     if stray:
@@ -215,7 +214,9 @@ def _fits(pattern: str, path: str) -> bool:
         raise UserError("a group must be a regular expression", f"{pattern}: {error}", "such as ^head") from None
 
 
-# -- scheduler ---------------------------------------------------------------------------------------------------------
+# --- schedulers ---
+
+
 class _Multiplicative(lr_scheduler.MultiplicativeLR):
     """At its beginning the rate is the group's own: torch's would multiply what a warm-up before it had left."""
 
@@ -337,7 +338,9 @@ def _milestones(value: Any, epochs: int) -> list[int]:
     return milestones
 
 
-# -- network -----------------------------------------------------------------------------------------------------------
+# --- networks ---
+
+
 def make_network(config: Mapping[str, Any], inputs: int, outputs: int) -> nn.Sequential:
     """Build fully connected layers of ``widths``, each followed by ``activation`` and ``dropout``.
 

@@ -31,20 +31,20 @@ def suggest_execution(
     compressions: Sequence[str] = (),
     topologies: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Choose the system parameters of a trial. What is left out stays as the study has it.
+    """Choose the execution settings of a trial. A setting that is left out stays as in the study.
 
-    A mesh is chosen among those along whose axes the mechanism divides a replica. Where these are not all of
-    ``meshes``, the parameter is called "mesh of tensor+zero", because its choices differ. Copies, virtual blocks,
-    schedules and ZeRO stages are asked for with a mechanism that has them. Compressions are asked for where the chosen
-    mode is "fast", or no ``modes`` are given, and no mechanism divides a replica.
+    The mesh is one of those along whose axes the chosen mechanism divides a replica. If these are not all of
+    ``meshes``, the parameter is called "mesh of tensor+zero" (with the mechanism's name), because its choices differ.
+    Copies, virtual blocks, schedules and ZeRO stages are parameters only with a mechanism that has them. Compressions
+    are a parameter only in "fast" mode (or without ``modes``), and if no mechanism divides a replica.
 
     Args:
         trial: The argument of ``space(trial)``.
-        workers: The number of workers that the trial begins with, drawn on a log scale; leave it out where a mesh says
-            it.
+        workers: The number of workers that the trial begins with, drawn on a log scale; leave it out where the mesh
+            sets it.
         modes: Any of "exact", "fast".
-        mechanisms: Any of elastune's mechanisms, "tensor+zero" and the like; without them each mesh has the least that
-            it needs.
+        mechanisms: Any of elastune's mechanisms, "tensor+zero" and the like; without them each mesh has the
+            simplest one that serves it.
         meshes: Texts as for ``--mesh``: "data=2,shard=2".
         micro_batches: The most samples of one forward pass; None for no bound.
         copies: Numbers of copies of divided state.
@@ -56,7 +56,7 @@ def suggest_execution(
         topologies: Texts as for ``--topology``; asked for where no mechanism divides a replica.
 
     Returns:
-        The chosen system parameters.
+        The chosen execution settings.
 
     Raises:
         UserError: For an unknown mode, mechanism, compression, topology or schedule, a text that is no mesh or policy,
@@ -79,7 +79,7 @@ def suggest_execution(
         Compression.parse(compression)
     for topology in topologies:
         Topology.parse(topology)
-    bears = chosen.get("mode", "fast") == "fast" and name == MechanismName()
+    compresses = chosen.get("mode", "fast") == "fast" and name == MechanismName()
     questions: list[tuple[str, Sequence[Any], bool, tuple[str, ...] | None]] = [
         ("micro_batch", micro_batches, True, None),
         ("copies", copies, name != MechanismName() and not name.foreign, None),
@@ -87,19 +87,19 @@ def suggest_execution(
         ("schedule", schedules, name.pipeline, get_args(Schedule)),
         ("zero_stage", zero_stages, name.foreign in STAGED, None),
         ("policy", policies, True, None),
-        ("compress", compressions, bears, None),
+        ("compress", compressions, compresses, None),
         ("topology", topologies, name == MechanismName() and chosen.get("compress", "none") == "none", None),
     ]
-    for key, choices, has, known in questions:
-        if choices and has:
-            chosen[key] = choose_from(trial, key, choices, known)
+    for key, choices, applies, allowed in questions:
+        if choices and applies:
+            chosen[key] = choose_from(trial, key, choices, allowed)
     return chosen
 
 
 def _suggest_division(trial: Any, mechanisms: Sequence[str], meshes: Sequence[str]) -> dict[str, Any]:
-    """A mechanism, and a mesh that it fits, of those that are given."""
+    """Choose a mechanism and a mesh that fits it, among those of the caller."""
     grids = {mesh: Mesh.parse(mesh) for mesh in meshes}
-    names = {text: _known(text) for text in mechanisms}
+    names = {text: _mechanism_name(text) for text in mechanisms}
     for text, name in names.items():
         if grids and not _fitting(name, grids):
             raise UserError("each mechanism must fit one of the meshes", f"{text}; {', '.join(grids)}", "add one")
@@ -113,7 +113,7 @@ def _suggest_division(trial: Any, mechanisms: Sequence[str], meshes: Sequence[st
     return chosen
 
 
-def _known(text: str) -> MechanismName:
+def _mechanism_name(text: str) -> MechanismName:
     name = MechanismName.parse(text)
     for word in name.words:
         choice("mechanism", word, (*MECHANISMS, *STATES, *DIVIDES))
@@ -121,7 +121,7 @@ def _known(text: str) -> MechanismName:
 
 
 def _fitting(name: MechanismName, grids: dict[str, Mesh]) -> list[str]:
-    """Those of the meshes that ``name`` can serve."""
+    """The meshes that the mechanism ``name`` can serve."""
     return [
         text
         for text, mesh in grids.items()

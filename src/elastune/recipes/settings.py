@@ -140,9 +140,9 @@ def number(name: str, value: Any) -> float | int:
     return result
 
 
-def choice(name: str, value: Any, known: Iterable[str]) -> str:
-    """Return ``value`` if it is one of ``known``. Raises ``UserError``."""
-    names = tuple(known)
+def choice(name: str, value: Any, allowed: Iterable[str]) -> str:
+    """Return ``value`` if it is one of ``allowed``. Raises ``UserError``."""
+    names = tuple(allowed)
     if not isinstance(value, str) or value not in names:
         raise UserError(f"{name} must be known", repr(value), f"use one of {', '.join(names)}")
     return value

@@ -273,13 +273,13 @@ def _milestones(trial: Any, most: int, epochs: int) -> list[int]:
     return sorted({draw_int(trial, f"milestone_{i}", (1, epochs - 1), limit="milestone") for i in range(count)})
 
 
-def choose_from(trial: Any, name: str, options: Sequence[Any], known: Iterable[str] | None = None) -> Any:
+def choose_from(trial: Any, name: str, options: Sequence[Any], allowed: Iterable[str] | None = None) -> Any:
     """Return one of ``options``; where there is only one, nothing is asked."""
     if isinstance(options, str) or not options or len(set(options)) != len(options):
         raise UserError(f"the choices of {name} must be a list without repetitions", repr(options), "name at least one")
-    if known is not None:
+    if allowed is not None:
         for option in options:
-            choice(name, option, known)
+            choice(name, option, allowed)
     return options[0] if len(options) == 1 else trial.suggest_categorical(name, list(options))
 
 

@@ -1,27 +1,43 @@
-"""Programs that tests run: faults at a named worker, step and place, and how fast a program trains.
+"""Faults for the programs of tests, at a named worker, step and place; and rests that pace such a program.
 
-``inject(session)`` and ``reach(...)`` inject faults. ``Rests`` lets a program wait for a worker that joins, for as long
-as it takes on a busy machine: it rests after each step while something is awaited, longer near its last step.
+``inject(session)`` arms the faults and returns ``reach``. ``Rests`` lets a program wait for a worker that joins, also
+on a busy machine: it rests after each step while something is awaited, longer near the last step.
 
-The program's config holds them as text, "KIND WORKER STEP PLACE": ``kill 1 5 gather`` kills worker 1 in the all-gather
-of its step 5. Kinds: kill, stop (SIGSTOP), nap (half a second: others come first), break (what was done there is
-complete, but this worker believes that it failed), full (a file of this worker has no more room than ``ROOM`` bytes,
-until it comes to that place again).
-Places that the library passes: relaying (a part of a sum is about to go on along a route), scatter, gather (the two
-halves of an exact reduction), reduced (right after it),
-gathered (right after a gather of numbers), sharing (the second half of an exact reduction, in which every member has
-given its part; STEP is the view's number),
-forming (a group; STEP is then the version's number), giving and taking (a state; STEP is that of the state), saving
-(this worker's part of a checkpoint is about to be written), written (it is, and nobody else knows), publishing (all
-parts are there, and no checkpoint yet), agreeing (on what was decided between epochs), probing (the links between
-hosts).
-Of state that lies in shares: launched (all that this worker has is sent to who adds it up), added (what it adds up is
-added), lending (its sums are about to go to who holds them for it, outside of its batch group), gate (before it says
-so), gated (all have), applied (the optimizer has updated its shares), spreading (their values, some have arrived),
-waiting (it looks whether another stage of a pipeline has sent what it needs), placing (state is about to move; STEP is
-the view's number, as in the next one), placed (all of it is here; others may lack theirs).
-Of gradients that leave block by block: leaving (those of a block are about to, in a backward pass).
-Any other place is one that the program itself passes by ``reach``.
+The program's config holds the faults as text, "KIND WORKER STEP PLACE": ``kill 1 5 gather`` kills worker 1 in the
+all-gather of its step 5.
+
+Kinds:
+    kill: SIGKILL.
+    stop: SIGSTOP.
+    nap: half a second, so that other workers come first.
+    break: the operation is complete, but this worker takes it as failed.
+    full: files of this worker have room for ``ROOM`` bytes only, until it comes to the place again.
+
+Places in the library; STEP is the session's step unless noted:
+    scatter, gather: the two halves of an exact reduction.
+    sharing: as gather, when every member has given its part. STEP is the view's number.
+    reduced: right after a reduction.
+    gathered: right after a gather of numbers.
+    relaying: before a part of a sum goes on along a route.
+    forming: before a group is formed. STEP is the view's number.
+    giving, taking: before a state is sent, received.
+    saving, written: before and after this worker writes its part of a checkpoint.
+    publishing: all parts are written, and the checkpoint is not yet published.
+    agreeing: before workers agree on decisions between epochs.
+    probing: before the links between hosts are measured.
+
+Places of state in shares:
+    launched: this worker has sent its gradients to their owners.
+    added: this worker has added up the gradients that it owns.
+    lending: before its sums go to a worker outside of its batch group that stores them.
+    gate, gated: before and after all workers confirm that their sums are complete.
+    applied: the optimizer has updated the shares.
+    spreading: some of the updated values have arrived.
+    waiting: before this worker looks for a message of another pipeline stage.
+    placing, placed: before state moves, and when all of it has arrived here. STEP is the view's number.
+    leaving: before the gradients of a block are sent, in a backward pass.
+
+Any other place is one of the program itself, which calls ``reach``.
 """
 
 from __future__ import annotations
@@ -37,20 +53,18 @@ from typing import Any
 from torch.utils.data import TensorDataset
 
 from elastune.core.mesh import Mesh
-from elastune.elastic.worker import state_transfer
-from elastune.elastic.worker import view_groups as view_comms
+from elastune.elastic.worker import state_transfer, view_groups
 from elastune.parallel.comm.group import Group, GroupBroken
 from elastune.parallel.comm.owned import CommitBarrier, OwnedReducer, RemoteOwnerSums
 from elastune.parallel.comm.streamed import StreamedReducer
-from elastune.parallel.mechanisms.owned import state as moving
+from elastune.parallel.mechanisms.owned import state as owned_state
 from elastune.parallel.mechanisms.owned.mechanism import ShardedReplica
 from elastune.parallel.mechanisms.owned.replica import OwnedReplica
 from elastune.parallel.mechanisms.owned.state import Kept
 from elastune.parallel.mechanisms.pipeline.messages import StageChannel
 from elastune.parallel.sync.owned import OwnedAllReduce
 from elastune.recipes.datasets import digits
-from elastune.train.adaptation import adapter as adapt
-from elastune.train.adaptation import routing
+from elastune.train.adaptation import adapter, routing
 from elastune.train.checkpoints import checkpoint
 from elastune.train.session import Session
 
@@ -69,7 +83,7 @@ class Fault:
 
 
 def parse(text: str) -> Fault:
-    """Of "kill 1 5 gather"."""
+    """Return the fault of a text such as "kill 1 5 gather"."""
     kind, worker, step, place = text.split()
     return Fault(kind, int(worker), int(step), place)
 
@@ -89,7 +103,7 @@ class Injector:
         return self._session.state.workers.view
 
     def reach(self, place: str, step: int | None = None) -> None:
-        """This worker has come to ``place``."""
+        """Let the faults happen that are due at ``place``; the program or the library has come to it."""
         step = self._session.step if step is None else step
         if place in self._full:
             self._full.remove(place)
@@ -116,9 +130,10 @@ _HAPPENED: set[Fault] = set()
 
 
 def inject(session: Session) -> Callable[[str], None]:
-    """Arm the faults in ``session.config["faults"]`` that are this worker's; call it after ``session.prepare``.
+    """Arm this worker's faults of ``session.config["faults"]``. Call it after ``session.prepare``.
 
-    Returns ``reach`` for the program's own places.
+    Returns:
+        The function ``reach`` for places of the program itself.
     """
     texts = session.config.get("faults") or []
     assert isinstance(texts, list)
@@ -156,7 +171,7 @@ def _wrap_library(injector: Injector) -> None:
     before(Group, "begin_send", "relaying")
     before(Group, "all_gather", "gather")
     before(Group, "all_gather", "sharing", lambda *_: _INJECTORS[0].view)
-    before(view_comms, "form_comms", "forming", lambda factory, store, name, *_: int(name))
+    before(view_groups, "form_comms", "forming", lambda factory, store, name, *_: int(name))
     before(state_transfer, "send_packed", "giving")
     before(state_transfer, "receive_packed", "taking")
     before(checkpoint, "contribute", "saving")
@@ -177,7 +192,7 @@ def _wrap_library(injector: Injector) -> None:
         return rows
 
     Group.gather_tensors = gathered  # type: ignore[method-assign,assignment]
-    before(adapt.Adapter, "_agree_now", "agreeing")
+    before(adapter.Adapter, "_agree_now", "agreeing")
     before(routing, "probe_links", "probing")
 
 
@@ -196,7 +211,7 @@ def _wrap_shares(before: Callable[..., None]) -> None:
     before(OwnedReplica, "_take", "spreading")
     before(StageChannel, "has", "waiting")
     before(Kept, "brought", "placing", view)
-    before(moving, "meet", "placed", view)
+    before(owned_state, "meet", "placed", view)
 
 
 BASE_S = 0.06
@@ -205,17 +220,17 @@ LONGEST_S = 2.0
 
 
 def rest_s(step: int, asked_at: int, deadline: int, base_s: float) -> float:
-    """Seconds to rest after ``step`` for what was asked for at step ``asked_at`` and must have come by ``deadline``.
+    """Seconds to rest after ``step`` for a change requested at step ``asked_at`` that must come before ``deadline``.
 
-    ``base_s``, but in the ``LAST_STEPS``, or the second half of fewer, four times as long after each step as after the
-    one before, up to ``LONGEST_S``.
+    The rest is ``base_s``. In the last ``LAST_STEPS`` (or the second half, if there are fewer) it grows fourfold with
+    each step, up to ``LONGEST_S``.
     """
     late = step - (deadline - min(LAST_STEPS, (deadline - asked_at) // 2))
     return base_s if late <= 0 else min(base_s * 4.0 ** min(late, 10), max(LONGEST_S, base_s))
 
 
 def parse_wishes(texts: list[str]) -> dict[int, str]:
-    """Of "3 4": at step 3, four workers; of "3 data=2,shard=2": at step 3, that mesh."""
+    """Return the requests by step: "3 4" asks for four workers at step 3, "3 data=2,shard=2" for that mesh."""
     pairs = (text.split() for text in texts)
     return {int(step): workers for step, workers in pairs}
 
@@ -227,34 +242,34 @@ class Rests:
     last of them wants. With ``until``, a path, only until that file exists.
     """
 
-    def __init__(self, session: Session, steps: int, wishes: Mapping[int, str] | None = None) -> None:
-        self._session, self._steps, self._wishes = session, steps, dict(wishes or {})
+    def __init__(self, session: Session, steps: int, requests: Mapping[int, str] | None = None) -> None:
+        self._session, self._steps, self._requests = session, steps, dict(requests or {})
         self._pause_s = float(str(session.config["pause_s"]))
         self._until = str(session.config.get("until") or "")
 
     def rest(self) -> None:
-        """After a step."""
+        """Rest after a step."""
         time.sleep(self._seconds(self._session.step))
 
     def _seconds(self, step: int) -> float:
         base_s = self._pause_s or BASE_S
         if self._until:
             return 0.0 if os.path.exists(self._until) else rest_s(step, 0, self._steps, base_s)
-        if not self._wishes:
+        if not self._requests:
             return self._pause_s
-        asked_at = max((at for at in self._wishes if at <= step), default=None)
-        if asked_at is None or self._stands(self._wishes[asked_at]):
+        asked_at = max((at for at in self._requests if at <= step), default=None)
+        if asked_at is None or self._stands(self._requests[asked_at]):
             return 0.0
-        return rest_s(step, asked_at, min((at for at in self._wishes if at > step), default=self._steps), base_s)
+        return rest_s(step, asked_at, min((at for at in self._requests if at > step), default=self._steps), base_s)
 
     def _stands(self, workers: str) -> bool:
-        """Whether it came true."""
+        """Whether the run has as many workers, or the mesh, as ``workers`` asks for."""
         mesh = self._session.state.workers.comms.mesh
         return mesh.workers == int(workers) if workers.isdecimal() else mesh == Mesh.parse(workers)
 
 
 def digit_rows(count: int, unseen: int | None = None) -> tuple[TensorDataset, TensorDataset]:
-    """The first ``count`` to train on, and ``unseen`` others (None: all) to evaluate."""
+    """Return the first ``count`` digits for training, and ``unseen`` others (None: all) for evaluation."""
     splits = digits()
     (images, labels), (others, names) = splits.train[:count], splits.validation[:unseen]
     return TensorDataset(images.flatten(1), labels), TensorDataset(others.flatten(1), names)

@@ -1,6 +1,6 @@
-"""What has to move from one layout to another, and how many hold each element: worked out element by element's box.
+"""Reference answers on layouts for the kits: which boxes must move from one layout to another, and who holds each.
 
-The kits' yardstick: mechanisms move what they hold by plans of their own, along the axes of a mesh.
+Mechanisms move their state by plans of their own, along the axes of a mesh. The kits compare them with these answers.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def whole(name: str, shape: Sequence[int]) -> Piece:
 
 
 def moves(have: Layout, want: Layout) -> list[Move]:
-    """The way from ``have`` to ``want``: equal on every worker that asks.
+    """Return the moves from ``have`` to ``want``; the plan is equal on every worker.
 
-    What a worker holds stays there. Every other element comes to it once, from the holder that has sent least so far.
-    Raises ``Unrecoverable`` where nobody holds one.
+    Elements that a worker holds stay there. Every other element comes to it once, from the owner that has sent least so
+    far. Raises ``Unrecoverable`` if no worker holds an element.
     """
-    owners = _holders(have)
+    owners = _owners(have)
     sent = dict.fromkeys(have, 0)
     plan: list[Move] = []
     lost: list[Piece] = []
@@ -54,26 +54,26 @@ def moves(have: Layout, want: Layout) -> list[Move]:
 def _fetch(
     piece: Piece, target: int, owners: Sequence[tuple[int, Box]], sent: dict[int, int]
 ) -> tuple[list[Move], list[Piece]]:
-    """Moves that bring ``piece`` to ``target``, and what of it nobody holds."""
+    """Moves that bring ``piece`` to ``target``, and the parts of it that no worker holds."""
     plan: list[Move] = []
     left = [piece.box]
     # A stable sort: of equally busy holders the first comes first, on every worker.
-    for source, boxes in sorted(owners, key=lambda owner: sent[owner[0]]):
+    for source, owned in sorted(owners, key=lambda owner: sent[owner[0]]):
         for box in left:
-            if (part := intersection(box, boxes)) is not None:
+            if (part := intersection(box, owned)) is not None:
                 plan.append(Move(Piece(piece.name, part), source, target))
                 sent[source] += volume(part)
-        left = without(left, [boxes])
+        left = without(left, [owned])
     return plan, [Piece(piece.name, box) for box in left]
 
 
 def redundancy(layout: Layout) -> int:
-    """How many workers hold the element that fewest of them hold; 0 of an empty layout.
+    """Return the smallest number of workers that hold any one element; 0 for an empty layout.
 
-    With 2 or more, no death of one worker loses anything.
+    With 2 or more, the loss of one worker loses no element.
     """
     least: list[int] = []
-    for boxes in _holders(layout).values():
+    for boxes in _owners(layout).values():
         counted: list[tuple[Box, set[int]]] = []  # disjoint boxes, each with its holders
         for worker, box in boxes:
             new = without([box], [other for other, _ in counted])
@@ -87,8 +87,8 @@ def redundancy(layout: Layout) -> int:
     return min(least, default=0)
 
 
-def _holders(layout: Layout) -> dict[str, list[tuple[int, Box]]]:
-    """Who holds which boxes, by tensor, in order of workers."""
+def _owners(layout: Layout) -> dict[str, list[tuple[int, Box]]]:
+    """The (worker, box) pairs of each tensor, in order of workers."""
     boxes: dict[str, list[tuple[int, Box]]] = {}
     for worker in sorted(layout):
         for piece in layout[worker]:

@@ -31,7 +31,7 @@ _CONTEXT.set_forkserver_preload(["torch._dynamo", "elastune.train.worker", "elas
 
 @dataclass
 class Worker:
-    """What each of the processes has."""
+    """The rank, store and pipe that each process has."""
 
     rank: int
     size: int
@@ -40,14 +40,14 @@ class Worker:
     port: int
 
     def form(self, name: str, timeout_s: float = LIMIT_S, **options: Any) -> Group:
-        """A group of all of them."""
+        """Return a group of all workers."""
         return GlooFactory("lo", timeout_s).form(self.store, name, self.rank, self.size, **options)
 
     def say(self, *values: Any) -> None:
         self.pipe.send(values)
 
     def hear(self) -> Any:
-        """What the test tells this worker."""
+        """Return the next message of the test."""
         if not self.pipe.poll(LIMIT_S):
             raise TimeoutError("the test says nothing")
         return self.pipe.recv()
@@ -65,19 +65,19 @@ class Worker:
 
 def _live(act: Callable[..., None], rank: int, size: int, port: int, pipe: Connection, args: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
-    # As the server that forks a run's workers does; else a full collection goes through all that torch has made.
+    # As the fork server of a run does: a full collection would visit every object of torch.
     gc.freeze()
     code = 1
     try:
         act(Worker(rank, size, TCPStore("127.0.0.1", port, is_master=False), pipe, port), *args)
         code = 0
-    except BaseException:  # noqa: BLE001 - whatever it is, the test shall see it
+    except BaseException:  # noqa: BLE001 - the test shall see every error
         pipe.send(("failed", traceback.format_exc()))
     os._exit(code)
 
 
 class Processes:
-    """The processes, as the test sees them."""
+    """The processes, from the side of the test."""
 
     def __init__(self, size: int, port: int, act: Callable[..., None], args: tuple[Any, ...]) -> None:
         self.pipes, self.processes = [], []
@@ -90,7 +90,7 @@ class Processes:
             self.processes.append(process)
 
     def hear(self, rank: int) -> tuple[Any, ...]:
-        """The next thing that ``rank`` says."""
+        """Return the next message of ``rank``."""
         assert self.pipes[rank].poll(LIMIT_S), f"worker {rank} says nothing"
         message: tuple[Any, ...] = self.pipes[rank].recv()
         assert message[0] != "failed", message[1]
@@ -125,7 +125,7 @@ def processes(size: int, act: Callable[..., None], *args: Any) -> Iterator[Proce
 
 
 def until(true: Callable[[], bool], limit_s: float = LIMIT_S) -> bool:
-    """Whether it becomes true in time."""
+    """Wait until ``true()``; return False if that takes longer than ``limit_s``."""
     deadline = time.monotonic() + limit_s
     while not true():
         if time.monotonic() > deadline:

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 # --- elastune agent ---
 
 Room = Annotated[int | None, typer.Option(help="Most workers on this machine. [default: the number of its cores]")]
-AGAIN_LIMIT_S = 0.5  # for one look for the next controller
-LOOK_S = 5.0  # for one at the address where the first is, or was
+REJOIN_LIMIT_S = 0.5  # of one try to reach the next controller
+JOIN_LIMIT_S = 5.0  # of one try to reach the first controller
 
 
 @dataclasses.dataclass(frozen=True)
 class MachineOptions:
-    """What this machine has room for, and what it is."""
+    """The number of workers, the name and the kind of this machine."""
 
     workers: Room = None
     interface: Interface = None
@@ -50,7 +50,7 @@ class MachineOptions:
     ] = ON_DEMAND
 
     def hello(self, label: str) -> AgentHello:
-        """What its agent says first. Raises ``UserError``."""
+        """The first message of this machine's agent. Raises ``UserError``."""
         from elastune.runtime.agents.agent import hello_of
         from elastune.train.machine import cores, software
 
@@ -60,7 +60,7 @@ class MachineOptions:
 
 @dataclasses.dataclass(frozen=True)
 class AgentOriginOptions:
-    """What the launcher that starts an agent says to it."""
+    """Hidden options that a launcher gives to the agents that it starts."""
 
     label: Annotated[str, typer.Option(help="What whoever starts this agent calls it.", hidden=True)] = ""
     moves: Annotated[
@@ -123,9 +123,9 @@ def agent(
         address_of(machine.interface)
     token, hello = read_token(token_file), machine.hello(started.label)
     sources = notices.sources()
-    asked: list[float] = []  # to leave, within so many seconds
-    signal.signal(signal.SIGTERM, lambda *_: asked.append(grace_s))
-    signal.signal(signal.SIGUSR1, lambda *_: asked.append(notices.notice_seconds))
+    leave_within_s: list[float] = []  # requests to leave: the seconds that each leaves
+    signal.signal(signal.SIGTERM, lambda *_: leave_within_s.append(grace_s))
+    signal.signal(signal.SIGUSR1, lambda *_: leave_within_s.append(notices.notice_seconds))
     where = ControllerLocator(join, started.moves)
     link = _join(where, token, hello, patience_s)
     interface = machine.interface or interface_with(link.socket.getsockname()[0])
@@ -139,8 +139,8 @@ def agent(
             launcher,
             logs,
             notices=sources,
-            leaving=lambda: min(asked, default=None),
-            again=lambda kept: agents.join(where.now, token, dataclasses.replace(hello, kept=kept), AGAIN_LIMIT_S),
+            leaving=lambda: min(leave_within_s, default=None),
+            again=lambda kept: agents.join(where.now, token, dataclasses.replace(hello, kept=kept), REJOIN_LIMIT_S),
             moves=started.moves,
             tell=print_error,
         )
@@ -162,9 +162,9 @@ def _join(where: ControllerLocator, token: str, hello: AgentHello, patience_s: f
     while True:
         address, left_s = where.now, max(0.0, until - time.monotonic())
         try:
-            return join(address, token, hello, min(left_s, LOOK_S))
+            return join(address, token, hello, min(left_s, JOIN_LIMIT_S))
         except OSError as error:
-            if left_s > LOOK_S:  # by then it may be elsewhere
+            if left_s > JOIN_LIMIT_S:  # the controller may have moved: look again
                 continue
             why = f"{address}: {error.strerror or error}, after {patience_s - max(0.0, until - time.monotonic()):.0f} s"
         raise UserError("a controller must listen there", why, "start it, or see the address and firewalls") from None

@@ -36,12 +36,12 @@ PACKAGES: Mapping[str, str] = {
     "optuna-dashboard": "pip install 'elastune[dashboard]'",
     "onnxruntime": "pip install 'elastune[dev]'",
 }
-"""Optional packages and what installs them."""
+"""Optional packages, each with the command that installs it."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """``what`` is there (``found`` says which) or is not; ``install`` is then the command that brings it."""
+    """Whether ``what`` is on this machine: ``found`` describes it, or is None and ``install`` is the command for it."""
 
     what: str
     found: str | None
@@ -75,7 +75,7 @@ def doctor(
     findings}.
     """
     if not where.local:
-        return _tell_of_cluster(where, out, json=json)
+        return _show_cluster(where, out, json=json)
     from elastune.runtime.placement import devices
     from elastune.train.machine import cores
 
@@ -90,11 +90,11 @@ def doctor(
     return OK
 
 
-def _tell_of_cluster(where: ClusterOptions, out: Path | None, *, json: bool) -> int:
+def _show_cluster(where: ClusterOptions, out: Path | None, *, json: bool) -> int:
     request = where.request()
     findings = [Finding(finding.what, finding.found, finding.fix) for finding in request.kind.examine()]
     if not findings:
-        return _tell_of_hosts(where, out, json=json)
+        return _show_hosts(where, out, json=json)
     if json:
         print_json({"kind": "doctor", "cluster": where.cluster, "findings": [asdict(finding) for finding in findings]})
     else:
@@ -102,7 +102,7 @@ def _tell_of_cluster(where: ClusterOptions, out: Path | None, *, json: bool) -> 
     return OK if all(finding.found is not None for finding in findings) else WRONG
 
 
-def _tell_of_hosts(where: ClusterOptions, out: Path | None, *, json: bool) -> int:
+def _show_hosts(where: ClusterOptions, out: Path | None, *, json: bool) -> int:
     request = where.request()
     reports = request.kind.inspect(request.access, out)
     if not reports:
@@ -131,7 +131,7 @@ def _host_json(report: HostReport) -> dict[str, object]:
 
 
 def memory_gib(root: Path = Path("/")) -> float:
-    """The machine's memory, or what this process's control group (version 2) may use of it."""
+    """The machine's memory, or the limit of this process's control group (version 2) if that is less."""
     gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     limit = root / "sys/fs/cgroup/memory.max"
     text = limit.read_text().strip() if limit.is_file() else ""
@@ -160,7 +160,7 @@ def _machine(devices: tuple[str, ...]) -> list[Finding]:
 
 
 def _reductions(gpus: Sequence[str], *, nccl: bool) -> str:
-    """The backend over which a run's workers would reduce here."""
+    """The backend of reductions between workers on this machine."""
     if not gpus:
         return "gloo: workers run on CPU"
     if not nccl:
@@ -171,7 +171,7 @@ def _reductions(gpus: Sequence[str], *, nccl: bool) -> str:
 
 
 def _exact_mode() -> str:
-    """What its slots cost, by how many a worker has."""
+    """The cost of exact mode, by the number of slots of a worker."""
     from elastune.core.slots import MEASURED_SLOT_COST as MEASURED
 
     ranges = ", ".join(f"{slots}: {low:g} to {high:g}" for slots, (low, high) in MEASURED.items())
@@ -190,7 +190,7 @@ def _launchers() -> list[Finding]:
 
 
 def _mechanisms() -> list[Finding]:
-    """Each with what it can do; those of other packages where these are installed."""
+    """A finding for each mechanism: its abilities, or the command that installs its package."""
     from elastune.core.mesh import MechanismName
     from elastune.parallel.mechanisms.registry import DIVIDES, MECHANISMS, STATES
 

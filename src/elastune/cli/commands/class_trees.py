@@ -14,7 +14,7 @@ import typer
 
 from elastune.cli import options, parse
 from elastune.cli.commands.reuse import Program
-from elastune.cli.commands.search import tell_study
+from elastune.cli.commands.search import print_study
 from elastune.cli.flatten import flatten
 from elastune.cli.groups import ClusterOptions, FastExecutionOptions, FolderOptions, TrainingOptions
 from elastune.cli.output import OK, print_json, say
@@ -140,7 +140,7 @@ def join(
 
 
 def parse_tree(text: str) -> ClassTree:
-    """What "[[0,2],[1]]" says. Raises ``UserError``."""
+    """The tree of classes of a text such as "[[0,2],[1]]". Raises ``UserError``."""
     from elastune.tuning.reuse.class_tree import class_tree
 
     parsed: Any = parse.value("tree", text)
@@ -231,4 +231,4 @@ def tree(
             observe=progress.observe,
             command=command,
         )
-    return tell_study(out, folders.json)
+    return print_study(out, folders.json)

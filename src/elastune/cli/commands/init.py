@@ -24,8 +24,8 @@ PAGE = "see docs/programs.md"
 
 
 @dataclass
-class _Found:
-    """The loop over epochs, what it lies in, and what it trains with."""
+class _PlainLoop:
+    """A plain training loop: its loops over epochs and batches, its function, and the names of its objects."""
 
     epochs: ast.For
     batches: ast.For
@@ -40,10 +40,10 @@ class _Found:
 
 
 def from_plain(text: str, name: str) -> str:
-    """``text``, of the file ``name``, as a program for ``elastune run``.
+    """Return the program ``text`` of the file ``name`` as a program for ``elastune run``.
 
     Raises:
-        UserError: Where no loop was found, or it lies where it cannot be rewritten.
+        UserError: If the text has no such loop, or the loop is in a place where it cannot be rewritten.
     """
     try:
         module = ast.parse(text)
@@ -65,17 +65,15 @@ def from_plain(text: str, name: str) -> str:
     return "\n".join(_called(lines, plain_loop, module, name)) + "\n"
 
 
-def _loop_of(module: ast.Module, name: str) -> _Found:
+def _loop_of(module: ast.Module, name: str) -> _PlainLoop:
     homes: list[ast.FunctionDef | None] = [None, *(n for n in module.body if isinstance(n, ast.FunctionDef))]
-    loops: list[_Found] = []
+    loops: list[_PlainLoop] = []
     for home in homes:
         body = module.body if home is None else home.body
         for loop in (node for top in body for node in _within(top) if isinstance(node, ast.For)):
-            inner = [
-                inner_loop for inner_loop in loop.body if isinstance(inner_loop, ast.For) and _backward(inner_loop)
-            ]
+            inner = [node for node in loop.body if isinstance(node, ast.For) and _backward(node)]
             if len(inner) == 1 and _is_range(loop.iter):
-                loops.append(_Found(loop, inner[0], home))
+                loops.append(_PlainLoop(loop, inner[0], home))
     if len(loops) != 1 or len(_backward(loops[0].batches)) != 1:
         rule = "a plain program has one loop over epochs, with range(...), around one over batches with one .backward()"
         raise UserError(rule, f"{len(loops)} of them in {name}", f"change the lines by hand: {PAGE}")
@@ -83,7 +81,7 @@ def _loop_of(module: ast.Module, name: str) -> _Found:
 
 
 def _within(top: ast.stmt) -> Iterator[ast.AST]:
-    """``top`` and what it has, without functions and classes."""
+    """The nodes of the statement ``top``; none of a function or class."""
     if isinstance(top, (ast.FunctionDef, ast.ClassDef)):
         return
     yield from ast.walk(top)
@@ -99,7 +97,7 @@ def _is_range(node: ast.expr) -> bool:
     return called and len(node.args) == 1  # type: ignore[attr-defined]
 
 
-def _trained_by(plain_loop: _Found, home: ast.FunctionDef | ast.Module) -> None:
+def _trained_by(plain_loop: _PlainLoop, home: ast.FunctionDef | ast.Module) -> None:
     for node in (n for top in home.body if top.lineno < plain_loop.epochs.lineno for n in _within(top)):
         if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and len(node.targets) == 1):
             continue
@@ -118,8 +116,8 @@ def _trained_by(plain_loop: _Found, home: ast.FunctionDef | ast.Module) -> None:
             plain_loop.models += [owner for owner in dict.fromkeys(owners) if owner not in plain_loop.models]
 
 
-def _edits(plain_loop: _Found, text: str) -> Iterator[tuple[tuple[int, int, int], str]]:
-    """Places (line from 0, first and last byte) and what they become."""
+def _edits(plain_loop: _PlainLoop, text: str) -> Iterator[tuple[tuple[int, int, int], str]]:
+    """The edits: places (line from 0, first and last byte), each with its new text."""
 
     def put(node: ast.expr, new: str) -> tuple[tuple[int, int, int], str]:
         if node.lineno != node.end_lineno or node.end_col_offset is None:
@@ -140,8 +138,8 @@ def _edits(plain_loop: _Found, text: str) -> Iterator[tuple[tuple[int, int, int]
             yield put(node, f"session.clip_grad_norm_({ast.get_source_segment(text, node.args[1])})")
 
 
-def _called(lines: list[str], plain_loop: _Found, module: ast.Module, name: str) -> list[str]:
-    """``lines``, in which one was put before the loop, with a ``train(session)``."""
+def _called(lines: list[str], plain_loop: _PlainLoop, module: ast.Module, name: str) -> list[str]:
+    """Return ``lines``, which have one more line before the loop, with a function ``train(session)``."""
     home, moved = plain_loop.home, plain_loop.epochs.lineno
     guards = [n for n in module.body if isinstance(n, ast.If) and "__name__" in ast.unparse(n.test)]
     if home is not None:
@@ -171,12 +169,12 @@ def _called(lines: list[str], plain_loop: _Found, module: ast.Module, name: str)
 
 
 def _stored(top: ast.AST) -> set[str]:
-    """The names that something within ``top`` is given."""
+    """The names that are assigned within ``top``."""
     return {n.id for n in ast.walk(top) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
 
 
 def _stripped(lines: list[str]) -> list[str]:
-    """Without empty lines at the end."""
+    """The lines without empty lines at the end."""
     while lines and not lines[-1].strip():
         lines = lines[:-1]
     return lines

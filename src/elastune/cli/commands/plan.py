@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlannedCluster:
-    """How many workers there are, what they hold and cost, and until when."""
+    """The cluster to plan for: its workers, their memory and price, and the deadline."""
 
     nodes: Annotated[int, typer.Option(help="Number of nodes, all alike.")]
     gpus_per_node: Annotated[int, typer.Option(help="Number of workers that each node has room for.")] = 1
@@ -63,7 +63,7 @@ class PlannedCluster:
     ] = None
 
     def request(self) -> dict[str, Any]:
-        """What a ``PlanRequest`` has of it."""
+        """The fields of a ``PlanRequest`` that these options set."""
         from elastune.core.plan.cluster_plan import Nodes, PlanBounds
         from elastune.tuning.cluster_plan.probes import NodeLink
 
@@ -84,7 +84,7 @@ class PlannedCluster:
 
 @dataclass(frozen=True)
 class PlannedSearch:
-    """How many trainings a search needs, and what they lose by running at once."""
+    """The search to plan for: its number of trainings, and their loss by running at once."""
 
     runs: Annotated[
         int, typer.Option(help="Number of trainings that the search would need if they ran one after another.")
@@ -113,7 +113,7 @@ class PlannedSearch:
     stopping: Annotated[str, typer.Option(metavar="NAME", help="Early stopping of the search: none or asha.")] = "none"
 
     def request(self) -> dict[str, Any]:
-        """What a ``PlanRequest`` has of it."""
+        """The fields of a ``PlanRequest`` that these options set."""
         return {
             "runs": self.runs,
             "crowding": self.crowding,
@@ -126,7 +126,7 @@ class PlannedSearch:
 
 @dataclass(frozen=True)
 class MeasurementOptions:
-    """What is measured here, or was before."""
+    """The measurements that a plan uses: new ones on this machine, or earlier ones."""
 
     noise_scale: Annotated[
         float | None,
@@ -161,7 +161,7 @@ class MeasurementOptions:
     ] = None
 
     def request(self) -> dict[str, Any]:
-        """What a ``PlanRequest`` has of it."""
+        """The fields of a ``PlanRequest`` that these options set."""
         return {
             "noise_scale": self.noise_scale,
             "calibrate_s": parse.duration(self.calibrate, "--calibrate"),

@@ -208,7 +208,7 @@ def run(
         out=out,
         config=training.config,
         seed=training.seed,
-        execution=_execution_settings(execution_options, begin, elastic.high, learners, begun, here=where.local),
+        execution=_execution_settings(execution_options, begin, elastic.high, learners, begun, local=where.local),
         epochs=training.epochs,
         resume=folders.resume,
         accept_changes=folders.accept_changes,
@@ -244,7 +244,7 @@ def run(
             spec = replace(
                 spec,
                 execution=_execution_settings(
-                    execution_options, begin, elastic.high, learners, begun, here=where.local
+                    execution_options, begin, elastic.high, learners, begun, local=where.local
                 ),
             )
         return _run_local(spec, tracker, folders.json, chosen, sources, tensorboard, cluster, prices, command)
@@ -257,10 +257,10 @@ def _execution_settings(
     learners: int,
     begun: ExecutionSettings | None,
     *,
-    here: bool,
+    local: bool,
 ) -> ExecutionSettings:
     """The execution settings of the options. Settings that change the result stay as in a run that has ``begun``."""
-    execution = execution_options.execution(begin, high, learners, here=here)
+    execution = execution_options.execution(begin, high, learners, local=local)
     if begun is None or execution.mode != "exact":
         return execution
     blocks = begun.virtual_tensor if execution.parts.tensor and begun.parts.tensor else execution.virtual_tensor
@@ -272,9 +272,9 @@ def _execution_settings(
 
 
 def _dry_run(spec: RunSpec, cluster: str, *, as_json: bool) -> int:
-    from elastune.cli.dry_run import of_run, tell_dry_run
+    from elastune.cli.dry_run import of_run, print_dry_run
 
-    return tell_dry_run(of_run(spec, cluster), as_json=as_json)
+    return print_dry_run(of_run(spec, cluster), as_json=as_json)
 
 
 def _spot(spec: RunSpec) -> SpotWatch | None:

@@ -69,7 +69,7 @@ def tune(
     (bytes)}]; with --accept-changes changes_accepted: what has changed, from which trial on. Front and choices are then
     of the trials since. With --dry-run {kind: "dry_run", command: "tune", ...}.
     """
-    from elastune.cli.dry_run import of_study, tell_dry_run
+    from elastune.cli.dry_run import of_study, print_dry_run
     from elastune.cli.progress import Progress, StudyTracker, earlier_entries
     from elastune.tuning.study.resume import journaled_slots
     from elastune.tuning.study.run import checked as checked_study
@@ -79,7 +79,7 @@ def tune(
     out = folders.choose(file, "tune")
     low, high = search.bounds or (None, None)
     low = None if execution_options.mesh is not None else low
-    execution = execution_options.execution(low, most_workers=high, learners=agreeing.learners, here=where.local)
+    execution = execution_options.execution(low, most_workers=high, learners=agreeing.learners, local=where.local)
     if folders.resume and execution_options.slots is None:
         execution = replace(execution, num_slots=journaled_slots(out) or execution.num_slots)
     request = search.request(folders.program(file), out, workers, execution, training, folders)
@@ -98,11 +98,13 @@ def tune(
     )
     request = money.of_study(request, local=where.local)
     if dry_run:
-        return tell_dry_run(of_study(checked_study(request, cluster=cluster).plan, where.cluster), as_json=folders.json)
+        return print_dry_run(
+            of_study(checked_study(request, cluster=cluster).plan, where.cluster), as_json=folders.json
+        )
     before = earlier_entries(out, request.resume)
     with Progress(StudyTracker(request.trials, request.budget_s, before)) as progress:
         run_study(request, cluster=cluster, observe=progress.observe)
-    return tell_study(out, folders.json)
+    return print_study(out, folders.json)
 
 
 @flatten
@@ -164,7 +166,7 @@ def frontier(
     planned and took: {phase: seconds}, seeds, left_out} or null, seconds, reason, out, report}.
     With --dry-run {kind: "dry_run", command: "frontier", ...}.
     """
-    from elastune.cli.dry_run import of_frontier, tell_dry_run
+    from elastune.cli.dry_run import of_frontier, print_dry_run
     from elastune.cli.progress import Progress, StudyTracker, earlier_entries
     from elastune.tuning.frontier.find_frontier import checked
     from elastune.tuning.frontier.find_frontier import frontier as find_frontier
@@ -182,7 +184,7 @@ def frontier(
         quality=question.quality,
         margin=question.margin,
         seeds=question.seeds,
-        execution=execution_options.of_one(here=where.local),
+        execution=execution_options.of_one(local=where.local),
         policies=tuple(question.policy or ()),
         throughput=question.throughput,
         config=training.config,
@@ -202,15 +204,15 @@ def frontier(
     )
     request = money.of_study(request, local=where.local)
     if dry_run:
-        return tell_dry_run(of_frontier(checked(request, cluster)[0], where.cluster), as_json=folders.json)
+        return print_dry_run(of_frontier(checked(request, cluster)[0], where.cluster), as_json=folders.json)
     before = earlier_entries(request.out, request.resume)
     with Progress(StudyTracker(None, request.budget_s, before)) as progress:
         find_frontier(request, cluster=cluster, observe=progress.observe)
-    return tell_study(request.out, folders.json)
+    return print_study(request.out, folders.json)
 
 
-def tell_study(out: Path, as_json: bool, **more: object) -> int:
-    """Draw the report, print the result and ``more`` about it. A report that cannot be written costs no result."""
+def print_study(out: Path, as_json: bool, **more: object) -> int:
+    """Write the report, then print the result and ``more``. The result is printed also if the report fails."""
     from elastune.cli.results import result_of
     from elastune.report.page import write_report
 

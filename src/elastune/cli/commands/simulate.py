@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from elastune.cli import options, parse
-from elastune.cli.commands.search import tell_study
+from elastune.cli.commands.search import print_study
 from elastune.cli.flatten import flatten
 from elastune.cli.groups import FolderOptions, SearchOptions, TrainingOptions
 from elastune.cli.output import OK, print_result
@@ -33,7 +33,7 @@ HOW = "see docs/spot.md"
 
 @dataclass(frozen=True)
 class MarketOptions:
-    """A market, and what a training on it may take."""
+    """A market of spot and on-demand workers, and the deadline and bounds of a training on it."""
 
     availability: Annotated[
         Path | None,
@@ -69,7 +69,7 @@ class MarketOptions:
     ] = "20s:74s"
 
     def read(self, workers: int) -> MarketRequest:
-        """What is on offer, and the bounds of a training on at most so many ``workers``. Raises ``UserError``."""
+        """Read the market and the bounds of a training on at most ``workers`` workers. Raises ``UserError``."""
         from elastune.adapt.policies.library.spot import SpotRules
         from elastune.runtime.spot import read_availability, read_prices
         from elastune.tuning.simulate.market import Market, check_reach
@@ -86,14 +86,14 @@ class MarketOptions:
 
 @dataclass(frozen=True)
 class MarketRequest:
-    """A market as it was asked for: read, and checked before anything else is looked at."""
+    """A market after its options are read and checked, before the program is loaded."""
 
     market: Market
     rules: SpotRules
     recovery: Overheads
 
     def forecast(self, job: MarketJob, overheads: Overheads, source: str) -> Result:
-        """What the training would cost, and when it would be done."""
+        """Forecast the cost and the end of the training."""
         from elastune.tuning.simulate.market import forecasts
 
         costs = forecasts(job, self.market, self.rules, overheads, self.recovery)
@@ -101,14 +101,14 @@ class MarketRequest:
 
 
 def job_of(model: DescribedTrialModel, config: Config, epochs: int | None, most: int) -> MarketJob:
-    """The training of ``config`` as work, and how much faster so many workers do it."""
+    """The training of ``config`` as work, with its speed on each number of workers."""
     from elastune.tuning.simulate.market import MarketJob
 
     planned = model.epochs(config, epochs)
     seconds = {n: sum(model.epoch_s(config, n, epoch) for epoch in range(1, planned + 1)) for n in range(1, most + 1)}
-    if not all(0 < each < math.inf for each in seconds.values()):
+    if not all(0 < duration_s < math.inf for duration_s in seconds.values()):
         raise UserError("a training takes some time on any number of workers", f"{min(seconds.values()):g} s", HOW)
-    speeds = [0.0, *(seconds[1] / each for each in seconds.values())]
+    speeds = [0.0, *(seconds[1] / duration_s for duration_s in seconds.values())]
     return MarketJob(seconds[1], lambda n: speeds[n])
 
 
@@ -242,13 +242,13 @@ def simulate(
         print_result(costs, as_json=folders.json)
         return OK
     out = folders.choose(file, "simulate")
-    program, execution = folders.program(file), _means(search.bounds)
+    program, execution = folders.program(file), _execution_settings(search.bounds)
     request = search.request(program, out, workers, execution, training, folders)
     model = _model(request.program, recorded, scaling, start, pause)
     losses = None if lose_every is None else WorkerFailures(parse.duration(lose_every, "--lose-every"), training.seed)
     with Progress(StudyTracker(request.trials, None, earlier_entries(out, request.resume))) as progress:
         simulated = run_simulation(request, model, losses=losses, observe=progress.observe)
-    return tell_study(out, folders.json, simulated=_data(simulated) if folders.json else _line(simulated))
+    return print_study(out, folders.json, simulated=_data(simulated) if folders.json else _line(simulated))
 
 
 def _forecast(
@@ -260,7 +260,7 @@ def _forecast(
     scaling: str,
     overheads: Overheads,
 ) -> Result:
-    """Of the run in ``file``, where that is a folder; else of the training that a model tells of."""
+    """Forecast the cost of the run in the folder ``file``, or of the training that a surrogate model describes."""
     from elastune.train.program.load import load_as_guest
     from elastune.train.program.overrides import override
     from elastune.tuning.simulate.market import job_of_run
@@ -281,7 +281,7 @@ def _forecast(
     return market.forecast(job, overheads, model.source)
 
 
-def _means(bounds: tuple[int, int] | None) -> ExecutionSettings:
+def _execution_settings(bounds: tuple[int, int] | None) -> ExecutionSettings:
     low, high = bounds or (1, 1)
     return ExecutionSettings(workers=low, mode="fast", num_slots=max(DEFAULT_SLOTS, high))
 
@@ -289,7 +289,7 @@ def _means(bounds: tuple[int, int] | None) -> ExecutionSettings:
 def _model(
     program: Program, recorded: Path | None, scaling: str, start_s: float, pause_s: float
 ) -> DescribedTrialModel:
-    """How trials go."""
+    """The model that the trials follow: a recorded study, or the surrogate of the program. Raises ``UserError``."""
     from elastune.train.program.load import load_as_guest
     from elastune.tuning.simulate.run import SurrogateModel
     from elastune.tuning.simulate.trial_model import RecordedModel

@@ -1,4 +1,4 @@
-"""Entry points of tiny workers, for the tests of clusters. ``spec.config`` tells each what to do."""
+"""Entry points of tiny workers, for the tests of clusters. ``spec.config`` holds their parameters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elastune.core.run import Place, RunSpec
 from elastune.elastic.worker.client import CoordinatorClient
 
 FINISHED = RunFinished(sha256="", workers=1, steps=0, samples=0, seconds=0.0, metrics={})
-"""What a worker says before it ends well."""
+"""The last record of a worker that ends well."""
 
 
 def said(step: int, by: int = 0, **metrics: float) -> Reported:

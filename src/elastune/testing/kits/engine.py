@@ -1,4 +1,4 @@
-"""What every mechanism that wraps another package's engine has to do, as tests to inherit.
+"""Tests that every mechanism around another package's engine must pass, for inheritance.
 
 class TestMine(EngineKit):
     mechanism = Mine()  # of a module that worker processes can import
@@ -35,7 +35,7 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class EngineCase:
-    """A mechanism, what it is asked for, and the numbers that models are made of."""
+    """A mechanism, its execution settings, and the number type of the models."""
 
     mechanism: Mechanism
     execution: ExecutionSettings
@@ -43,7 +43,7 @@ class EngineCase:
 
 
 def network(dtype: torch.dtype, seed: int = 0) -> nn.Module:
-    """Blocks in a list, odd sizes, a buffer, a parameter that is not trained."""
+    """A network with blocks in a list, odd sizes, a buffer, and a parameter that is not trained."""
     torch.manual_seed(seed)
     blocks = [nn.Sequential(nn.Linear(7, 7), nn.Tanh(), nn.LayerNorm(7)) for _ in range(2)]
     model = nn.Sequential(nn.Linear(6, 7), *blocks, nn.Linear(7, 4)).to(dtype)
@@ -53,14 +53,14 @@ def network(dtype: torch.dtype, seed: int = 0) -> nn.Module:
 
 
 def data(step: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """A global batch."""
+    """The global batch of ``step``."""
     generator = torch.Generator().manual_seed(step)
     x = torch.randn(BATCH, 6, generator=generator, dtype=torch.float64)
     return x.to(dtype), torch.randint(0, 4, (BATCH,), generator=generator)
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
-    """With moments, and two groups of parameters."""
+    """An optimizer with moments and two groups of parameters."""
     decayed = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() <= 1]
     groups: list[dict[str, Any]] = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
@@ -84,7 +84,7 @@ class Trained:
         self.losses: list[float] = []
 
     def step(self, step: int) -> None:
-        """As a user's loop: after every slice clip, step and clear, which do nothing inside of a step."""
+        """Take one step as a user's loop: clip, step and clear after every slice, without effect inside a step."""
         x, y = data(step, self._case.dtype)
         sync, replica, worker = self.sync, self.replica, self._worker
         run = worker.size, worker.rank, self._case.execution.mode, MICRO_BATCH
@@ -106,7 +106,7 @@ class Trained:
         assert sync.totals == [worker.size, step * worker.size, worker.size * (worker.size - 1) / 2]
 
     def evaluated(self) -> torch.Tensor:
-        """What the model says; workers ask it different numbers of times."""
+        """The outputs of the model; workers evaluate it different numbers of times."""
         self.replica.gather()
         self.replica.model.eval()
         with torch.no_grad():
@@ -116,19 +116,19 @@ class Trained:
         return outputs.clone()
 
     def states(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        """Of model, optimizer and schedule, whole on rank 0."""
+        """The states of model, optimizer and schedule, whole on rank 0."""
         replica = self.replica
         return copy.deepcopy((replica.model_state(), replica.optimizer_state(), self.schedule.state_dict()))
 
     def load(self, states: tuple[dict[str, Any], dict[str, Any], dict[str, Any]]) -> None:
-        """Go on from them."""
+        """Load the states of ``states()``."""
         self.replica.load_model(states[0])
         self.replica.load_optimizer(states[1])
         self.schedule.load_state_dict(states[2])
 
 
 def work(worker: Worker, cases: Sequence[EngineCase]) -> None:
-    """What each process does, for cases on one mesh: importing an engine takes longer than all of them."""
+    """The work of each process: all cases on one mesh, because importing an engine takes longer than the cases."""
     comms = form_comms(GlooFactory("lo", LIMIT_S), worker.store, "first", worker.rank, cases[0].execution.first_mesh)
     for case in cases:
         train(worker, case, comms)
@@ -136,7 +136,7 @@ def work(worker: Worker, cases: Sequence[EngineCase]) -> None:
 
 
 def train(worker: Worker, case: EngineCase, comms: Comms) -> None:
-    """Train, evaluate and save halfway; go on with what was just begun and has loaded it."""
+    """Train, evaluate and save halfway; then load the state into a new training, and complete that too."""
     first = Trained(case, worker, comms)
     for step in range(EVENT_STEP):
         first.step(step)
@@ -156,7 +156,7 @@ def train(worker: Worker, case: EngineCase, comms: Comms) -> None:
 
 
 def own_clip(case: EngineCase, trained: Trained) -> float | str:
-    """What torch's clipping, in the user's lines, says: the norm of the whole gradient, or that it cannot."""
+    """The result of torch's own clipping in a user's program: the norm of the whole gradient, or its refusal."""
     x, y = data(0, case.dtype)
     group, even = trained.sync.group, trained.replica.equal_passes
     plan = shares(BATCH, SLOTS, group.size, group.rank, case.execution.mode, None, even=even)
@@ -173,7 +173,7 @@ def own_clip(case: EngineCase, trained: Trained) -> float | str:
 
 @dataclass(frozen=True)
 class Plain:
-    """What plain PyTorch comes to, in one process without any engine."""
+    """The result of plain PyTorch, in one process without any engine."""
 
     evaluated: torch.Tensor
     states: tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
@@ -184,7 +184,7 @@ class Plain:
 
 
 def in_plain_torch(dtype: torch.dtype) -> Plain:
-    """The whole batch at once."""
+    """Train with plain PyTorch, the whole batch in one pass."""
     model = network(dtype)
     optimizer = optimizer_of(model)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
@@ -209,7 +209,7 @@ def in_plain_torch(dtype: torch.dtype) -> Plain:
 
 
 def need(mechanism: Mechanism) -> None:
-    """Skip the test where what ``mechanism`` needs is not installed; where it is to be, that is a failure."""
+    """Skip the test if a package of ``mechanism`` is not installed; fail if this environment must have it."""
     can = mechanism.capabilities
     if not can.installed:
         promised = can.package in os.environ.get("ELASTUNE_ENGINES", "").split(",")
@@ -229,7 +229,7 @@ class EngineKit:
         need(self.mechanism)
 
     def near(self, actual: Any, wanted: Any) -> None:
-        """Equal but for the order of additions, in trees of tensors and plain values."""
+        """Assert that trees of tensors and values are equal but for the order of additions."""
         if isinstance(wanted, dict):
             assert set(actual) == set(wanted)
             for key in wanted:
@@ -257,7 +257,7 @@ class EngineKit:
                         self._compare(them, execution, wanted)
 
     def _divided(self, execution: ExecutionSettings, memories: list[dict[str, int]]) -> None:
-        """What all workers have of the optimizer's state: all of it each, or all of it together, padded."""
+        """The optimizer's state is whole on each worker, or divided among all of them with padding."""
         trained = sum(p.numel() for p in network(self.dtype).parameters() if p.requires_grad)
         both_moments = 2 * trained * self.dtype.itemsize
         copies = 1 if memories[0]["optimizer"] < both_moments else execution.workers
@@ -278,7 +278,7 @@ class EngineKit:
         states = [them.hear(rank)[1] for rank in ranks]
         self.near(states[0], wanted.states)
         for rank in ranks:
-            them.tell(rank, wanted.states)  # another mechanism's
+            them.tell(rank, wanted.states)  # the states of plain PyTorch
         loaded = [them.hear(rank)[1] for rank in ranks]
         self.near(loaded[0], wanted.states)
         again = [them.hear(rank)[1] for rank in ranks]

@@ -1,4 +1,4 @@
-"""What every launcher has to do, as tests to inherit.
+"""Tests that every launcher must pass, for inheritance.
 
 class TestMine(LauncherKit):
     def make(self, capacity: int) -> Launcher: ...
@@ -39,7 +39,7 @@ LIMIT_S = 60.0
 
 
 class Scene:
-    """A launcher, a coordinator of workers 0, 1, 2, and what both have told."""
+    """A launcher, a coordinator of workers 0, 1, 2, and the events of both."""
 
     def __init__(self, launcher: Launcher, coordinator: Coordinator, logs: Path) -> None:
         self.launcher = launcher
@@ -50,7 +50,7 @@ class Scene:
         self.told: list[object] = []
 
     def until(self, true: Callable[[], bool]) -> None:
-        """Look until it is."""
+        """Poll both until ``true()``."""
         deadline = time.monotonic() + LIMIT_S
         while not true():
             assert time.monotonic() < deadline, f"not within {LIMIT_S:g} s; so far {self.news}, {self.told}"

@@ -1,4 +1,4 @@
-"""What every mechanism has to do, as tests to inherit.
+"""Tests that every mechanism must pass, for inheritance.
 
 class TestMine(MechanismKit):
     mechanism = Mine()  # of a module that worker processes can import
@@ -36,7 +36,7 @@ SLOTS, BATCH, STEPS, EVENT_STEP, CLIP = 8, 16, 5, 2, 0.5
 ALONE = Mesh()
 Event = Literal["nothing", "abandon", "regroup", "replace"]
 State = dict[Piece, torch.Tensor]
-Leaves = dict[str, ParamBlock]
+ParamBlocks = dict[str, ParamBlock]
 
 
 @dataclass(frozen=True)
@@ -51,24 +51,24 @@ class Case:
 
 
 def network() -> nn.Sequential:
-    """Of parameters with even sizes, in double precision."""
+    """A network with even sizes, in double precision."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.BatchNorm1d(8), nn.Linear(8, 4)).double()
 
 
 def data(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A global batch."""
+    """The global batch of ``step``."""
     generator = torch.Generator().manual_seed(step)
     return torch.randn(BATCH, 6, generator=generator).double(), torch.randint(0, 4, (BATCH,), generator=generator)
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
-    """With moments, so that state lies where parameters lie."""
+    """An optimizer with moments, so that each parameter has state."""
     return torch.optim.AdamW(model.parameters(), lr=0.05)
 
 
 class Run:
-    """What one worker does."""
+    """The training of one worker."""
 
     def __init__(self, case: Case, comms: Comms) -> None:
         self._case = case
@@ -86,11 +86,11 @@ class Run:
         return self.sync.replica
 
     def step(self, step: int, passes: int = SLOTS) -> None:
-        """One step, or its first ``passes`` and an end that drops them."""
+        """Take one step, or abandon it after its first ``passes``."""
         x, y = data(step)
         rank = self._mesh.batch_rank(self.replica.comms.rank)
-        how = {"even": self.replica.equal_passes, "in_turn": self.replica.in_turn}
-        plan = shares(BATCH, SLOTS, self._mesh.batch, rank, "exact", None, **how)
+        slicing = {"even": self.replica.equal_passes, "in_turn": self.replica.in_turn}
+        plan = shares(BATCH, SLOTS, self._mesh.batch, rank, "exact", None, **slicing)
         for i, share in enumerate(plan[:passes]):
             self.sync.begin(share, starts_step=i == 0)
             part = slice(share.samples.start, share.samples.stop)
@@ -107,7 +107,7 @@ class Run:
         self.replica.optimizer.zero_grad()
 
     def forget(self) -> None:
-        """Be a worker that has only just been started."""
+        """Replace this worker's training by a newly started one."""
         torch.manual_seed(1)
         self.sync = self._attached(self.replica.comms)
         for tensor in (*self.replica.module.parameters(), *self.replica.module.buffers()):
@@ -118,11 +118,11 @@ class Run:
                 p.detach().zero_()
 
     def state(self) -> State:
-        """Every piece that lies here."""
+        """The pieces that this worker holds."""
         return {piece: self.replica.read(piece).clone() for piece in self.replica.layout()}
 
-    def param_blocks(self) -> Leaves:
-        """Of state that lies in flat pieces of leaves: what these are."""
+    def param_blocks(self) -> ParamBlocks:
+        """The parameter blocks of state in flat pieces; empty for other state."""
         return (
             {param_block.name: param_block for param_block in self.replica.split.param_blocks}
             if isinstance(self.replica, OwnedReplica)
@@ -131,7 +131,7 @@ class Run:
 
 
 def work(worker: Worker, case: Case) -> None:
-    """What each process does; the last one is lost where workers are replaced."""
+    """The work of each process; the last worker is lost if workers are replaced."""
     factory = GlooFactory("lo", LIMIT_S)
     run = Run(case, form_comms(factory, worker.store, "first", worker.rank, case.mesh))
     for step in range(STEPS):
@@ -148,7 +148,7 @@ def work(worker: Worker, case: Case) -> None:
 
 
 def replace_last(worker: Worker, run: Run) -> None:
-    """The last worker loses everything; the others send it what ``moves`` finds."""
+    """The last worker loses its state; the others send it the pieces of the plan of ``moves``."""
     worker.say("layout", {piece: run.replica.read(piece).dtype for piece in run.replica.layout()})
     if worker.rank == worker.size - 1:
         run.forget()
@@ -166,7 +166,7 @@ def replace_last(worker: Worker, run: Run) -> None:
 
 
 def alone(clips: bool = False) -> State:
-    """What one worker with a whole replica comes to, undisturbed."""
+    """The result of one undisturbed worker with a whole replica."""
     run = Run(Case(Replicated(), ALONE, clips=clips), replicated(Group()))
     for step in range(STEPS):
         run.step(step)
@@ -174,7 +174,7 @@ def alone(clips: bool = False) -> State:
 
 
 def in_plain_torch() -> dict[str, torch.Tensor]:
-    """The same training with nothing of elastune: each slot by itself, gradients weighted and added."""
+    """The same training in plain PyTorch: a pass for each slot, with weighted gradients added up."""
     model = network()
     optimizer = optimizer_of(model)
     for step in range(STEPS):
@@ -187,8 +187,8 @@ def in_plain_torch() -> dict[str, torch.Tensor]:
     return dict(model.named_parameters())
 
 
-def part(whole: dict[str, torch.Tensor], piece: Piece, param_blocks: Leaves) -> torch.Tensor:
-    """What ``piece`` is of the ``whole`` tensors."""
+def part(whole: dict[str, torch.Tensor], piece: Piece, param_blocks: ParamBlocks) -> torch.Tensor:
+    """The values of ``piece``, out of the ``whole`` tensors."""
     name, colon, key = piece.name.partition(":")
     if name not in param_blocks:
         return whole[piece.name][tuple(slice(*edge) for edge in piece.box)]
@@ -198,8 +198,8 @@ def part(whole: dict[str, torch.Tensor], piece: Piece, param_blocks: Leaves) -> 
     return tensor[tuple(slice(*edge) for edge in param_blocks[name].box)].reshape(-1)[slice(*piece.box[0])]
 
 
-def as_leaves(pieces: Iterable[Piece], param_blocks: Leaves) -> Iterator[Piece]:
-    """Whole tensors, as the leaves that they are made of."""
+def as_param_blocks(pieces: Iterable[Piece], param_blocks: ParamBlocks) -> Iterator[Piece]:
+    """The pieces of whole tensors as pieces of their parameter blocks."""
     for piece in pieces:
         name, colon, key = piece.name.partition(":")
         blocks = [param_block for param_block in param_blocks.values() if param_block.tensor == name]
@@ -210,7 +210,7 @@ def as_leaves(pieces: Iterable[Piece], param_blocks: Leaves) -> Iterator[Piece]:
 
 
 class MechanismKit:
-    """A mechanism trains as one process does, and can say and move what lies where."""
+    """A mechanism trains as one process does, and knows and moves the layout of its state."""
 
     mechanism: ClassVar[Mechanism]
     meshes: ClassVar[Sequence[Mesh]]
@@ -222,7 +222,9 @@ class MechanismKit:
         mesh: Mesh = self.meshes[request.param]
         return mesh
 
-    def trained(self, mesh: Mesh, event: Event = "nothing", *, clips: bool = False) -> tuple[dict[int, State], Leaves]:
+    def trained(
+        self, mesh: Mesh, event: Event = "nothing", *, clips: bool = False
+    ) -> tuple[dict[int, State], ParamBlocks]:
         """The final states, by worker. Raises ``Unrecoverable`` where a lost worker's pieces are nowhere else."""
         case = Case(self.mechanism, mesh, event, clips, self.copies)
         with processes(mesh.workers, work, case) as them:
@@ -239,8 +241,8 @@ class MechanismKit:
             heard = {rank: them.hear(rank) for rank in range(mesh.workers)}
             return {rank: state for rank, (_, state, _) in heard.items()}, heard[0][2]
 
-    def same(self, actual: tuple[dict[int, State], Leaves], wanted: State) -> None:
-        """All pieces are those of the whole, to the bit where the mechanism promises it."""
+    def same(self, actual: tuple[dict[int, State], ParamBlocks], wanted: State) -> None:
+        """Assert that all pieces equal those of ``wanted``: to the bit if the mechanism is exact."""
         states, param_blocks = actual
         whole = {piece.name: values for piece, values in wanted.items()}
         for state in states.values():
@@ -259,10 +261,10 @@ class MechanismKit:
                     torch.testing.assert_close(values, part(wanted, piece, param_blocks), rtol=1e-9, atol=1e-12)
 
     def test_layout_covers_everything(self, mesh: Mesh) -> None:
-        """With what one worker has, and with the values that it has."""
+        """All pieces together cover those of one worker, with equal values."""
         (states, param_blocks), wanted = self.trained(mesh), alone()
         layout = {rank: tuple(state) for rank, state in states.items()}
-        all_of_it = tuple(as_leaves(wanted, param_blocks))
+        all_of_it = tuple(as_param_blocks(wanted, param_blocks))
         assert {piece.name for pieces in layout.values() for piece in pieces} == {piece.name for piece in all_of_it}
         assert moves(layout, {mesh.workers: all_of_it})
         self.same((states, param_blocks), wanted)
@@ -273,7 +275,7 @@ class MechanismKit:
         self.same(self.trained(mesh, event), alone())
 
     def test_a_lost_workers_pieces_come_back(self, mesh: Mesh) -> None:
-        """From those that hold them; where nobody does, the plan says so."""
+        """The owners of the pieces send them; the plan names pieces without an owner."""
         copied = self.copies > 1 and isinstance(self.mechanism, Owned)
         if mesh.data == 1 and not copied:
             with pytest.raises(Unrecoverable):
@@ -282,6 +284,6 @@ class MechanismKit:
         self.same(self.trained(mesh, "replace"), alone())
 
     def test_accepts_its_meshes(self) -> None:
-        """Before a worker starts."""
+        """The check runs before a worker starts."""
         for mesh in self.meshes:
             self.mechanism.check(ExecutionSettings(workers=mesh.workers), mesh)

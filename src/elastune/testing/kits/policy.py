@@ -29,7 +29,7 @@ EPOCH_STEPS = 50
 Measured = float | tuple[float, float] | Signal  # a value; with its standard error
 
 
-# -- one hook ----------------------------------------------------------------------------------------------------------
+# --- one hook ---
 
 
 def make_snapshot(signals: Mapping[str, Measured] | None = None, **changed: Any) -> Snapshot:
@@ -105,7 +105,7 @@ def decide(policy: Policy | PolicyEntry, hook: Hook = "after_step", **run: Any) 
     return PolicyDriver(policy).decide(hook, **run)
 
 
-# -- several workers ---------------------------------------------------------------------------------------------------
+# --- several workers ---
 
 
 def moved(snapshot: Snapshot, decision: Decision) -> Snapshot:
@@ -229,7 +229,7 @@ class SimulatedWorkers:
             host.restart_waiting_hooks(workers, self.limits, rank)
 
 
-# -- what every policy has to do ---------------------------------------------------------------------------------------
+# --- what every policy has to do ---
 
 _NAMES = ("noise_scale", "noise_scale_adam", "gradient_variance", "gradient_square", "throughput", "loss")
 _TIMES = ("step_s", "data_s", "compute_s", "wait_s")
@@ -252,7 +252,7 @@ CALM: dict[str, Measured] = {
 def random_signals(seed: int, steps: int, workers: int = 8) -> list[dict[str, Measured]]:
     """Return signals of many sizes, now and then missing, drawn by ``seed``."""
     rng = random.Random(seed)
-    found: list[dict[str, Measured]] = []
+    draws: list[dict[str, Measured]] = []
     for _ in range(steps):
         signals: dict[str, Measured] = {}
         for name in (*_NAMES, *_TIMES):
@@ -261,8 +261,8 @@ def random_signals(seed: int, steps: int, workers: int = 8) -> list[dict[str, Me
         signals["busy_share"] = rng.random()
         if rng.random() < 0.3:
             signals["straggler"] = float(rng.randrange(workers))
-        found.append({name: value for name, value in signals.items() if rng.random() < 0.9})
-    return found
+        draws.append({name: value for name, value in signals.items() if rng.random() < 0.9})
+    return draws
 
 
 class PolicyKit(ABC):

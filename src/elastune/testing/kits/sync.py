@@ -1,4 +1,4 @@
-"""What every synchronisation strategy has to do, as tests to inherit.
+"""Tests that every sync strategy must pass, for inheritance.
 
 class TestMine(SyncKit):
     make = staticmethod(make_mine)  # of a module that worker processes can import
@@ -39,7 +39,7 @@ class Run:
         self.sync = make(Replicated().attach(model, optimizer_of(model), comms, ExecutionSettings()), comms)
 
     def round(self, at: int, on_break: Callable[[], None]) -> None:
-        """Round ``at``; ``on_break`` completes its exchange where that fails here."""
+        """Train round ``at``; ``on_break`` completes its exchange if that fails on this worker."""
         sync = self.sync
         sync.control = [1.0, float(at), float(sync.group.rank)]
         try:
@@ -75,18 +75,18 @@ class Run:
         self.sync.replica.optimizer.zero_grad()
 
     def reload(self) -> None:
-        """Go on with another object, which gets what the strategy keeps."""
+        """Replace the strategy by a new object that loads its state."""
         state = self.sync.state_dict()
         self.sync = self._make(self.sync.replica, self.sync.replica.comms)
         self.sync.load_state_dict(state)
 
     def result(self) -> Result:
-        """Where training has come to, and what rode along in its newest round."""
+        """Return the parameters, and the totals that the newest round carried."""
         return dict(self.sync.replica.module.named_parameters()), self.sync.totals
 
 
 class Breaking:
-    """Counts what this worker waits for; told to, it breaks the last wait of a round, when the result is here."""
+    """Counts the waits of this worker, and breaks wait number ``breaks_at``, when its result is complete."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.waits, self.breaks_at = 0, -1
@@ -102,7 +102,7 @@ class Breaking:
 
 
 def work(worker: Worker, make: Make, event: Event) -> None:
-    """What each process does."""
+    """The training of each process."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         breaking = Breaking(monkeypatch)
         run = Run(make, worker.form("first"))
@@ -126,7 +126,7 @@ def work(worker: Worker, make: Make, event: Event) -> None:
 
 
 def adopt(worker: Worker, run: Run) -> Group:
-    """Complete the round by what rank 0 has of it."""
+    """Complete the round with the result of rank 0."""
     group = worker.form("second")
     result = run.sync.result_room()
     for tensor in result:
@@ -136,7 +136,7 @@ def adopt(worker: Worker, run: Run) -> Group:
 
 
 def give(worker: Worker, run: Run) -> Group:
-    """Hand on what ``adopt`` wants."""
+    """Send the result of the round that ``adopt`` receives."""
     group = worker.form("second")
     if worker.rank == 0:
         for tensor in run.sync.last_result():
@@ -146,26 +146,26 @@ def give(worker: Worker, run: Run) -> Group:
 
 @cache
 def trained(make: Make, workers: int, event: Event = "nothing") -> list[Result]:
-    """The results, by worker; of what was asked for before, those that it had."""
+    """The results by worker, kept for later calls with the same arguments."""
     with processes(workers, work, make, event) as them:
         return [them.hear(rank)[1:] for rank in range(workers)]
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
-    """To the bit."""
+    """Assert that both states are equal to the bit."""
     assert a.keys() == b.keys()
     for name, tensor in a.items():
         assert torch.equal(tensor, b[name]), name
 
 
 class SyncKit:
-    """A strategy keeps replicas together, whatever becomes of a round."""
+    """A strategy keeps replicas equal, also if a round is abandoned or breaks."""
 
     make: ClassVar[Any]
 
     @pytest.mark.parametrize("workers", [2, 3])
     def test_replicas_are_equal_after_a_round(self, workers: int) -> None:
-        """And what rode along reached everybody."""
+        """Also, the control values of the round reach every worker."""
         results = trained(self.make, workers)
         for state, totals in results:
             same(state, results[0][0])
@@ -173,7 +173,7 @@ class SyncKit:
             assert totals[2] == sum(range(workers))
 
     def test_workers_do_not_show_where_it_promises_that(self) -> None:
-        """One, two and three workers come to the same bits."""
+        """One, two and three workers reach the same bits, if the strategy is exact."""
         alone = Run(self.make, Group())
         if not alone.sync.exact:
             return
@@ -184,11 +184,11 @@ class SyncKit:
 
     @pytest.mark.parametrize("event", ["abandon", "reload"])
     def test_nothing_shows_of(self, event: Event) -> None:
-        """A step that was begun and dropped; another object that goes on from ``state_dict``."""
+        """Neither an abandoned step nor a new object with the same ``state_dict`` changes the result."""
         same(trained(self.make, 2, event)[1][0], trained(self.make, 2)[1][0])
 
     def test_a_result_of_another_worker_is_as_good_as_ones_own(self) -> None:
-        """One worker's exchange breaks once it has contributed all; it adopts what another has of the round."""
+        """One worker's exchange breaks after its contribution; it adopts the result of another worker."""
         results, undisturbed = trained(self.make, 3, "break"), trained(self.make, 3)
         for (state, totals), (wanted, _) in zip(results, undisturbed, strict=True):
             same(state, wanted)
