@@ -84,7 +84,7 @@ class TrainingState:
         if isinstance(self.replica, EngineReplica):
             model = _Saved("model", self.replica.model_state, self.replica.load_model)
             optimizer = _Saved("optimizer", self.replica.optimizer_state, self.replica.load_optimizer)
-        if isinstance(self.replica, OwnedReplica):  # shards move by themselves: ``mechanisms.owned``
+        if isinstance(self.replica, OwnedReplica):  # shards move by themselves: ``parallel.mechanisms.owned``
             model, optimizer = _Buffers(self.replica), _Options(self.replica)
         return (
             model,

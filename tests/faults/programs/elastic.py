@@ -14,7 +14,7 @@ config = {
     "batch_size": 64,
     "epochs": 3,
     "samples": 1000,
-    "pause_s": 0.0,  # how the program rests: see testing/pace.py
+    "pause_s": 0.0,  # how the program rests: see testing/faults.py
     "until": "",
     "faults": [],
     "resize": [],

@@ -315,7 +315,7 @@ def _run_local(
 def _run_static(
     spec: RunSpec, place: Place, as_json: bool, tensorboard: bool, prices: Prices | None, command: CommandLine
 ) -> NoReturn:
-    """Be one worker; rank 0 also shows progress and prints the result. Ends the process: see ``comm.group.join``."""
+    """Be one worker; rank 0 also shows progress and prints the result. Ends the process: see ``process_groups``."""
     from elastune.cli.progress import Progress
     from elastune.runtime.job.run import on_device, run_here
 

@@ -56,8 +56,8 @@ class WarmStarted:
     """What a study takes over from an earlier one in the folder ``source``, whose journal is not needed again.
 
     ``taken`` of its ``of`` ended trials fit; ``left_out``: why others do not, and how many. ``similarity`` of its
-    context to this study's, from 0 to 1, see ``search.analysis``; ``differs``: in what. ``told``: what samplers take
-    for its results; ``proposed``: the parameters of those that are tried first.
+    context to this study's, from 0 to 1, see ``tuning.search.importance``; ``differs``: in what. ``told``: what
+    samplers take for its results; ``proposed``: the parameters of those that are tried first.
     """
 
     source: str
@@ -120,7 +120,7 @@ class TrialStarted:
 @dataclass(frozen=True, config=_RULES)
 class TrialReported:
     """A report of a running trial, which had ``workers`` on average so far (None: those it began with), and has
-    ``cost`` so much in all (None: prices were not asked for; see ``job.meter``)."""
+    ``cost`` so much in all (None: prices were not asked for; see ``runtime.job.pool``)."""
 
     trial: Number
     report: Reported
@@ -263,7 +263,7 @@ class LinkFitted:
 
 @dataclass(frozen=True, config=_RULES)
 class TimesFitted:
-    """The model of ``plan.steps.data_parallel``, fitted here. ``errors``: predicted over measured, by what.
+    """The model of ``core.plan.data_parallel``, fitted here. ``errors``: predicted over measured, by what.
 
     ``latency_s`` and ``seconds_per_byte`` are of the link within a host. Where there are several hosts, ``across`` is
     the link between them, and ``workers_per_host`` how many fit each.
@@ -323,7 +323,7 @@ class StudyFinished:
 class PlanMade:
     """``elastune plan`` has answered. ``asked``: the request; ``found``: what ``--json`` prints; both JSON-able.
 
-    ``constants``: of the fitted step model, in seconds, by the names of ``plan.steps.terms``.
+    ``constants``: of the fitted step model, in seconds, by the names of ``core.plan.step_time``.
     """
 
     program: str

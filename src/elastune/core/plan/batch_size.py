@@ -147,7 +147,7 @@ def efficiency(noise: Noise, batch: float, base_batch: float) -> float:
 # ``none`` keeps it. ``sqrt`` keeps the variance of an update equal (Krizhevsky, "One weird trick for parallelizing
 # convolutional neural networks", 2014). ``linear`` keeps the mean progress per sample equal (Goyal et al., "Accurate,
 # Large Minibatch SGD", 2017, section 2.1). None of them is right everywhere: that is what tuning is for. Rules that
-# need more than the ratio, for changes while training runs, are in ``policies.lr_rules``.
+# need more than the ratio, for changes while training runs, are in this file.
 
 LR_RULES: Mapping[str, Callable[[float], float]] = MappingProxyType(
     {
@@ -174,7 +174,7 @@ def scaled_lr(lr: float, batch: int, base_batch: int, rule: str) -> float:
 
 # How the learning rate follows a change of the batch size while training runs.
 #
-# The rules that need the ratio of batch sizes only are ``plan.scaling``'s: none, linear, sqrt. Two need more:
+# The rules that need the ratio of batch sizes only are this file's: none, linear, sqrt. Two need more:
 #
 # adascale: by the gain of Johnson et al., "AdaScale SGD" (2020): with tr(Sigma) the variance of one sample's gradient
 # and

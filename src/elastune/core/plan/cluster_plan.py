@@ -182,8 +182,8 @@ def _thinned(sizes: Sequence[int], apart: float) -> list[int]:
 
 # How to split a cluster: every division judged by time, cost and memory, and the best of them. Pure.
 #
-# The time of a search is that of its rounds (``plan.search_time``), each training's step that of the step model
-# (``plan.steps``). Its interval has both in it: what is not known of the step, and of the price of parallel proposals.
+# The time of a search is that of its rounds (``search_time``), each training's step that of the step model
+# (``step_time``). Its interval has both in it: what is not known of the step, and of the price of parallel proposals.
 
 CLOSE = 2_000  # plans whose intervals are looked at: the best by the physical form alone
 

@@ -34,7 +34,7 @@ from elastune.core.plan.step_time import Floats
 # ``terms`` says what a step takes on any mesh, from what a rehearsal has counted of the program. Frontiers, and
 # policies in a run, count nothing. They have timed the program, and ask for other batches and other numbers of workers.
 # To them all terms of a pass are one line, ``base_s + per_sample_s * share``, where the largest share decides;
-# gradients are summed by the formula of ``terms`` (``plan.links.allreduce_s``). Both say the same of the same step
+# gradients are summed by the formula of ``terms`` (``links.allreduce_s``). Both say the same of the same step
 # (``tests/core/plan/steps/test_data_parallel.py``). ``timed_steps`` has the fits.
 #
 # Where links were not measured, a sum has Pollux's form: so much on two workers, and so much more for each further one

@@ -31,7 +31,7 @@ from elastune.core.run import ExecutionSettings
 
 Shares = NDArray[np.float64]
 ELASTIC_COPIES = 2
-"""Holders where nothing is said and workers may be lost, as ``sync.registry.sync_for`` has them."""
+"""Holders where nothing is said and workers may be lost, as ``parallel.sync.registry.sync_for`` has them."""
 NEGLIGIBLE_SHARE = 0.01
 SHOWN_FROM_SHARE = 0.01  # of the whole: what a copy takes beyond it is worth a line
 
@@ -198,7 +198,7 @@ def ideal_share(whole: int, copies: int, workers: int) -> float:
 
 # What the fullest worker of a plan holds, for many plans at once; modelled, before anything is launched.
 #
-# State is divided as ``plan.state_bytes`` says for parts with so many holders, but that the first stage of a pipeline
+# State is divided as this file says for parts with so many holders, but that the first stage of a pipeline
 # holds an edge of the model beside its blocks. Activations of a transformer as in Korthikanti et al., "Reducing
 # Activation Recomputation in Large Transformer Models", MLSys 2023, section 4: a pipeline's first stage keeps those of
 # as many passes as there are stages.

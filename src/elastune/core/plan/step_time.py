@@ -406,8 +406,9 @@ def _summing(
     c: Mapping[str, float], work: StepWork, splits: StepSplits, gradients: Floats, sums: Floats | float = 1.0
 ) -> Floats:
     """Of ``gradients``, bytes of a worker, in so many ``sums``: a ring within each node, then one among nodes, whose
-    link they share. Where state is divided, everybody sends to everybody (``comm.owned``): nothing is summed within a
-    node before it leaves, so that each of its workers sends as much over the link as one would of their sum."""
+    link they share. Where state is divided, everybody sends to everybody (``parallel.comm.owned``): nothing is summed
+    within a node before it leaves, so that each of its workers sends as much over the link as one would of their
+    sum."""
     neighbours = np.minimum(splits.inner, splits.per_node)
     senders = neighbours * np.where(splits.shard * splits.inner > 1, np.ceil(splits.parts / splits.nodes), 1.0)
     near = sums * c["gradient_hop_s"], c["gradient_byte_s"]

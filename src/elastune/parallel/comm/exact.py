@@ -4,7 +4,7 @@ Every worker adds up its own slots along the canonical tree (``SlotSums``). Chun
 then goes to worker c (all-to-all). Worker c adds them in tree order and returns the result to all (all-gather).
 This moves 2(W-1)/W of the data, as a ring all-reduce does, but in ONE order of additions.
 Several workers on each of several hosts first sum within their host, then across hosts: less data crosses hosts.
-The order of additions stays that of the tree, so levels and routes (``comm.relay``) do not change the bits.
+The order of additions stays that of the tree, so levels and routes (``parallel.comm.relay``) do not change the bits.
 """
 
 from __future__ import annotations

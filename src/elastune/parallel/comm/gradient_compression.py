@@ -22,7 +22,8 @@ from elastune.parallel.comm.reducer import FlatBucket, Reducer, plan
 
 
 class CompressedReducer(Reducer[FlatBucket]):
-    """As ``comm.reducer.FlatReducer``, but the first ``gradients`` tensors travel compressed by ``compression``.
+    """As ``parallel.comm.reducer.FlatReducer``, but the first ``gradients`` tensors travel compressed by
+    ``compression``.
 
     Error feedback keeps a residual on each worker. ``owed`` and ``owe`` move it to another worker; ``pay`` takes it
     out.

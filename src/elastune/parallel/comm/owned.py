@@ -1,10 +1,9 @@
 """Sums over slots that go to their owners only, and the barrier that commits a step.
 
 Every worker adds up its own slots along the canonical tree. Part c of each bucket's subtree sums goes to worker c
-(all-to-all), the *reducer* of part c. It adds them in tree order, to the same bits as ``comm.exact``, and sends the
-sum to the part's other owners.
-A remote owner is outside the batch group that adds up a gradient; the reducer sends it the finished sum.
-The commit barrier ends the step: a worker enters it once all sums that it owns have arrived.
+(all-to-all), the *reducer* of part c. It adds them in tree order, to the same bits as ``parallel.comm.exact``, and
+sends the sum to the part's other owners. A remote owner is outside the batch group that adds up a gradient; the reducer
+sends it the finished sum. The commit barrier ends the step: a worker enters it once all sums that it owns have arrived.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ class OwnedReducer:
     """Sums one worker's gradients over its batch group; each sum ends at its owners. ``regroup`` comes first.
 
     A step: ``begin``; for each slot ``begin_slot`` and ``put`` of every parameter block; then ``launch``, ``combine``
-    and ``wait``. If one of these calls raises ``GroupBroken``, call ``drain`` before the next ``begin`` or
-    ``regroup``. ``StreamedReducer`` has the same calls; ``comm.reducer.Reducer`` sends all sums to all workers.
+    and ``wait``. If one of these calls raises ``GroupBroken``, call ``drain`` before the next ``begin`` or ``regroup``.
+    ``StreamedReducer`` has the same calls; ``parallel.comm.reducer.Reducer`` sends all sums to all workers.
     """
 
     def __init__(self) -> None:

@@ -34,7 +34,7 @@ Backend = Literal["gloo", "nccl"]
 
 
 class GroupFactory(Protocol):
-    """Forms groups over one backend: ``comm.gloo.GlooFactory``, ``comm.nccl.NcclFactory``."""
+    """Forms groups over one backend: ``parallel.comm.gloo.GlooFactory``, ``parallel.comm.nccl.NcclFactory``."""
 
     @property
     def backend(self) -> str:

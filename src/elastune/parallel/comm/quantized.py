@@ -30,7 +30,7 @@ BLOCK = 256
 
 
 class EncodedReducer(Reducer[Bucket]):
-    """As ``comm.exact.ExactReducer``, but the tensors that have a codec travel encoded.
+    """As ``parallel.comm.exact.ExactReducer``, but the tensors that have a codec travel encoded.
 
     Args:
         like: See ``ExactReducer``, as for ``num_slots``, ``group`` and ``hold``.

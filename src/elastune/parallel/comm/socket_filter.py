@@ -1,7 +1,7 @@
 """A filter in the Linux kernel that decides which connections may reach a library's listening socket, and when.
 
-A listener that cannot check who connects (gloo's) is closed except while its peers connect.
-Other systems have no such filters: there the listener stays open, and ``comm.gloo`` detects intruders afterwards.
+A listener that cannot check who connects (gloo's) is closed except while its peers connect. Other systems have no such
+filters: there the listener stays open, and ``parallel.comm.gloo`` detects intruders afterwards.
 """
 
 from __future__ import annotations

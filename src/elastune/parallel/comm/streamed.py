@@ -2,9 +2,9 @@
 
 All workers go through a model's blocks in one order. When a backward pass has finished a block, each part of the
 block's gradients goes to the worker that reduces it. That worker adds it to the sums of earlier passes, along the
-canonical tree, to the same bits as ``comm.owned``. Slots are dealt in turn, so the slots that end in one pass are
-neighbours, and few partial sums wait for others. The price: gradients travel once for each slot, and not once for each
-worker. Buffers are reused, because a library returns large blocks to the system and new ones are slow to get.
+canonical tree, to the same bits as ``parallel.comm.owned``. Slots are dealt in turn, so the slots that end in one pass
+are neighbours, and few partial sums wait for others. The price: gradients travel once for each slot, and not once for
+each worker. Buffers are reused, because a library returns large blocks to the system and new ones are slow to get.
 """
 
 from __future__ import annotations

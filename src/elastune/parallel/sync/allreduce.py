@@ -321,10 +321,10 @@ class FastAllReduce(AllReduce):
 class CompressedAllReduce(FastAllReduce):
     """As ``FastAllReduce``, but gradients travel through ``compression``.
 
-    Compression may leave a residual on each worker (``comm.gradient_compression.ResidualBucket``). When a worker
-    leaves, a staying worker takes its residual over. A worker that is alone sends nothing, so it adds its residual to
-    its gradient. When a worker dies, its residual is lost. All residuals are lost when training begins again from a
-    snapshot or a checkpoint.
+    Compression may leave a residual on each worker (``parallel.comm.gradient_compression.ResidualBucket``). When a
+    worker leaves, a staying worker takes its residual over. A worker that is alone sends nothing, so it adds its
+    residual to its gradient. When a worker dies, its residual is lost. All residuals are lost when training begins
+    again from a snapshot or a checkpoint.
     """
 
     def __init__(

@@ -121,7 +121,7 @@ class Sync(ABC):
     def measure(self, on: bool, weights: list[torch.Tensor] | None = None, turn: int = 0) -> None:
         """Whether the next step computes gradients' norms.
 
-        ``weights``: a factor for every parameter. ``turn``: see ``comm.reducer.BucketNorms``.
+        ``weights``: a factor for every parameter. ``turn``: see ``parallel.comm.reducer.BucketNorms``.
         """
         self._measures, self._weights, self._turn = on, weights, turn
 
@@ -215,10 +215,10 @@ class StepStatistics:
     """The statistics of one step; monitors read them.
 
     Attributes:
-        parts: The sums over parts, by the names of ``STATISTICS``.
-        norms: The squared norms of the summed gradient, plain and weighted; None if they were not measured.
-        distance: How far apart learners were at the end of a round (``sync.rounds.distance``); None without learners.
-        staleness: The mean age, in global batches, of values that learners took from others without waiting; None if
+        parts: The sums over parts, by the names of ``STATISTICS``. norms: The squared norms of the summed gradient,
+        plain and weighted; None if they were not measured. distance: How far apart learners were at the end of a round
+        (``parallel.sync.rounds.distance``); None without learners. staleness: The mean age, in global batches, of
+        values that learners took from others without waiting; None if
             no learner took any in this round.
     """
 

@@ -26,7 +26,7 @@ _KNOWN_TO_ONE = torch.tensor([float(name in ("loss", "sharpness", "trace")) for 
 
 
 class OwnedAllReduce(Sync):
-    """Synchronous SGD for replicas whose parameters and optimizer state have owners (``mechanisms.owned``).
+    """Synchronous SGD for replicas whose parameters and optimizer state have owners (``parallel.mechanisms.owned``).
 
     One worker adds up each part of the gradients, along the canonical tree, and sends the sum to the part's owners.
 

@@ -66,9 +66,9 @@ class RoundSync(Sync):
     """Training in rounds, as one worker sees it.
 
     Each learner takes the gradient of its own slots, and the program's optimizer takes the learner's step. After
-    ``plan.every`` steps all learners become one: the parameters by the plan's strategy (``sync.local_sgd.Local``),
-    buffers and the optimizer's state by their mean. (Averaging momenta as well as parameters: Yu, Jin and Yang, ICML
-    2019, arXiv 1905.03817.)
+    ``plan.every`` steps all learners become one: the parameters by the plan's strategy
+    (``parallel.sync.local_sgd.Local``), buffers and the optimizer's state by their mean. (Averaging momenta as well as
+    parameters: Yu, Jin and Yang, ICML 2019, arXiv 1905.03817.)
 
     A round is completed by all workers, adopted, or done again from its beginning. Within a round a learner is on one
     worker alone. Between rounds all learners are equal, so no learner is lost with its worker. If the plan has a

@@ -79,7 +79,7 @@ class WorkerKept:
 
 @dataclass(frozen=True, config=_RULES)
 class WorkerEnded:
-    """Its process has ended, or was never there; see ``cluster.launcher.ProcessEnded``."""
+    """Its process has ended, or was never there; see ``runtime.launcher.ProcessEnded``."""
 
     key: Count
     code: int | None

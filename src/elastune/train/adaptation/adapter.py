@@ -66,7 +66,7 @@ class StepContribution:
         seconds: Seconds of training by rank 0's clock; 0 on other ranks.
         unsure: 1 if a worker was lost since the last step, so that not all workers may have seen the same.
         votes: The changes that policies propose, policy by policy (``core.votes``).
-        times: Three numbers for each possible rank; a worker sets its own (``monitors.base.WorkerTimes``).
+        times: Three numbers for each possible rank; a worker sets its own (``adapt.monitors.base.WorkerTimes``).
     """
 
     waiting: float = 0.0

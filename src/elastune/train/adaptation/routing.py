@@ -185,7 +185,7 @@ class Routing:
         return ours and self.asked.shape == "auto"
 
     def hear(self, times: Sequence[float]) -> None:
-        """Note the times of all workers in a step, three numbers for each rank (``monitors.base.WorkerTimes``)."""
+        """Note the times of all workers in a step, three numbers for each rank (``WorkerTimes``)."""
         if self.watches:
             self._watch.hear(times[2::3])
 

@@ -90,17 +90,14 @@ class PlanRequest:
         generations: Whether the search waits for each of its rounds.
         sampler: The sampler, as ``elastune tune`` names it. Trainings at once cost nothing under
             ``INDEPENDENT_SAMPLERS`` and within a generation of a genetic search; any other sampler counts as TPE.
-        stopping: The rule that ends trainings early. It saves as much as in simulated studies.
-        mesh: The only mesh of a training to consider; None: all.
-        shown: The number of plans in the answer.
-        measured: How many of the best plans to run, here or on ``cluster``.
-        cluster: The cluster on which probes and measured plans run; None: this machine.
-        out: A new folder that keeps the measured runs.
-        earlier: Folders of runs; runs of the same program on equal hardware replace probes.
-        cluster_words: The options that name the cluster in commands; "": none were given.
-        device: The device of each worker, a name of ``plan.devices``; times and memory then come from its data sheet.
-        probe: Whether short runs on ``cluster`` calibrate the model, instead of short runs here.
-        copies: Holders of each part of divided state.
+        stopping: The rule that ends trainings early. It saves as much as in simulated studies. mesh: The only mesh of a
+        training to consider; None: all. shown: The number of plans in the answer. measured: How many of the best plans
+        to run, here or on ``cluster``. cluster: The cluster on which probes and measured plans run; None: this machine.
+        out: A new folder that keeps the measured runs. earlier: Folders of runs; runs of the same program on equal
+        hardware replace probes. cluster_words: The options that name the cluster in commands; "": none were given.
+        device: The device of each worker, a name of ``core.plan.devices``; times and memory then come from its data
+        sheet. probe: Whether short runs on ``cluster`` calibrate the model, instead of short runs here. copies: Holders
+        of each part of divided state.
     """
 
     program: Program

@@ -199,7 +199,7 @@ class FrontierRequest(SearchRequest):
             fiftieth of the baseline's quality.
         policies: Each trains beside static settings, with the naive rule's for each worker count. It is a parameter
             of the search if the space has no ``policy``.
-        throughput: Search execution settings that give the same bits faster, see ``frontier.throughput``.
+        throughput: Search execution settings that give the same bits faster, see ``tuning.frontier.short_runs``.
     """
 
     workers: tuple[int, ...]

@@ -387,7 +387,7 @@ class Study:
     def soup(self, **options: Any) -> Any:
         """Average the weights of kept trials, as ``elastune soup`` does; returns a ``StudySoup``.
 
-        See ``reuse.soup_study`` for the options.
+        See ``tuning.reuse.soup`` for the options.
         """
         return _reuse("soup_study").soup_of_study(self, **options)
 

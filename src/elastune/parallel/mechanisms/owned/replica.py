@@ -41,7 +41,7 @@ IN_FLIGHT_BYTES = 64 << 20
 
 
 class OwnedReplica(Replica):
-    """One worker's part of a replica whose state lies in shares; see ``mechanisms.base.Replica``.
+    """One worker's part of a replica whose state lies in shares; see ``parallel.mechanisms.base.Replica``.
 
     A ``division`` runs the passes, and a ``store`` has the parameter blocks and shares. Gradients are numbered by the
     place of their block in ``split.trained``; those of blocks that other workers compute never come.
