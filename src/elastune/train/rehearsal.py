@@ -649,4 +649,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from elastune.train import rehearsal  # by its own name, by which errors find their page
+
+    sys.exit(rehearsal.main())
