@@ -93,7 +93,7 @@ def test_what_cannot_run_is_infeasible_with_its_reason_and_never_started(program
     cells = [row[shown.header.index("mechanism")] for row in shown.rows]
     assert cells == [f"replicated, {t.execution['mesh']}" for t in sorted(front, key=lambda t: t.values["error"])]
     assert all("refused" in row[-1] for row in failed_trials_table(story).rows)
-    assert "means.mesh" in to_csv(study).splitlines()[0]
+    assert "execution.mesh" in to_csv(study).splitlines()[0]
     assert "--mesh" in study.pick().command
 
 

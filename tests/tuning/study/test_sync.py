@@ -266,7 +266,7 @@ def test_static_and_adaptive_strategies_stand_on_one_front_and_a_resume_keeps_th
     table = front_table(story, [trial.number for trial in by.values()])
     settings = "; ".join(row[-1] for row in table.rows)
     assert f"sync={LOCAL}" in settings
-    assert "means.sync" in to_csv(study).splitlines()[0]
+    assert "execution.sync" in to_csv(study).splitlines()[0]
     assert explain(study).parts
     entries = read(request.out / "journal.jsonl")
     settled = next(e.record for e in entries if isinstance(e.record, StudyStarted)).settings

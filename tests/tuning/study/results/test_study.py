@@ -126,7 +126,7 @@ def test_rows_hold_everything_by_name() -> None:
         "params.lr": 0.25,
         "config.lr": 0.25,
         "config.momentum": None,
-        "means.workers": 1,
+        "execution.workers": 1,
         "values.accuracy": 0.5,
         "metrics.cost": pytest.approx(2 * 8 / 3600),
         "reason": "",
