@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Literal, get_args
 
 from elastune.core.errors import UserError
+from elastune.core.plugins import Plugins
 
 # The workers of a run as a grid: who holds one replica together, and who holds the same part of different replicas.
 
@@ -161,7 +162,10 @@ FOREIGN: Mapping[str, Axis] = MappingProxyType(
 """Mechanisms of other packages, and the axis that they lay workers along. None of them goes with another one."""
 STAGED = ("deepspeed", "fairscale")
 """Those with a ZeRO stage to choose."""
-WORDS = (*get_args(State), *get_args(Dividing), *FOREIGN)
+_JOINED = (*get_args(State), *get_args(Dividing))
+WORDS = (*_JOINED, *FOREIGN)
+INSTALLED = Plugins("elastune.mechanisms", "mechanism")
+"""Mechanisms of other packages, each a subclass of ``parallel.mechanisms.base.Mechanism``."""
 
 
 @dataclass(frozen=True)
@@ -173,13 +177,18 @@ class MechanismName:
             parameters divided ("zero"), or all divided ("sharded").
         tensor: Whether layers are divided.
         pipeline: Whether the model is cut into stages of layers.
-        foreign: The one of ``FOREIGN`` that does everything, or "".
+        foreign: The one of ``FOREIGN`` or ``INSTALLED`` that does everything, or "".
     """
 
     state: State = "replicated"
     tensor: bool = False
     pipeline: bool = False
     foreign: str = ""
+
+    @property
+    def installed(self) -> bool:
+        """Whether it is a mechanism that another package offers."""
+        return bool(self.foreign) and self.foreign not in FOREIGN
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -191,7 +200,9 @@ class MechanismName:
 
     @property
     def dividing(self) -> tuple[Axis, ...]:
-        """The axes along which it divides a replica."""
+        """The axes along which it may divide a replica; an installed mechanism refuses axes itself (its ``check``)."""
+        if self.installed:
+            return tuple(axis for axis in AXES if axis != "data")
         if self.foreign:
             return ("shard",) if FOREIGN[self.foreign] == "shard" else ()
         shards: tuple[Axis, ...] = () if self.state == "replicated" else ("shard",)
@@ -200,11 +211,13 @@ class MechanismName:
     def mesh(self, workers: int) -> Mesh:
         """Return the mesh with ``workers`` along the one axis that it divides a replica along, or else along data.
 
+        An installed mechanism has its workers along data, too, unless a mesh says otherwise.
+
         Raises:
             UserError: Where it divides along several axes and there are several workers, since nothing says how many
                 are along which axis.
         """
-        axes = self.dividing
+        axes = () if self.installed else self.dividing
         if len(axes) > 1 and workers > 1:
             fix = f"use --mesh, for example {','.join(f'{axis}=2' for axis in axes)}"
             raise UserError("a mechanism that divides along several axes needs a mesh", f"{self}, no mesh", fix)
@@ -232,17 +245,18 @@ class MechanismName:
         """
         words, text = [word.strip() for word in text.split("+")], text[:100]
         for word in words:
-            if word not in WORDS:
-                raise UserError("mechanism must be known", repr(word[:100]), f"use one of {', '.join(WORDS)}")
+            if word not in WORDS and word not in INSTALLED.names():
+                known = ", ".join([*WORDS, *INSTALLED.names()])
+                raise UserError("mechanism must be known", repr(word[:100]), f"use one of {known}")
             if words.count(word) > 1:
                 raise UserError("a mechanism is named once", text, f"leave out the second {word}")
         states = [state for state in get_args(State) if state in words]
         if len(states) > 1:
             raise UserError("state lies in one way", text, f"leave out all but one of {', '.join(states)}")
         for word in words:
-            if word in FOREIGN and len(words) > 1:
+            if word not in _JOINED and len(words) > 1:
                 raise UserError(f"{word} goes with no other mechanism", text, f"use {word} alone")
-        if words[0] in FOREIGN:
+        if words[0] not in _JOINED:
             return cls(foreign=words[0])
         return cls(states[0] if states else "replicated", "tensor" in words, "pipeline" in words)
 

@@ -45,10 +45,15 @@ class MeshChoice:
 
     @classmethod
     def of(cls, execution: ExecutionSettings) -> MeshChoice:
-        """What ``execution`` begin with, and what their mechanism allows. How many layers a pipeline could divide is
-        known to workers alone (``LayersFound``): until they tell, it has no more stages than it is to begin with.
+        """The mesh that ``execution`` begins with, and the meshes that its mechanism allows.
+
+        Only workers know how many layers a pipeline can divide (``LayersFound``). Until they report it, the pipeline
+        has at most as many stages as at the beginning. With an installed mechanism, each axis that divides a replica
+        has at most as many workers as at the beginning: nothing here knows more of such a mechanism.
         """
         wanted, axes, compression = execution.first_mesh, execution.parts.dividing, execution.compression
+        if execution.parts.installed:
+            return cls(wanted, wanted.shard, wanted.tensor, wanted.pipeline, execution.num_slots)
         return cls(
             wanted,
             shard=UNBOUNDED if "shard" in axes else 1,
