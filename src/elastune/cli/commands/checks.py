@@ -191,12 +191,18 @@ def _launchers() -> list[Finding]:
 
 def _mechanisms() -> list[Finding]:
     """A finding for each mechanism: its abilities, or the command that installs its package."""
-    from elastune.core.mesh import MechanismName
-    from elastune.parallel.mechanisms.registry import DIVIDES, MECHANISMS, STATES
+    from elastune.core.mesh import INSTALLED, MechanismName
+    from elastune.parallel.mechanisms.registry import DIVIDES, MECHANISMS, STATES, installed_mechanism
 
     findings = []
-    for word in (*MECHANISMS, *STATES, *DIVIDES):
-        mechanism, axes = MECHANISMS.get(word), MechanismName.parse(word).dividing
+    for word in (*MECHANISMS, *STATES, *DIVIDES, *INSTALLED.names()):
+        name = MechanismName.parse(word)
+        axes = () if name.installed else name.dividing  # only its own check knows
+        try:
+            mechanism = installed_mechanism(word) if name.installed else MECHANISMS.get(word)
+        except UserError as error:
+            findings.append(Finding(f"mechanism {word}", None, str(error)))
+            continue
         can = None if mechanism is None else mechanism.capabilities
         abilities = ["exact and fast" if mechanism is None or mechanism.exact else "fast"]
         abilities += [f"divides along {' and '.join(axes)}"] if axes else []
@@ -281,8 +287,8 @@ def check(
     With --time, exact mode is also measured beside one pass a batch, as a plain training loop has it: how long a step
     takes, and which metrics differ by more than rounding.
 
-    --json: {kind: "check", steps, sha256, found: [{kind, lines, said, fix}]}, with --time also exact: {steps, exact_s,
-    plain_s (seconds a step), apart: {metric: [exact, plain]}}.
+    --json: {kind: "check", steps, sha256, problems: [{kind, lines, problem, fix}]}, with --time also exact: {steps,
+    exact_s, plain_s (seconds a step), apart: {metric: [exact, plain]}}.
 
     A program in which nothing is found is remembered by its digest, in XDG_CACHE_HOME/elastune/checked: elastune run
     then does not advise to check it.
@@ -298,18 +304,18 @@ def check(
     settings = parse.settings(set_ or [])
     checked = check_program(Program(file), settings, steps=steps, seed=seed)
     try:
-        note_check(Program(file), passed=not checked.found)
+        note_check(Program(file), passed=not checked.problems)
     except OSError as error:
         print_error(f"this check cannot be remembered: {error}")
-    trains = all(difference.kind != "fails" for difference in checked.found)
+    trains = all(problem.kind != "fails" for problem in checked.problems)
     cost = exact_cost(Program(file), settings, steps=time, seed=seed) if time and trains else None
     if json:
         measured = {} if cost is None else {"exact": asdict(cost)}
         print_json({"kind": "check", **asdict(checked), **measured})
-    for difference in () if json else checked.found:
-        say(difference.told(file.name))
-    if not checked.found and not json:
+    for problem in () if json else checked.problems:
+        say(problem.line(file.name))
+    if not checked.problems and not json:
         say(f"{file.name}: {checked.steps} steps, the same weights again and on {WORKERS} workers")
-    for line in cost.told() if cost is not None and not json else ():
+    for line in cost.lines() if cost is not None and not json else ():
         say(f"{file.name}: {line}")
-    return FAILED if checked.found else OK
+    return FAILED if checked.problems else OK

@@ -46,9 +46,6 @@ def spot_watch(spec: RunSpec, program: LoadedProgram) -> SpotWatch | None:
     return SpotWatch(settings[0].rules(spec.most_workers, CHANGEOVER_S), prices)
 
 
-NO_POLICY = "none"
-
-
 def check_adapt(adapt: Adapt, program: LoadedProgram, spec: RunSpec | None = None) -> None:
     """Raise ``UserError`` for policies and monitors that cannot be made from their texts, or not together.
 
@@ -86,18 +83,6 @@ def _check_strategies(named: PolicyEntry, spec: RunSpec) -> None:
         except UserError as error:
             rule, value, fix, page = error.told
             raise UserError(rule, f"{value}, of the policy {named.name}", fix, page) from None
-
-
-def policies_of(value: object) -> tuple[str, ...]:
-    """The policies that a space names as ``policy``: "none", the text of one, or a list of texts."""
-    texts = value if isinstance(value, list | tuple) else [value]
-    if not all(isinstance(text, str) and text.strip() for text in texts):
-        fix = "such as 'gns:max_batch=2048', ['warmup', 'gns'] or 'none'"
-        raise UserError("a policy must be text, or a list of texts", repr(value), fix)
-    named = tuple(str(text).strip() for text in texts)
-    if NO_POLICY in named and len(named) > 1:
-        raise UserError(f"{NO_POLICY!r} goes with no other policy", repr(value), "leave it out of the list")
-    return () if named == (NO_POLICY,) else named
 
 
 SHORTEST_HEARTBEAT_S = 0.1
@@ -195,7 +180,7 @@ def _check_mesh(execution: ExecutionSettings, most: int) -> None:
         rule = "virtual blocks are of layers that the mechanism tensor divides"
         fix = "use --mechanism tensor, or leave --virtual-tensor out"
         raise UserError(rule, f"--virtual-tensor {execution.virtual_tensor} with {parts}", fix)
-    if mesh.tensor > execution.virtual_tensor:
+    if parts.tensor and mesh.tensor > execution.virtual_tensor:
         rule = "the tensor axis must have at most as many workers as there are virtual blocks"
         fix = f"use --virtual-tensor {mesh.tensor}, or fewer workers along tensor"
         raise UserError(rule, f"tensor={mesh.tensor}, {execution.virtual_tensor} blocks", fix)
