@@ -96,13 +96,13 @@ def work(
             longest_s = max(LONGEST_S, 2 * spec.elastic.collective_timeout_s)  # the watch must find it first
             group = join(place, longest_s)
             workers = WorkerGroup(group, stand(group, place, spec.execution.first_mesh))
-            worker.stay(workers, lambda why: os._exit(failed(why.found.reason, why)))
+            worker.stay(workers, lambda why: os._exit(failed(why.stall.reason, why)))
     except UserError as error:
         return failed("user_error", error)
     except Diverged as error:
         return failed("diverged", error)
     except WorkersDiverged as error:
-        return failed(error.found.reason, error)
+        return failed(error.stall.reason, error)
     except BaseException as error:
         if (refusal := unordered_kernel(error) or untracked_scaler(error) or too_many_shapes(error)) is not None:
             return failed("user_error", refusal)
@@ -150,7 +150,7 @@ class Worker:
             self._train(session, workers)
             workers.say("done", session.step)
         except GroupBroken:
-            difference = watch.found
+            difference = watch.stall
             if difference is None:
                 raise
             raise WorkersDiverged(difference) from None

@@ -92,7 +92,7 @@ def doctor(
 
 def _show_cluster(where: ClusterOptions, out: Path | None, *, json: bool) -> int:
     request = where.request()
-    findings = [Finding(finding.what, finding.found, finding.fix) for finding in request.kind.examine()]
+    findings = [Finding(finding.name, finding.value, finding.fix) for finding in request.kind.examine()]
     if not findings:
         return _show_hosts(where, out, json=json)
     if json:

@@ -285,11 +285,11 @@ class WorkerGroup:
 
 
 class WorkersDiverged(Exception):
-    """The workers of a static run will never come together; ``found`` is the reason."""
+    """The workers of a static run will never come together; ``stall`` is the reason."""
 
     def __init__(self, stall: Stall) -> None:
         super().__init__(stall.detail)
-        self.found = stall
+        self.stall = stall
 
 
 class StaticWatch:
@@ -300,7 +300,7 @@ class StaticWatch:
 
     Args:
         workers: The group of this worker.
-        store: The store by which the workers found each other.
+        store: The rendezvous store of the workers.
         limit_s: How long they may wait for a worker that does something else.
         on_stuck: Called in this object's thread if the workers will never come together and a library holds this
             worker's main thread.
@@ -317,7 +317,7 @@ class StaticWatch:
         self._store = store
         self._limit_s = limit_s
         self._on_stuck = on_stuck
-        self._found: Stall | None = None
+        self._stall: Stall | None = None
         self._sent = 0  # how many heartbeats this worker has written
         self._received: dict[int, tuple[bytes, float]] = {}  # each rank's heartbeat, and its time here
         self._lock = threading.Lock()
@@ -330,12 +330,12 @@ class StaticWatch:
         self._ended.set()
 
     @property
-    def found(self) -> Stall | None:
-        """The reason why a collective that has failed here could not succeed; another worker may have found it first.
+    def stall(self) -> Stall | None:
+        """The reason why a collective that has failed here could not succeed; another worker may have seen it first.
 
         Raises ``RuntimeError`` if the store is gone.
         """
-        return self._found or self._compare(self._workers.failed or self._workers.beat())
+        return self._stall or self._compare(self._workers.failed or self._workers.beat())
 
     def _compare(self, beat_here: Beat) -> Stall | None:
         """Write this worker's heartbeat, and compare it with those of the others."""
@@ -371,7 +371,7 @@ class StaticWatch:
                 if beat.doing not in COLLECTIVES:
                     self._send(beat)
                 elif (stall := self._compare(beat)) is not None and not self._ended.is_set():
-                    self._found = stall
+                    self._stall = stall
                     self._workers.group.abandon(stall.detail)
                     if not self._ended.wait(STUCK_S):
                         self._on_stuck(WorkersDiverged(stall))

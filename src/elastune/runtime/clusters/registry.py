@@ -37,9 +37,9 @@ def parse_cluster(text: str) -> ClusterKind:
 
 
 def request_of(cluster: Cluster | str | None) -> Cluster | ClusterRequest | None:
-    """What a program means by ``cluster``: one that is open, or the name of one, whose news go to stderr.
+    """Return the cluster that a program names by ``cluster``: an open one, or a request for the named one.
 
-    Raises ``UserError``.
+    Lines for the user go to stderr. Raises ``UserError`` for a wrong name.
     """
     if not isinstance(cluster, str):
         return cluster

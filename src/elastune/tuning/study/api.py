@@ -26,7 +26,7 @@ from elastune.runtime.clusters.kind import CapacityRequest, ClusterRequest, open
 from elastune.runtime.clusters.local import LocalKind
 from elastune.runtime.clusters.registry import request_of, say
 from elastune.runtime.job.output import JOURNAL, is_url, mirrored, next_folder
-from elastune.runtime.job.resumption import accepted_changes, begun_means, check_resumed, may_adopt
+from elastune.runtime.job.resumption import accepted_changes, begun_execution, check_resumed, may_adopt
 from elastune.runtime.job.run import check_free, on_device, print_failure, run_here, run_job
 from elastune.runtime.job.validation import check_adapt, spot_watch
 from elastune.runtime.placement import from_environment
@@ -151,7 +151,7 @@ def run(
     if place is not None and (out is None or is_url(str(out))):
         raise UserError("workers of a launcher need one folder", out or "no out", "give out=..., the same for all")
     with results_folder(out, program, "run", resume=resume) as folder:
-        first_execution = begun_means(folder) if resume and execution is None and base.mode == "exact" else None
+        first_execution = begun_execution(folder) if resume and execution is None and base.mode == "exact" else None
         spec = RunSpec(
             program=program,
             out=folder,
@@ -340,7 +340,7 @@ def resolve_prices(price: float | None, file: str | Path | None, cluster: Cluste
         UserError: For a wrong price or file.
     """
     kinds_known = cluster.varies if isinstance(cluster, Cluster) else cluster not in (None, LocalKind.name)
-    return prices_of(price, None if file is None else Path(file), ON_DEMAND, told=kinds_known)
+    return prices_of(price, None if file is None else Path(file), ON_DEMAND, all_kinds=kinds_known)
 
 
 def resolve_cluster(cluster: Cluster | str | None, grace_s: float) -> Cluster | ClusterRequest | None:
