@@ -78,6 +78,7 @@ class Plan:
         plain["train"] = self.request.program.train
         plain["program"], plain["out"] = str(self.request.program.path), str(self.request.out)
         plain["data"] = self.request.program.data_text
+        plain["arguments"] = list(self.request.program.arguments)
         plain["start_from"] = self.request.start_from and self.request.start_from.to_json()
         plain["execution"] = self.request.execution.to_json()
         plain |= self.request.sync.to_json()
@@ -114,7 +115,7 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
     check_means(replace(spec, sync=request.sync.sync, sync_schedule=request.sync.schedule))
     if request.workers < 1:
         raise UserError("workers must be at least 1", request.workers, "use --workers 1 or more")
-    program = load_as_guest(request.program)
+    program = load_as_guest(request.program, request.seed)
     if not (request.simulated or program.trains):
         rule = f"a program that is trained must define {request.program.train}(session)"
         raise UserError(rule, request.program.path, "add it, or use elastune simulate")
@@ -134,6 +135,7 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
         rule = "a generation ends when all of its trials have, so none may pause"
         raise UserError(rule, f"{request.sampler} with {request.stopping}", "use genetic with steady=1, or no stopping")
     config = override(program.config, request.config, user_space)
+    program.check(request.config)
     request = replace(request, constraints=all_texts(program.constraints, request.constraints))
     constraints = parse_constraints(request.constraints)
 
@@ -338,5 +340,7 @@ def check_same_study(settings: Mapping[str, Any], entries: list[Entry], path: ob
         if entries:
             raise UserError("only a study can be resumed as one", path, "use another --out")
         return
+    if started.command is None:  # arguments of a Python script, which may say to resume
+        settings = {**settings, "arguments": started.settings.get("arguments", [])}
     for difference in differences(started.settings, settings):
         raise difference
