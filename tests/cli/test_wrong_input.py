@@ -63,6 +63,10 @@ def files(folder: Path) -> dict[str, bytes]:
         ),
         (["doctor", "--out", "linear.py/x"], "--out is for the hosts of a cluster"),
         (["doctor", "--cluster", "hosts:7070", "--out", "linear.py/x"], "linear.py is a file"),
+        (
+            ["tune", "linear.py", "--trials", "2", "--until", "beauty > 1"],
+            "reported metrics (got beauty): known: ",
+        ),
         (["run", "linear.py", "more.py"], "what is for the program stands behind -- (got more.py)"),
         (["run", "linear.py", "--set", "lrr=1"], "known: batch_size, epochs, lr"),
         (["run", "linear.py", "--set", "lr"], "NAME=VALUE"),

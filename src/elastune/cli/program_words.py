@@ -25,7 +25,7 @@ class ProgramCommand(TyperCommand):
         rest = super().parse_args(ctx, args)
         own = list(ctx.params.get("arguments") or ())
         before = given[: len(given) - len(own)]
-        # a journal has FILE behind the separator, too: an option's value cannot be taken for it there
+        # A journal has FILE behind the separator, too, where nothing can be taken for an option.
         if own and SEPARATOR not in before[-2:]:
             rule = "a command takes one FILE; what is for the program stands behind --"
             raise UserError(rule, shlex.join(own), f"elastune {self.name} FILE {SEPARATOR} {shlex.join(own)}")

@@ -27,7 +27,7 @@ _WATCHED = (*READS, "error", "exit")
 
 @dataclass(frozen=True)
 class _Parsed:
-    """A parser that has read the program's arguments, and its result without the settings of the run."""
+    """A parser that has read the program's arguments, and its result before settings of the run changed it."""
 
     parser: ArgumentParser
     values: dict[str, Any]
@@ -151,7 +151,8 @@ class ProgramArguments:
         for name, value in self._settings.items():
             if name in own and (not _is_plain(own[name]) or _as_setting(own[name]) != value):
                 setattr(result, name, _converted(parser, name, value))
-        self._parsed.append(_Parsed(parser, own))
+        if not self._trains:
+            self._parsed.append(_Parsed(parser, own))
         self.config.update({name: _as_setting(value) for name, value in vars(result).items() if _is_plain(value)})
 
 
@@ -175,10 +176,11 @@ def read_in_function(arguments: ProgramArguments, module: ModuleType, path: Path
     if not any(name.encode() in text for name in READS):
         return
     used = used_by_training(without_docstrings(ast.parse(text)), train)
-    lines = [found for each in used if isinstance(each, ast.FunctionDef) and (found := _lines_of_parser(each))]
-    if len(lines) != 1:
+    candidates = [_lines_of_parser(each) for each in used if isinstance(each, ast.FunctionDef)]
+    parsers = [lines for lines in candidates if lines]
+    if len(parsers) != 1:
         return
-    code = compile(ast.Module(lines[0], type_ignores=[]), str(path), "exec")
+    code = compile(ast.Module(parsers[0], type_ignores=[]), str(path), "exec")
     with arguments.watched():
         try:
             FunctionType(code, dict(vars(module)))()  # lines of the file that was just imported
@@ -205,7 +207,7 @@ def _lines_of_parser(function: ast.FunctionDef) -> list[ast.stmt]:
     for each in function.body[: function.body.index(statement)]:
         if isinstance(each, ast.Import | ast.ImportFrom) or known & _names(each):
             made.append(each)
-            known |= {node.id for node in ast.walk(each) if isinstance(node, ast.Name | ast.arg) and _is_stored(node)}
+            known |= _names(each, ast.Store)
     given = function.args
     parameters = {each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
     if parameters & {name for each in (*made, call) for name in _names(each)}:
@@ -217,12 +219,8 @@ def _reads_words(call: ast.Call) -> bool:
     return isinstance(call.func, ast.Attribute) and call.func.attr in READS and not call.args and not call.keywords
 
 
-def _names(node: ast.AST) -> set[str]:
-    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
-
-
-def _is_stored(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+def _names(node: ast.AST, context: type[ast.expr_context] = ast.expr_context) -> set[str]:
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, context)}
 
 
 # --- values ---
@@ -268,8 +266,9 @@ def _action(parser: ArgumentParser, name: str) -> Action | None:
             return action
         inner = action.choices.values() if isinstance(action.choices, dict) else ()
         for each in inner:
-            if isinstance(each, ArgumentParser) and (found := _action(each, name)) is not None:
-                return found
+            nested = _action(each, name) if isinstance(each, ArgumentParser) else None
+            if nested is not None:
+                return nested
     return None
 
 

@@ -23,7 +23,7 @@ from elastune.runtime.job.validation import check_adapt, check_means, check_valu
 from elastune.train.checkpoints.start_from import digest_of_weights
 from elastune.train.program.load import LoadedProgram, load_as_guest, setting_of
 from elastune.train.program.overrides import override
-from elastune.train.program.source import meaning, source_of
+from elastune.train.program.source import meaning, reported_metrics, source_of
 from elastune.train.program.space import Sample, Space, corners, enumerate_all, probe
 from elastune.tuning.search.constraint import Constraint, all_texts, evaluate, parse_constraints, violations
 from elastune.tuning.search.early_stopping import make_schedule
@@ -147,6 +147,7 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
 
     samples = [*corners(complete_space, request.seed), *probe(complete_space, PROBED, request.seed)]
     _check_set(request.config, samples)
+    _check_until(request, program, {*config, *(name for sample in samples for name in sample.values)})
     _check_policies(samples, program)
     check_adapt(Adapt((), request.monitors), program, replace(spec, sync=request.sync.sync))
     _check_bounds(request, samples)
@@ -170,6 +171,18 @@ def _check_rules(request: StudyRequest) -> None:
     patience = request.patience
     if patience is not None and (isinstance(patience, bool) or not isinstance(patience, int) or patience < 1):
         raise UserError("patience must be a whole number, at least 1", patience, "for example --patience 10")
+
+
+def _check_until(request: StudyRequest, program: LoadedProgram, settings: set[str]) -> None:
+    """Refuse a condition on a metric that the program never reports, where its file shows them all."""
+    reported = None if program.surrogate is not None else reported_metrics(request.program)
+    if reported is None:
+        return
+    names = {*settings, *reported, *program.objectives, *MEASURED, SECONDS_TO_TARGET}
+    for rule in parse_constraints(request.until):
+        if missing := sorted(rule.names - names):
+            fix = f"known: {', '.join(sorted(names))}"
+            raise UserError("--until may name settings and reported metrics", missing[0], fix)
 
 
 def _check_set(config: Config, samples: Sequence[Sample]) -> None:
