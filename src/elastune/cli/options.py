@@ -18,6 +18,10 @@ HELP = {
 }
 """The help text of each field of a study's request."""
 File = Annotated[Path, typer.Argument(help="The program: a Python file that defines train(session).")]
+Arguments = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="-- ARGUMENT", help="Arguments of the program's own, which it finds in sys.argv."),
+]
 Out = Annotated[
     str | None,
     typer.Option(

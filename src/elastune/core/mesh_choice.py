@@ -52,7 +52,7 @@ class MeshChoice:
         return cls(
             wanted,
             shard=UNBOUNDED if "shard" in axes else 1,
-            tensor=execution.virtual_tensor if "tensor" in axes else 1,
+            tensor=max(1, execution.virtual_tensor) if "tensor" in axes else 1,  # no blocks: a check refuses that
             pipeline=wanted.pipeline if "pipeline" in axes else 1,
             slots=execution.num_slots,
             keeps_residual=compression is not None and compression.keeps_residual,

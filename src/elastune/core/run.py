@@ -103,11 +103,13 @@ class Program:
         path: The file.
         train: The name of the training function.
         data: The folder of data sets that the program was told; None: it was told none.
+        arguments: Its own command line, which it reads from ``sys.argv[1:]``.
     """
 
     path: Path
     train: str = "train"
     data: Path | None = None
+    arguments: tuple[str, ...] = ()
 
     @property
     def data_text(self) -> str | None:

@@ -22,6 +22,7 @@ from elastune.core.run import Adapt, ExecutionSettings, RunSpec, Schedule, check
 from elastune.core.sync_plan import SyncPlan
 from elastune.parallel.mechanisms.registry import check_workers, mechanism_for
 from elastune.runtime.spot import SpotWatch, read_host_prices
+from elastune.train.checkpoints.start_from import check_source
 from elastune.train.program.load import LoadedProgram, load_as_guest
 from elastune.train.program.overrides import override
 
@@ -264,6 +265,9 @@ def check_run(spec: RunSpec) -> None:
     Raises ``UserError``.
     """
     check_means(spec)
-    program = load_as_guest(spec.program)
+    if spec.start_from is not None and not spec.resume:
+        check_source(spec.start_from.source)
+    program = load_as_guest(spec.program, spec.seed)
     override(program.config, spec.config, program.space)
+    program.check(spec.config)
     check_adapt(spec.adapt, program, spec)

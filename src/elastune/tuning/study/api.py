@@ -33,7 +33,7 @@ from elastune.runtime.job.validation import check_adapt, spot_watch
 from elastune.runtime.placement import from_environment
 from elastune.runtime.spot import prices_of
 from elastune.train.preflight import examined_meanwhile
-from elastune.train.program.load import load_as_guest
+from elastune.train.program.load import end_import, load_as_guest
 from elastune.train.program.space import Space
 from elastune.tuning.study.budget import with_prices
 from elastune.tuning.study.request import StudyRequest
@@ -63,15 +63,21 @@ class RunResult(RunFinished):
 def program_of(train: Train) -> Program:
     """Return the file and the name by which workers import ``train``.
 
+    Its arguments are those of this process if the file is its script. The function does not return to a file that is
+    imported for a training: see ``end_import``.
+
     Raises:
         UserError: For a function that no file defines at its top level.
     """
+    end_import()
     file = inspect.getsourcefile(train) if inspect.isfunction(train) else None
     name = getattr(train, "__qualname__", str(train))
     if file is None or not Path(file).is_file() or "." in name or name == "<lambda>":
         fix = "write it as a plain 'def' at the top level of a .py file"
         raise UserError("workers must be able to import the training function", name, fix)
-    return Program(Path(file), name)
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    is_script = main is not None and Path(main).resolve() == Path(file).resolve()
+    return Program(Path(file), name, arguments=tuple(sys.argv[1:]) if is_script else ())
 
 
 def run(
@@ -177,7 +183,7 @@ def run(
         if longer := check_resumed(spec):
             say(f"the run is to be longer than it was begun for: {longer}")
         with nullcontext() if adopts or place is not None else examined_meanwhile(spec):
-            loaded = load_as_guest(program)
+            loaded = load_as_guest(program, seed)
             check_adapt(spec.adapt, loaded, spec)
             spot = spot_watch(spec, loaded)
         if place is not None:
