@@ -245,7 +245,15 @@ class Rehearsal:
             yield batch
         raise UserError("a training pass must call session.backward", "a batch without it", "call it with the loss")
 
-    def backward(self, loss: torch.Tensor, model: nn.Module | None = None, *, more: bool = False) -> None:
+    def backward(
+        self,
+        loss: torch.Tensor,
+        model: nn.Module | None = None,
+        *,
+        reduction: str = "mean",
+        count: Any = None,
+        more: bool = False,
+    ) -> None:
         """Run the rest of the step, keep its size, and raise ``Rehearsed``."""
         assert self._model is not None
         assert self._optimizer is not None

@@ -49,6 +49,7 @@ from elastune.train.data.loading import LoaderOptions
 from elastune.train.data.sample_log import SampleLog
 from elastune.train.data.source import data_request
 from elastune.train.evaluations import Evaluations, Number, floats_of, sample_counts
+from elastune.train.losses import loss_kind
 from elastune.train.machine import run_context
 from elastune.train.models import Prepared, Unfreezing, WeightSources, unfreezing
 from elastune.train.predictions import check_name, meet_and_keep, own_part
@@ -563,23 +564,45 @@ class Session:
         self._models = prepared.models
         return tuple(replacements.get(id(each), each) for each in models_optimizers_schedulers)
 
-    def backward(self, loss: torch.Tensor, model: nn.Module | None = None, *, more: bool = False) -> None:
+    def backward(
+        self,
+        loss: torch.Tensor,
+        model: nn.Module | None = None,
+        *,
+        reduction: Literal["mean", "sum"] = "mean",
+        count: float | torch.Tensor | None = None,
+        more: bool = False,
+    ) -> None:
         """Run the backward pass of ``loss``, the MEAN over the batch that ``batches`` just gave.
 
         After the last call of a step, the gradients are those of the mean over the global batch, equal on all workers.
         Before that call no parameter has a gradient.
 
         Args:
-            loss: The mean loss over the batch; a scalar.
+            loss: The loss over the batch; a scalar.
             model: Of several prepared models, the only one that gets gradients; others may be a part of the loss.
+            reduction: "sum" for a loss that is a sum over its samples: the gradients are those of the sum over the
+                global batch.
+            count: The number of elements that the loss is a mean over, where it is not the number of samples: tokens
+                that are not padding, pixels under a mask. The gradients are those of the mean over all elements of
+                the global batch. Give it in each call, also where it is 0.
             more: Another loss of the same batch follows, in a call of its own; their gradients add up.
 
         Raises:
+            UserError: For a count that is no number, and where the run's mechanism or compression cannot divide by it.
             Diverged: Where the loss is not finite, or has exploded.
+
+        Example:
+            >>> for tokens, targets in session.batches(texts, batch_size=32):
+            ...     loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), ignore_index=-100)
+            ...     session.backward(loss, count=(targets != -100).sum())
+            ...     optimizer.step()
+            ...     optimizer.zero_grad()
         """
+        kind = loss_kind(reduction, count)
         scaler = self._parts.tracked.scaler
         self.state.scale = None if scaler is None or not is_scaled(loss) else scaler.get_scale
-        self._parts.loop.backward(loss, self._trainable_of(model), more)
+        self._parts.loop.backward(loss, self._trainable_of(model), more, kind)
         for schedule in self._unfreezing:
             schedule.hide(self.epoch)
 
@@ -641,7 +664,7 @@ class Session:
 
     @property
     def loss(self) -> float:
-        """The mean loss over the global batch of the newest step, equal on all workers.
+        """The loss over the global batch of the newest step, equal on all workers: the mean, or the sum.
 
         Use it to steer the training: it stays right when a worker is lost, while a sum that the program keeps itself is
         lost with its worker. It is NaN before the first step. Reading it costs a wait for the device; so on a GPU it is

@@ -37,6 +37,7 @@ from elastune.train.data.fingerprint import CHANGES, MORE_READS, PRIME, READS, c
 from elastune.train.data.loading import to_device
 from elastune.train.data.sample_log import SampleLog, add_left_out, add_steps, shorten_epoch
 from elastune.train.data.source import StepPlan, StepSource, plan_rounds, plan_steps
+from elastune.train.losses import MEAN, LossKind, as_mean, without_gradient
 from elastune.train.progress import BY_PROGRAM, DivergenceWatch, PlannedSteps, Progress, ignore
 from elastune.train.rng import seed_everything
 from elastune.train.schedules import learning_rates
@@ -329,13 +330,20 @@ class TrainingLoop:
 
     # -- reduce -------------------------------------------------------------------------------------------------------
 
-    def backward(self, loss: torch.Tensor, only: list[torch.nn.Parameter] | None = None, more: bool = False) -> None:
+    def backward(
+        self,
+        loss: torch.Tensor,
+        only: list[torch.nn.Parameter] | None = None,
+        more: bool = False,
+        kind: LossKind = MEAN,
+    ) -> None:
         """Run one backward pass; after the step's last one, reduce the step. See ``Session.backward``.
 
         Args:
-            loss: The mean loss over the batch.
+            loss: The loss over the batch.
             only: The parameters that get gradients; None: all.
             more: Another loss of the same batch follows.
+            kind: What the loss is over.
         """
         transaction, workers, step = self._transaction, self._workers, self._progress.position.step
         if transaction.phase is Phase.LOST:
@@ -344,6 +352,7 @@ class TrainingLoop:
         sync.replica.only = only
         if loss.numel() != 1:
             raise UserError("a loss must be one number", f"shape {tuple(loss.shape)}", "take its mean over the batch")
+        loss = as_mean(loss, part, kind, sync)
         speaks = self._checks_loss and sync.replica.speaks(workers.comms.mesh, workers.comms.rank)
         if speaks and not math.isfinite(value := loss.item()):  # a worker that does not speak has a stand-in
             raise Diverged(f"loss is {value} at step {step + 1}")
@@ -355,7 +364,8 @@ class TrainingLoop:
             self._adapter.monitoring.bend(sync, loss, part, step + 1)
         if part.ends_step and not sync.meets_after_step:
             workers.say("reducing", step, self._gradient_bytes, f"the reduction of step {step + 1}")
-        sums = transaction.reduce(loss, self._adapter.votes)
+        with without_gradient(sync, kind):
+            sums = transaction.reduce(loss, self._adapter.votes)
         if sums is not None:
             self._reduced(sums)
 
@@ -384,6 +394,7 @@ class TrainingLoop:
             self._require_alike(transaction.plan, trained)
             check_committed_samples(transaction.plan, sums)
         self._stop_votes = sums.stop
+        trained.sync.divide_by_counts()
         self._state.reduced(trained.sync)
         self._adapter.step_reduced(sums, sums.sent, transaction.plan, trained.sync.statistics)
         if self._checks_loss:
