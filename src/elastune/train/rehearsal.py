@@ -291,6 +291,11 @@ class Rehearsal:
         )
         raise Rehearsed
 
+    def backward_global(self, loss: Callable[..., torch.Tensor], encode: Callable[..., Any], *inputs: Any) -> None:
+        """As ``backward``, of the loss of these samples alone."""
+        features = encode(*inputs)
+        self.backward(loss(features) if isinstance(features, torch.Tensor) else loss(*features))
+
     def report(self, **metrics: Any) -> None:
         """Nothing is kept."""
 

@@ -606,6 +606,49 @@ class Session:
         for schedule in self._unfreezing:
             schedule.hide(self.epoch)
 
+    def backward_global(
+        self,
+        loss: Callable[..., torch.Tensor],
+        encode: Callable[..., torch.Tensor | Iterable[torch.Tensor]],
+        *inputs: Any,
+    ) -> None:
+        """Run the backward pass of a loss that compares samples of the whole global batch with each other.
+
+        It takes the place of ``backward``: contrastive losses, in-batch negatives, batch-hard triplets. With several
+        slots each forward pass runs twice: once for the features, which are gathered over all slots and workers, and
+        once with a graph for their gradients. One slot's graph is in memory at a time.
+
+        Args:
+            loss: Gets the features of the global batch, in the order of its samples, and returns the loss; a scalar.
+                It may use parameters by itself, such as a temperature.
+            encode: Computes features of a batch: a tensor, or several, each with a row for each sample. What needs no
+                gradient, such as labels, may be among them.
+            inputs: The arguments of ``encode``: what ``batches`` gave.
+
+        Raises:
+            UserError: For features without a row for each sample; for mechanisms other than ``replicated`` and
+                ``zero``; for sync strategies whose learners differ.
+            Diverged: Where the loss is not finite, or has exploded.
+
+        Example:
+            >>> def similarity(images, texts):
+            ...     logits = images @ texts.T / 0.07
+            ...     return F.cross_entropy(logits, torch.arange(len(logits), device=logits.device))
+            >>> for images, texts in session.batches(pairs, batch_size=512):
+            ...     session.backward_global(similarity, model, images, texts)
+            ...     optimizer.step()
+            ...     optimizer.zero_grad()
+        """
+        scaler = self._parts.tracked.scaler
+        if scaler is not None and scaler.is_enabled():
+            rule, fix = "a loss of the global batch is not scaled", "use --precision bf16 without a gradient scaler"
+            raise UserError(rule, "a tracked gradient scaler", fix)
+        self.state.scale = None
+        self._trainable_of(None)
+        self._parts.loop.backward_global(loss, encode, inputs)
+        for schedule in self._unfreezing:
+            schedule.hide(self.epoch)
+
     def clip_grad_norm_(self, max_norm: float) -> float:
         """Scale the step's gradient so that its norm, over all parameters of the model, is at most ``max_norm``.
 
