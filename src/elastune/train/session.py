@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -45,14 +46,16 @@ from elastune.train.checkpoints.out_folder import OutFolder, claim
 from elastune.train.checkpoints.run_state import RunState
 from elastune.train.collectives import Call, CollectiveHandle, Kind, NamedCollectives
 from elastune.train.compiling import Autocast, by_shapes_alone, plain
+from elastune.train.data.batches import Batches
 from elastune.train.data.loading import LoaderOptions
 from elastune.train.data.sample_log import SampleLog
-from elastune.train.data.source import data_request
+from elastune.train.data.source import data_request, global_batches
 from elastune.train.evaluations import Evaluations, Number, floats_of, sample_counts
 from elastune.train.losses import loss_kind
 from elastune.train.machine import run_context
 from elastune.train.models import Prepared, Unfreezing, WeightSources, unfreezing
 from elastune.train.predictions import check_name, meet_and_keep, own_part
+from elastune.train.program.loops import refuse_counted_slots
 from elastune.train.progress import BY_PROGRAM, DivergenceWatch, Progress, StepMemory, StepTimes
 from elastune.train.rng import seed_everything
 from elastune.train.schedules import gate, learning_rates
@@ -61,6 +64,7 @@ from elastune.train.tracked import Tracked, is_scaled
 from elastune.train.training_state import HeldSettings, TrainingState
 
 T = TypeVar("T")
+OWN = "elastune"  # the package whose adapters draw batches themselves
 LONGEST_WHY = 300  # characters of session.stop's reason
 FILE_NAME = re.compile(r"[A-Za-z0-9_-]{1,80}")
 
@@ -195,6 +199,7 @@ class Session:
         self._held: HeldSettings | None = None  # settings that lines before the first epoch must not change
         self._planned = spec.epochs or 0
         self._passes_in_epoch = 0
+        self._turns = 1  # of the newest pass
 
     # -- data ----------------------------------------------------------------------------------------------------------
 
@@ -249,12 +254,14 @@ class Session:
         pin_memory: bool | None = None,
         prefetch_factor: int | None = None,
         turns: int = 1,
-    ) -> Iterator[Any]:
-        """Yield this worker's batches of one pass over ``data``, collated and on ``session.device``.
+    ) -> Batches:
+        """Return an iterator over this worker's batches of one pass over ``data``, collated and on ``session.device``.
 
         A training pass continues where a resumed run stopped. Each batch of it needs one ``session.backward``. With
-        ``train=False`` the pass is an evaluation: in order, each batch of ``batch_size`` samples goes to one worker,
-        and sums over workers count every sample once.
+        several slots a global batch comes in several of them: put what belongs to the global batch (counts, breaks,
+        logs) under ``if session.ends_step:``. ``len()`` is the number of global batches. With ``train=False`` the pass
+        is an evaluation: in order, each batch of ``batch_size`` samples goes to one worker, and sums over workers count
+        every sample once.
 
         Args:
             data: A map-style data set, a stream (``IterableDataset``), or a ``DataLoader`` of either. A loader's data
@@ -270,7 +277,8 @@ class Session:
                 have one turn each.
 
         Raises:
-            UserError: For data that cannot be divided among workers, and for options that contradict each other.
+            UserError: For data that cannot be divided among workers; for options that contradict each other; for a
+                loop that acts by its own count of batches, where a global batch has several.
 
         Example:
             >>> for x, y in session.batches(DataLoader(train_set, batch_size=256, shuffle=True)):
@@ -295,16 +303,25 @@ class Session:
         if isinstance(turns, bool) or not isinstance(turns, int) or turns < 1:
             raise UserError("a batch has a whole number of turns, at least 1", turns, "such as turns=2")
         if not train:
-            return self._evaluation_pass(request.to_evaluate(self.seed), request.batch_size, request.loading)
+            data, size = request.to_evaluate(self.seed), request.batch_size
+            count = None if request.streams else -(-len(data) // size)
+            return Batches(self._evaluation_pass(data, size, request.loading), lambda: count)
         _ = self.state.prepared  # raises where there is no model yet
         if self._passes_in_epoch:
             raise UserError("an epoch holds one training pass", "a second one", "use one more session.epochs")
         self._passes_in_epoch += 1
+        self._turns = turns
         if turns > 1:
             self._forbid_strategies(refuse_repeated_batches)
         self.state.data.begin_pass(request.dataset, self.epoch)
         request = replace(request, turns=turns)
-        return self._parts.loop.training_pass(request.source(self.seed), request.batch_size, self._planned)
+        caller = sys._getframe(1)
+        if self._parts.spec.execution.cuts_batches and caller.f_globals.get("__name__", "").partition(".")[0] != OWN:
+            refuse_counted_slots(caller.f_code.co_filename, caller.f_lineno)
+        source, epoch = request.source(self.seed), self.epoch
+        batches = self._parts.loop.training_pass(source, request.batch_size, self._planned)
+        size = self._parts.progress.batch_size or request.batch_size
+        return Batches(batches, lambda: global_batches(source(epoch), size))
 
     @property
     def epoch(self) -> int:
@@ -315,6 +332,11 @@ class Session:
     def step(self) -> int:
         """The number of completed steps (global batches)."""
         return self._parts.progress.position.step
+
+    @property
+    def batch_index(self) -> int:
+        """Which global batch of the epoch the current one is, from 0; ``step`` counts through all epochs."""
+        return self._parts.progress.steps_of_epoch // self._turns
 
     @property
     def turn(self) -> int:
@@ -330,8 +352,17 @@ class Session:
     def ends_step(self) -> bool:
         """Whether the current batch completed a step: a worker with several slots has several batches in a step.
 
-        Inside the batch loop, put whatever counts steps, reports or breaks under ``if session.ends_step:``. A step in
-        which a worker was lost is done again: none of its batches ended it.
+        Inside the batch loop, put whatever counts steps, reports or breaks under ``if session.ends_step:``. With one
+        slot it is always true after ``session.backward``. A step in which a worker was lost is done again: none of its
+        batches ended it.
+
+        Example:
+            >>> for x, y in session.batches(loader):
+            ...     session.backward(F.cross_entropy(model(x), y))
+            ...     optimizer.step()
+            ...     optimizer.zero_grad()
+            ...     if session.ends_step and session.batch_index % 100 == 0:
+            ...         print(session.epoch, session.batch_index, session.loss)
         """
         return not self._parts.transaction.more_to_come
 
@@ -1030,6 +1061,8 @@ class Session:
 
     def finish(self) -> None:
         """End the session: the training function has returned."""
+        if self._parts.transaction.left_between_slots:
+            self._require_whole_step()
         if self.trained is not None:  # it may have left an evaluation early
             self.trained.replica.stand_in()
         self._parts.loop.commit()
@@ -1049,7 +1082,9 @@ class Session:
         """
         if self._parts.transaction.phase is Phase.LEFT:
             fix = "put 'if session.ends_step:' before the break, or use --max-steps"
-            raise UserError("a batch loop may be left between steps only", "left inside of a step", fix)
+            line = self._parts.transaction.left_at
+            value = f"left inside of a step at {line}" if line else "left inside of a step"
+            raise UserError("a batch loop may be left between steps only", value, fix)
         if self.trained is not None:
             self.trained.replica.stand_in()
 

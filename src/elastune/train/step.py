@@ -327,7 +327,7 @@ class TrainingLoop:
         transaction = self._transaction
         self._workers.leaves("the batch loop")
         if transaction.phase in (Phase.OPEN, Phase.LOST):
-            transaction.leave()
+            transaction.leave(self._workers.where())
         if transaction.phase is not Phase.APART:  # else workers meet in the next call: nothing may be raised here
             self.commit()
 
@@ -598,6 +598,7 @@ class StepTransaction:
         plan: The newest step that was begun.
         attempts: How many steps were begun.
         reevaluates_loss: The optimizer (LBFGS) may ask for the loss of the same batch again.
+        left_at: The line at which the batch loop was left inside of a step.
     """
 
     def __init__(self, workers: WorkerGroup, progress: Progress, log: SampleLog) -> None:
@@ -605,6 +606,7 @@ class StepTransaction:
         self.unrepeatable = True
         self.reevaluates_loss = False
         self.attempts = 0
+        self.left_at = ""
         self._workers = workers
         self._progress = progress
         self._log = log
@@ -659,6 +661,11 @@ class StepTransaction:
         if self.phase is Phase.OPEN:
             return self._slice is None or not self._slice.ends_step
         return self.phase in (Phase.LOST, Phase.LEFT)
+
+    @property
+    def left_between_slots(self) -> bool:
+        """Whether the batch loop was left inside of a step of several batches."""
+        return self.phase is Phase.LEFT and len(self.plan.slices) > 1
 
     @property
     def ends_local_step(self) -> bool:
@@ -866,9 +873,10 @@ class StepTransaction:
         self.phase, self.unrepeatable = Phase.BETWEEN, False
         self._workers.synchronised = True
 
-    def leave(self) -> None:
-        """The user's lines left the batch loop before the step was completed."""
+    def leave(self, line: str = "") -> None:
+        """The user's lines, at ``line``, left the batch loop before the step was completed."""
         self._require(Phase.OPEN, Phase.LOST)
+        self.left_at = line
         self._sync.abandon()
         self.phase, self._slice = Phase.LEFT, None
 
