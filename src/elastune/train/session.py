@@ -194,6 +194,7 @@ class Session:
         )
         self.state = self._parts.state
         self._models: list[nn.Module] = []
+        self._optimizers: list[torch.optim.Optimizer] = []
         self._autocasts: Sequence[Autocast] = ()
         self._unfreezing: tuple[Unfreezing, ...] = ()  # of each model
         self._held: HeldSettings | None = None  # settings that lines before the first epoch must not change
@@ -216,6 +217,7 @@ class Session:
         if self._held is not None:
             self._held.restore()
             self._held = None
+        self._find_schedulers()
         total = self._planned = count if spec.epochs is None else spec.epochs
         while progress.position.epoch < total and loop.begins_epoch():
             epoch = progress.position.epoch
@@ -556,8 +558,9 @@ class Session:
     def prepare(self, *models_optimizers_schedulers: Any, plan: Plans | None = None) -> tuple[Any, ...]:
         """Attach mechanism, precision and checkpoints to models and optimizers. Use the returned objects from here on.
 
-        It moves the model to ``session.device`` and gives every worker the initial state of rank 0. Pass schedulers
-        that step inside the batch loop here; ``ReduceLROnPlateau`` then steps with the mean over workers.
+        It moves the model to ``session.device`` and gives every worker the initial state of rank 0. Schedulers may be
+        among the arguments. Others of these optimizers, made before ``session.epochs``, are found and treated alike:
+        they step where a step ends, ``ReduceLROnPlateau`` with the mean over workers, and are saved.
 
         Args:
             models_optimizers_schedulers: The model, its optimizer and any schedulers; or several models and optimizers,
@@ -590,10 +593,12 @@ class Session:
             self._autocasts = [Autocast(each, self.device) for each in prepared.models]
         replacements = {id(prepared.model): trained.replica.model, id(prepared.optimizer): trained.replica.optimizer}
         self._held = trained.held() if self._resume_or_begin() else None
-        for scheduler in prepared.schedulers:
-            gate(scheduler, lambda: self._parts.transaction.ends_local_step, self.mean)
+        self._gate(prepared.schedulers)
         self._models = prepared.models
-        return tuple(replacements.get(id(each), each) for each in models_optimizers_schedulers)
+        returned = tuple(replacements.get(id(each), each) for each in models_optimizers_schedulers)
+        both = (*models_optimizers_schedulers, *returned)
+        self._optimizers = [*{id(each): each for each in both if isinstance(each, torch.optim.Optimizer)}.values()]
+        return returned
 
     def backward(
         self,
@@ -1169,6 +1174,15 @@ class Session:
             rule, fix = "a backward pass is for a model that was prepared", "leave model out for all of them"
             raise UserError(rule, type(model).__name__, fix)
         return [p for p in model.parameters() if p.requires_grad]
+
+    def _find_schedulers(self) -> None:
+        """Make schedulers a part of the state that the program did not give to ``prepare``."""
+        if self.trained is not None:
+            self._gate(self.trained.found_schedulers.search(self._optimizers, self.trained.given_schedulers))
+
+    def _gate(self, schedulers: Iterable[Any]) -> None:
+        for scheduler in schedulers:
+            gate(scheduler, lambda: self._parts.transaction.ends_local_step, self.mean)
 
     def _forbid_strategies(self, rule: Callable[[SyncPlan], object]) -> None:
         """Allow no strategy for which ``rule`` raises ``UserError``: neither now, nor by schedule, nor later."""
