@@ -407,11 +407,11 @@ def test_a_loss_that_explodes_is_divergence_found_by_the_mean_over_the_global_ba
         model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.0))
         for _ in session.epochs(100):
             for x, y in session.batches(samples(), batch_size=16, drop_last=True):
-                if session.step >= len(scales):
-                    return session.step
                 session.backward(scales[session.step] * F.mse_loss(model(x.double()), y.double()))
                 optimizer.step()
                 optimizer.zero_grad()
+                if session.ends_step and session.step + 1 == len(scales):
+                    return session.step + 1
         return session.step
 
     execution = ExecutionSettings(mode=mode, num_slots=slots)
@@ -514,9 +514,10 @@ def test_leaving_the_loop_inside_of_a_step_is_told(tmp_path: Path) -> None:
     model, _ = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     with pytest.raises(UserError, match="between steps only"):
         for _ in session.epochs(2):
-            for x, y in session.batches(samples(), batch_size=16):
-                session.backward(F.mse_loss(model(x.double()), y.double()))
-                break
+            batches = iter(session.batches(samples(), batch_size=16))
+            x, y = next(batches)
+            session.backward(F.mse_loss(model(x.double()), y.double()))
+            del batches
 
 
 @pytest.mark.parametrize("what", ["sum", "mean", "report"])

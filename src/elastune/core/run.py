@@ -172,6 +172,11 @@ class ExecutionSettings:
     topology: Topology = field(default_factory=Topology)
     bucket_bytes: int | None = None
 
+    @property
+    def cuts_batches(self) -> bool:
+        """Whether a worker may get a global batch in several parts, one after another."""
+        return self.micro_batch is not None or (self.mode == "exact" and self.num_slots > 1)
+
     def __post_init__(self) -> None:
         told: Any = self
         for name_ in ("num_slots", "copies", "virtual_tensor", "zero_stage", "bucket_bytes"):

@@ -158,6 +158,11 @@ class Replica:
         """Whether this worker has the whole model and runs its passes alone."""
         return type(self) is Replica
 
+    @property
+    def runs_at_once(self) -> bool:
+        """Whether a slice's backward pass runs in the call that brings its loss, on this worker's ``params``."""
+        return self.has_all
+
     def add(self, loss: torch.Tensor, weight: float) -> None:
         """Run a backward pass whose gradients join those of the next pass, as if the two losses were one."""
         self._backward(weighed(loss, weight))
@@ -227,6 +232,12 @@ class Replica:
             for gradient in gradients:
                 gradient.mul_(factor)
         return norm
+
+    def divide(self, by: float) -> None:
+        """Divide the step's gradient by a number that is equal on all workers."""
+        for p in self.params:
+            if p.grad is not None:
+                p.grad.mul_(1.0 / by)
 
     def spread(self) -> None:
         """Send new values to the workers that compute with them and do not update them; at a step boundary."""

@@ -25,6 +25,7 @@ class EngineReduce(Sync):
     name: ClassVar[str] = "engine"
     exact: bool = False
     drifts: ClassVar[bool] = True
+    takes_counts: ClassVar[bool] = False  # the engine's step may follow its reduction at once
     replica: EngineReplica
 
     def __init__(self, replica: EngineReplica, comms: Comms, control: int = 0) -> None:

@@ -82,11 +82,11 @@ class Monitoring:
                     rule, "a mechanism that divides them", "leave the monitor out, or use another mechanism"
                 )
 
-    def refuse_more(self) -> None:
-        """Raise ``UserError`` if a monitor needs the whole loss of a batch, as the losses come one after another."""
+    def refuse_cut_losses(self, call: str) -> None:
+        """Raise ``UserError`` if a monitor needs the whole loss of a batch, which ``call`` does not give at once."""
         if self._needed["trace"] or self._needed["sharpness"]:
             fix = "add losses up, session.backward(one + other), or leave the monitor out"
-            raise UserError("curvature needs the whole loss of a batch at once", "more=True", fix)
+            raise UserError("curvature needs the whole loss of a batch at once", call, fix)
 
     def bend(self, sync: Sync, loss: torch.Tensor, share: BatchSlice, step: int) -> None:
         """Measure the curvature of a share's loss before its backward pass, if that is due.
