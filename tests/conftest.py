@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from collections import Counter
@@ -16,9 +17,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from tests.support import forked
 
 from elastune.cli import main
 from elastune.core.run import Program, RunSpec
+from elastune.runtime.clusters.fork import start_server
 from elastune.runtime.clusters.local import WARM, LocalCluster
 from elastune.runtime.job.run import run_job
 
@@ -35,6 +38,7 @@ settings.register_profile(
 )
 settings.load_profile("busy machine")
 
+REAL_SERVER = start_server
 HERE = Path(__file__).parent
 TINY = HERE / "programs" / "tiny.py"
 # Minutes each, as files run in one process: one that began late would end alone.
@@ -67,6 +71,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         files = [str(item.path.relative_to(HERE)) for item in items]
         at = turns(dict.fromkeys(files))
         items.sort(key=lambda item: at[str(item.path.relative_to(HERE))])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _servers_are_forked() -> Iterator[None]:
+    """Clusters of the tests' own process have their servers at once; ``real_servers`` is for tests of those."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("elastune.runtime.clusters.fork.start_server", forked.start_server)
+        yield
+
+
+@pytest.fixture(scope="package")
+def real_servers() -> Iterator[None]:
+    """Fork servers are new Python processes, as those of users."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("elastune.runtime.clusters.fork.start_server", REAL_SERVER)
+        yield
+
+
+def pytest_collection_finish() -> None:
+    """Whatever looks for garbage during the tests need not look at all that they import."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
