@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -21,7 +22,6 @@ from tests.support import forked
 
 from elastune.cli import main
 from elastune.core.run import Program, RunSpec
-from elastune.runtime.clusters.fork import start_server
 from elastune.runtime.clusters.local import WARM, LocalCluster
 from elastune.runtime.job.run import run_job
 
@@ -31,14 +31,13 @@ FUZZ = int(os.environ.get("FUZZ", "0"))
 # examples are made and run says how busy the machine is.
 settings.register_profile(
     "busy machine",
-    max_examples=100 * max(1, FUZZ // 10),
+    max_examples=50 * max(1, FUZZ // 10),
     derandomize=not FUZZ,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("busy machine")
 
-REAL_SERVER = start_server
 HERE = Path(__file__).parent
 TINY = HERE / "programs" / "tiny.py"
 # Minutes each, as files run in one process: one that began late would end alone.
@@ -74,18 +73,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _servers_are_forked() -> Iterator[None]:
-    """Clusters of the tests' own process have their servers at once; ``real_servers`` is for tests of those."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("elastune.runtime.clusters.fork.start_server", forked.start_server)
+def _forks() -> Iterator[None]:
+    """What the package starts from the tests' own process is forked from it; ``processes`` are for tests of starts."""
+    with forked.started_by(forked.IN_PLACE):
         yield
 
 
-@pytest.fixture(scope="package")
-def real_servers() -> Iterator[None]:
-    """Fork servers are new Python processes, as those of users."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("elastune.runtime.clusters.fork.start_server", REAL_SERVER)
+@pytest.fixture
+def processes() -> Iterator[None]:
+    """What the package starts are new Python processes, as those of users."""
+    with forked.started_by(subprocess):
         yield
 
 

@@ -18,19 +18,23 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any
 
+import pytest
 from tests.support.hosts import enter
 
 from elastune.cli import main
 from elastune.runtime.clusters import fork_server
-from elastune.runtime.clusters.fork import NO_CUDA_CONTEXT, ONE_THREAD
 from elastune.runtime.clusters.local import WARM
+from elastune.train import preflight
 
 CLONE_NEWNS, CLONE_NEWUTS = 0x00020000, 0x04000000  # <linux/sched.h>
 LOOK_S = 0.002
+NOWHERE = -1  # a descriptor's number, for /dev/null
 HANDLED = (signal.SIGALRM, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGUSR1)
 INSTALLED = tuple({str(Path(module.__file__).parents[1]) for module in (os, ctypes, importlib.import_module("torch"))})
 
@@ -47,13 +51,13 @@ class ForkedProcess:
         *,
         outputs: tuple[int, int],
         keeps: Sequence[int] = (),
-        environment: dict[str, str] | None = None,
+        env: dict[str, str] | None = None,
     ) -> None:
         self.returncode: int | None = None
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                _begin_anew(outputs, keeps, environment)
+                _begin_anew(outputs, keeps, env)
                 code = act()
                 sys.stdout.flush()
             except BaseException:  # noqa: BLE001 - never return into the test
@@ -87,19 +91,66 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
 
-def start_server(preload: Sequence[str], prefix: Sequence[str], control: int, log: int) -> Any:
-    """In place of ``elastune.runtime.clusters.fork.start_server``. ``prefix``: the host's, see ``Host.command``."""
-    for module in (*WARM, *preload):
-        importlib.import_module(module)
-    controller = os.getpid()
+def popen(
+    command: Sequence[str],
+    *,
+    stdin: int | None = None,
+    stdout: IO[bytes] | int | None = None,
+    stderr: IO[bytes] | int | None = None,
+    pass_fds: Sequence[int] = (),
+    start_new_session: bool = False,
+    env: dict[str, str] | None = None,
+) -> ForkedProcess:
+    """In place of ``subprocess.Popen``, where the package starts a module of its own: one that ``STARTS`` has.
 
-    def serve() -> int:
+    What stands before Python in ``command`` is that of ``Host.command``. Each process has a session of its own.
+    """
+    at = command.index(sys.executable)
+    prefix, (module, *words) = command[:at], [word for word in command[at + 1 :] if word not in ("-P", "-m")]
+    if module == SERVER:
+        for name in (*WARM, *words[2:]):
+            importlib.import_module(name)
+
+    def start() -> int:
         if prefix:
             _enter_host(prefix)
-        fork_server.main([str(control), str(controller)])
-        return 0
+        sys.argv = [module, *words]
+        return STARTS[module](words) or 0
 
-    return ForkedProcess(serve, outputs=(log, log), keeps=[control], environment={**ONE_THREAD, **NO_CUDA_CONTEXT})
+    return ForkedProcess(start, outputs=(_descriptor(stdout, 1), _descriptor(stderr, 2)), keeps=pass_fds, env=env)
+
+
+def _serve(words: Sequence[str]) -> None:
+    fork_server.main(list(words[:2]))  # what it is to import is there
+
+
+SERVER = "elastune.runtime.clusters.fork_server"
+STARTS: dict[str, Callable[[Sequence[str]], int | None]] = {
+    SERVER: _serve,
+    "elastune": main,
+    "elastune.train.preflight": lambda words: preflight.main(),
+}
+STARTERS = ("runtime.clusters.fork", "runtime.clusters.local", "train.preflight")
+"""The modules that start one of these."""
+IN_PLACE = SimpleNamespace(**{**vars(subprocess), "Popen": popen})
+
+
+@contextmanager
+def started_by(place: object) -> Iterator[None]:
+    """The package starts its processes by ``place`` meanwhile: ``IN_PLACE`` forks them, ``subprocess`` does not."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in STARTERS:
+            patch.setattr(f"elastune.{module}.subprocess", place)
+        yield
+
+
+def _descriptor(output: IO[bytes] | int | None, inherited: int) -> int:
+    """That of an output as ``subprocess.Popen`` takes it."""
+    if output is None:
+        return inherited
+    if output == subprocess.DEVNULL:
+        return NOWHERE
+    return output if isinstance(output, int) else output.fileno()
 
 
 def elastune(*words: str, out: IO[bytes], err: IO[bytes], first: Callable[[], object] = lambda: None) -> ForkedProcess:
@@ -123,7 +174,7 @@ def hide(folder: Path) -> None:
         subprocess.run(["mount", *words], check=True)
 
 
-def _begin_anew(outputs: tuple[int, int], keeps: Sequence[int], environment: dict[str, str] | None) -> None:
+def _begin_anew(outputs: tuple[int, int], keeps: Sequence[int], env: dict[str, str] | None) -> None:
     """Be as like a new process as can be: nothing of the test's is open, waited for, or imported."""
     gc.freeze()  # no object of the test's may be ended here: it could close a file that has the number of an old one
     atexit._clear()
@@ -134,7 +185,7 @@ def _begin_anew(outputs: tuple[int, int], keeps: Sequence[int], environment: dic
     faulthandler.disable()
     os.setsid()
     null = os.open(os.devnull, os.O_RDWR)
-    for at, descriptor in enumerate((null, *map(os.dup, outputs))):
+    for at, descriptor in enumerate((null, *(null if each == NOWHERE else os.dup(each) for each in outputs))):
         os.dup2(descriptor, at)
     kept = sorted({0, 1, 2, *keeps})
     for below, above in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
@@ -142,7 +193,9 @@ def _begin_anew(outputs: tuple[int, int], keeps: Sequence[int], environment: dic
     sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.FileIO(0, "r", closefd=False))
     sys.stdout = sys.__stdout__ = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), line_buffering=True)
     sys.stderr = sys.__stderr__ = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), line_buffering=True)
-    os.environ.update(environment or {})
+    if env is not None:
+        os.environ.clear()
+        os.environ.update(env)
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if file and not file.startswith(INSTALLED) and not name.startswith(("elastune", "tests")):

@@ -113,22 +113,6 @@ class ServerLost(Exception):
     """The fork server has ended without being asked."""
 
 
-def start_server(preload: Sequence[str], prefix: Sequence[str], control: int, log: int) -> subprocess.Popen[bytes]:
-    """Start a fork server for this process: it is controlled by the socket ``control``, and prints into ``log``."""
-    import_path = os.pathsep.join(path for path in sys.path if path)
-    # -P: a file in this folder named like a module must not be taken for it
-    server = [*prefix, sys.executable, "-P", "-m", "elastune.runtime.clusters.fork_server"]
-    return subprocess.Popen(
-        [*server, str(control), str(os.getpid()), *preload],
-        pass_fds=(control,),
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        start_new_session=True,
-        env={**os.environ, **ONE_THREAD, **NO_CUDA_CONTEXT, "PYTHONPATH": import_path},
-    )
-
-
 class Spawner:
     """A running fork server that has imported, or is importing, ``preload``.
 
@@ -145,8 +129,19 @@ class Spawner:
         for end in (self._control, theirs):
             end.setblocking(True)  # whatever time-out the program has set for all new sockets
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
+        import_path = os.pathsep.join(path for path in sys.path if path)
+        # -P: a file in this folder named like a module must not be taken for it
+        server = [*prefix, sys.executable, "-P", "-m", "elastune.runtime.clusters.fork_server"]
         with theirs:
-            self._process = start_server(preload, prefix, theirs.fileno(), self._log.fileno())
+            self._process = subprocess.Popen(
+                [*server, str(theirs.fileno()), str(os.getpid()), *preload],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                start_new_session=True,
+                env={**os.environ, **ONE_THREAD, **NO_CUDA_CONTEXT, "PYTHONPATH": import_path},
+            )
 
     @property
     def pid(self) -> int:
