@@ -31,7 +31,7 @@ FUZZ = int(os.environ.get("FUZZ", "0"))
 # examples are made and run says how busy the machine is.
 settings.register_profile(
     "busy machine",
-    max_examples=50 * max(1, FUZZ // 10),
+    max_examples=100 * max(1, FUZZ // 10) if FUZZ else 50,
     derandomize=not FUZZ,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
@@ -98,7 +98,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
     It has imported all that it is going to: else the first test that counts seconds would count those, too.
     """
-    with LocalCluster(capacity=4, preload=(*WARM, "tests.programs.preloaded")) as place:
+    with forked.started_by(subprocess):  # what this server has imported is what those of users have
+        place = LocalCluster(capacity=4, preload=(*WARM, "tests.programs.preloaded"))
+    with place:
         run_job(RunSpec(Program(TINY), tmp_path_factory.mktemp("warm") / "out"), cluster=place)
         yield place
 

@@ -13,6 +13,7 @@ import gc
 import importlib
 import io
 import os
+import runpy
 import signal
 import socket
 import subprocess
@@ -30,7 +31,7 @@ from tests.support.hosts import enter
 from elastune.cli import main
 from elastune.runtime.clusters import fork_server
 from elastune.runtime.clusters.local import WARM
-from elastune.train import preflight
+from elastune.train import preflight, rehearsal
 
 CLONE_NEWNS, CLONE_NEWUTS = 0x00020000, 0x04000000  # <linux/sched.h>
 LOOK_S = 0.002
@@ -120,6 +121,12 @@ def popen(
     return ForkedProcess(start, outputs=(_descriptor(stdout, 1), _descriptor(stderr, 2)), keeps=pass_fds, env=env)
 
 
+def run(command: Sequence[str], *, check: bool, **how: Any) -> subprocess.CompletedProcess[bytes]:
+    """In place of ``subprocess.run``, likewise."""
+    assert not check
+    return subprocess.CompletedProcess(command, popen(command, **how).wait())
+
+
 def _serve(words: Sequence[str]) -> None:
     fork_server.main(list(words[:2]))  # what it is to import is there
 
@@ -129,10 +136,11 @@ STARTS: dict[str, Callable[[Sequence[str]], int | None]] = {
     SERVER: _serve,
     "elastune": main,
     "elastune.train.preflight": lambda words: preflight.main(),
+    "elastune.train.rehearsal": lambda words: rehearsal.main(),
 }
-STARTERS = ("runtime.clusters.fork", "runtime.clusters.local", "train.preflight")
+STARTERS = ("runtime.clusters.fork", "runtime.clusters.local", "train.preflight", "train.rehearsal")
 """The modules that start one of these."""
-IN_PLACE = SimpleNamespace(**{**vars(subprocess), "Popen": popen})
+IN_PLACE = SimpleNamespace(**{**vars(subprocess), "Popen": popen, "run": run})
 
 
 @contextmanager
@@ -161,6 +169,25 @@ def elastune(*words: str, out: IO[bytes], err: IO[bytes], first: Callable[[], ob
         return main(words)
 
     return ForkedProcess(command, outputs=(out.fileno(), err.fileno()))
+
+
+def run_script(script: Path, *words: str, out: IO[bytes], err: IO[bytes], **env: str) -> ForkedProcess:
+    """Run a file of Python as ``python FILE WORDS`` does, in its folder."""
+
+    def run() -> int:
+        os.environ.update(env)
+        os.chdir(script.parent)
+        sys.argv = [str(script), *words]
+        sys.path.insert(0, str(script.parent))
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        except SystemExit as end:
+            if isinstance(end.code, str):
+                print(end.code, file=sys.stderr)
+            return end.code if isinstance(end.code, int) else int(end.code is not None)
+        return 0
+
+    return ForkedProcess(run, outputs=(out.fileno(), err.fileno()))
 
 
 def hide(folder: Path) -> None:
