@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from tests.cli.documented import documented, unlike
+from tests.support.forked import elastune as start
 
 from elastune.cli import main
 from elastune.cli.commands.run import _explain, run
@@ -250,18 +251,19 @@ def test_frontier_prints_one_object(here: Path, elastune: Command) -> None:
 
 
 def test_ctrl_c_ends_a_run_and_says_how_to_go_on(here: Path) -> None:
-    command = [sys.executable, "-m", "elastune", "run", "linear.py", "--epochs", "1000000", "--out", "slow", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
-        journal = here / "slow" / "journal.jsonl"
-        deadline = time.monotonic() + 60
-        while not (journal.exists() and b'"reported"' in journal.read_bytes()) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        running.send_signal(signal.SIGINT)
-        out, err = running.communicate(timeout=60)
-    assert running.returncode == 130, err
-    assert json.loads(out)["stopped"] == "requested"
-    assert "--resume --out slow" in err
-    assert "Traceback" not in err
+    command = ("run", "linear.py", "--epochs", "1000000", "--out", "slow", "--json")
+    with (here / "out").open("wb") as out, (here / "err").open("wb") as err:
+        running = start(*command, out=out, err=err)
+    journal = here / "slow" / "journal.jsonl"
+    deadline = time.monotonic() + 60
+    while not (journal.exists() and b'"reported"' in journal.read_bytes()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    running.send_signal(signal.SIGINT)
+    code, told = running.wait(60), (here / "err").read_text()
+    assert code == 130, told
+    assert json.loads((here / "out").read_text())["stopped"] == "requested"
+    assert "--resume --out slow" in told
+    assert "Traceback" not in told
 
 
 def test_a_second_ctrl_c_is_an_interruption(
