@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import wraps
-from typing import Any, cast
+from importlib.metadata import version
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -42,6 +43,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # Rich takes "[default: ...]" and lists in brackets for its own marks, and drops them
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"elastune {version('elastune')}")
+        raise typer.Exit(OK)
+
+
+@app.callback()
+def _options_of_all(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version),
+    ] = False,
+) -> None:
+    pass
 
 
 def _keep_interrupts(command: Callable[..., int]) -> Callable[..., int]:

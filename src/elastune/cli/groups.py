@@ -18,9 +18,8 @@ from elastune.core.cost import ON_DEMAND, Prices
 from elastune.core.divergence import FACTOR, parse_divergence
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
-from elastune.core.mesh_choice import MeshChoice
+from elastune.core.mesh_choice import least_slots
 from elastune.core.run import (
-    DEFAULT_SLOTS,
     Adapt,
     Config,
     Elastic,
@@ -257,9 +256,10 @@ class ExecutionOptions(WorkerExecutionOptions):
         """
         settings = self.on(workers, self.chosen_mesh, self.copies, local=local)
         execution = replace(settings, topology=Topology.parse(self.topology), bucket_bytes=self.bucket_bytes)
-        least_slots = max(DEFAULT_SLOTS, MeshChoice.of(execution).most_parts(max(execution.workers, most_workers or 0)))
-        least_slots = -(-least_slots // learners) * learners
-        return replace(execution, num_slots=least_slots if self.slots is None else self.slots)
+        if self.slots is not None:
+            return replace(execution, num_slots=self.slots)
+        least = least_slots(execution, max(execution.workers, most_workers or 0))
+        return replace(execution, num_slots=-(-least // learners) * learners)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from elastune.core.run import DEFAULT_SLOTS
 from elastune.tuning.study.request import StudyRequest
 
 NAMED = "NAME[:OPTION=VALUE,...]"
@@ -81,8 +80,8 @@ Mode = Annotated[
 Slots = Annotated[
     int | None,
     typer.Option(
-        help="Number of equal shares that each global batch is cut into. It shows in the result. "
-        f"[default: {DEFAULT_SLOTS}, or more for more workers]"
+        help="Number of equal shares that each global batch is cut into. It shows in the result. No run has more "
+        "workers than slots. [default: as many as the command allows workers, so 1 where it names none]"
     ),
 ]
 MicroBatch = Annotated[int | None, typer.Option(help="Most samples in one forward pass. [default: no limit]")]

@@ -13,6 +13,7 @@ from elastune.core.errors import UserError
 SEPARATOR = "--"
 
 
+# Typer has a context class of its own in newer versions: ``Any`` here fits both.
 class ProgramCommand(TyperCommand):
     """A command whose FILE may be followed by ``--`` and arguments of the program's own."""
 

@@ -135,6 +135,15 @@ class MeshChoice:
         return -min(mesh.replica, self.wanted.replica), workers - mesh.workers, round(distance, 9), str(mesh)
 
 
+def least_slots(execution: ExecutionSettings, most_workers: int) -> int:
+    """The slots of ``execution``, or as many more as up to ``most_workers`` workers need: one for each part of a batch.
+
+    Raises:
+        UserError: Where the mechanism divides along several axes, and no mesh says how.
+    """
+    return max(execution.num_slots, MeshChoice.of(execution).most_parts(max(1, most_workers)))
+
+
 def assign_ranks(
     staying: tuple[int, ...],
     joiners: tuple[int, ...],

@@ -187,7 +187,7 @@ def _exact_mode() -> str:
     from elastune.core.slots import MEASURED_SLOT_COST as MEASURED
 
     ranges = ", ".join(f"{slots}: {low:g} to {high:g}" for slots, (low, high) in MEASURED.items())
-    return f"CPU time over plain PyTorch's, by slots a worker: {ranges} (measured elsewhere)"
+    return f"CPU time over plain PyTorch's, by slots a worker: {ranges} (measured elsewhere); 1 slot is the default"
 
 
 def _launchers() -> list[Finding]:

@@ -356,7 +356,7 @@ def _tracker(spec: RunSpec, *, adopts: bool = False) -> RunTracker:
     from elastune.cli.progress import RunTracker
     from elastune.train.program.load import load_as_guest
 
-    program_config, notes = {}, ("", "")
+    program_config, notes = {}, []
     if not adopts:
         importlib.import_module("torch")  # where it cannot be loaded that is not the program's fault
         from elastune.runtime.job.validation import check_means
@@ -365,7 +365,7 @@ def _tracker(spec: RunSpec, *, adopts: bool = False) -> RunTracker:
         from elastune.core.plan.memory import copies_text
 
         program_config = load_as_guest(spec.program, spec.seed).config
-        notes = _advice(spec), copies_text(spec.execution)
+        notes = [_advice(spec), copies_text(spec.execution), _one_slot_text(spec), _stages_text(spec)]
     epochs = spec.epochs or {**program_config, **spec.config}.get("epochs")
     return RunTracker(epochs if isinstance(epochs, int) else None, spec.max_steps, notes)
 
@@ -378,6 +378,25 @@ def _advice(spec: RunSpec) -> str:
     if spec.execution.mode != "exact" or spec.most_workers == 1 or is_checked(spec.program):
         return ""
     return f"{path.name} was never checked: 'elastune check {shlex.quote(str(path))}' compares one worker with two"
+
+
+def _one_slot_text(spec: RunSpec) -> str:
+    """How a run may get more workers than the one that its one slot allows; empty where it has several slots."""
+    if spec.execution.num_slots > 1 or spec.most_workers > 1 or spec.resume:
+        return ""
+    later = ", or --slots 4 to resume on up to four" if spec.execution.mode == "exact" else ""
+    return f"1 slot, so 1 worker throughout; a run that begins with --workers 1:4 may get more{later}"
+
+
+def _stages_text(spec: RunSpec) -> str:
+    """What keeps the stages of a pipeline busy; empty where they have passes to share."""
+    execution = spec.execution
+    if execution.mode != "exact" or not execution.parts.pipeline or execution.micro_batch is not None:
+        return ""
+    mesh = execution.first_mesh
+    if mesh.pipeline == 1 or execution.num_slots > mesh.batch:
+        return ""
+    return f"a replica has 1 slot, so its {mesh.pipeline} stages wait for each other; --slots {4 * mesh.workers}: less"
 
 
 def _print_outcome(out: Path, as_json: bool, chaos: Verdict | None = None, prices: Prices | None = None) -> int:

@@ -17,7 +17,7 @@ from elastune.cli.output import OK, print_result
 from elastune.cli.parse import use_data
 from elastune.core.errors import UserError
 from elastune.core.mesh import MOST_WORKERS
-from elastune.core.run import DEFAULT_SLOTS, Config, ExecutionSettings, Program
+from elastune.core.run import Config, ExecutionSettings, Program
 
 if TYPE_CHECKING:
     from elastune.adapt.policies.library.spot import SpotRules
@@ -284,7 +284,7 @@ def _forecast(
 
 def _execution_settings(bounds: tuple[int, int] | None) -> ExecutionSettings:
     low, high = bounds or (1, 1)
-    return ExecutionSettings(workers=low, mode="fast", num_slots=max(DEFAULT_SLOTS, high))
+    return ExecutionSettings(workers=low, mode="fast", num_slots=high)
 
 
 def _model(

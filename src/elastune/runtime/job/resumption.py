@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from elastune.core.errors import UserError
+from elastune.core.formatting import count
 from elastune.core.journal.files import read
 from elastune.core.journal.records import (
     ChangesAccepted,
@@ -210,7 +211,9 @@ def _differences(history: RunHistory, spec: RunSpec, own: Config) -> Iterator[Us
     parts = MeshChoice.of(now).most_parts(spec.most_workers)
     if exact and parts > then.num_slots:
         rule = "a run keeps the slots it was begun with, and has one for every worker"
-        yield UserError(rule, f"{then.num_slots} slots, {parts} workers", f"use --workers {then.num_slots} or fewer")
+        fix = f"use --workers {then.num_slots}" + (" or fewer" if then.num_slots > 1 else "")
+        fix += f", or begin a run with --workers 1:{parts} or --slots {parts}"
+        yield UserError(rule, f"{count(then.num_slots, 'slot')}, {count(parts, 'worker')}", fix)
     yield from _of_config(history, spec, own)
     yield from _of_policies(history, spec)
     yield from _of_beginning(first, spec)

@@ -19,6 +19,7 @@ from elastune.core.errors import UserError
 from elastune.core.journal.files import read
 from elastune.core.journal.records import RunFinished
 from elastune.core.journal.spending import RunMoney, money
+from elastune.core.mesh_choice import least_slots
 from elastune.core.run import Adapt, Config, Elastic, ExecutionSettings, Program, RunSpec
 from elastune.core.sync_plan import SyncChoice, SyncPlan
 from elastune.runtime.clusters.base import Cluster
@@ -110,7 +111,8 @@ def run(
     Args:
         train: A plain function at the top level of a file.
         config: Settings that replace those of the program's own ``config``.
-        workers: Number of worker processes; None: ``execution.workers``.
+        workers: Number of worker processes; None: ``execution.workers``. The run has as many slots, or those of
+            ``execution`` where these are more.
         seed: The seed of everything random.
         out: The folder of the results, or, as text, a URL that fsspec can open; None: the next free folder.
         execution: Execution settings, such as mode, mechanism and device.
@@ -151,7 +153,7 @@ def run(
         base = replace(base, topology=Topology.parse(topology))
     count = place.world if place is not None else base.workers if workers is None else workers
     strategy = SyncChoice.parse(sync, sync_schedule)
-    slots = max(base.num_slots, count)
+    slots = least_slots(replace(base, workers=count), count)
     slots = strategy.slots(slots) if execution is None else slots
     cluster_request, elastic = resolve_cluster(cluster, grace_s), Elastic(grace_s=grace_s)
     if place is not None and (out is None or is_url(str(out))):
@@ -247,7 +249,8 @@ def tune(
         space: The search space.
         objectives: Metric names, each with "max" or "min".
         workers: Number of workers of all trials together.
-        trial_workers: (low, high): move workers among the running trials; each trial has from low to high of them.
+        trial_workers: (low, high): move workers among the running trials; each trial has from low to high of them,
+            and ``high`` slots.
         allocation: How workers are distributed among trials: "short_first", under which the longest trials wait, or
             "steepest" (docs/studies.md).
         trials: Number of trials after which the search ends.
