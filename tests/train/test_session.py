@@ -143,7 +143,7 @@ def test_plateau_steps_with_the_mean_metric(tmp_path: Path) -> None:
 def test_lbfgs_evaluates_its_closure_on_the_whole_batch(tmp_path: Path) -> None:
     model = network()
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5)
-    session = lone_session(tmp_path, execution=ExecutionSettings(mode="fast"))
+    session = lone_session(tmp_path, execution=ExecutionSettings(mode="fast", num_slots=4))
     model, optimizer = session.prepare(model, optimizer)
     losses = []
     for _ in session.epochs(3):
@@ -196,7 +196,7 @@ def test_a_discarded_step_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.Mo
     """A user's lines that are not under ``ends_step`` run once more, and nobody hears of it."""
     sent: list[Any] = []
     monkeypatch.setattr("tests.support.sessions.WorkerGroup", Breaking)
-    session = lone_session(tmp_path, send=sent.append, execution=ExecutionSettings(mode="fast"))
+    session = lone_session(tmp_path, send=sent.append, execution=ExecutionSettings(mode="fast", num_slots=4))
     model = network()
     model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     sync = session.trained.sync if session.trained is not None else None
@@ -332,7 +332,7 @@ def test_augmentation_depends_on_sample_and_epoch_alone(tmp_path: Path, loader_w
                 session.backward(model(x).mean())
                 optimizer.zero_grad()
 
-    one = list(seen(ExecutionSettings(mode="fast")))
+    one = list(seen(ExecutionSettings(mode="fast", num_slots=4)))
     assert sorted(one) == sorted(seen(ExecutionSettings(num_slots=8)))
     noise = {(epoch, index): value for epoch, index, value in one}
     assert len(noise) == 40
@@ -482,7 +482,7 @@ def test_leftover_gradients_are_refused(tmp_path: Path) -> None:
 
 def test_bf16_runs_inside_and_returns_fp32(tmp_path: Path) -> None:
     model = nn.Linear(6, 3)
-    session = lone_session(tmp_path, execution=ExecutionSettings(precision="bf16"))
+    session = lone_session(tmp_path, execution=ExecutionSettings(precision="bf16", num_slots=4))
     model, _ = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     x = torch.randn(4, 6)
     out = model(x)

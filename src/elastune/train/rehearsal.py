@@ -112,9 +112,8 @@ def rehearse_apart(program: Program, config: Config, seed: int = 0) -> ProgramSi
     """
     with tempfile.TemporaryDirectory(prefix="elastune-rehearsal-") as folder:
         request, reply = Path(folder) / "request.json", Path(folder) / "reply.json"
-        request.write_text(
-            json.dumps({"path": str(program.path), "train": program.train, "config": config, "seed": seed})
-        )
+        asked = {"path": str(program.path), "train": program.train, "arguments": list(program.arguments)}
+        request.write_text(json.dumps({**asked, "config": config, "seed": seed}))
         command = [sys.executable, "-m", "elastune.train.rehearsal", str(request), str(reply)]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(), check=False)
         if done.returncode != 0 or not reply.exists():
@@ -655,9 +654,10 @@ class TensorParallelProfiler:
 def main() -> int:
     """The process: read the request from the file of its first argument, write the reply to that of its second."""
     request, reply = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
-    program = Program(Path(request["path"]), request["train"])
+    program = Program(Path(request["path"]), request["train"], arguments=tuple(request["arguments"]))
+    config, seed = request["config"], request["seed"]
     try:
-        answer = asdict(rehearse(load(program), program, request["config"], request["seed"]))
+        answer = asdict(rehearse(load(program, seed, config), program, config, seed))
     except UserError as error:
         answer = {"error": error.told}
     reply.write_text(json.dumps(answer))

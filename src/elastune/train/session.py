@@ -770,7 +770,8 @@ class Session:
         New workers first warm up while training goes on. One worker may ask, or all.
 
         Args:
-            workers: The wanted number; it is cut to the bounds of ``--workers LOW:HIGH``.
+            workers: The wanted number; it is cut to the bounds of ``--workers LOW:HIGH``. Where that leaves nothing to
+                change, the journal and the terminal say so once.
 
         Raises:
             UserError: Where another launcher started the workers.
@@ -778,6 +779,7 @@ class Session:
         if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
             raise UserError("a run needs a whole number of workers, at least 1", workers, "session.resize(2)")
         self._parts.workers.resize(workers, "session.resize")
+        self._parts.adapter.note_resize(workers, self.trained)
 
     def reshape(self, mesh: str | Mesh) -> None:
         """Ask for another mesh, and for as many workers as it has, from a later step boundary on.

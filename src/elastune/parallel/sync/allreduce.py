@@ -172,7 +172,7 @@ class ExactAllReduce(AllReduce):
         bucket_bytes: int | None = None,
     ) -> None:
         super().__init__(replica, comms, control)
-        self._one_slot = num_slots == 1
+        self._one_slot = replica.buffers.one_slot = num_slots == 1
         like = self._like(replica.buffers.floats)
         self._reducer: ExactReducer = ExactReducer(
             like, num_slots, self.group, len(self._params), hold=elastic, bucket_bytes=bucket_bytes

@@ -91,6 +91,7 @@ class OrderedEngineReduce(EngineReduce):
         tail = torch.zeros(len(replica.params) + control + len(STATISTICS))
         self._reducer = ExactReducer([*replica.buffers.floats, tail], num_slots, self.group)
         self._slot_weight = 0.0
+        replica.buffers.one_slot = num_slots == 1
 
     def begin(self, share: BatchSlice, *, starts_step: bool) -> None:
         super().begin(share, starts_step=starts_step)

@@ -64,6 +64,7 @@ class OwnedAllReduce(Sync):
             replica.on_block = self._reducer.leave
         self._moves: ExactReducer | None = None
         self._moved: list[torch.Tensor] = []
+        replica.buffers.one_slot = num_slots == 1
         floats = replica.buffers.floats if self.exact else []
         if floats:
             like = [b.detach() for b in floats]

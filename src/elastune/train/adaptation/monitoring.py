@@ -49,7 +49,11 @@ class Monitoring:
         names = tuple(m.name for m in self._monitors if m.needs & {"norms", "preconditioned"})
         if statistics.norms is None:
             return names, "LBFGS evaluates a batch again and again"
-        unit, fix = ("a worker", "use --mode exact or two workers") if mode == "fast" else ("a slot", "use two slots")
+        unit, fix = (
+            ("a worker", "use two workers, or --mode exact --slots 4")
+            if mode == "fast"
+            else ("a slot", "use --slots 4")
+        )
         return names, f"one pass of {unit} is all of the batch, and to cut it would change what is trained; {fix}"
 
     def prepare(self, sync: Sync, step: int) -> None:
