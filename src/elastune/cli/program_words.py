@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 from typer.core import TyperCommand
 
 from elastune.core.errors import UserError
 
-if TYPE_CHECKING:
-    import click
-
 SEPARATOR = "--"
 
 
+# Typer has a context class of its own in newer versions: ``Any`` here fits both.
 class ProgramCommand(TyperCommand):
     """A command whose FILE may be followed by ``--`` and arguments of the program's own."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse ``args``, and refuse a word that stands beside FILE without ``--`` in between."""
         given = list(args)
         rest = super().parse_args(ctx, args)
@@ -35,7 +33,7 @@ class ProgramCommand(TyperCommand):
 class ResumeCommand(TyperCommand):
     """A command that hands all words that it does not know on, and keeps ``--``, which ends the options."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse ``args`` up to ``--``; the others are the last of the context's own."""
         options, own = split(args)
         rest = super().parse_args(ctx, options)

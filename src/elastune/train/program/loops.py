@@ -165,7 +165,7 @@ class _BatchLoop:
         for node in ast.walk(self._function):
             if isinstance(node, (ast.If, ast.While)) and _decides(node.test, counters):
                 acts = set(_acts([*node.body, *node.orelse]))
-                if isinstance(node, ast.While) and node is not self._loop:
+                if isinstance(node, ast.While):  # the batch loop itself is a for
                     acts.add("while")
                 if acts:
                     yield self._found(node.test, ACCUMULATE if acts & _UPDATES else COUNT)
