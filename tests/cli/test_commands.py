@@ -116,7 +116,7 @@ def test_report_tells_what_a_run_has_cost(finished_run: Path, elastune: Command,
 
 
 def test_interrupted_and_resumed_on_two_workers_it_is_the_same_state(elastune: Command, finished_run: Path) -> None:
-    command = ("run", "linear.py", "--set", "lr=0.2", "--seed", "4")
+    command = ("run", "linear.py", "--set", "lr=0.2", "--seed", "4", "--slots", "4")
     part = elastune(*command, "--json", "--max-steps", "3", "--checkpoint-every", "1", "--price", "7")
     assert part.json["stopped"] == "max_steps"
     assert part.json["money"]["cost"] == pytest.approx(7 * part.json["money"]["worker_hours"])
@@ -135,7 +135,8 @@ def test_interrupted_and_resumed_on_two_workers_it_is_the_same_state(elastune: C
 def test_torchrun_gives_the_same_state(process: Command, finished_run: Path) -> None:
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     said = process(
-        *("run", "linear.py", "--set", "lr=0.2", "--seed", "4", "--json", "--out", "launched"), launcher=launcher
+        *("run", "linear.py", "--set", "lr=0.2", "--seed", "4", "--slots", "4", "--json", "--out", "launched"),
+        launcher=launcher,
     )
     assert said.code == 0, said.err
     assert said.json["workers"] == 2, "rank 0 alone prints"
@@ -146,7 +147,7 @@ def test_mpirun_gives_the_same_state(here: Path, finished_run: Path) -> None:
     mpirun = shutil.which("mpirun")
     assert mpirun is not None, "apt-get install openmpi-bin"
     root = ("--allow-run-as-root",) if os.geteuid() == 0 else ()
-    given = ("run", "linear.py", "--set", "lr=0.2", "--seed", "4", "--json", "--out", "launched")
+    given = ("run", "linear.py", "--set", "lr=0.2", "--seed", "4", "--slots", "4", "--json", "--out", "launched")
     command = [mpirun, *root, "--oversubscribe", "-n", "2", sys.executable, "-m", "elastune", *given]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=here)
     assert done.returncode == 0, done.stderr

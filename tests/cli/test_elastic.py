@@ -102,6 +102,18 @@ REFUSED = {
 }
 
 
+def test_a_run_of_one_slot_says_how_to_get_more_workers(here: Path, elastune: Command) -> None:
+    asks = "optimizer.step()\n            if session.ends_step: session.resize(3)\n"
+    (here / "own.py").write_text((here / "linear.py").read_text().replace("optimizer.step()\n", asks))
+    run = elastune("run", "own.py", "--out", "out", "--json")
+    assert (run.code, run.json["num_slots"], run.json["workers"]) == (0, 1, 1), run.err
+    first = "1 slot, so 1 worker throughout; a run that begins with --workers 1:4 may get more"
+    assert run.err.count(first) == 1
+    assert run.err.count("asked for 3 workers; this run has 1 throughout: start it with --workers LOW:HIGH") == 1
+    refused = elastune("run", "own.py", "--out", "out", "--resume", "--workers", "2").line
+    assert "(got 1 slot, 2 workers): use --workers 1, or begin a run with --workers 1:2 or --slots 2" in refused
+
+
 def test_a_policy_reshapes_a_run(here: Path, slow: Path, elastune: Command) -> None:
     (here / "own.py").write_text(_RESHAPER + (slow / "slow.py").read_text())
     how = ("--epochs", "4", "--slots", "4")

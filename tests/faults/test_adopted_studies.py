@@ -28,7 +28,7 @@ LIMIT_S = 200.0
 
 
 def request(out: Path, **changes: object) -> StudyRequest:
-    execution = ExecutionSettings(mode="exact")
+    execution = ExecutionSettings(mode="exact", num_slots=4)
     return StudyRequest(PROGRAM, out, sampler="random", trials=TRIALS, workers=2, execution=execution, **changes)  # type: ignore[arg-type]
 
 

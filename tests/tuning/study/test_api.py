@@ -158,7 +158,7 @@ def test_workers_and_other_means_go_together(cluster: LocalCluster, tmp_path: Pa
     execution = [
         json.loads((tmp_path / str(i) / "journal.jsonl").read_text().splitlines()[0])["execution"] for i in range(4)
     ]
-    assert [(m["mode"], m["num_slots"]) for m in execution] == [("exact", 4), ("exact", 4), ("fast", 4), ("fast", 3)]
+    assert [(m["mode"], m["num_slots"]) for m in execution] == [("exact", 1), ("exact", 2), ("fast", 2), ("fast", 3)]
 
 
 def trains_without_words(session: Session) -> None:

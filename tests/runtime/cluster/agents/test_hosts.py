@@ -34,7 +34,7 @@ from elastune.tuning.study.run import tune
 
 PROGRAMS = Path(__file__).parents[3] / "faults" / "programs"
 TUNED, SHARED = PROGRAMS / "elastic.py", PROGRAMS / "shares.py"
-TRAINING = ["--set", "epochs=30", "--seed", "3"]
+TRAINING = ["--set", "epochs=30", "--seed", "3", "--slots", "4"]
 Begin = Callable[..., AgentRun]
 
 
