@@ -113,7 +113,7 @@ class ClusterOptions:
 
         kind = parse_cluster(self.cluster)
         gather_s = parse.duration(self.gather, "--gather")
-        access = Access(self.token_file, self.interface, gather_s, tell=print_error, tls=self.tls)
+        access = Access(self.token_file, self.interface, gather_s, notify=print_error, tls=self.tls)
         kind.check(access)
         return ClusterRequest(kind, access)
 
@@ -527,7 +527,7 @@ class HostPrices:
             return None
         from elastune.runtime.spot import read_host_prices
 
-        return read_host_prices(self.prices, self.kind, told=not local)
+        return read_host_prices(self.prices, self.kind, any_kind=not local)
 
     def of_study(self, request: Request, *, local: bool) -> Request:
         """Return ``request`` with these prices, if there are any. Raises ``UserError``."""
@@ -543,7 +543,7 @@ class RunPrices(HostPrices):
 
     price: Annotated[
         float | None,
-        typer.Option(help="Price of a worker-hour in dollars. The run tells its cost at the end. [default: not told]"),
+        typer.Option(help="Price of a worker-hour in dollars. The run prints its cost at the end. [default: no price]"),
     ] = None
 
     def read(self, *, local: bool = True) -> Prices | None:
@@ -551,4 +551,4 @@ class RunPrices(HostPrices):
             return None
         from elastune.runtime.spot import prices_of
 
-        return prices_of(self.price, self.prices, self.kind, told=not local)
+        return prices_of(self.price, self.prices, self.kind, any_kind=not local)

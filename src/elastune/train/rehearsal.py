@@ -520,7 +520,7 @@ class StageProfiler:
         with suppress(UserError):  # the layers cannot be followed
             self._layers = layers_of(model, self._plan.cuts)
         self._flops = flops
-        self._begun: list[int] = []
+        self._start_flops: list[int] = []
         self._done = [0.0] * self.count
 
     @property
@@ -559,13 +559,13 @@ class StageProfiler:
         )
 
     def _enter(self, *_: Any) -> None:
-        self._begun.append(self._flops())
+        self._start_flops.append(self._flops())
 
     def _leaver(self, layers: list[int]) -> Callable[..., None]:
         """A hook for a module of ``layers``: each of them makes an equal share of its calls."""
 
         def leave(*_: Any) -> None:
-            done = self._flops() - self._begun.pop()
+            done = self._flops() - self._start_flops.pop()
             for layer in layers:
                 self._done[layer] += done / len(layers)
 
@@ -601,7 +601,7 @@ class TensorParallelProfiler:
             splits = {}
         self._splits = [(model.get_submodule(name), split) for name, split in splits.items()]
         self._flops = flops
-        self._begun: list[int] = []
+        self._start_flops: list[int] = []
         self._divided = self._sums = self._bytes = 0
 
     def watch(self) -> list[RemovableHandle]:
@@ -622,11 +622,11 @@ class TensorParallelProfiler:
         return TensorParallelProfile(max(0.0, whole), self._sums, float(self._bytes))
 
     def _enter(self, layer: nn.Module, args: Any) -> None:
-        self._begun.append(self._flops())
+        self._start_flops.append(self._flops())
 
     def _leaver(self, takes: bool, gives: bool) -> Callable[..., None]:
         def leave(layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            self._divided += self._flops() - self._begun.pop()
+            self._divided += self._flops() - self._start_flops.pop()
             for counts, values in ((takes and not isinstance(layer, nn.Embedding), (args, kwargs)), (gives, output)):
                 first = next((each for each in tree_iter(values) if isinstance(each, torch.Tensor)), None)
                 if counts and first is not None:
@@ -643,7 +643,7 @@ def main() -> int:
     try:
         answer = asdict(rehearse(load(program), program, request["config"], request["seed"]))
     except UserError as error:
-        answer = {"error": error.told}
+        answer = {"error": error.parts}
     reply.write_text(json.dumps(answer))
     return 0
 

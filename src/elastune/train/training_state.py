@@ -385,7 +385,7 @@ class Flags:
         self._pieces = [] if self._whole else [weakref.ref(p) for p in replica.params]
 
     def check(self) -> None:
-        """Raise ``UserError`` where a parameter was frozen or unfrozen in a way that this run cannot follow."""
+        """Raise ``UserError`` where a parameter was frozen or unfrozen and this run cannot follow it."""
         for name, reference in self._fixed:
             parameter = reference()
             if parameter is not None and parameter.requires_grad:
