@@ -18,6 +18,7 @@ class BatchSlice:
     Attributes:
         slot: The slot that the pass belongs to; in ``fast`` mode the first slot of the worker's run.
         samples: The samples of the pass, as offsets into the global batch.
+        batch: The number of samples of its global batch.
         weight: The part of the global batch that the pass stands for. Weights over all workers add up to 1. A worker
             without samples runs a copy of another pass with weight 0, so that every worker takes every step.
         ends_slot: This is the last pass of its slot.
@@ -43,6 +44,7 @@ class BatchSlice:
     counts: float = 1.0
     ends_update: bool = False
     ends_local_step: bool = False
+    batch: int = 0
     together: tuple[BatchSlice, ...] = ()
 
 
@@ -179,6 +181,7 @@ def _passes(batch: int, everyone: list[tuple[int, range]], run: range, micro_bat
             weight=scale * len(piece) / batch,
             ends_slot=i + 1 == len(passes) or passes[i + 1][0] != slot,
             ends_step=i + 1 == len(passes),
+            batch=batch,
         )
         for i, (slot, piece) in enumerate(passes)
     ]

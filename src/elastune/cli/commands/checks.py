@@ -74,6 +74,8 @@ def doctor(
     clock_error_s, shared (null: not asked about), unfit (null: it is fit)}]}; of slurm or ray {kind: "doctor", cluster,
     findings}.
     """
+    if out is not None:
+        check_place(out, local=where.local)
     if not where.local:
         return _show_cluster(where, out, json=json)
     from elastune.runtime.placement import devices
@@ -88,6 +90,16 @@ def doctor(
         return OK
     _print([Finding("cores", str(cores())), Finding("memory", f"{memory:.1f} GiB"), *findings])
     return OK
+
+
+def check_place(out: Path, *, local: bool) -> None:
+    """Raise ``UserError`` for a folder that no host is asked about, or that cannot be made."""
+    if local:
+        fix = "add --cluster hosts:PORT, or leave --out out"
+        raise UserError("--out is for the hosts of a cluster, which say whether they see it", out, fix)
+    file = next((each for each in (out, *out.parents) if each.exists() and not each.is_dir()), None)
+    if file is not None:
+        raise UserError("--out must be a folder", f"{out}: {file} is a file", "use another --out")
 
 
 def _show_cluster(where: ClusterOptions, out: Path | None, *, json: bool) -> int:
@@ -175,7 +187,7 @@ def _exact_mode() -> str:
     from elastune.core.slots import MEASURED_SLOT_COST as MEASURED
 
     ranges = ", ".join(f"{slots}: {low:g} to {high:g}" for slots, (low, high) in MEASURED.items())
-    return f"CPU time over plain PyTorch's, by slots a worker: {ranges} (measured elsewhere)"
+    return f"CPU time over plain PyTorch's, by slots a worker: {ranges} (measured elsewhere); 1 slot is the default"
 
 
 def _launchers() -> list[Finding]:
@@ -261,6 +273,7 @@ MOST_STEPS = 1000
 
 def check(
     file: options.File,
+    arguments: options.Arguments = None,
     steps: Annotated[int, typer.Option(help="Number of steps to compare, from 1 to 1000.")] = 2,
     time: Annotated[
         int,
@@ -296,13 +309,14 @@ def check(
         raise UserError(f"--time must be from 0 to {MOST_STEPS} steps", time, "such as --time 50")
     use_data(data)
     settings = parse.settings(set_ or [])
-    checked = check_program(Program(file), settings, steps=steps, seed=seed)
+    program = Program(file, arguments=tuple(arguments or ()))
+    checked = check_program(program, settings, steps=steps, seed=seed)
     try:
-        note_check(Program(file), passed=not checked.problems)
+        note_check(program, passed=not checked.problems)
     except OSError as error:
         print_error(f"this check cannot be remembered: {error}")
     trains = all(difference.kind != "fails" for difference in checked.problems)
-    cost = exact_cost(Program(file), settings, steps=time, seed=seed) if time and trains else None
+    cost = exact_cost(program, settings, steps=time, seed=seed) if time and trains else None
     if json:
         measured = {} if cost is None else {"exact": asdict(cost)}
         print_json({"kind": "check", **asdict(checked), **measured})

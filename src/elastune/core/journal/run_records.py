@@ -60,6 +60,7 @@ Settings = Annotated[
                 "kind": Literal["tune", "frontier"],
                 "program": str | dict[str, str],
                 "data": str | None,
+                "arguments": list[str],
                 "objectives": dict[str, Literal["max", "min"]],
                 "workers": Count | list[Count],
                 "trial_workers": tuple[Count, Count] | None,
@@ -107,6 +108,7 @@ class RunStarted:
         start_from, from_dcp: The sources of its initial weights.
         command: The command line that began it; None: a Python program began it.
         source: The digests of its program (``train.program.source``); empty: not known.
+        arguments: The program's own command line.
     """
 
     program: str
@@ -126,6 +128,7 @@ class RunStarted:
     from_dcp: str | None = None
     command: CommandLine | None = None
     source: dict[str, dict[str, str]] = field(default_factory=dict)
+    arguments: list[str] = field(default_factory=list)
     kind: Literal["run_started"] = "run_started"
 
 

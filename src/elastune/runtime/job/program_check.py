@@ -206,7 +206,7 @@ def check_program(program: Program, config: Config, *, steps: int = 2, seed: int
         UserError: For what can be known before a worker starts.
 
     Example:
-        >>> for each in check_program(Program(Path("train.py")), {"lr": 0.1}).found:
+        >>> for each in check_program(Program(Path("train.py")), {"lr": 0.1}).problems:
         ...     print(each.as_line("train.py"))
     """
     with LocalCluster(capacity=WORKERS) as cluster, tempfile.TemporaryDirectory(prefix="elastune-check-") as place:
