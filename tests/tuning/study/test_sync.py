@@ -119,7 +119,7 @@ def test_a_study_of_one_strategy_searches_its_settings(tiny: Program, tmp_path: 
     [
         ({"workers": 4, "sync": "local:learners=2"}, "there must be a learner for every worker"),
         ({"workers": 4, "sync_schedule": "5=local:learners=2"}, "there must be a learner for every worker"),
-        ({"workers": 2, "mechanism": "zero", "sync": LOCAL}, "a learner lies whole on its worker"),
+        ({"workers": 2, "mechanism": "zero", "sync": LOCAL}, "a worker must hold its learners whole"),
         ({"mode": "fast", "compress": "int8", "sync": LOCAL}, "learners exchange parameters"),
         ({"policy": "gns", "sync": LOCAL}, "nothing is measured"),
     ],
@@ -166,7 +166,7 @@ def test_rubbish_is_refused_before_anything_runs_and_is_no_crash_where_it_comes_
 def test_names_that_the_program_has_are_its_own() -> None:
     values = {"sync": LOCAL, "every": 7, "mix": None}
     assert SyncChoice.of(values).sync == SyncPlan("local", 4, 7)
-    assert SyncChoice.of(values, own={"every"}).sync == SyncPlan("local", 4, 3)
+    assert SyncChoice.of(values, program_names={"every"}).sync == SyncPlan("local", 4, 3)
     assert SyncChoice.of({"every": 7, "mix": 0.2}) == SyncChoice()
 
 

@@ -19,11 +19,18 @@ from elastune.core.journal.records import Entry, StudyStarted, TrialFinished, Tr
 from elastune.core.journal.trials import Change
 from elastune.core.run import Adapt, Config, Elastic, ExecutionSettings, ProgramSource, RunSpec
 from elastune.core.sync_plan import SyncChoice, chooses, in_full, strategy_settings
-from elastune.runtime.job.validation import check_adapt, check_means, check_values, policies_of, spot_of, why_impossible
+from elastune.runtime.job.validation import (
+    check_adapt,
+    check_execution,
+    check_values,
+    policies_of,
+    spot_of,
+    why_impossible,
+)
 from elastune.train.checkpoints.start_from import digest_of_weights
 from elastune.train.program.load import LoadedProgram, load_as_guest, setting_of
 from elastune.train.program.overrides import override
-from elastune.train.program.source import meaning, reported_metrics, source_of
+from elastune.train.program.source import program_digest, reported_metrics, source_of
 from elastune.train.program.space import Sample, Space, corners, enumerate_all, probe
 from elastune.tuning.search.constraint import Constraint, all_texts, evaluate, parse_constraints, violations
 from elastune.tuning.search.early_stopping import make_schedule
@@ -86,7 +93,7 @@ class Plan:
         plain["defaults"] = self.config
         plain["plan"] = None if self.request.plan is None else str(self.request.plan)
         plain["warm_start"] = [str(path) for path in self.request.warm_start]
-        plain["meaning"] = meaning(self.request.program)
+        plain["program_digest"] = program_digest(self.request.program)
         plain["source"], plain["space"] = self.source, self.seen
         del plain["accept_changes"]  # it counts for one resumption only
         return {"kind": "tune", **plain}
@@ -112,7 +119,7 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
         raise UserError("a budget must be positive and finite", request.worker_hours, "for example --worker-hours 8")
     elastic = Elastic(collective_timeout_s=request.collective_timeout_s)
     spec = RunSpec(request.program, request.out, seed=request.seed, execution=request.execution, elastic=elastic)
-    check_means(replace(spec, sync=request.sync.sync, sync_schedule=request.sync.schedule))
+    check_execution(replace(spec, sync=request.sync.sync, sync_schedule=request.sync.schedule))
     if request.workers < 1:
         raise UserError("workers must be at least 1", request.workers, "use --workers 1 or more")
     program = load_as_guest(request.program, request.seed)
