@@ -21,7 +21,7 @@ train_set, val_set = TensorDataset(images[:256], labels[:256]), TensorDataset(im
 def build():
     return nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.AdaptiveAvgPool2d((1, 3)),
+        nn.Conv2d(16, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.AvgPool2d((6, 2)),
         nn.Flatten(), nn.Dropout(0.1), nn.Linear(96, 4),
     )  # fmt: skip
 
@@ -41,7 +41,7 @@ def main():
     decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, updates - warmup_updates)
     scheduler = torch.optim.lr_scheduler.SequentialLR(optimizer, [warm, decay], [warmup_updates])
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
-    told, best = [], 0.0
+    accuracies, best = [], 0.0
     for _ in range(epochs):
         model.train()
         for x, y in loader:
@@ -57,11 +57,11 @@ def main():
         with torch.no_grad():
             for x, y in DataLoader(val_set, 64):
                 right += (ema(x).argmax(1) == y).sum().item()
-        told.append(right / len(val_set))
-        if told[-1] > best:
-            best = told[-1]
+        accuracies.append(right / len(val_set))
+        if accuracies[-1] > best:
+            best = accuracies[-1]
             torch.save(ema.state_dict(), "model_best.pth")
-    return told
+    return accuracies
 
 
 if __name__ == "__main__":

@@ -209,6 +209,7 @@ def run_page(
             started.seed,
             started.epochs,
             data=started.data,
+            arguments=started.arguments,
         ),
         command_note="These settings again:",
     )
@@ -311,7 +312,7 @@ def _tasks_page(study: StudyOverview, results: Study) -> Page:
 
 def frontier_page(study: StudyOverview) -> Page:
     """The page of a frontier; until the frontier has its answer, a page of its trials."""
-    frontier = study.found
+    frontier = study.frontier
     if frontier is None:
         page = study_page(study)
         words = "No frontier yet: it was not finished." if study.finished is None else "No frontier was found."
@@ -456,6 +457,7 @@ def _trial_command(study: StudyOverview, trial: TrialOverview | None) -> str:
         study.settings.get("defaults"),
         study.settings.get("divergence", FACTOR),
         study.settings.get("data"),
+        study.settings.get("arguments", ()),
     )
 
 

@@ -113,7 +113,7 @@ class SpotWatch:
         self._prices = prices
         self._clock = clock or SystemClock()
         self._before: tuple[float, SpotState] | None = None
-        self._begun_s = self._member_s = 0.0
+        self._start_s = self._member_s = 0.0
         self._first_step = 0
 
     def look(self, state: SpotState) -> SpotChoice | None:

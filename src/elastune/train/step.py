@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from functools import partial
 from itertools import chain, tee
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, TypeVar
 
 import torch
 
@@ -37,8 +37,10 @@ from elastune.train.data.fingerprint import CHANGES, MORE_READS, PRIME, READS, c
 from elastune.train.data.loading import to_device
 from elastune.train.data.sample_log import SampleLog, add_left_out, add_steps, shorten_epoch
 from elastune.train.data.source import StepPlan, StepSource, plan_rounds, plan_steps
+from elastune.train.global_losses import FeatureGradients, Loss, SliceEncoder, gathered, refuse_gathering
+from elastune.train.losses import MEAN, LossKind, as_mean, without_gradient
 from elastune.train.progress import BY_PROGRAM, DivergenceWatch, PlannedSteps, Progress, ignore
-from elastune.train.rng import seed_everything
+from elastune.train.rng import seed_everything, streams_kept
 from elastune.train.schedules import learning_rates
 from elastune.train.training_state import TrainingState
 
@@ -49,6 +51,7 @@ _MODULI = (61, 59, 53)  # of marks: sums of 4096 workers' squares of smaller num
 NO_MARKS = (0.0,) * (1 + 2 * len(_MODULI))
 _PLAIN_TYPES = {float, int, bool, str, tuple, type(None)}  # of settings that compare as they are
 
+T = TypeVar("T")
 Outcome = Literal["over", "stopped", "again"]
 """How the steps of one view ended: the pass is over, training stops, or the rest of the pass needs new plans."""
 
@@ -122,6 +125,7 @@ class TrainingLoop:
         # Of the step:
         self._control_now: Callable[[], ControlVector] = ControlVector  # this worker's part, as it stands when called
         self._checks_loss = True
+        self._encoders: list[SliceEncoder] = []  # of slices whose pass waits for the others
         self._times = WorkerTimes()  # of the step before, as long as the view is the same
         self._stop_votes, self._stop_agreed = 0.0, False  # of workers that were asked to stop; by policies
         self._saved = 0  # the step of the newest checkpoint that was due by its number
@@ -231,7 +235,7 @@ class TrainingLoop:
 
     def _begin(self, plan: StepPlan, source: StepSource, trained: TrainingState) -> None:
         """Begin the step of ``plan``, with this worker's part of the control vector."""
-        self._workers.left = ""
+        self._workers.left, self._encoders = "", []
         due = self._device.type == "cpu" or self._progress.position.step % CHECK_LOSS_EVERY == 0
         self._checks_loss = due and not self._adapter.survives_divergence
         if monitoring := self._adapter.monitoring:
@@ -246,17 +250,21 @@ class TrainingLoop:
         """This worker's part of the control vector of the step of ``plan``, as it stands now."""
         workers, position = self._workers, self._progress.position
         speaks = trained.replica.speaks(workers.comms.mesh, workers.comms.rank)
-        own = [places for part, places in zip(plan.slices, plan.own_parts, strict=True) if part.weight and speaks]
-        stop, heard = float(self._stop_requested()), workers.begin_step()
-        samples = sum(len(places) for places in own) % COUNTED
-        checksum = plan.checksum if [*map(len, own)] == [plan.size] else sum(map(source.checksum, own)) % PRIME
+        step_marks = [
+            places for part, places in zip(plan.slices, plan.own_parts, strict=True) if part.weight and speaks
+        ]
+        stop, view_known = float(self._stop_requested()), workers.begin_step()
+        samples = sum(len(places) for places in step_marks) % COUNTED
+        checksum = (
+            plan.checksum if [*map(len, step_marks)] == [plan.size] else sum(map(source.checksum, step_marks)) % PRIME
+        )
         sent = self._adapter.exchanged.since(trained.sync.sent_bytes)
         own_marks: Sequence[float] = NO_MARKS
         if workers.size > 1:
             settings, data = self._settings.checksum(trained.optimizer), self._content or CHANGES
             frozen = trained.flags.checksum()
             own_marks = marks(hash((position.epoch, position.step, *plan.taken, data, settings, frozen)))
-        return ControlVector(*self._contribution(), stop, heard, samples, checksum, sent, own_marks)
+        return ControlVector(*self._contribution(), stop, view_known, samples, checksum, sent, own_marks)
 
     def _contribution(self) -> tuple[float, float, float, Sequence[float], Sequence[float]]:
         """The part of the control vector that monitors and policies add, in the order of its fields."""
@@ -282,13 +290,13 @@ class TrainingLoop:
         number, data_s = self._progress.position.step, 0.0
         times.begin_step()
         self._progress.memory.begin_step()
-        workers.say("computing", number)
+        workers.set_activity("computing", number)
         for part in plan.slices:
             if workers.broken:
                 transaction.recover(GroupBroken("the view is over"))
                 if not transaction.goes_on:
                     return False
-                workers.say("computing", number)
+                workers.set_activity("computing", number)
             if transaction.phase is Phase.LOST:  # the user's lines met a loss elsewhere, such as in an evaluation
                 return False
             fetching = times.now
@@ -323,19 +331,26 @@ class TrainingLoop:
         transaction = self._transaction
         self._workers.leaves("the batch loop")
         if transaction.phase in (Phase.OPEN, Phase.LOST):
-            transaction.leave()
+            transaction.leave(self._workers.where())
         if transaction.phase is not Phase.APART:  # else workers meet in the next call: nothing may be raised here
             self.commit()
 
     # -- reduce -------------------------------------------------------------------------------------------------------
 
-    def backward(self, loss: torch.Tensor, only: list[torch.nn.Parameter] | None = None, more: bool = False) -> None:
+    def backward(
+        self,
+        loss: torch.Tensor,
+        only: list[torch.nn.Parameter] | None = None,
+        more: bool = False,
+        kind: LossKind = MEAN,
+    ) -> None:
         """Run one backward pass; after the step's last one, reduce the step. See ``Session.backward``.
 
         Args:
-            loss: The mean loss over the batch.
+            loss: The loss over the batch.
             only: The parameters that get gradients; None: all.
             more: Another loss of the same batch follows.
+            kind: What the loss is over.
         """
         transaction, workers, step = self._transaction, self._workers, self._progress.position.step
         if transaction.phase is Phase.LOST:
@@ -344,20 +359,50 @@ class TrainingLoop:
         sync.replica.only = only
         if loss.numel() != 1:
             raise UserError("a loss must be one number", f"shape {tuple(loss.shape)}", "take its mean over the batch")
+        loss = as_mean(loss, part, kind, sync)
         speaks = self._checks_loss and sync.replica.speaks(workers.comms.mesh, workers.comms.rank)
         if speaks and not math.isfinite(value := loss.item()):  # a worker that does not speak has a stand-in
             raise Diverged(f"loss is {value} at step {step + 1}")
         if more:
-            self._adapter.monitoring.refuse_more()
+            self._adapter.monitoring.refuse_cut_losses("more=True")
             transaction.add(loss)
             return
         if not sync.meets_after_step:
             self._adapter.monitoring.bend(sync, loss, part, step + 1)
         if part.ends_step and not sync.meets_after_step:
-            workers.say("reducing", step, self._gradient_bytes, f"the reduction of step {step + 1}")
-        sums = transaction.reduce(loss, self._adapter.votes)
+            workers.set_activity("reducing", step, self._gradient_bytes, f"the reduction of step {step + 1}")
+        with without_gradient(sync, kind):
+            sums = transaction.reduce(loss, self._adapter.votes)
         if sums is not None:
             self._reduced(sums)
+
+    def backward_global(self, loss: Loss, encode: Callable[..., Any], inputs: tuple[Any, ...]) -> None:
+        """Keep a slice's call; with the last one, pass all slices. See ``Session.backward_global``."""
+        transaction, step = self._transaction, self._progress.position.step
+        if transaction.phase is Phase.LOST:
+            return
+        part, sync = transaction.due(), self._state.prepared.sync
+        refuse_gathering(sync)
+        encoder = SliceEncoder.of(part, encode, inputs)
+        if len(part.samples) == part.batch:
+            self.backward(loss(*encoder.features()))
+            return
+        self._adapter.monitoring.refuse_cut_losses("session.backward_global")
+        self._encoders.append(encoder)
+        if not part.ends_step:
+            transaction.defer()
+            return
+        encoders, self._encoders = self._encoders, []
+        self._workers.set_activity("gathering", step, what=f"the features of step {step + 1}")
+        features = transaction.exchanged(lambda: gathered(encoders, sync))
+        if features is None:
+            return
+        with streams_kept():  # a loss may draw, alike on all workers
+            seed_everything(derive(self._spec.seed, "global loss", step))
+            gradients = FeatureGradients.of(loss, features, sync.replica.params)
+        for encoder in encoders:
+            transaction.take_up(encoder.part)
+            self.backward(gradients.loss_of(encoder))
 
     def meet(self, *, repeatable: bool = True) -> None:
         """Meet, if workers meet after the optimizer's step and have not met yet. See ``StepTransaction.meet``."""
@@ -365,9 +410,9 @@ class TrainingLoop:
         took_s = self._progress.times.step_s
         while transaction.phase is Phase.APART:  # again, where the round goes on without workers that were lost here
             plan, trained = transaction.plan, self._state.prepared
-            workers.say("reducing", step, trained.state_bytes, f"the exchange after step {step + plan.steps}")
+            workers.set_activity("reducing", step, trained.state_bytes, f"the exchange after step {step + plan.steps}")
             if trained.sync.plan.has_quorum:
-                transaction.tell(self._control_now())
+                transaction.replace_control(self._control_now())
                 learners = len({part.learner for part in plan.slices})
                 workers.report_round(step, learners, trained.sync.plan, took_s)
             if (sums := transaction.meet(self._adapter.votes, repeatable=repeatable)) is not None:
@@ -379,11 +424,12 @@ class TrainingLoop:
         """The workers' sums are here: check them, then let the user's lines apply them."""
         transaction, workers, step = self._transaction, self._workers, self._progress.position.step
         trained = self._state.prepared
-        workers.say("computing", step + 1)
+        workers.set_activity("computing", step + 1)
         if not alike(sums.marks):
             self._require_alike(transaction.plan, trained)
             check_committed_samples(transaction.plan, sums)
         self._stop_votes = sums.stop
+        trained.sync.divide_by_counts()
         self._state.reduced(trained.sync)
         self._adapter.step_reduced(sums, sums.sent, transaction.plan, trained.sync.statistics)
         if self._checks_loss:
@@ -400,8 +446,8 @@ class TrainingLoop:
         workers, position = self._workers, self._progress.position
         settings, line = OptimizerSettings.by_name(trained.optimizer), workers.where()
         settings["frozen parameters"] = ", ".join(trained.flags.frozen) or "none"
-        own = StepSettings(position.epoch, *plan.taken, self._content or CHANGES, settings, line)
-        rows = workers.gather_bytes(own.encode(), "what the step is made of")
+        settings_here = StepSettings(position.epoch, *plan.taken, self._content or CHANGES, settings, line)
+        rows = workers.gather_bytes(settings_here.encode(), "what the step is made of")
         columns = differences(rows)
         if list(columns) == ["content"]:
             checksums = {content([batch]) for batch in self._reread()}
@@ -503,7 +549,7 @@ class TrainingLoop:
             self._stop_at_limit()
         return self._progress.stopped == "complete"
 
-    def stop_if_asked(self) -> None:
+    def stop_if_requested(self) -> None:
         """Stop where a worker was asked to; workers gather it here, where no reduction has carried it."""
         votes = self._workers.gather([float(self._stop_requested())], "the end of an epoch")
         if any(vote > 0 for (vote,) in votes):
@@ -556,6 +602,7 @@ class StepTransaction:
         plan: The newest step that was begun.
         attempts: How many steps were begun.
         reevaluates_loss: The optimizer (LBFGS) may ask for the loss of the same batch again.
+        left_at: The line at which the batch loop was left inside of a step.
     """
 
     def __init__(self, workers: WorkerGroup, progress: Progress, log: SampleLog) -> None:
@@ -563,6 +610,7 @@ class StepTransaction:
         self.unrepeatable = True
         self.reevaluates_loss = False
         self.attempts = 0
+        self.left_at = ""
         self._workers = workers
         self._progress = progress
         self._log = log
@@ -617,6 +665,11 @@ class StepTransaction:
         if self.phase is Phase.OPEN:
             return self._slice is None or not self._slice.ends_step
         return self.phase in (Phase.LOST, Phase.LEFT)
+
+    @property
+    def left_between_slots(self) -> bool:
+        """Whether the batch loop was left inside of a step of several batches."""
+        return self.phase is Phase.LEFT and len(self.plan.slices) > 1
 
     @property
     def ends_local_step(self) -> bool:
@@ -680,6 +733,27 @@ class StepTransaction:
         self._slice = self._newest = part
         return True
 
+    def defer(self) -> None:
+        """The due slice is passed later, before the step's last one; see ``take_up``."""
+        self.due()
+        self._slice = None
+
+    def take_up(self, part: BatchSlice) -> None:
+        """Begin a deferred slice, or the last one, once more: its passes follow at once."""
+        self._require(Phase.OPEN)
+        self._sync.begin(part, starts_step=part is self.plan.slices[0])
+        self._slice = part
+
+    def exchanged(self, act: Callable[[], T]) -> T | None:
+        """The result of ``act``, which all workers do within the step; None if the step is lost in it."""
+        self._require(Phase.OPEN)
+        try:
+            return act()
+        except GroupBroken as error:
+            self._slice = None
+            self.recover(error)
+            return None
+
     def add(self, loss: torch.Tensor) -> None:
         """Run a backward pass of the due slice that is not its last one."""
         self._sync.add(loss, self.due())
@@ -709,7 +783,7 @@ class StepTransaction:
             return None
         return self._complete(votes, served=served)
 
-    def tell(self, control: ControlVector) -> None:
+    def replace_control(self, control: ControlVector) -> None:
         """Replace this worker's part of the control vector, for an exchange that comes long after ``begin``."""
         self._require(Phase.APART)
         self._sync.control = control.to_list()
@@ -751,7 +825,7 @@ class StepTransaction:
         if alike(sums.marks):  # else the caller finds out how the workers differ
             check_committed_samples(self.plan, sums)
         self.phase = Phase.REDUCED
-        self._workers.end_step(sums.heard, self.plan.contributors, served=served)
+        self._workers.end_step(sums.view_known, self.plan.contributors, served=served)
         return sums
 
     def recover(self, error: GroupBroken) -> bool:
@@ -803,9 +877,10 @@ class StepTransaction:
         self.phase, self.unrepeatable = Phase.BETWEEN, False
         self._workers.synchronised = True
 
-    def leave(self) -> None:
-        """The user's lines left the batch loop before the step was completed."""
+    def leave(self, line: str = "") -> None:
+        """The user's lines, at ``line``, left the batch loop before the step was completed."""
         self._require(Phase.OPEN, Phase.LOST)
+        self.left_at = line
         self._sync.abandon()
         self.phase, self._slice = Phase.LEFT, None
 
@@ -857,7 +932,7 @@ class ControlVector(StepContribution):
     """
 
     stop: float = 0.0
-    heard: float = 0.0
+    view_known: float = 0.0
     samples: float = 0.0
     checksum: float = 0.0
     sent: float = 0.0
@@ -867,7 +942,7 @@ class ControlVector(StepContribution):
         """The numbers in the order in which they travel; ``of`` reads their sums."""
         single = [
             self.stop,
-            self.heard,
+            self.view_known,
             self.samples,
             self.checksum,
             self.waiting,
@@ -880,11 +955,11 @@ class ControlVector(StepContribution):
     @staticmethod
     def of(sums: Sequence[float], votes: int) -> ControlVector:
         """The sum of all workers' ``to_list``; ``votes`` numbers of it are votes."""
-        stop, heard, samples, checksum, waiting, seconds, sent, unsure, *rest = sums
+        stop, view_known, samples, checksum, waiting, seconds, sent, unsure, *rest = sums
         ends = len(NO_MARKS), len(NO_MARKS) + votes
         step_marks, all_votes, times = rest[: ends[0]], rest[ends[0] : ends[1]], rest[ends[1] :]
         contribution = waiting, seconds, unsure, all_votes, times
-        return ControlVector(*contribution, stop, heard, samples, checksum, sent, step_marks)
+        return ControlVector(*contribution, stop, view_known, samples, checksum, sent, step_marks)
 
 
 # --- whether all workers take the same step ---

@@ -86,7 +86,7 @@ def work(
 
     try:
         device = set_up_device(spec.execution, place)
-        program = load(spec.program)
+        program = load(spec.program, spec.seed, spec.config)
         check_unedited(spec.program, spec.source)
         worker = Worker(spec, device, program, merge(program.config, spec.config), send, stop_requested)
         if client is not None:
@@ -148,7 +148,7 @@ class Worker:
         watch = StaticWatch(workers, rendezvous_store(), self._spec.elastic.collective_timeout_s, on_stuck)
         try:
             self._train(session, workers)
-            workers.say("done", session.step)
+            workers.set_activity("done", session.step)
         except GroupBroken:
             difference = watch.stall
             if difference is None:
@@ -235,11 +235,11 @@ class Worker:
         if trained is not None:
             digest = trained.fingerprint(workers)
             times, memory_row = session.progress.times, session.progress.memory.row()
-            means, sent = times.means(), trained.sync.sent_bytes / max(1, times.count)
-            rows = workers.gather([sent, *means, *memory_row], "times of steps, memory and bytes")
+            averages, sent = times.averages(), trained.sync.sent_bytes / max(1, times.count)
+            rows = workers.gather([sent, *averages, *memory_row], "times of steps, memory and bytes")
             sent_bytes = sum(row.pop(0) for row in rows)
-            worker_steps = steps_of_workers([row[: len(means)] for row in rows])
-            memory = memory_of_workers([row[len(means) :] for row in rows])
+            worker_steps = steps_of_workers([row[: len(averages)] for row in rows])
+            memory = memory_of_workers([row[len(averages) :] for row in rows])
         else:
             digest, worker_steps, memory, sent_bytes = fingerprint({}), [], [], 0.0
             workers.gather([], END)

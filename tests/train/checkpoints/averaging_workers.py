@@ -28,7 +28,9 @@ class Wide(nn.Module):
 
 def average(worker: Worker, out: str) -> None:
     """Average them; say what came of it, its seconds, and those of the same numbers as Python lists."""
-    session = lone_session(Path(out), group=worker.form("w"), execution=ExecutionSettings(workers=2, mode="fast"))
+    session = lone_session(
+        Path(out), group=worker.form("w"), execution=ExecutionSettings(workers=2, mode="fast", num_slots=4)
+    )
     model = Wide(0)
     session.prepare(model, torch.optim.SGD(model.parameters()))
     for own, drifted in zip(model.buffers(), Wide(worker.rank).buffers(), strict=True):
@@ -36,8 +38,8 @@ def average(worker: Worker, out: str) -> None:
     flat = flatten(model.buffers())
     tensors_s = seconds(session.state.average_buffers)
     lists_s = seconds(lambda: torch.tensor(session.state.workers.gather(flat.tolist(), "lists")))
-    worker.say(float(model.moving[0]), float(model.moving[-1]), float(model.equal[0]), int(model.count))
-    worker.say(tensors_s, lists_s)
+    worker.send(float(model.moving[0]), float(model.moving[-1]), float(model.equal[0]), int(model.count))
+    worker.send(tensors_s, lists_s)
 
 
 def seconds(act: Callable[[], object]) -> float:

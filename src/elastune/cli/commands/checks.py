@@ -22,7 +22,7 @@ import typer
 from elastune.cli import options, parse
 from elastune.cli.flatten import flatten
 from elastune.cli.groups import ClusterOptions
-from elastune.cli.output import FAILED, FILE_WIDTH, OK, WRONG, print_error, print_json, say
+from elastune.cli.output import FAILED, FILE_WIDTH, OK, WRONG, print_error, print_json, print_lines
 from elastune.cli.parse import use_data
 from elastune.core.errors import UserError
 
@@ -41,10 +41,10 @@ PACKAGES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Finding:
-    """Whether ``what`` is on this machine: ``found`` describes it, or is None and ``install`` is the command for it."""
+    """Whether ``what`` is on this machine: ``value`` describes it, or is None and ``install`` is the command for it."""
 
     what: str
-    found: str | None
+    value: str | None
     install: str = ""
 
 
@@ -68,26 +68,38 @@ def doctor(
     what Slurm tells, and what one node tells. With --cluster ray: show what Ray tells. With both of them the exit
     code is 2 if something is missing.
 
-    --json: {kind: "doctor", cores, memory_gib, devices, findings: [{what, found or null, install}]}.
+    --json: {kind: "doctor", cores, memory_gib, devices, findings: [{what, value or null, install}]}.
 
     --json of a cluster: {kind: "doctor", cluster, hosts: [{host, workers, versions, devices, interface, clock_skew_s,
     clock_error_s, shared (null: not asked about), unfit (null: it is fit)}]}; of slurm or ray {kind: "doctor", cluster,
     findings}.
     """
+    if out is not None:
+        check_place(out, local=where.local)
     if not where.local:
         return _show_cluster(where, out, json=json)
     from elastune.runtime.placement import devices
     from elastune.train.machine import cores
 
     memory = memory_gib()
-    found_devices = devices()
-    findings = [*_machine(found_devices), *_launchers(), *_mechanisms(), *_packages(), *_data_sets()]
+    device_names = devices()
+    findings = [*_machine(device_names), *_launchers(), *_mechanisms(), *_packages(), *_data_sets()]
     if json:
-        machine = {"cores": cores(), "memory_gib": memory, "devices": found_devices}
+        machine = {"cores": cores(), "memory_gib": memory, "devices": device_names}
         print_json({"kind": "doctor", **machine, "findings": [asdict(finding) for finding in findings]})
         return OK
     _print([Finding("cores", str(cores())), Finding("memory", f"{memory:.1f} GiB"), *findings])
     return OK
+
+
+def check_place(out: Path, *, local: bool) -> None:
+    """Raise ``UserError`` for a folder that no host is asked about, or that cannot be made."""
+    if local:
+        fix = "add --cluster hosts:PORT, or leave --out out"
+        raise UserError("--out is for the hosts of a cluster, which say whether they see it", out, fix)
+    file = next((each for each in (out, *out.parents) if each.exists() and not each.is_dir()), None)
+    if file is not None:
+        raise UserError("--out must be a folder", f"{out}: {file} is a file", "use another --out")
 
 
 def _show_cluster(where: ClusterOptions, out: Path | None, *, json: bool) -> int:
@@ -99,14 +111,14 @@ def _show_cluster(where: ClusterOptions, out: Path | None, *, json: bool) -> int
         print_json({"kind": "doctor", "cluster": where.cluster, "findings": [asdict(finding) for finding in findings]})
     else:
         _print(findings)
-    return OK if all(finding.found is not None for finding in findings) else WRONG
+    return OK if all(finding.value is not None for finding in findings) else WRONG
 
 
 def _show_hosts(where: ClusterOptions, out: Path | None, *, json: bool) -> int:
     request = where.request()
     reports = request.kind.inspect(request.access, out)
     if not reports:
-        rule = "a host must come to be told of"
+        rule = "a host must join before doctor can describe it"
         raise UserError(rule, f"none within {where.gather}", "start elastune agent there, or raise --gather")
     if json:
         print_json({"kind": "doctor", "cluster": where.cluster, "hosts": [_host_json(report) for report in reports]})
@@ -175,7 +187,7 @@ def _exact_mode() -> str:
     from elastune.core.slots import MEASURED_SLOT_COST as MEASURED
 
     ranges = ", ".join(f"{slots}: {low:g} to {high:g}" for slots, (low, high) in MEASURED.items())
-    return f"CPU time over plain PyTorch's, by slots a worker: {ranges} (measured elsewhere)"
+    return f"CPU time over plain PyTorch's, by slots a worker: {ranges} (measured elsewhere); 1 slot is the default"
 
 
 def _launchers() -> list[Finding]:
@@ -252,10 +264,10 @@ def _print(findings: list[Finding]) -> None:
 
     table = Table.grid(padding=(0, 2))
     for finding in findings:
-        if finding.found is None:
+        if finding.value is None:
             table.add_row(Text(finding.what), Text("missing", style="yellow"), Text(finding.install))
         else:
-            table.add_row(Text(finding.what), Text(finding.found, style="green"), Text(""))
+            table.add_row(Text(finding.what), Text(finding.value, style="green"), Text(""))
     console = Console() if sys.stdout.isatty() else Console(width=FILE_WIDTH)
     console.print(table)
 
@@ -267,6 +279,7 @@ MOST_STEPS = 1000
 
 def check(
     file: options.File,
+    arguments: options.Arguments = None,
     steps: Annotated[int, typer.Option(help="Number of steps to compare, from 1 to 1000.")] = 2,
     time: Annotated[
         int,
@@ -302,7 +315,8 @@ def check(
         raise UserError(f"--time must be from 0 to {MOST_STEPS} steps", time, "such as --time 50")
     use_data(data)
     settings = parse.settings(set_ or [])
-    checked = check_program(Program(file), settings, steps=steps, seed=seed)
+    program = Program(file, arguments=tuple(arguments or ()))
+    checked = check_program(program, settings, steps=steps, seed=seed)
     try:
         note_check(Program(file), passed=not checked.problems)
     except OSError as error:

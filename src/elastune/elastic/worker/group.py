@@ -156,14 +156,14 @@ class WorkerGroup:
 
     @property
     def broken(self) -> bool:
-        """Whether this view is over, so that the operation under way can be given up."""
+        """Whether this view is over, so that the running operation can be given up."""
         return False
 
     def begin_step(self) -> float:
         """Return 1.0 if this worker knows the next view, else 0.0; the number travels with the step's reduction."""
         return 0.0
 
-    def end_step(self, heard: float, contributors: int, *, served: bool) -> None:
+    def end_step(self, view_known: float, contributors: int, *, served: bool) -> None:
         """Note that a step is completed.
 
         Args:
@@ -181,7 +181,7 @@ class WorkerGroup:
 
         ``what`` names the values in words. Raises ``UserError`` on every worker if the workers gather different things.
         """
-        self.say("gathering", self._step, mine.nbytes, what)
+        self.set_activity("gathering", self._step, mine.nbytes, what)
         self.gathered_on = self.comms.mesh
         try:
             rows = self._gather_alike(mine, what)
@@ -189,7 +189,7 @@ class WorkerGroup:
             self.failed = self.beat()
             raise
         self._log.gathered(rows, self._step)
-        self.say("computing", self._step)
+        self.set_activity("computing", self._step)
         return rows
 
     def _gather_alike(self, tensor: torch.Tensor, what: str) -> list[torch.Tensor]:
@@ -206,7 +206,7 @@ class WorkerGroup:
         self.left = f"after it left {loop} at {self.where() or 'an unknown line'}"
 
     @contextmanager
-    def told_if_left(self, loop: str) -> Iterator[None]:
+    def name_loop_in_beats(self, loop: str) -> Iterator[None]:
         """Wrap the ``yield`` of a loop, to note if the program leaves the loop early."""
         try:
             yield
@@ -268,7 +268,7 @@ class WorkerGroup:
     def join(self) -> None:
         """Become a member with the state of the others, if this worker is no member yet."""
 
-    def say(self, doing: str, step: int, size_bytes: int = 0, what: str = "") -> None:
+    def set_activity(self, doing: str, step: int, size_bytes: int = 0, what: str = "") -> None:
         """Set what this worker is about to do, so that others can judge its delay and notice a difference.
 
         ``what`` names the operation that the worker will wait in.

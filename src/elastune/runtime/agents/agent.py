@@ -217,7 +217,7 @@ class Agent:
         leaving: Callable[[], float | None] = lambda: None,
         again: Callable[[int], Link] | None = None,
         moves: str = "",
-        tell: Callable[[str], None] = lambda line: None,
+        notify: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._link, self._launcher, self._logs = link, launcher, logs
         self._notices, self._leaving = notices, leaving
@@ -269,7 +269,7 @@ class Agent:
         self._link.socket.close()
         grace_s = self._link.welcome.grace_s
         if self._again is not None and grace_s:
-            self._tell(f"the controller is gone ({why}): looking for the next one for up to {grace_s:g} s")
+            self._notify(f"the controller is gone ({why}): looking for the next one for up to {grace_s:g} s")
         until = time.monotonic() + grace_s
         while self._again is not None and self._may_stay(until):
             self._look()
@@ -279,8 +279,8 @@ class Agent:
             except (OSError, UserError):
                 time.sleep(AGAIN_S)
             else:
-                self._heard_at, self._next_beat = time.monotonic(), 0.0
-                self._tell("serving the next controller")
+                self._received_at, self._next_beat = time.monotonic(), 0.0
+                self._notify("serving the next controller")
                 return True
         until += LAST_STEP_S if grace_s else 0.0
         while self._workers and self._may_stay(until):
@@ -314,7 +314,7 @@ class Agent:
                 self._note(event)
                 if isinstance(event, ProcessEnded):  # if no controller comes, nothing else reports it
                     how = f"code {event.code}" if event.code is not None else event.why
-                    self._tell(f"worker {event.bootstrap.worker} has ended without a controller: {how}")
+                    self._notify(f"worker {event.bootstrap.worker} has ended without a controller: {how}")
 
     @property
     def leaves(self) -> bool:
@@ -339,11 +339,11 @@ class Agent:
             data = self._link.socket.recv(READ_BYTES)
             if not data:
                 raise ConnectionError("the controller closed the connection")
-            self._heard_at = time.monotonic()
+            self._received_at = time.monotonic()
             for line in self._link.lines.feed(data):
                 if self._obey(line):
                     return True
-        if time.monotonic() > self._heard_at + self._link.welcome.silence_s:
+        if time.monotonic() > self._received_at + self._link.welcome.silence_s:
             raise ConnectionError(f"the controller has been silent for {self._link.welcome.silence_s:g} s")
         if time.monotonic() >= self._next_beat:
             self._beat()

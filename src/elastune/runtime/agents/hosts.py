@@ -53,7 +53,7 @@ class AgentHost:
     host: str
     room: int
     connection: Connection
-    heard_at: float
+    received_at: float
     workers: dict[int, Bootstrap] = field(default_factory=dict)
     kind: str = ON_DEMAND
     sights: dict[int, WorkerSeen] = field(default_factory=dict)
@@ -127,7 +127,7 @@ class FolderProbe:
         self,
         agents: Mapping[int, AgentHost],
         ask: Callable[[int, FolderProbeRequest], None],
-        say: Callable[[str], None],
+        notify: Callable[[str], None],
     ) -> None:
         self._agents, self._ask, self._say = agents, ask, say
         self._request: FolderProbeRequest | None = None

@@ -152,7 +152,7 @@ class AgentLauncher(Launcher):
         silence_s: float = SILENCE_S,
         grace_s: float = 0.0,
         files_port: int = 0,
-        tell: Callable[[str], None] = lambda line: None,
+        notify: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._wakeup = WakeupPipe()
         try:
@@ -173,7 +173,7 @@ class AgentLauncher(Launcher):
         self._host, self.port = host, self._server.port
         self._versions = {name: versions[name] for name in SAME}
         self._silence_s, self._grace_s, self._files_port = silence_s, grace_s, files_port
-        self._say = tell
+        self._notify = notify
         self._token, self.tls = token, tls
         self._agents: dict[int, AgentHost] = {}  # by their numbers, in the order of their arrival
         self._number_of: dict[Connection, int] = {}
@@ -331,7 +331,7 @@ class AgentLauncher(Launcher):
                 case Greeted(connection, hello):
                     self._greet(connection, hello)
                 case Heard(connection, message, _) if connection in self._number_of:
-                    self._hear(self._number_of[connection], message)
+                    self._handle(self._number_of[connection], message)
                 case Closed(connection, why) if connection in self._number_of:
                     self._lose(self._number_of[connection], why)
                 case ConnectionsRefused():
@@ -341,7 +341,7 @@ class AgentLauncher(Launcher):
             self._folder_probe.again()
 
     def _lose_silent(self, now: float) -> None:
-        for number in [n for n, agent in self._agents.items() if now > agent.heard_at + self._silence_s]:
+        for number in [n for n, agent in self._agents.items() if now > agent.received_at + self._silence_s]:
             connection = self._agents[number].connection
             self._lose(number, f"it has been silent for {self._silence_s:g} s")
             self._server.end(connection)
@@ -363,11 +363,11 @@ class AgentLauncher(Launcher):
         self._send(self._numbers, AgentWelcome(BEAT_S, self._silence_s, self._grace_s, self._files_port))
         self._folder_probe.greet(self._numbers)
         has = f", and {hello.kept} that it has kept" if hello.kept else ""
-        self._say(f"host {hello.host} has come, with room for {hello.workers} workers{has}")
+        self._notify(f"host {hello.host} has come, with room for {hello.workers} workers{has}")
 
-    def _hear(self, number: int, message: messages.AgentMessage) -> None:
+    def _handle(self, number: int, message: messages.AgentMessage) -> None:
         agent = self._agents[number]
-        agent.heard_at = time.monotonic()
+        agent.received_at = time.monotonic()
         if not isinstance(message, AgentBeat):
             self.room.changed()
         match message:
@@ -391,7 +391,7 @@ class AgentLauncher(Launcher):
                 self._folder_probe.hear(agent, message)
             case PreemptionNoticed(seconds=seconds, why=why):
                 agent.notice = message
-                self._say(f"host {agent.host} will go in {seconds:g} s: {why}")
+                self._notify(f"host {agent.host} will go in {seconds:g} s: {why}")
                 line = f"host {agent.host}: {why}"
                 self._events += [ProcessNoticed(worker, seconds, line) for worker in agent.workers.values()]
 
@@ -408,7 +408,7 @@ class AgentLauncher(Launcher):
         del self._number_of[agent.connection]
         for key in list(agent.workers):
             self._finish(agent, key, None, "", f"host {agent.host} was lost: {why}")
-        self._say(f"host {agent.host} has gone" + ("" if agent.notice else f": {why}"))
+        self._notify(f"host {agent.host} has gone" + ("" if agent.notice else f": {why}"))
 
     def _send(self, number: int, message: messages.ControllerMessage) -> None:
         self._server.send([self._agents[number].connection], messages.FROM_CONTROLLER.encode(message))

@@ -43,7 +43,7 @@ class FilesLink:
         self._lines, hello = Lines(), messages.FROM_AGENT.encode(messages.FilesHello())
         entered = enter(dial(address, DIAL_LIMIT_S), self._lines, token, messages.PURPOSE, hello, DIAL_LIMIT_S)
         self._socket: socket.socket = entered.connection
-        self._heard = list(entered.early)
+        self._received = list(entered.early)
         self._socket.settimeout(ANSWER_LIMIT_S)
         if not isinstance(messages.FROM_CONTROLLER.decode(entered.line), messages.FilesWelcome):
             raise ProtocolError("it does not take files")
@@ -97,8 +97,8 @@ class FileTransferClient:
         tell: Called, from the thread of transfers, with a line for the person who looks after this machine.
     """
 
-    def __init__(self, folder: Path, tell: Callable[[str], None] = lambda line: None) -> None:
-        self._folder, self._tell = folder, tell
+    def __init__(self, folder: Path, notify: Callable[[str], None] = lambda line: None) -> None:
+        self._folder, self._notify = folder, notify
         self._changing = threading.Lock()
         self._runs: dict[str, _Run] = {}
         self._address = self._token = ""
@@ -164,7 +164,7 @@ class FileTransferClient:
                 pause_s, why = AGAIN_S, f"{type(error).__name__}: {error}"
                 if why != reported and not self._closing.is_set():
                     reported = why
-                    self._tell(f"files for the controller wait: {why}")
+                    self._notify(f"files for the controller wait: {why}")
             self._closing.wait(pause_s)
         self._drop_link()
 

@@ -289,7 +289,7 @@ class FileTransferServer:
         *,
         tls: ssl.SSLContext | None = None,
         ring: Callable[[], None] = lambda: None,
-        tell: Callable[[str], None] = lambda line: None,
+        notify: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._wakeup = WakeupPipe()
         try:
@@ -368,11 +368,11 @@ class FileTransferServer:
                         case Greeted(connection, _):
                             self._send(connection, messages.FilesWelcome())
                         case Heard(connection, message, _):
-                            self._hear(connection, message)
+                            self._handle(connection, message)
                         case Closed(connection, _):
                             self._let_go(connection)
                         case ConnectionsRefused():
-                            self._tell(refusal_line(event))
+                            self._notify(refusal_line(event))
         finally:
             for connection in list(self._receiving):
                 self._let_go(connection)
@@ -428,7 +428,7 @@ class FileTransferServer:
             return
         with run.using:
             try:
-                received.take(messages.data_of(piece))
+                received.take(transfer_messages.data_of(piece))
             except (IncompleteFile, ValueError) as error:
                 self._refuse(connection, str(error), again=True)
             except OSError as error:

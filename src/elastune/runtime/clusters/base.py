@@ -236,7 +236,7 @@ class SurvivingRun:
 
     spec: RunSpec
     kept: Sequence[Record]
-    begun_at: float = 0.0
+    last_start_at: float = 0.0
     stop_at: float | None = None
 
 

@@ -406,13 +406,13 @@ class FleetCluster(HostsCluster):
         grows: bool = True,
         grace_s: float = 0.0,
         gather_s: float = 0.0,
-        tell: Callable[[str], None] = lambda line: None,
+        notify: Callable[[str], None] = lambda line: None,
         spot: SpotWatch | None = None,
         out: Path | None = None,
         own_folders: bool | None = False,
     ) -> None:
         super().__init__(
-            address, port, token, tls=tls, grows=grows, grace_s=grace_s, gather_s=gather_s, tell=tell,
+            address, port, token, tls=tls, grows=grows, grace_s=grace_s, gather_s=gather_s, notify=notify,
             spot=spot, out=out, own_folders=own_folders,
         )  # fmt: skip
         self._size, self._expected = size, expected
@@ -470,7 +470,7 @@ class FleetCluster(HostsCluster):
         for label in self._fleet.steer(self._size.agents(self.needed_workers), seen):
             self.launcher.dismiss(agents[label][0])
         for line in self._fleet.news():
-            self._tell(line)
+            self._notify(line)
 
     def gather(self, workers: int, limit_s: float, ends: Callable[[], bool] = lambda: False) -> int:
         until = time.monotonic() + limit_s

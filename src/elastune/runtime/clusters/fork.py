@@ -23,7 +23,7 @@ from typing import BinaryIO, Literal
 
 from elastune.core.errors import UserError
 from elastune.elastic.coordinator.liveness import ProcessStatus
-from elastune.runtime import placement as machine
+from elastune.runtime import placement
 from elastune.runtime.clusters.fork_server import REFUSED_CODE, REQUEST_LIMIT_BYTES, kill_group
 from elastune.runtime.launcher import Bootstrap, Launcher, Needs, ProcessEnded, ProcessEvent, ProcessStarted
 

@@ -54,7 +54,7 @@ class Access:
     token_file: Path | None = None
     interface: str | None = None
     gather_s: float = 600.0
-    tell: Callable[[str], None] = lambda line: None
+    notify: Callable[[str], None] = lambda line: None
     tls: bool = False
 
 

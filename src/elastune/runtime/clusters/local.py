@@ -105,7 +105,7 @@ class DetachedCluster(HostsCluster):
     """
 
     def __init__(
-        self, capacity: int, out: Path, grace_s: float, tell: Callable[[str], None], *, fills: bool = False
+        self, capacity: int, out: Path, grace_s: float, notify: Callable[[str], None], *, fills: bool = False
     ) -> None:
         self._out = out
         self._most, self._fills = capacity, fills
@@ -124,7 +124,7 @@ class DetachedCluster(HostsCluster):
                 grace_s=grace_s,
                 gather_s=GATHER_S,
                 silence_s=SILENCE_S,
-                tell=tell,
+                notify=notify,
             )
 
         try:

@@ -248,7 +248,7 @@ class Actors(Starter):
             return {}
         return {"name": f"{self._kept.name}-{label}", "namespace": NAMESPACE, "lifetime": "detached"}
 
-    def _begun(self, label: str, handle: Any) -> _Actor:
+    def _start_actor(self, label: str, handle: Any) -> _Actor:
         here = handle.here.remote()
         handle.begin.remote(self._token.encode(), [*self._options, "--label", label])
         return _Actor(handle, here, handle.end.remote(ASK_S))
@@ -393,7 +393,7 @@ class RayKind(ClusterKind):
                 starter=starter,
                 size=FleetSize(-(-room.most // each), each, idle_s=self.idle_s),
                 expected=room.most, grows=room.grows, grace_s=room.grace_s,
-                gather_s=access.gather_s if left is not None and room.grows else 0.0, tell=access.tell,
+                gather_s=access.gather_s if left is not None and room.grows else 0.0, notify=access.notify,
                 spot=room.spot, out=room.out, own_folders=has_own_folders(self.folder, room),
             )  # fmt: skip
         except BaseException:
@@ -401,7 +401,7 @@ class RayKind(ClusterKind):
             raise
         if left is not None:  # its agents may have no free room: adopt their workers first
             return cluster
-        access.tell(f"waiting for actors with room for {room.workers} workers, {each} at each")
+        access.notify(f"waiting for actors with room for {room.workers} workers, {each} at each")
         return cluster.gathered(room.workers, access.gather_s)
 
     def _left(self, folder: Path, address: str, access: Access) -> ControllerAddress | None:

@@ -61,9 +61,9 @@ class AgentActor:
         ``token``: the content of its token file.
         """
         with self._lock:
-            if self._begun.is_set():
+            if self._started.is_set():
                 return
-            self._begun.set()
+            self._started.set()
         threading.Thread(target=self._serve, args=(token, list(options)), name="agent", daemon=True).start()
 
     def look_at(self, address: str) -> None:
@@ -86,7 +86,7 @@ class AgentActor:
             self._leave()
 
     def _wait_for_use(self) -> None:
-        if not self._begun.wait(self._unused_s):
+        if not self._started.wait(self._unused_s):
             self._leave()
 
 

@@ -117,10 +117,10 @@ class Jobs(Starter):
             return
         self._closed = True
         ask("scancel", "--state=PENDING", f"--name={self.name}")
-        begun = time.monotonic()
+        started = time.monotonic()
         cancelled = False
         while left := self.look():
-            waited_s = time.monotonic() - begun
+            waited_s = time.monotonic() - started
             if waited_s >= JOBS_CLOSE_LIMIT_S:
                 raise NotStarted(f"jobs {', '.join(left)} are still in the queue: scancel --name={self.name}")
             if waited_s >= END_LIMIT_S and not cancelled:
@@ -304,14 +304,14 @@ class SlurmKind(ClusterKind):
             address, self.port if left is None else left.port, secrets.token, tls=secrets.tls,
             starter=lambda where: starter(where, entry),
             size=size, expected=room.most, grows=room.grows, grace_s=room.grace_s,
-            gather_s=access.gather_s if left is not None and room.grows else 0.0, tell=access.tell,
+            gather_s=access.gather_s if left is not None and room.grows else 0.0, notify=access.notify,
             spot=room.spot, out=room.out, own_folders=has_own_folders(self.folder, room),
         )  # fmt: skip
         if left is not None:  # its agents may have no free room: adopt their workers first
             return cluster
         how = "steps of this allocation" if self.as_steps else "Slurm jobs"
         logs = folder if self.as_steps or self.folder == "shared" else f"{NODE_LOGS} of the nodes"
-        access.tell(f"waiting for agents with room for {room.workers} workers, {how}; their logs are in {logs}")
+        access.notify(f"waiting for agents with room for {room.workers} workers, {how}; their logs are in {logs}")
         return cluster.gathered(room.workers, access.gather_s)
 
     def examine(self) -> list[ClusterFinding]:

@@ -53,6 +53,17 @@ def next_folder(program: Path, kind: str) -> Path:
     return folder
 
 
+def discard_refused() -> None:
+    """Remove the folders that were made for a command which was refused before a training had any result."""
+    for folder in CLAIMED:
+        journal = folder / JOURNAL
+        text = journal.read_bytes() if journal.is_file() else b""
+        if not any(b'"kind":"%s"' % kind in text for kind in _OF_RESULTS):
+            shutil.rmtree(folder, ignore_errors=True)
+            with suppress(OSError):  # other results are in it
+                folder.parent.rmdir()
+
+
 def release_unused() -> None:
     """Remove the folders of ``next_folder`` that are still empty. Idempotent."""
     for folder in CLAIMED:
@@ -152,10 +163,10 @@ class Mirror:
         UserError: If fsspec cannot open such a URL here.
     """
 
-    def __init__(self, url: str, tell: Callable[[str], None], root: Path = DEFAULT_ROOT) -> None:
+    def __init__(self, url: str, notify: Callable[[str], None], root: Path = DEFAULT_ROOT) -> None:
         import fsspec
 
-        self.url, self._tell = url, tell
+        self.url, self._notify = url, notify
         try:
             self._files, self._root = fsspec.core.url_to_fs(url)
         except (ImportError, ValueError) as error:
@@ -200,7 +211,7 @@ class Mirror:
             except Exception as error:  # noqa: BLE001 - the package behind this URL may raise anything
                 if (why := f"{type(error).__name__}: {error}") != reported:
                     reported = why
-                    self._tell(f"results wait for {self.url}: {why}")
+                    self._notify(f"results wait for {self.url}: {why}")
             pause_s = max(LOOK_S, 10 * (time.monotonic() - began))
 
     def _copy(self) -> None:
@@ -236,7 +247,7 @@ class Mirror:
         journal = self.folder / JOURNAL
         if journal.is_file() and journal.read_bytes().startswith(self._files.cat_file(self._at(JOURNAL))):
             return
-        self._tell(f"going on from {self.url}, in {self.folder}")
+        self._notify(f"going on from {self.url}, in {self.folder}")
         coming = self.folder.with_name(f"{self.folder.name}.coming")
         shutil.rmtree(coming, ignore_errors=True)
         for name in whole(name for name in names if is_copied(name)):
@@ -270,7 +281,7 @@ def mirrored(out: str, resume: bool, tell: Callable[[str], None]) -> Iterator[Pa
     if not is_url(out):
         yield Path(out)
         return
-    mirror = Mirror(out, tell)
+    mirror = Mirror(out, notify)
     mirror.begin(resume)
     try:
         yield mirror.folder
@@ -278,7 +289,7 @@ def mirrored(out: str, resume: bool, tell: Callable[[str], None]) -> Iterator[Pa
         try:
             mirror.finish()
         except UserError as error:
-            tell(str(error))
+            notify(str(error))
         raise
     mirror.finish()
 

@@ -146,7 +146,7 @@ class Job:
         self.started_s = started_s
         self.pausing = False
         self.given_up = False
-        self._begun = False
+        self._had_members = False
         self._counted, self._idle_s = worker_seconds, 0.0
         self._had, self._since_s = self.requested, since_s
 

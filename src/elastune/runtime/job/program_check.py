@@ -21,7 +21,7 @@ from elastune.core.run import Config, ExecutionSettings, Mode, Program, RunSpec
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import JobFailed, run_job
 from elastune.train.program.load import FOLDER, written_by_several
-from elastune.train.program.source import meaning, of_workers, unseeded
+from elastune.train.program.source import of_workers, program_digest, unseeded
 
 MOST = 1000
 """The most programs that are remembered. With one more, the older half is forgotten."""
@@ -46,7 +46,7 @@ def note_check(program: Program, *, passed: bool) -> None:
         OSError: If nothing can be written. The check is valid nevertheless.
     """
     folder = checked_folder()
-    mark = folder / meaning(program)
+    mark = folder / program_digest(program)
     if not passed:
         mark.unlink(missing_ok=True)
         return

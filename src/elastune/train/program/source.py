@@ -92,21 +92,21 @@ def differences(before: ProgramSource, program: Program) -> list[str]:
     return _changed_files(before, now) if before and now else []
 
 
-def check_unedited(program: Program, begun: ProgramSource) -> None:
+def check_unedited(program: Program, recorded: ProgramSource) -> None:
     """Refuse to train beside workers that have loaded another version of the program.
 
     Args:
         program: The program as this worker has just loaded it.
-        begun: The source that the run was begun with; empty: unknown.
+        recorded: The source that the run was begun with; empty: unknown.
 
     Raises:
         UserError: The sources differ; it names the file and the line.
     """
-    if not begun:
+    if not recorded:
         return
-    _, *modules = begun
+    _, *modules = recorded
     now = _read(program, modules)
-    changes = _changed_files({file: parts for file, parts in begun.items() if file in now}, now)
+    changes = _changed_files({file: parts for file, parts in recorded.items() if file in now}, now)
     if changes:
         fix = "undo the edit; or stop the run, and go on with --resume --accept-changes"
         raise UserError(EDITED, "; ".join(changes), fix)
@@ -287,7 +287,7 @@ def _parts(statements: list[ast.stmt]) -> dict[str, _Part]:
 # --- the statements that decide what is trained ---
 
 
-def meaning(program: Program) -> str:
+def program_digest(program: Program) -> str:
     """SHA-256 of the training function (and ``surrogate``) and of what they use of the file, independent of its layout.
 
     Two programs that agree in it train alike. Names are followed to functions, classes, constants and imports; code at
@@ -427,6 +427,29 @@ def _dumped(value: object, where: str, apart: list[tuple[ast.AST, str]], *, leav
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:DIGITS]
+
+
+# --- metrics ---
+
+
+def reported_metrics(program: Program) -> set[str] | None:
+    """Return the names of the metrics that a program reports, by its ``report`` calls.
+
+    None if they cannot be known: without such a call, with names that are computed, or where another file of the
+    user's, or an adapter, may report too.
+    """
+    sources = source_of(program)
+    if len(sources) != 1:
+        return None
+    tree = ast.parse(program.path.read_bytes())
+    imported = _names_of_imports(tree.body, "") | {
+        node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
+    }
+    if any(name.startswith("elastune.adapters") for name in imported):
+        return None
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _name(node).endswith(".report")]
+    names = [keyword.arg for call in calls for keyword in call.keywords]
+    return None if None in names or not names else {name for name in names if name is not None}
 
 
 # --- suspects: lines that may differ between runs or workers ---

@@ -66,8 +66,8 @@ def ancestor(table: TrialTable, entries: Sequence[Entry], trials: Sequence[int])
     firsts = sorted({_root(table, trial) for trial in trials})
     if len(firsts) == 1:
         return f"trial {firsts[0]}"
-    begun = next((e.record.settings.get("start_from") for e in entries if isinstance(e.record, StudyStarted)), None)
-    beginnings = {trial: _beginning(table, trial, begun if isinstance(begun, dict) else {}) for trial in firsts}
+    source = next((e.record.settings.get("start_from") for e in entries if isinstance(e.record, StudyStarted)), None)
+    beginnings = {trial: _beginning(table, trial, source if isinstance(source, dict) else {}) for trial in firsts}
     first = beginnings[firsts[0]]
     if first.weights and all(beginning.weights == first.weights for beginning in beginnings.values()):
         return first.source
@@ -95,7 +95,7 @@ class _Beginning:
 
 
 def _beginning(table: TrialTable, trial: int, settings: Mapping[str, Any]) -> _Beginning:
-    starts = table.trials[trial].begun if trial in table.trials else ()
+    starts = table.trials[trial].initial_weights if trial in table.trials else ()
     if starts:
         source = ", ".join(f"{start.source} ({start.sha256[:12]})" for start in starts)
         recorded = all(start.begins for start in starts)
@@ -271,6 +271,8 @@ class SoupFunctions:
 def make_soup(source: Library, functions: SoupFunctions, how: str, trials: Sequence[int] | None = None) -> Soup:
     """Make a soup as ``soup`` does, from a study that was read already."""
     candidates = source.selected(trials)
+    if trials is not None and len(candidates) < 2:
+        raise UserError("a soup is the mean of several trials", f"trial {trials[0]} alone", "name more --trials")
     common = ancestor(source.table, read(source.out / JOURNAL), [candidate.trial for candidate in candidates])
     pot = _SoupMixer(candidates, functions)
     gains = {at: pot.gain([at]) for at in range(len(candidates))}

@@ -114,6 +114,9 @@ def make_sampler(name: str, seed: int, trials: Sequence[FrozenTrial] = ()) -> Ba
             case "random":
                 return RandomSampler(seed=seed)
             case "gp":
+                # It imports torch and scipy, which take seconds that other samplers need not.
+                from elastune.tuning.search.gaussian import GaussianSampler
+
                 return GaussianSampler(seed)
             case "tpe" if conditional(trials):
                 return TPESampler(seed=seed, multivariate=True, group=True)

@@ -18,13 +18,13 @@ from elastune.core.cost import MEASURED
 from elastune.core.errors import UserError
 from elastune.core.journal.records import Entry, StudyStarted, TrialFinished, TrialStarted
 from elastune.core.journal.trials import Change
-from elastune.core.run import Adapt, Config, Elastic, ProgramSource, RunSpec
+from elastune.core.run import Adapt, Config, Elastic, ExecutionSettings, ProgramSource, RunSpec
 from elastune.core.sync_plan import SyncChoice, chooses, in_full, strategy_settings
 from elastune.runtime.job.validation import check_adapt, check_spec, check_values, spot_of, why_impossible
 from elastune.train.checkpoints.start_from import digest_of_weights
 from elastune.train.program.load import LoadedProgram, load_as_guest, setting_of
 from elastune.train.program.overrides import override
-from elastune.train.program.source import meaning, source_of
+from elastune.train.program.source import program_digest, reported_metrics, source_of
 from elastune.train.program.space import Sample, Space, corners, enumerate_all, probe
 from elastune.tuning.search.constraint import Constraint, all_texts, evaluate, parse_constraints, violations
 from elastune.tuning.search.early_stopping import make_schedule
@@ -79,6 +79,7 @@ class Plan:
         plain["train"] = self.request.program.train
         plain["program"], plain["out"] = str(self.request.program.path), str(self.request.out)
         plain["data"] = self.request.program.data_text
+        plain |= {"arguments": list(own)} if (own := self.request.program.arguments) else {}
         plain["start_from"] = self.request.start_from and self.request.start_from.to_json()
         plain["execution"] = self.request.execution.to_json()
         plain |= self.request.sync.to_json()
@@ -86,7 +87,7 @@ class Plan:
         plain["defaults"] = self.config
         plain["plan"] = None if self.request.plan is None else str(self.request.plan)
         plain["warm_start"] = [str(path) for path in self.request.warm_start]
-        plain["meaning"] = meaning(self.request.program)
+        plain["program_digest"] = program_digest(self.request.program)
         plain["source"], plain["space"] = self.source, self.seen
         del plain["accept_changes"]  # it counts for one resumption only
         return {"kind": "tune", **plain}
@@ -115,7 +116,7 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
     check_spec(replace(spec, sync=request.sync.sync, sync_schedule=request.sync.schedule))
     if request.workers < 1:
         raise UserError("workers must be at least 1", request.workers, "use --workers 1 or more")
-    program = load_as_guest(request.program)
+    program = load_as_guest(request.program, request.seed)
     if not (request.simulated or program.trains):
         rule = f"a program that is trained must define {request.program.train}(session)"
         raise UserError(rule, request.program.path, "add it, or use elastune simulate")
@@ -135,6 +136,7 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
         rule = "a generation ends when all of its trials have, so none may pause"
         raise UserError(rule, f"{request.sampler} with {request.stopping}", "use genetic with steady=1, or no stopping")
     config = override(program.config, request.config, user_space)
+    program.check(request.config)
     request = replace(request, constraints=all_texts(program.constraints, request.constraints))
     constraints = parse_constraints(request.constraints)
 
@@ -146,9 +148,11 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
 
     samples = [*corners(complete_space, request.seed), *probe(complete_space, PROBED, request.seed)]
     _check_set(request.config, samples)
+    _check_until(request, program, {*config, *(name for sample in samples for name in sample.values)})
     _check_policies(samples, program)
     check_adapt(Adapt((), request.monitors), program, replace(spec, sync=request.sync.sync))
     _check_bounds(request, samples)
+    request = replace(request, execution=_with_slots(request, samples, config))
     _check_trials(request, samples, constraints, config)
     check_feasible(complete_space, constraints, {}, request.seed)
     target = None if request.target is None else parse_target(request.target)
@@ -171,6 +175,18 @@ def _check_rules(request: StudyRequest) -> None:
         raise UserError("patience must be a whole number, at least 1", patience, "for example --patience 10")
 
 
+def _check_until(request: StudyRequest, program: LoadedProgram, settings: set[str]) -> None:
+    """Refuse a condition on a metric that the program never reports, where its file shows them all."""
+    reported = None if program.surrogate is not None else reported_metrics(request.program)
+    if reported is None:
+        return
+    names = {*settings, *reported, *program.objectives, *MEASURED, SECONDS_TO_TARGET}
+    for rule in parse_constraints(request.until):
+        if missing := sorted(rule.names - names):
+            fix = f"known: {', '.join(sorted(names))}"
+            raise UserError("--until may name settings and reported metrics", missing[0], fix)
+
+
 def _check_set(config: Config, samples: Sequence[Sample]) -> None:
     """Refuse a setting that the space would silently replace."""
     for name, value in config.items():
@@ -178,6 +194,21 @@ def _check_set(config: Config, samples: Sequence[Sample]) -> None:
         if any(setting_of(sample.values, name) != plain for sample in samples):
             fix = f"leave out {name} here, or in what space(trial) returns"
             raise UserError("a setting is either set or searched", f"{name}={value!r}", fix)
+
+
+def _with_slots(request: StudyRequest, samples: Sequence[Sample], config: Config) -> ExecutionSettings:
+    """The execution settings with a slot for each worker of the largest trial.
+
+    All trials have as many slots: in ``exact`` mode a trial's number of workers does not show in its result.
+    """
+    slots = request.execution.num_slots
+    for sample in samples:
+        try:
+            _, execution, _ = trial_settings(sample.values, config, request.execution, request.workers)
+        except UserError:  # the trial is refused where all that it chooses is checked
+            continue
+        slots = max(slots, execution.num_slots)
+    return replace(request.execution, num_slots=slots)
 
 
 def _check_policies(samples: Sequence[Sample], program: LoadedProgram) -> None:
@@ -339,5 +370,7 @@ def check_same_study(settings: Mapping[str, Any], entries: list[Entry], path: ob
         if entries:
             raise UserError("only a study can be resumed as one", path, "use another --out")
         return
+    if started.command is None:  # arguments of a Python script, which may say to resume
+        settings = {**settings, "arguments": started.settings.get("arguments", [])}
     for difference in differences(started.settings, settings):
         raise difference

@@ -15,7 +15,7 @@ from elastune.core.errors import UserError
 from elastune.core.journal.records import Checkpointed, CheckpointFailed
 from elastune.core.run import Position
 from elastune.runtime.agents import transfer_client as mover
-from elastune.runtime.agents import transfer_messages as messages
+from elastune.runtime.agents import transfer_messages
 from elastune.runtime.agents.transfer_client import FilesLink, FileTransferClient
 from elastune.runtime.agents.transfer_messages import Ask, Contents, Fetch, FileTaken, Offer, Refused, SendFrom
 from elastune.runtime.agents.transfer_server import UNKNOWN_RUN, CheckpointReceiver, FileTransferServer, IncompleteFile
@@ -267,7 +267,7 @@ def test_a_push_goes_on_where_its_connection_broke(side: Side) -> None:
     assert ask(first, whole) == SendFrom(0)
     first.send(messages.piece_of(content[: messages.PIECE_BYTES]))
     partial = side.out / "checkpoints" / ".draft-3-1-0" / "tensors.safetensors.partial"
-    until(lambda: partial.stat().st_size == messages.PIECE_BYTES)
+    until(lambda: partial.stat().st_size == transfer_messages.PIECE_BYTES)
     first.close()
     second, third = side.link(), side.link()
     assert ask(second, whole) == SendFrom(messages.PIECE_BYTES)
