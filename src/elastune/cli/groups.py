@@ -538,7 +538,7 @@ class HostPrices:
             return None
         from elastune.runtime.spot import read_host_prices
 
-        return read_host_prices(self.prices, self.kind, all_kinds=not local)
+        return read_host_prices(self.prices, self.kind, any_kind=not local)
 
     def of_study(self, request: Request, *, local: bool) -> Request:
         """Return ``request`` with these prices, if there are any. Raises ``UserError``."""
@@ -562,4 +562,4 @@ class RunPrices(HostPrices):
             return super().read(local=local)
         from elastune.runtime.spot import prices_of
 
-        return prices_of(self.price, self.prices, self.kind, all_kinds=not local)
+        return prices_of(self.price, self.prices, self.kind, any_kind=not local)

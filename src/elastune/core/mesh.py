@@ -177,6 +177,10 @@ class MechanismName:
         tensor: Whether layers are divided.
         pipeline: Whether the model is cut into stages of layers.
         foreign: The one of ``FOREIGN`` or ``INSTALLED`` that does everything, or "".
+
+    Example:
+        >>> MechanismName.parse("tensor+zero").words
+        ('zero', 'tensor')
     """
 
     state: State = "replicated"

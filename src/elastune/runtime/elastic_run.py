@@ -135,8 +135,8 @@ class ElasticRun(ElasticHandle):
     # -- for the driver -----------------------------------------------------------------------------------------------
 
     def poll(self) -> list[Event]:
-        if self._queue.handed_out and self.spec.elastic.grace_s:  # the driver has journaled what the last poll returned
-            self.coordinator.kept(self._queue.handed_out)
+        if self._queue.returned and self.spec.elastic.grace_s:  # the driver has journaled what the last poll returned
+            self.coordinator.kept(self._queue.returned)
         self._pump(0.0)
         self.process_events()
         return self._queue.hand_out()
@@ -556,7 +556,7 @@ class DriverQueue:
     """The events that a run's driver has not read yet: the run puts them in, ``ElasticRun.poll`` hands them out.
 
     Attributes:
-        handed_out: By worker, how many of its records ``hand_out`` has returned. The driver has journaled these records
+        returned: By worker, how many of its records ``hand_out`` has returned. The driver has journaled these records
             when it polls again, so the coordinator may then confirm them to the workers.
     """
 
@@ -564,7 +564,7 @@ class DriverQueue:
         self._events: deque[Event] = deque()
         self._woken = 0
         self._taken: dict[int, int] = {}
-        self.handed_out: Mapping[int, int] = {}
+        self.returned: Mapping[int, int] = {}
 
     def put(self, *events: Event) -> None:
         """Append ``events``."""
@@ -587,7 +587,7 @@ class DriverQueue:
         events = list(self._events)
         self._events.clear()
         self._woken = 0
-        self.handed_out, self._taken = self._taken, {}
+        self.returned, self._taken = self._taken, {}
         return events
 
     def clear(self) -> None:

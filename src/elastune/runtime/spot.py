@@ -24,37 +24,37 @@ def read_prices(path: Path) -> Prices:
     return parse_prices(_text(path), str(path))
 
 
-def read_host_prices(path: Path, kind: str, *, all_kinds: bool) -> Prices:
+def read_host_prices(path: Path, kind: str, *, any_kind: bool) -> Prices:
     """Read the prices of hosts in a file.
 
     Args:
         path: The file.
         kind: The kind of hosts that do not report their kind.
-        all_kinds: Whether hosts may report any kind, so that each kind needs a price.
+        any_kind: Whether hosts may report any kind, so that each kind needs a price.
 
     Raises:
         UserError: For a wrong file, or a kind without a price.
     """
     prices = read_prices(path).assuming(kind)
-    for each in KINDS if all_kinds else ():
+    for each in KINDS if any_kind else ():
         prices.at(each, 0.0)
     return prices
 
 
-def prices_of(price: float | None, file: Path | None, kind: str, *, all_kinds: bool) -> Prices | None:
+def prices_of(price: float | None, file: Path | None, kind: str, *, any_kind: bool) -> Prices | None:
     """Return the prices of a worker-hour; None without ``price`` and ``file``.
 
     Args:
         price: One price for all hosts.
         file: A file of prices.
         kind: As of ``read_host_prices``.
-        all_kinds: As of ``read_host_prices``.
+        any_kind: As of ``read_host_prices``.
 
     Raises:
         UserError: For both a price and a file, and as ``read_host_prices`` does.
     """
     if price is None:
-        return None if file is None else read_host_prices(file, kind, all_kinds=all_kinds)
+        return None if file is None else read_host_prices(file, kind, any_kind=any_kind)
     if file is not None:
         raise UserError(ONE_PRICE, "both a price and a file of prices", "leave one of them out")
     return Prices.constant(check_price(price))

@@ -300,7 +300,7 @@ def check(
     With --time, exact mode is also measured beside one pass a batch, as a plain training loop has it: how long a step
     takes, and which metrics differ by more than rounding.
 
-    --json: {kind: "check", steps, sha256, problems: [{kind, lines, problem, fix}]}, with --time also exact: {steps,
+    --json: {kind: "check", steps, sha256, problems: [{kind, lines, finding, fix}]}, with --time also exact: {steps,
     exact_s, plain_s (seconds a step), apart: {metric: [exact, plain]}}.
 
     A program in which nothing is found is remembered by its digest, in XDG_CACHE_HOME/elastune/checked: elastune run
@@ -318,18 +318,18 @@ def check(
     program = Program(file, arguments=tuple(arguments or ()))
     checked = check_program(program, settings, steps=steps, seed=seed)
     try:
-        note_check(Program(file), passed=not checked.problems)
+        note_check(program, passed=not checked.problems)
     except OSError as error:
         print_error(f"this check cannot be remembered: {error}")
     trains = all(problem.kind != "fails" for problem in checked.problems)
-    cost = exact_cost(Program(file), settings, steps=time, seed=seed) if time and trains else None
+    cost = exact_cost(program, settings, steps=time, seed=seed) if time and trains else None
     if json:
         measured = {} if cost is None else {"exact": asdict(cost)}
         print_json({"kind": "check", **asdict(checked), **measured})
     for problem in () if json else checked.problems:
-        say(problem.line(file.name))
+        print_lines(problem.as_line(file.name))
     if not checked.problems and not json:
-        say(f"{file.name}: {checked.steps} steps, the same weights again and on {WORKERS} workers")
-    for line in cost.lines() if cost is not None and not json else ():
-        say(f"{file.name}: {line}")
+        print_lines(f"{file.name}: {checked.steps} steps, the same weights again and on {WORKERS} workers")
+    for line in cost.as_lines() if cost is not None and not json else ():
+        print_lines(f"{file.name}: {line}")
     return FAILED if checked.problems else OK

@@ -192,7 +192,7 @@ def run(
     has it), workers, mesh, mechanism, mode, num_slots, micro_batch, device, most_workers, sync, policies, copies_note}.
     """
     from elastune.runtime.clusters.kind import CapacityRequest, opened
-    from elastune.runtime.job.resumption import accepted_changes, begun_execution, check_resumed, may_adopt
+    from elastune.runtime.job.resumption import accepted_changes, check_resumed, execution_at_start, may_adopt
     from elastune.runtime.job.run import check_free
     from elastune.runtime.placement import from_environment
     from elastune.train.preflight import examined_meanwhile
@@ -212,7 +212,7 @@ def run(
         elastic = Elastic(collective_timeout_s=elastic.collective_timeout_s)
     sources, prices, learners = notices.sources(), money.read(local=where.local), agreeing.learners
     out = folders.choose(file, "run")
-    begun = begun_execution(out) if folders.resume else None
+    recorded = execution_at_start(out) if folders.resume else None
     spec = RunSpec(
         program=folders.program(file, arguments, out),
         out=out,
@@ -369,9 +369,9 @@ def _tracker(spec: RunSpec, *, adopts: bool = False) -> RunTracker:
     program_config, notes = {}, []
     if not adopts:
         importlib.import_module("torch")  # where it cannot be loaded that is not the program's fault
-        from elastune.runtime.job.validation import check_spec
+        from elastune.runtime.job.validation import check_execution
 
-        check_spec(spec)
+        check_execution(spec)
         from elastune.core.plan.memory import copies_text
 
         program_config = load_as_guest(spec.program, spec.seed).config

@@ -62,11 +62,11 @@ class PendingExits:
 
     Args:
         folder: The folder for the files; it is made when it is needed.
-        tell: Called with a line for the person who looks after this machine.
+        notify: Called with a line for the person who looks after this machine.
     """
 
-    def __init__(self, folder: Path, tell: Callable[[str], None]) -> None:
-        self._folder, self._tell = folder, tell
+    def __init__(self, folder: Path, notify: Callable[[str], None]) -> None:
+        self._folder, self._notify = folder, notify
         self._transfers: FileTransferClient | None = None
         self._used = False
         self._held: list[tuple[float, ProcessEnded]] = []
@@ -79,7 +79,8 @@ class PendingExits:
             return
         if self._transfers is None:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._transfers = FileTransferClient(Path(tempfile.mkdtemp(prefix="files-", dir=self._folder)), self._tell)
+            folder = Path(tempfile.mkdtemp(prefix="files-", dir=self._folder))
+            self._transfers = FileTransferClient(folder, self._notify)
         self._transfers.use(f"{host}:{port}", token)
 
     def spool_of(self, run: str) -> str:
@@ -204,7 +205,7 @@ class Agent:
         leaving: Returns in how many seconds this machine must be free, or None; the agent polls it.
         again: Connects to the next controller, as ``join`` does. Its argument is the number of workers that were kept.
         moves: The file by which workers find the next controller (``ControllerLocator``).
-        tell: Called, from any thread, with a line for the person who looks after this machine.
+        notify: Called, from any thread, with a line for the person who looks after this machine.
     """
 
     def __init__(
@@ -225,8 +226,8 @@ class Agent:
         self._key_of: dict[Bootstrap, int] = {}
         self._pids: dict[int, int] = {}
         self._unreported: dict[int, tuple[Bootstrap, WorkerEnded]] = {}  # ends that were sent to no controller
-        self._files = PendingExits(logs, tell)
-        self._again, self._moves, self._tell = again, moves, tell
+        self._files = PendingExits(logs, notify)
+        self._again, self._moves, self._notify = again, moves, notify
         self._heard_at = time.monotonic()
         self._next_beat = 0.0
         self._go_by: float | None = None

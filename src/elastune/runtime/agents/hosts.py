@@ -129,7 +129,7 @@ class FolderProbe:
         ask: Callable[[int, FolderProbeRequest], None],
         notify: Callable[[str], None],
     ) -> None:
-        self._agents, self._ask, self._say = agents, ask, say
+        self._agents, self._ask, self._notify = agents, ask, notify
         self._request: FolderProbeRequest | None = None
         self._without_folder: list[str] = []
 
@@ -151,7 +151,7 @@ class FolderProbe:
         for number in [number for number, agent in self._agents.items() if agent.probes_again]:
             self.greet(number)
 
-    def hear(self, agent: AgentHost, result: FolderProbeResult) -> None:
+    def record_answer(self, agent: AgentHost, result: FolderProbeResult) -> None:
         """Take in the answer of ``agent``. Ignore it if the agent was not asked."""
         if not agent.probes:
             return
@@ -161,7 +161,7 @@ class FolderProbe:
         agent.set_probe_result(result, others)
         if agent.mixes:
             has = f"its interface has IPv{result.ip}, those of the other hosts have not"
-            self._say(f"host {agent.host} gets no workers: {has}; choose another one there by --interface")
+            self._notify(f"host {agent.host} gets no workers: {has}; choose another one there by --interface")
         elif agent.lacks_folder:
             self._without_folder.append(agent.host)
 

@@ -133,7 +133,7 @@ class AgentLauncher(Launcher):
         silence_s: After a silence of this length an agent counts as lost.
         grace_s: How long agents keep their workers without a controller.
         files_port: The port for files of workers that do not see their run's folder; 0: all workers see it.
-        tell: Called with a line whenever an agent comes or goes.
+        notify: Called with a line whenever an agent comes or goes.
 
     Raises:
         UserError: If it cannot listen.
@@ -184,7 +184,7 @@ class AgentLauncher(Launcher):
         self._next_beat = 0.0
         self._closed = False
         self.room = AgentRoom(self._agents)
-        self._folder_probe = FolderProbe(self._agents, self._send, tell)
+        self._folder_probe = FolderProbe(self._agents, self._send, notify)
         self.runs: Callable[[], Mapping[Path, Contact]] = dict
         """Returns the runs that commands may ask for, by their folders."""
 
@@ -335,7 +335,7 @@ class AgentLauncher(Launcher):
                 case Closed(connection, why) if connection in self._number_of:
                     self._lose(self._number_of[connection], why)
                 case ConnectionsRefused():
-                    self._say(refusal_line(event))
+                    self._notify(refusal_line(event))
         if due:  # after all messages were read, however long this process did not read
             self._lose_silent(time.monotonic())
             self._folder_probe.again()
@@ -354,7 +354,7 @@ class AgentLauncher(Launcher):
             self._server.send([connection], messages.FROM_CONTROLLER.encode(AgentRefused(why)))
             self._server.end(connection)
             self._refused.append(HostReport(hello.host, hello.workers, refused=why))
-            self._say(f"host {hello.host} was refused: {why}")
+            self._notify(f"host {hello.host} was refused: {why}")
             return
         self._numbers += 1
         self._agents[self._numbers] = AgentHost.greeted(hello, connection, time.monotonic())
@@ -388,7 +388,7 @@ class AgentLauncher(Launcher):
                 skew_s, error_s = message.clock_s - (agent.probed_s + now_s) / 2, (now_s - agent.probed_s) / 2
                 agent.report = HostReport(agent.host, agent.room, versions, message, skew_s, error_s)
             case FolderProbeResult():
-                self._folder_probe.hear(agent, message)
+                self._folder_probe.record_answer(agent, message)
             case PreemptionNoticed(seconds=seconds, why=why):
                 agent.notice = message
                 self._notify(f"host {agent.host} will go in {seconds:g} s: {why}")

@@ -94,7 +94,7 @@ class FileTransferClient:
 
     Args:
         folder: Holds a spool for each run.
-        tell: Called, from the thread of transfers, with a line for the person who looks after this machine.
+        notify: Called, from the thread of transfers, with a line for the person who looks after this machine.
     """
 
     def __init__(self, folder: Path, notify: Callable[[str], None] = lambda line: None) -> None:
@@ -228,7 +228,7 @@ class FileTransferClient:
                 run.not_before = time.monotonic() + AGAIN_S
                 return False
             case messages.Refused(why=why):
-                self._tell(f"the controller does not take {ticket.name} of {ticket.draft}: {why}")
+                self._notify(f"the controller does not take {ticket.name} of {ticket.draft}: {why}")
             case _:
                 raise ProtocolError(UNREQUESTED)
         run.tries.pop(path, None)

@@ -276,7 +276,7 @@ class FileTransferServer:
         token: The secret of the agents.
         tls: The certificate that ``token`` names, if it names one.
         ring: Called, from its thread, when ``news`` has something to return.
-        tell: Called, from its thread, with a line for the user.
+        notify: Called, from its thread, with a line for the user.
 
     Raises:
         UserError: If it cannot listen.
@@ -307,7 +307,7 @@ class FileTransferServer:
             rule = "the controller must be able to listen for agents' files"
             raise UserError(rule, f"{host}: {error.strerror}", "choose another address") from None
         self.port = self._server.port
-        self._ring, self._tell = ring, tell
+        self._ring, self._notify = ring, notify
         self._changing = threading.Lock()  # held for a moment: the controller's own thread takes it, too
         self._runs: dict[str, _Run] = {}
         self._over: set[str] = set()
@@ -379,7 +379,7 @@ class FileTransferServer:
             self._server.close()
             self._wakeup.close()
 
-    def _hear(self, connection: Connection, message: messages.FileRequest) -> None:
+    def _handle(self, connection: Connection, message: messages.FileRequest) -> None:
         if isinstance(message, messages.FilePiece):
             self._take(connection, message)
             return
@@ -428,7 +428,7 @@ class FileTransferServer:
             return
         with run.using:
             try:
-                received.take(transfer_messages.data_of(piece))
+                received.take(messages.data_of(piece))
             except (IncompleteFile, ValueError) as error:
                 self._refuse(connection, str(error), again=True)
             except OSError as error:

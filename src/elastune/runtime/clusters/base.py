@@ -230,7 +230,7 @@ class SurvivingRun:
 
     Attributes:
         kept: The records in the controller's journal, in order.
-        begun_at: When the run was started or resumed last, in seconds since 1970; 0: unknown.
+        last_start_at: When the run was started or resumed last, in seconds since 1970; 0: unknown.
         stop_at: When the controller asked it to pause, in seconds since 1970; None: it did not.
     """
 

@@ -195,7 +195,7 @@ class ElasticCluster(Cluster):
         environment = {**os.environ, **_threads(spec.execution.threads), "GLOO_SOCKET_IFNAME": self.launcher.interface}
         return WorkerSpec(self._entry, spec, Place(), environment, folder, paths)
 
-    def _tell_room(self) -> None:
+    def _offer_room(self) -> None:
         """Report to each run the room that the runs before it do not need."""
         free = self.free
         for run in self._runs.values():

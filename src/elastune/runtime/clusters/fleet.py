@@ -495,4 +495,4 @@ class FleetCluster(HostsCluster):
         try:
             self._fleet.close()
         except NotStarted as error:
-            self._tell(f"started agents may be left: {error}")
+            self._notify(f"started agents may be left: {error}")

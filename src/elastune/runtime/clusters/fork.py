@@ -245,11 +245,11 @@ class _Process:
 
 
 class ForkLauncher(Launcher):
-    """Starts workers as processes of this machine.
+    """Starts workers as processes of this placement.
 
     Args:
         capacity: The number of workers that it has room for.
-        devices: The devices that workers may get; "auto": the devices of this machine.
+        devices: The devices that workers may get; "auto": the devices of this placement.
         preload: The modules that the fork server imports once for all workers, from now on in the background.
         prefix: As of ``Spawner``.
     """
@@ -372,14 +372,14 @@ class ForkLauncher(Launcher):
         """Return devices for more workers of one run."""
         names: Sequence[str] = ("cpu",)
         if device != "cpu":
-            names = machine.devices() if self._devices == "auto" else self._devices
+            names = placement.devices() if self._devices == "auto" else self._devices
         of_run: list[str] = []
         of_others: list[str] = []
         for process in self._processes.values():
             same_run = process.bootstrap.coordinator == workers[0].coordinator
             (of_run if same_run else of_others).append(process.device)
-        least_used_first = machine.least_used_first(names, of_run, of_others)
-        return [machine.assign(device, index, least_used_first) for index in range(len(workers))]
+        least_used_first = placement.least_used_first(names, of_run, of_others)
+        return [placement.assign(device, index, least_used_first) for index in range(len(workers))]
 
     def _finish(self, process: _Process, code: int, why: str = "") -> None:
         del self._processes[process.bootstrap], self._by_key[process.key]

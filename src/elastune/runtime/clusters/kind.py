@@ -47,7 +47,7 @@ class Access:
         token_file: The file with their secret; it is made if it does not exist.
         interface: The network interface; None: loopback.
         gather_s: How long to wait for agents with room for the first workers.
-        tell: Called with a line when an agent comes or goes.
+        notify: Called with a line when an agent comes or goes.
         tls: Whether connections must be encrypted.
     """
 

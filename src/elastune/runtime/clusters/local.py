@@ -100,7 +100,7 @@ class DetachedCluster(HostsCluster):
         capacity: The number of workers that it has room for.
         out: The output folder.
         grace_s: How long workers go on without a controller.
-        tell: Called with a line for the user.
+        notify: Called with a line for the user.
         fills: Whether the caller distributes the room.
     """
 

@@ -229,7 +229,7 @@ class Actors(Starter):
         self._closed = False
         for label, handle in ({} if kept is None else left_actors(self._ray, kept.name)).items():
             self._number = max(self._number, int(label.rpartition("-")[2]))
-            self._actors[label] = self._begun(label, handle)
+            self._actors[label] = self._start_actor(label, handle)
             handle.look_at.remote(address)  # another address if this controller is on another machine
 
     def start(self, count: int) -> None:
@@ -238,7 +238,7 @@ class Actors(Starter):
             label = f"actor-{self._number}"
             try:
                 handle = self._class.options(**self._actor_options, **self._lasting(label)).remote()
-                self._actors[label] = self._begun(label, handle)
+                self._actors[label] = self._start_actor(label, handle)
             except (self._ray.exceptions.RayError, RuntimeError, ValueError) as error:
                 raise NotStarted(f"Ray has started no actor: {one_line(error)}") from None
 
@@ -413,9 +413,9 @@ class RayKind(ClusterKind):
             return left
         check_no_controller(left)
         if can_take_over(left, address, self.port):
-            access.tell(f"actors {left.name} will connect to {address} instead of {left.address}")
+            access.notify(f"actors {left.name} will connect to {address} instead of {left.address}")
             return left
-        access.tell(f"actors {left.name} look for their controller at {left.address}:{left.port}, and are ended")
+        access.notify(f"actors {left.name} look for their controller at {left.address}:{left.port}, and are ended")
         end_left(left.name)
         return None
 

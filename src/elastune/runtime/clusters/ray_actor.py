@@ -46,7 +46,7 @@ class AgentActor:
 
     def __init__(self, unused_s: float = UNUSED_S, leave: Callable[[], None] = lambda: os._exit(0)) -> None:
         self._unused_s, self._leave = unused_s, leave
-        self._begun, self._ended, self._reported = threading.Event(), threading.Event(), threading.Event()
+        self._started, self._ended, self._reported = threading.Event(), threading.Event(), threading.Event()
         self._moved = ""
         self._lock = threading.Lock()
         self._end: AgentEnd | None = None

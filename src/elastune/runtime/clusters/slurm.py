@@ -336,9 +336,9 @@ class SlurmKind(ClusterKind):
             return left
         check_no_controller(left)
         if self.folder == "shared" and can_take_over(left, address, self.port):
-            access.tell(f"jobs {left.name} will connect to {address} instead of {left.address}")
+            access.notify(f"jobs {left.name} will connect to {address} instead of {left.address}")
             return left
-        access.tell(f"jobs {left.name} look for their controller at {left.address}:{left.port}, and are ended")
+        access.notify(f"jobs {left.name} look for their controller at {left.address}:{left.port}, and are ended")
         try:
             Jobs([], JobShape(), folder, left.name).close()
         except NotStarted as error:

@@ -25,6 +25,7 @@ from elastune.core.errors import UserError
 
 JOURNAL = "journal.jsonl"
 DEFAULT_ROOT = Path("elastune-out")
+_OF_RESULTS = (b"reported", b"checkpointed", b"trial_reported", b"trial_finished", b"run_finished", b"plan_made")
 CLAIMED: set[Path] = set()  # folders that this process has made and that may still be empty
 
 
@@ -156,7 +157,7 @@ class Mirror:
 
     Args:
         url: The URL.
-        tell: Called, from any thread, with a line for the user.
+        notify: Called, from any thread, with a line for the user.
         root: The folder in which the local folder is made.
 
     Raises:
@@ -272,11 +273,11 @@ class Mirror:
 
 
 @contextmanager
-def mirrored(out: str, resume: bool, tell: Callable[[str], None]) -> Iterator[Path]:
+def mirrored(out: str, resume: bool, notify: Callable[[str], None]) -> Iterator[Path]:
     """Give the folder ``out`` or, for a URL, a local folder whose files are all at the URL when the block ends.
 
     Raises:
-        UserError: If the files cannot be copied. If the block itself has failed, ``tell`` gets that line instead.
+        UserError: If the files cannot be copied. If the block itself has failed, ``notify`` gets that line instead.
     """
     if not is_url(out):
         yield Path(out)

@@ -260,7 +260,7 @@ class Pool:
         for (key, survivor), handle in zip(left.items(), handles, strict=True):
             if handle is not None:
                 now_s = self._clock.now()
-                started_s = survivor.run.begun_at - (self._clock.wall() - now_s)
+                started_s = survivor.run.last_start_at - (self._clock.wall() - now_s)
                 since_s = started_s if survivor.worker_seconds is None else now_s
                 self._follow(key, handle, survivor.run.spec, started_s, since_s, survivor.worker_seconds or 0.0)
                 job = self.jobs[key]

@@ -63,7 +63,7 @@ def is_checked(program: Program) -> bool:
         False
     """
     try:
-        return (checked_folder() / meaning(program)).is_file()
+        return (checked_folder() / program_digest(program)).is_file()
     except (OSError, ValueError, SyntaxError, RecursionError):  # the run of the file will report the error
         return False
 
@@ -107,7 +107,7 @@ class ExactCost:
     plain_s: float
     apart: dict[str, tuple[float, float]]
 
-    def lines(self) -> list[str]:
+    def as_lines(self) -> list[str]:
         """The result for people, line by line."""
         times = f"{self.exact_s * 1e3:.3g} ms a step in {SLOTS} slots, {self.plain_s * 1e3:.3g} ms in one pass"
         lines = [f"exact mode: {times} (x{self.exact_s / self.plain_s:.2f}; medians of {self.steps} steps, one worker)"]
@@ -136,7 +136,7 @@ def exact_cost(program: Program, config: Config, *, steps: int, seed: int = 0) -
         JobFailed: If the program does not train.
 
     Example:
-        >>> exact_cost(Program(Path("train.py")), {}, steps=50).lines()
+        >>> exact_cost(Program(Path("train.py")), {}, steps=50).as_lines()
     """
     runs: dict[Mode, list[RunFinished]] = {mode: [] for mode in MODES}
     with LocalCluster(capacity=1) as cluster, tempfile.TemporaryDirectory(prefix="elastune-check-") as place:
@@ -170,19 +170,19 @@ class PortabilityProblem:
     Attributes:
         kind: "fails", "fails on two workers", "random", "workers", "metric" or "files".
         lines: The lines of the program that cause it, or may cause it.
-        problem: What the check has observed.
+        finding: What the check has observed.
         fix: What to change.
     """
 
     kind: str
     lines: tuple[int, ...]
-    problem: str
+    finding: str
     fix: str
 
-    def line(self, name: str) -> str:
+    def as_line(self, name: str) -> str:
         """The problem in one line. ``name``: the name of the program's file."""
         at = f"{name}:{','.join(map(str, self.lines))}: " if self.lines else f"{name}: "
-        return f"{at}{self.problem}. {self.fix}. See {PAGE}"
+        return f"{at}{self.finding}. {self.fix}. See {PAGE}"
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ def check_program(program: Program, config: Config, *, steps: int = 2, seed: int
 
     Example:
         >>> for problem in check_program(Program(Path("train.py")), {"lr": 0.1}).problems:
-        ...     print(problem.line("train.py"))
+        ...     print(problem.as_line("train.py"))
     """
     with LocalCluster(capacity=WORKERS) as cluster, tempfile.TemporaryDirectory(prefix="elastune-check-") as place:
         folder = Path(place)

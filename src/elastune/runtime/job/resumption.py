@@ -121,7 +121,7 @@ def history_in(entries: Sequence[Entry], path: Path) -> RunHistory | None:
     return RunHistory(started[0], started[-1], planned, saved[-1] if saved else 0)
 
 
-def begun_execution(out: Path) -> ExecutionSettings | None:
+def execution_at_start(out: Path) -> ExecutionSettings | None:
     """Return the execution settings with which the run in ``out`` began; None if the folder has no run.
 
     Raises:
@@ -132,7 +132,7 @@ def begun_execution(out: Path) -> ExecutionSettings | None:
 
 
 def arguments_at_start(out: Path) -> tuple[str, ...]:
-    """Return the program's own arguments with which the run or the study in ``out`` was begun; none without one.
+    """Return the arguments of the program with which the run or study in ``out`` began; empty without one.
 
     Raises:
         UserError: For a bad journal.
@@ -174,7 +174,7 @@ def check_resumed(spec: RunSpec) -> str:
     if dropped or any(dict(spec.config) != begun.config for begun in (history.first, history.last)):
         from elastune.train.program.load import load_as_guest  # loads the program, and so torch
 
-        config = load_as_guest(spec.program).config
+        config = load_as_guest(spec.program, spec.seed).config
     for error in _differences(history, spec, config):
         raise error
     return _schedules(history, spec, config)
@@ -211,7 +211,9 @@ def _differences(history: RunHistory, spec: RunSpec, defaults: Config) -> Iterat
     parts = MeshChoice.of(now).most_parts(spec.most_workers)
     if exact and parts > then.num_slots:
         rule = "a run keeps the slots it was begun with, and has one for every worker"
-        yield UserError(rule, f"{then.num_slots} slots, {parts} workers", f"use --workers {then.num_slots} or fewer")
+        fix = f"use --workers {then.num_slots}" + (" or fewer" if then.num_slots > 1 else "")
+        fix += f", or begin a run with --workers 1:{parts} or --slots {parts}"
+        yield UserError(rule, f"{count(then.num_slots, 'slot')}, {count(parts, 'worker')}", fix)
     yield from _of_config(history, spec, defaults)
     yield from _of_policies(history, spec)
     yield from _of_beginning(first, spec)

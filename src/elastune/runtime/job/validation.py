@@ -48,7 +48,7 @@ def spot_watch(spec: RunSpec, program: LoadedProgram) -> SpotWatch | None:
         return None
     if len(settings) > 1:
         raise UserError("a run has one deadline", f"the policy spot {len(settings)} times", "leave the others out")
-    prices = read_host_prices(Path(settings[0].prices), ON_DEMAND, all_kinds=True)
+    prices = read_host_prices(Path(settings[0].prices), ON_DEMAND, any_kind=True)
     return SpotWatch(settings[0].rules(spec.most_workers, CHANGEOVER_S), prices)
 
 
@@ -102,7 +102,7 @@ LARGEST_SEED = 2**63 - 1
 ZERO_STAGES = (0, 1, 2, 3)
 
 
-def check_spec(spec: RunSpec) -> None:
+def check_execution(spec: RunSpec) -> None:
     """Raise ``UserError`` for execution settings that are wrong or contradict each other."""
     check_values(spec)
     if (impossible := why_impossible(spec)) is not None:
@@ -253,8 +253,10 @@ def _check_copies(execution: ExecutionSettings, most: int) -> None:
 
 def check_run(spec: RunSpec) -> None:
     """Raise ``UserError`` for settings, policies and monitors of a run that are wrong or contradict each other."""
-    check_spec(spec)
-    program = load_as_guest(spec.program)
+    check_execution(spec)
+    if spec.start_from is not None and not spec.resume:
+        check_source(spec.start_from.source)
+    program = load_as_guest(spec.program, spec.seed)
     override(program.config, spec.config, program.space)
     program.check(spec.config)
     check_adapt(spec.adapt, program, spec)

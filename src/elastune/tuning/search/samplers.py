@@ -22,7 +22,6 @@ from optuna.trial import FrozenTrial, TrialState
 from elastune.core.errors import UserError
 from elastune.core.options import options_of, read, split
 from elastune.core.plugins import Plugins
-from elastune.tuning.search.gaussian import GaussianSampler
 from elastune.tuning.search.genetic import GeneticOptions, GeneticSampler, parse_genetics
 from elastune.tuning.search.objective import Objective
 

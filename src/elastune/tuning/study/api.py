@@ -27,7 +27,7 @@ from elastune.runtime.clusters.kind import CapacityRequest, ClusterRequest, open
 from elastune.runtime.clusters.local import LocalKind
 from elastune.runtime.clusters.registry import print_line, request_of
 from elastune.runtime.job.output import JOURNAL, is_url, mirrored, next_folder
-from elastune.runtime.job.resumption import accepted_changes, begun_execution, check_resumed, may_adopt
+from elastune.runtime.job.resumption import accepted_changes, check_resumed, execution_at_start, may_adopt
 from elastune.runtime.job.run import check_free, on_device, print_failure, run_here, run_job
 from elastune.runtime.job.validation import check_adapt, spot_watch
 from elastune.runtime.placement import from_environment
@@ -159,7 +159,7 @@ def run(
     if place is not None and (out is None or is_url(str(out))):
         raise UserError("workers of a launcher need one folder", out or "no out", "give out=..., the same for all")
     with results_folder(out, program, "run", resume=resume) as folder:
-        first_execution = begun_execution(folder) if resume and execution is None and base.mode == "exact" else None
+        first_execution = execution_at_start(folder) if resume and execution is None and base.mode == "exact" else None
         spec = RunSpec(
             program=program,
             out=folder,
@@ -349,7 +349,7 @@ def resolve_prices(price: float | None, file: str | Path | None, cluster: Cluste
         UserError: For a wrong price or file.
     """
     kinds_known = cluster.varies if isinstance(cluster, Cluster) else cluster not in (None, LocalKind.name)
-    return prices_of(price, None if file is None else Path(file), ON_DEMAND, all_kinds=kinds_known)
+    return prices_of(price, None if file is None else Path(file), ON_DEMAND, any_kind=kinds_known)
 
 
 def resolve_cluster(cluster: Cluster | str | None, grace_s: float) -> Cluster | ClusterRequest | None:

@@ -20,7 +20,7 @@ from elastune.core.journal.records import Entry, StudyStarted, TrialFinished, Tr
 from elastune.core.journal.trials import Change
 from elastune.core.run import Adapt, Config, Elastic, ExecutionSettings, ProgramSource, RunSpec
 from elastune.core.sync_plan import SyncChoice, chooses, in_full, strategy_settings
-from elastune.runtime.job.validation import check_adapt, check_spec, check_values, spot_of, why_impossible
+from elastune.runtime.job.validation import check_adapt, check_execution, check_values, spot_of, why_impossible
 from elastune.train.checkpoints.start_from import digest_of_weights
 from elastune.train.program.load import LoadedProgram, load_as_guest, setting_of
 from elastune.train.program.overrides import override
@@ -113,7 +113,7 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
         raise UserError("a budget must be positive and finite", request.worker_hours, "for example --worker-hours 8")
     elastic = Elastic(collective_timeout_s=request.collective_timeout_s)
     spec = RunSpec(request.program, request.out, seed=request.seed, execution=request.execution, elastic=elastic)
-    check_spec(replace(spec, sync=request.sync.sync, sync_schedule=request.sync.schedule))
+    check_execution(replace(spec, sync=request.sync.sync, sync_schedule=request.sync.schedule))
     if request.workers < 1:
         raise UserError("workers must be at least 1", request.workers, "use --workers 1 or more")
     program = load_as_guest(request.program, request.seed)

@@ -86,7 +86,7 @@ def side(tmp_path: Path) -> Iterator[Side]:
     own.server.close()
 
 
-def ask(link: FilesLink, message: messages.FileRequest) -> messages.FileReply:
+def ask(link: FilesLink, message: transfer_messages.FileRequest) -> transfer_messages.FileReply:
     link.send(message)
     return link.receive()
 
@@ -127,11 +127,17 @@ def test_sizes_are_bounded(size: int) -> None:
 def test_what_is_no_message_is_a_value_error() -> None:
     for line in (b"null", b"{}", b'{"kind":"offer"}', b'{"kind":"file_piece","content":1}', b"[" * 9999, b"\xff"):
         with pytest.raises(ValueError):  # noqa: PT011 - of several kinds
-            messages.FROM_AGENT.decode(line)
+            transfer_messages.FROM_AGENT.decode(line)
     with pytest.raises(ValueError, match="no content"):
-        messages.data_of(messages.FilePiece("=A"))
-    said = [Offer(RUN, ".draft-3-1-0", STATE, 1, DIGEST), Ask(RUN, "own", before=3), messages.piece_of(b"\0\xff")]
-    assert [messages.FROM_AGENT.decode(messages.FROM_AGENT.encode(message)[:-1]) for message in said] == said
+        transfer_messages.data_of(transfer_messages.FilePiece("=A"))
+    said = [
+        Offer(RUN, ".draft-3-1-0", STATE, 1, DIGEST),
+        Ask(RUN, "own", before=3),
+        transfer_messages.piece_of(b"\0\xff"),
+    ]
+    assert [
+        transfer_messages.FROM_AGENT.decode(transfer_messages.FROM_AGENT.encode(message)[:-1]) for message in said
+    ] == said
 
 
 # -- the controller's folder ------------------------------------------------------------------------------------------
@@ -265,16 +271,18 @@ def test_a_push_goes_on_where_its_connection_broke(side: Side) -> None:
     whole = offer(content, "tensors.safetensors")
     first = side.link()
     assert ask(first, whole) == SendFrom(0)
-    first.send(messages.piece_of(content[: messages.PIECE_BYTES]))
+    first.send(transfer_messages.piece_of(content[: transfer_messages.PIECE_BYTES]))
     partial = side.out / "checkpoints" / ".draft-3-1-0" / "tensors.safetensors.partial"
     until(lambda: partial.stat().st_size == transfer_messages.PIECE_BYTES)
     first.close()
     second, third = side.link(), side.link()
-    assert ask(second, whole) == SendFrom(messages.PIECE_BYTES)
-    assert ask(third, whole) == SendFrom(messages.PIECE_BYTES)  # the second one is dead, and nobody has noticed
-    second.send(messages.piece_of(b"xxx"))
-    for at in range(messages.PIECE_BYTES, len(content), messages.PIECE_BYTES):
-        third.send(messages.piece_of(content[at : at + messages.PIECE_BYTES]))
+    assert ask(second, whole) == SendFrom(transfer_messages.PIECE_BYTES)
+    assert ask(third, whole) == SendFrom(
+        transfer_messages.PIECE_BYTES
+    )  # the second one is dead, and nobody has noticed
+    second.send(transfer_messages.piece_of(b"xxx"))
+    for at in range(transfer_messages.PIECE_BYTES, len(content), transfer_messages.PIECE_BYTES):
+        third.send(transfer_messages.piece_of(content[at : at + transfer_messages.PIECE_BYTES]))
     assert third.receive() == FileTaken()
     assert (partial.with_name("tensors.safetensors")).read_bytes() == content
     assert complete(side.out / "checkpoints") == []
