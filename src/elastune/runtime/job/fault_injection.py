@@ -171,7 +171,7 @@ class Injector:
         """Whether a fault at a point of the run has not happened. (Faults by a rate need not happen.)"""
         return bool(self._planned) or any("@" in name for name in self._spared)
 
-    def hear(self, record: Record) -> None:
+    def observe(self, record: Record) -> None:
         """Read the length of an epoch from a report."""
         if isinstance(record, Reported) and record.epoch:
             self._steps_per_epoch = record.step / record.epoch
