@@ -485,10 +485,14 @@ class Buffers:
         Of a batch's one slot ``moved`` are the values themselves.
         """
         starts = [s for b, s in zip(self._all, self._start, strict=True) if b.is_floating_point()]
-        counters = [b for b in self._all if not b.is_floating_point()]
         if starts:
             values = list(moved) if self.one_slot else torch_private.foreach_add(starts, list(moved))
             torch_private.foreach_copy_(self.floats, values)
+        self.settle_counters()
+
+    def settle_counters(self) -> None:
+        """Set counters to their values after the step's first pass."""
+        counters = [b for b in self._all if not b.is_floating_point()]
         if counters and self._counters:
             torch_private.foreach_copy_(counters, self._counters)
 
