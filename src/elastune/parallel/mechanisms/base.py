@@ -512,7 +512,9 @@ def unflatten(flat: torch.Tensor, tensors: Iterable[torch.Tensor]) -> None:
 
 def storage_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
     """Bytes of the storages that ``tensors`` use. A storage of several tensors counts once, and None counts 0."""
-    storages = [t.untyped_storage() for t in tensors if t is not None]
+    present = [t for t in tensors if t is not None]
+    dense = [part for t in present for part in ((t._indices(), t._values()) if t.is_sparse else (t,))]
+    storages = [t.untyped_storage() for t in dense]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
