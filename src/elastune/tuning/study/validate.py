@@ -29,12 +29,12 @@ from elastune.tuning.search.constraint import Constraint, all_texts, evaluate, p
 from elastune.tuning.search.early_stopping import make_schedule
 from elastune.tuning.search.objective import parse_objectives
 from elastune.tuning.search.samplers import check_sampler, generational
+from elastune.tuning.search.time_to_target import SECONDS_TO_TARGET, parse_target
 from elastune.tuning.study.rebalancer import parse_allocation
 from elastune.tuning.study.request import StudyRequest
 from elastune.tuning.study.resume import SpaceSummary, summarize_space
 from elastune.tuning.study.resume import changed_settings as differences
 from elastune.tuning.study.retention import retention_of
-from elastune.tuning.study.time_to_target import SECONDS_TO_TARGET, parse_target
 from elastune.tuning.study.trial_results import Pricing, system_defaults
 from elastune.tuning.study.trial_results import settings as trial_settings
 
@@ -146,7 +146,7 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
     samples = [*corners(complete_space, request.seed), *probe(complete_space, PROBED, request.seed)]
     _check_set(request.config, samples)
     _check_policies(samples, program)
-    check_adapt(Adapt((), request.monitors), program, replace(spec, sync=request.sync.sync))
+    check_adapt(Adapt((), tuple(request.monitors)), program, replace(spec, sync=request.sync.sync))
     _check_bounds(request, samples)
     _check_trials(request, samples, constraints, config)
     check_feasible(complete_space, constraints, {}, request.seed)
