@@ -82,7 +82,7 @@ def test_slots_suffice_for_all_workers() -> None:
     def slots(workers: int, *words: str, most: int | None = None) -> int:
         return options_of(groups.Execution, *words).execution(workers, most).num_slots
 
-    assert [slots(1), slots(8), slots(12), slots(2, "--slots", "4"), slots(2, most=16)] == [4, 8, 12, 4, 16]
+    assert [slots(1), slots(8), slots(12), slots(2, "--slots", "4"), slots(2, most=16)] == [1, 8, 12, 4, 16]
 
 
 @pytest.mark.parametrize("option", ["--slots", "--virtual-tensor"])

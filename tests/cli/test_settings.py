@@ -37,6 +37,7 @@ class Written(NamedTuple):
     options: list[str]
     arguments: dict[str, Any]
     value: Any
+    slots: int = 1
 
 
 SETTINGS = [
@@ -50,7 +51,7 @@ SETTINGS = [
     Written("patience", ["--patience", "5"], {"patience": 5}, 5),
     Written("target", ["--target", "loss < 2"], {"target": "loss < 2"}, "loss < 2"),
     Written("stopping", ["--stopping", "asha"], {"stopping": "asha"}, "asha"),
-    Written("trial_workers", ["--trial-workers", "1:2"], {"trial_workers": (1, 2)}, (1, 2)),
+    Written("trial_workers", ["--trial-workers", "1:2"], {"trial_workers": (1, 2)}, (1, 2), slots=2),
     Written("allocation", ["--allocation", "steepest"], {"allocation": "steepest"}, "steepest"),
     Written("workers", ["--workers", "2"], {"workers": 2}, 2),
     Written("warm_start", ["--warm-start", "old"], {"warm_start": ["old"]}, (Path("old"),)),
@@ -64,6 +65,7 @@ SETTINGS = [
         ["--sync", "local:learners=2,every=3", "--sync-schedule", "9=allreduce"],
         {"sync": "local:learners=2,every=3", "sync_schedule": "9=allreduce"},
         SyncChoice.parse("local:learners=2,every=3", "9=allreduce"),
+        slots=2,
     ),
     Written("keep", ["--keep", "front+last:3"], {"keep": "front+last:3"}, "front+last:3"),
     Written("keep_bytes", ["--keep-size", "2MB"], {"keep_bytes": 2_000_000}, 2_000_000),
@@ -126,7 +128,10 @@ def test_all_begin_with_the_same() -> None:
 @pytest.mark.parametrize("written", SETTINGS, ids=[written.field for written in SETTINGS])
 def test_a_setting_is_the_same_wherever_it_is_set(written: Written) -> None:
     asked = by_command(written.options)
-    expected = StudyRequest(Program(HERE), Path("out"), **{**ASKED, written.field: written.value})
+    execution = ExecutionSettings(mode="fast", num_slots=written.slots)
+    expected = StudyRequest(
+        Program(HERE), Path("out"), **{**ASKED, "execution": execution, written.field: written.value}
+    )
     assert asked == expected
     assert getattr(asked, written.field) != getattr(StudyRequest(Program(HERE), Path("out"), **ASKED), written.field)
     assert by_function(written.arguments) == expected

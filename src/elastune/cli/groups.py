@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,15 +14,8 @@ from elastune.core import notation
 from elastune.core.errors import UserError
 from elastune.core.fields import setting, settings_of
 from elastune.core.mesh import Mesh
-from elastune.core.mesh_choice import MeshChoice
-from elastune.core.run import (
-    DEFAULT_SLOTS,
-    ExecutionSettings,
-    Place,
-    Program,
-)
-
-OPEN_OPTIONS = ("mechanism", "num_slots", "virtual_tensor")  # what is left out of these, others decide
+from elastune.core.mesh_choice import least_slots
+from elastune.core.run import OPEN, ExecutionSettings, Place, Program
 
 if TYPE_CHECKING:
     from elastune.cli.chaos import Faults
@@ -77,16 +70,16 @@ class ExecutionOptions:
         execution = self.on(workers, local=local)
         if "num_slots" in self.given:
             return execution
-        least_slots = max(DEFAULT_SLOTS, MeshChoice.of(execution).most_parts(max(execution.workers, most_workers or 0)))
-        return replace(execution, num_slots=-(-least_slots // learners) * learners)
+        least = least_slots(execution, max(execution.workers, most_workers or 0))
+        return replace(execution, num_slots=-(-least // learners) * learners)
 
 
 Execution = Annotated[
-    ExecutionOptions, Chosen(ExecutionSettings, without=("workers",), defaults={"device": "auto"}, open=OPEN_OPTIONS)
+    ExecutionOptions, Chosen(ExecutionSettings, without=("workers",), defaults={"device": "auto"}, open=OPEN)
 ]
 FastExecution = Annotated[
     ExecutionOptions,
-    Chosen(ExecutionSettings, without=("workers",), defaults={"device": "auto", "mode": "fast"}, open=OPEN_OPTIONS),
+    Chosen(ExecutionSettings, without=("workers",), defaults={"device": "auto", "mode": "fast"}, open=OPEN),
 ]
 WorkerExecution = Annotated[
     ExecutionOptions,
@@ -94,7 +87,7 @@ WorkerExecution = Annotated[
         ExecutionSettings,
         without=("workers", "num_slots", "mesh", "copies", "topology", "bucket_bytes"),
         defaults={"device": "auto"},
-        open=OPEN_OPTIONS,
+        open=OPEN,
     ),
 ]
 
@@ -106,9 +99,17 @@ class OutputOptions:
     data: options.Data = None
     json: options.Json = False
 
-    def program(self, file: Path) -> Program:
-        """The program in ``file``. Its data folder is absolute, so that commands in a journal work in any folder."""
-        return Program(file, data=None if self.data is None else self.data.resolve())
+    def program(self, file: Path, arguments: Sequence[str] | None, out: Path, *, resume: bool) -> Program:
+        """The program in ``file``. Its data folder is absolute, so that commands in a journal work in any folder.
+
+        ``arguments``: its own; without any, a command that goes on in ``out`` has those that it was begun with.
+        """
+        own = tuple(arguments or ())
+        if resume and not own:
+            from elastune.runtime.job.resumption import begun_arguments
+
+            own = begun_arguments(out)
+        return Program(file, data=None if self.data is None else self.data.resolve(), arguments=own)
 
     def choose(self, out: str | Path | None, file: Path, command: str, *, resume: bool) -> Path:
         """Make the data folder known to the program, and return the folder for the results of ``command``."""

@@ -8,6 +8,10 @@ from typing import Annotated
 import typer
 
 File = Annotated[Path, typer.Argument(help="The program: a Python file that defines train(session).")]
+Arguments = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="-- ARGUMENT", help="Arguments of the program's own, which it finds in sys.argv."),
+]
 AcrossChanges = Annotated[
     bool,
     typer.Option(

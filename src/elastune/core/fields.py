@@ -1,7 +1,7 @@
 """One setting: a dataclass field with its default, its help text, and the text that a command line has for its value.
 
 The field is the only declaration of the setting. The command line, the Python functions, the journal and the reference
-page all read it. ``core/settings.py`` and ``tuning/study/request.py`` have the groups of settings.
+page all read it. ``core/settings.py`` and ``tuning/study/settings.py`` have groups of settings.
 """
 
 from __future__ import annotations
@@ -100,9 +100,9 @@ def values_of(kind: type, source: object) -> dict[str, Any]:
 
 
 def settle_sequences(settings: object) -> None:
-    """Make each sequence of ``settings`` a tuple, and a text in place of a sequence a tuple of one.
+    """Make each list among the values of ``settings`` a tuple, and a text or path in place of several a tuple of one.
 
-    A path stays one value. For ``__post_init__``: what a user writes as a list compares and hashes like a tuple.
+    For ``__post_init__``: what a user writes as a list then compares and hashes like a tuple.
     """
     for each in fields(settings):  # type: ignore[arg-type]
         value = getattr(settings, each.name)

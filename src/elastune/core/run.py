@@ -76,8 +76,7 @@ Mode = Literal["exact", "fast"]
 Precision = Literal["fp32", "bf16"]
 Schedule = Literal["1f1b", "gpipe", "interleaved", "zero-bubble"]
 Scalar = bool | int | float | str
-DEFAULT_SLOTS = 4  # docs/decisions/0010; more workers than that raise it
-DEFAULT_VIRTUAL_TENSOR = 4  # likewise, where layers are divided
+DEFAULT_VIRTUAL_TENSOR = 4  # where layers are divided; more workers along that axis raise it
 ConfigValue = Scalar | None | list["ConfigValue"]
 Config = dict[str, ConfigValue]
 ProgramSource = dict[str, dict[str, str]]
@@ -105,11 +104,13 @@ class Program:
         path: The file.
         train: The name of the training function.
         data: The folder of data sets that the program was told; None: it was told none.
+        arguments: Its own command line, which it reads from ``sys.argv[1:]``.
     """
 
     path: Path
     train: str = "train"
     data: Path | None = None
+    arguments: tuple[str, ...] = ()
 
     @property
     def data_text(self) -> str | None:
@@ -128,7 +129,12 @@ def _topology(text: str, option: str) -> Topology:
 MESH = Notation("AXIS=N,...", _mesh)
 TOPOLOGY = Notation("NAME|parents=[...]", _topology, str)
 LEAST = "least"  # of a mechanism: what the mesh needs
-OPEN = ("workers", "mechanism", "virtual_tensor")  # execution settings that others decide where they are left out
+OPEN = (
+    "workers",
+    "mechanism",
+    "num_slots",
+    "virtual_tensor",
+)  # execution settings that others decide where they are left out
 
 
 @documented
@@ -158,9 +164,9 @@ class ExecutionSettings:
         metavar="NAME[+NAME...]",
     )
     num_slots: int = setting(
-        DEFAULT_SLOTS,
-        "Number of equal shares that each global batch is cut into. It shows in the result. "
-        f"[default: {DEFAULT_SLOTS}, or more for more workers]",
+        0,
+        "Number of equal shares that each global batch is cut into. It shows in the result. No run has more workers "
+        "than slots. [default: as many as the command allows workers, so 1 where it names none]",
         "--slots",
     )
     threads: int = setting(1, "CPU threads of each worker.")
@@ -208,6 +214,11 @@ class ExecutionSettings:
         "Most bytes of gradients in one message between replicated workers. [default: 16 MiB, the first 1 MiB]",
     )
 
+    @property
+    def cuts_batches(self) -> bool:
+        """Whether a worker may get a global batch in several parts, one after another."""
+        return self.micro_batch is not None or (self.mode == "exact" and self.num_slots > 1)
+
     def __post_init__(self) -> None:
         self._check_types()
         name = MechanismName.minimal_for(self.mesh, self.virtual_tensor or None)
@@ -218,8 +229,12 @@ class ExecutionSettings:
         if not blocks:
             alone = workers if name.dividing == ("tensor",) else 1
             blocks = max(DEFAULT_VIRTUAL_TENSOR, alone if self.mesh is None else self.mesh.tensor) if name.tensor else 1
+        slots = self.num_slots or (
+            self.mesh.batch if self.mesh is not None else 1 if name.tensor or name.pipeline else workers
+        )
         compress = None if self.compress is None else str(Compression.parse(self.compress))
-        settled = {"mechanism": str(name), "workers": workers, "virtual_tensor": blocks, "compress": compress}
+        settled: dict[str, Any] = {"mechanism": str(name), "workers": workers, "num_slots": slots}
+        settled |= {"virtual_tensor": blocks, "compress": compress}
         if isinstance(given := vars(self)["topology"], str):
             settled["topology"] = Topology.parse(given)
         for name_, value in settled.items():
@@ -228,7 +243,7 @@ class ExecutionSettings:
     def _check_types(self) -> None:
         """Refuse values of other types, which a program, its space or a journal may have."""
         given = vars(self)
-        for name in ("copies", "virtual_tensor", "zero_stage", "bucket_bytes"):
+        for name in ("num_slots", "copies", "virtual_tensor", "zero_stage", "bucket_bytes"):
             value = given[name]
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
                 raise UserError(f"{name} must be a whole number", repr(value), f"for example {name}=2")

@@ -2,7 +2,7 @@
 
 A field has the name of the keyword in Python, its type, its default, its help text, and how a command line writes it
 (``core/fields.py``). Names that end in ``_s`` are seconds. ``runtime/settings.py`` adds the settings of a run,
-``tuning/study/request.py`` those of a study and a frontier, and ``tuning/cluster_plan/settings.py`` those of a plan.
+``tuning/study/settings.py`` those of a study and a frontier, ``tuning/cluster_plan/settings.py`` those of a plan.
 """
 
 from __future__ import annotations

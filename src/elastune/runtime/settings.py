@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elastune.core.cost import Prices
+from elastune.core.cost import ON_DEMAND, Prices
 from elastune.core.divergence import Divergence, check_factor
 from elastune.core.errors import UserError
 from elastune.core.fields import Notation, documented, setting
@@ -142,6 +142,8 @@ def read_prices(settings: PriceFileSettings, price: float | None = None, *, kind
     Raises:
         UserError: For a wrong price or file, and for both.
     """
+    if settings.prices is None and settings.kind != ON_DEMAND:
+        raise UserError("--kind is of --prices", settings.kind, "add --prices FILE, or leave --kind out")
     if price is None and settings.prices is None:
         return None
     from elastune.runtime.spot import prices_of

@@ -76,6 +76,8 @@ def doctor(
     clock_error_s, shared (null: not asked about), unfit (null: it is fit)}]}; of slurm or ray {kind: "doctor", cluster,
     findings}.
     """
+    if out is not None:
+        check_place(out, local=where.local)
     if not where.local:
         return _show_cluster(where, out, json=json)
     from elastune.runtime.placement import devices
@@ -90,6 +92,16 @@ def doctor(
         return OK
     _print([Finding("cores", str(cores())), Finding("memory", f"{memory:.1f} GiB"), *findings])
     return OK
+
+
+def check_place(out: Path, *, local: bool) -> None:
+    """Raise ``UserError`` for a folder that no host is asked about, or that cannot be made."""
+    if local:
+        fix = "add --cluster hosts:PORT, or leave --out out"
+        raise UserError("--out is for the hosts of a cluster, which say whether they see it", out, fix)
+    file = next((each for each in (out, *out.parents) if each.exists() and not each.is_dir()), None)
+    if file is not None:
+        raise UserError("--out must be a folder", f"{out}: {file} is a file", "use another --out")
 
 
 def _show_cluster(where: ClusterSettings, out: Path | None, *, json: bool) -> int:
@@ -179,7 +191,7 @@ def _exact_mode() -> str:
     from elastune.core.slots import MEASURED_SLOT_COST as MEASURED
 
     ranges = ", ".join(f"{slots}: {low:g} to {high:g}" for slots, (low, high) in MEASURED.items())
-    return f"CPU time over plain PyTorch's, by slots a worker: {ranges} (measured elsewhere)"
+    return f"CPU time over plain PyTorch's, by slots a worker: {ranges} (measured elsewhere); 1 slot is the default"
 
 
 def _launchers() -> list[Finding]:
@@ -266,7 +278,8 @@ MOST_STEPS = 1000
 @flatten
 def check(
     file: options.File,
-    program: ProgramSettings,
+    own: ProgramSettings,
+    arguments: options.Arguments = None,
     steps: Annotated[int, typer.Option(help="Number of steps to compare, from 1 to 1000.")] = 2,
     time: Annotated[
         int,
@@ -299,13 +312,14 @@ def check(
     if not 0 <= time <= MOST_STEPS:
         raise UserError(f"--time must be from 0 to {MOST_STEPS} steps", time, "such as --time 50")
     use_data(data)
-    checked = check_program(Program(file), program.config, steps=steps, seed=program.seed)
+    program = Program(file, arguments=tuple(arguments or ()))
+    checked = check_program(program, own.config, steps=steps, seed=own.seed)
     try:
-        note_check(Program(file), passed=not checked.found)
+        note_check(program, passed=not checked.found)
     except OSError as error:
         print_error(f"this check cannot be remembered: {error}")
     trains = all(difference.kind != "fails" for difference in checked.found)
-    cost = exact_cost(Program(file), program.config, steps=time, seed=program.seed) if time and trains else None
+    cost = exact_cost(program, own.config, steps=time, seed=own.seed) if time and trains else None
     if json:
         measured = {} if cost is None else {"exact": asdict(cost)}
         print_json({"kind": "check", **asdict(checked), **measured})

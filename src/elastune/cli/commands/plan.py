@@ -13,6 +13,7 @@ from elastune.tuning.cluster_plan.settings import PlanSettings
 def plan(
     file: options.File,
     settings: PlanSettings,
+    arguments: options.Arguments = None,
     data: options.Data = None,
     json: options.Json = False,
 ) -> int:
@@ -50,7 +51,7 @@ def plan(
     from elastune.tuning.cluster_plan.find_plan import PlanRequest, keep_plan, plan_cluster
 
     use_data(data)
-    request = PlanRequest.of(settings, Program(file), print_error)
+    request = PlanRequest.of(settings, Program(file, arguments=tuple(arguments or ())), print_error)
     made = keep_plan(request, plan_cluster(request))
     if json:
         print_json({"kind": "plan", **made.found})

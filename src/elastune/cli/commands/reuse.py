@@ -12,7 +12,7 @@ import typer
 from elastune.cli import options
 from elastune.cli.flatten import flatten
 from elastune.cli.machine import use_data
-from elastune.cli.output import INTERRUPTED, OK, print_error, print_json, say
+from elastune.cli.output import OK, print_error, print_json, say, stopped_code
 from elastune.core import notation
 from elastune.core.errors import UserError
 from elastune.core.formatting import plain
@@ -250,7 +250,7 @@ def ensemble(
     if out is not None or varying.vary is not None:
         check_recordable(study)
     if not varying.train(study, where):
-        return INTERRUPTED
+        return stopped_code()
     chosen = choose_ensemble(
         study,
         members=members,

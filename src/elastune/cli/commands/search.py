@@ -8,7 +8,7 @@ from pathlib import Path
 from elastune.cli import options
 from elastune.cli.flatten import flatten
 from elastune.cli.groups import FastExecution, OutputOptions, WorkerExecution
-from elastune.cli.output import INTERRUPTED, OK, print_error, print_result
+from elastune.cli.output import OK, print_error, print_result, stopped_code
 from elastune.core.errors import UserError
 from elastune.core.run import CommandLine
 from elastune.tuning.study.request import frontier_request, study_request
@@ -22,6 +22,7 @@ def tune(
     execution_options: FastExecution,
     output: OutputOptions,
     command: CommandLine,
+    arguments: options.Arguments = None,
     dry_run: options.DryRun = False,
 ) -> int:
     """Search a program's settings for the best trade-offs.
@@ -58,7 +59,9 @@ def tune(
     execution = execution_options.execution(low, high, settings.learners, local=settings.local)
     if settings.resume and "num_slots" not in execution_options.given:
         execution = replace(execution, num_slots=journaled_slots(out) or execution.num_slots)
-    request = study_request(settings, output.program(file), out, execution, command)
+    request = study_request(
+        settings, output.program(file, arguments, out, resume=settings.resume), out, execution, command
+    )
     if dry_run:
         plan = checked_study(request, cluster=cluster).plan
         return print_dry_run(of_study(plan, str(settings.cluster)), as_json=output.json)
@@ -75,6 +78,7 @@ def frontier(
     execution_options: WorkerExecution,
     output: OutputOptions,
     command: CommandLine,
+    arguments: options.Arguments = None,
     dry_run: options.DryRun = False,
 ) -> int:
     """Find how far training scales before accuracy suffers.
@@ -125,7 +129,9 @@ def frontier(
     cluster = settings.request(print_error)
     out = output.choose(settings.out, file, "frontier", resume=settings.resume)
     execution = execution_options.on(None, local=settings.local)
-    request = frontier_request(settings, output.program(file), out, execution, command)
+    request = frontier_request(
+        settings, output.program(file, arguments, out, resume=settings.resume), out, execution, command
+    )
     if dry_run:
         plan = checked(request, cluster)[0]
         return print_dry_run(of_frontier(plan, str(settings.cluster)), as_json=output.json)
@@ -149,5 +155,5 @@ def print_study(out: Path, as_json: bool, **more: object) -> int:
     print_result(result, as_json=as_json, **more, report=page)
     if result.stopped == "interrupted":
         print_error(f"interrupted; go on with --resume --out {out}")
-        return INTERRUPTED
+        return stopped_code()
     return OK

@@ -17,7 +17,7 @@ from elastune.cli.output import OK, print_result
 from elastune.core import notation
 from elastune.core.errors import UserError
 from elastune.core.mesh import MOST_WORKERS
-from elastune.core.run import DEFAULT_SLOTS, Config, ExecutionSettings, Program
+from elastune.core.run import Config, ExecutionSettings, Program
 from elastune.core.settings import OutSettings, PriceTableSettings, ResumeSettings, TrainingSettings
 from elastune.tuning.study.request import StudyRequest
 from elastune.tuning.study.settings import StudySearchSettings
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 # --- the cost of a training on spot and on-demand workers ---
 
 HOW = "see docs/spot.md"
+LINEAR = "linear"  # scaling of recorded trials
 
 
 @dataclass(frozen=True)
@@ -203,7 +204,7 @@ def simulate(
             help="How recorded times change with the number of workers: linear, amdahl:0.05 (the part of the work "
             "that is not shared) or fitted (the model in a frontier's journal)."
         ),
-    ] = "linear",
+    ] = LINEAR,
     start: Start = 0.0,
     pause: Pause = 0.0,
     lose_every: Annotated[
@@ -247,7 +248,7 @@ def simulate(
         return OK
     out = output.choose(results.out, file, "simulate", resume=going_on.resume)
     request = StudyRequest(
-        output.program(file),
+        output.program(file, (), out, resume=going_on.resume),
         out,
         workers=workers,
         execution=_execution_settings(search.trial_workers),
@@ -284,7 +285,7 @@ def _forecast(
         job, source = job_of_run(file, most, scaling)
         return market.forecast(job, overheads, source)
     use_data(output.data)
-    program = output.program(file)
+    program = Program(file)
     model = _model(program, recorded, scaling, overheads.start_s, overheads.join_s)
     loaded = load_as_guest(program)
     config = override(loaded.config, training.config, loaded.space)
@@ -294,7 +295,7 @@ def _forecast(
 
 def _execution_settings(bounds: tuple[int, int] | None) -> ExecutionSettings:
     low, high = bounds or (1, 1)
-    return ExecutionSettings(workers=low, mode="fast", num_slots=max(DEFAULT_SLOTS, high))
+    return ExecutionSettings(workers=low, mode="fast", num_slots=high)
 
 
 def _model(
@@ -307,6 +308,8 @@ def _model(
 
     if recorded is not None:
         return RecordedModel(recorded, scaling, start_s=start_s, resize_pause_s=pause_s)
+    if scaling != LINEAR:
+        raise UserError("--scaling is of recorded trials", scaling, "leave it out, or add --recorded DIR")
     surrogate = load_as_guest(program).surrogate
     if surrogate is None:
         fix = "define surrogate(config, workers), or replay a study with --recorded DIR"

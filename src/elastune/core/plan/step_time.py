@@ -449,7 +449,7 @@ def predicted_step(made: PlanMade, execution: ExecutionSettings, batch: int) -> 
         return None
     size, mesh = made.found["size"], execution.first_mesh
     micro = min(execution.micro_batch or batch, math.ceil(batch / mesh.batch))
-    columns = (batch, micro, mesh.data, mesh.shard, mesh.tensor, mesh.pipeline, made.asked["workers_each"])
+    columns = (batch, micro, mesh.data, mesh.shard, mesh.tensor, mesh.pipeline, made.asked["workers_per_node"])
     splits = StepSplits(*(np.array([each], float) for each in columns))
     known = {
         name: size[name]

@@ -67,6 +67,7 @@ MOST_SHOWN = 100
 MOST_COPIES = 8
 FLOAT_BYTES = 4
 BITS = 8  # of a byte
+FOLDERS = ("out", "earlier")  # the settings that name folders
 CONSIDERED = 2_000  # the number of best plans, of which some are measured
 BLOCKS = 8  # the most blocks that tensor divides layers into
 STAGES = 16  # the most stages of a pipeline
@@ -258,7 +259,7 @@ def plan_cluster(request: PlanRequest) -> ClusterPlanResult:
     earlier = tuple(map(Path, request.earlier))
     for folder in earlier:
         journals_in(folder)
-    loaded = load_as_guest(request.program)
+    loaded = load_as_guest(request.program, request.seed)
     override(loaded.config, request.config, loaded.space)
     size = rehearse_apart(request.program, request.config, request.seed)
     facts = program_facts(request.program, request.config, request.seed)
@@ -432,22 +433,11 @@ def keep_plan(request: PlanRequest, result: ClusterPlanResult) -> PlanMade:
 
 
 def request_json(request: PlanRequest) -> dict[str, Any]:
-    """The request, without the program's path and the folders."""
+    """The settings of the request and the words of its cluster, without the program's path and the folders."""
+    settings = values_of(PlanOwnSettings, request)
     return {
-        "nodes": request.all_nodes.count,
-        "workers_each": request.all_nodes.workers_each,
-        "mesh": None if request.mesh is None else str(request.one_mesh),
-        "memory_bytes": request.bounds.memory_bytes,
-        "deadline_s": request.bounds.deadline_s,
-        "price_per_worker_hour": request.bounds.price_per_worker_hour,
-        "link_seconds_per_byte": request.link.seconds_per_byte,
-        "calibrate_s": request.calibrate_s,
-        "config": dict(request.config),
-        "seed": request.seed,
+        **{name: value for name, value in settings.items() if name not in FOLDERS},
         "cluster": request.cluster_words,
-        "device": request.device,
-        "copies": request.copies,
-        "probe": request.probe,
     }
 
 

@@ -16,6 +16,7 @@ from elastune.core.journal.files import read
 from elastune.core.journal.records import RunFinished
 from elastune.core.journal.spending import RunMoney, money
 from elastune.core.keywords import keywords_of
+from elastune.core.mesh_choice import least_slots
 from elastune.core.run import Elastic, ExecutionSettings, Place, Program, RunSpec
 from elastune.runtime.clusters.kind import CapacityRequest, opened
 from elastune.runtime.clusters.registry import say
@@ -26,7 +27,7 @@ from elastune.runtime.job.validation import check_adapt, spot_watch
 from elastune.runtime.placement import from_environment
 from elastune.runtime.settings import RunSettings, read_prices
 from elastune.train.preflight import examined_meanwhile
-from elastune.train.program.load import load_as_guest
+from elastune.train.program.load import end_import, load_as_guest
 from elastune.train.program.space import Space
 from elastune.tuning.study.request import StudyRequest, study_request
 from elastune.tuning.study.results import Study
@@ -55,15 +56,21 @@ class RunResult(RunFinished):
 def program_of(train: Train) -> Program:
     """Return the file and the name by which workers import ``train``.
 
+    Its arguments are those of this process if the file is its script. The function does not return to a file that is
+    imported for a training: see ``end_import``.
+
     Raises:
         UserError: For a function that no file defines at its top level.
     """
+    end_import()
     file = inspect.getsourcefile(train) if inspect.isfunction(train) else None
     name = getattr(train, "__qualname__", str(train))
     if file is None or not Path(file).is_file() or "." in name or name == "<lambda>":
         fix = "write it as a plain 'def' at the top level of a .py file"
         raise UserError("workers must be able to import the training function", name, fix)
-    return Program(Path(file), name)
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    is_script = main is not None and Path(main).resolve() == Path(file).resolve()
+    return Program(Path(file), name, arguments=tuple(sys.argv[1:]) if is_script else ())
 
 
 @keywords_of(RunSettings)
@@ -106,7 +113,7 @@ def run(train: Train, settings: RunSettings) -> RunResult:
         if longer := check_resumed(spec):
             say(f"the run is to be longer than it was begun for: {longer}")
         with nullcontext() if adopts or place is not None else examined_meanwhile(spec):
-            loaded = load_as_guest(program)
+            loaded = load_as_guest(program, settings.seed)
             check_adapt(spec.adapt, loaded, spec)
             spot = spot_watch(spec, loaded)
         if place is not None:
@@ -126,7 +133,7 @@ def _spec(settings: RunSettings, program: Program, folder: Path, place: Place | 
     base = settings.execution or ExecutionSettings()
     begin, elastic = settings.elastic(base.mesh)
     workers = place.world if place is not None else base.workers if settings.workers is None else begin
-    slots = max(base.num_slots, workers, elastic.high or 0)
+    slots = least_slots(replace(base, workers=workers), max(workers, elastic.high or 0))
     slots = settings.choice.slots(slots) if settings.execution is None else slots
     if settings.resume and settings.execution is None and base.mode == "exact":
         begun = begun_means(folder)
@@ -170,11 +177,22 @@ def tune(train: Train, space: Space, settings: StudySettings) -> Study:
     """
     program = program_of(train)
     cluster = settings.place(settings.grace_s, say)
-    slots = settings.choice.slots(StudyRequest.execution.num_slots)
-    execution = settings.execution or replace(StudyRequest.execution, num_slots=slots)
-    request = study_request(settings, program, Path(), execution)
+    request = study_request(settings, program, Path(), _trial_execution(settings))
     with results_folder(settings.out, program, "tune", resume=settings.resume) as folder:
         return run_study(replace(request, out=folder), space=space, cluster=cluster)
+
+
+def _trial_execution(settings: StudySettings) -> ExecutionSettings:
+    """The execution settings of a trial, with slots for the most workers that it may have, and for each learner."""
+    base = settings.execution or StudyRequest.execution
+    if settings.trial_workers is None:
+        low, high = base.workers, base.workers
+    else:
+        low, high = settings.trial_workers
+    slots = least_slots(base, high)
+    if settings.execution is not None:
+        return replace(base, num_slots=slots)
+    return replace(base, workers=low, num_slots=settings.choice.slots(slots))
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from elastune.core.errors import UserError
 from elastune.core.fields import Notation, documented, setting
 from elastune.core.mesh import Mesh
 from elastune.core.notation import BOUNDS, COUNTS, MESHES, NAMED, SIZE, TIME, duration, duration_text
@@ -50,10 +51,16 @@ class TrialWorkersSettings(Settings):
 
     trial_workers: tuple[int, int] | None = setting(
         None,
-        "Share the workers out among the trials that run. Each has LOW to HIGH workers, and their number changes while "
-        "it trains.",
+        "Share the workers out among the trials that run. Each has HIGH slots and LOW to HIGH workers, whose "
+        "number changes while it trains.",
         notation=BOUNDS,
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        bounds = self.trial_workers
+        if bounds is not None and [type(each) for each in bounds] != [int, int]:
+            raise UserError("a trial's workers must be two whole numbers", bounds, "for example (1, 4)")
 
 
 @dataclass(frozen=True, kw_only=True)
