@@ -104,12 +104,12 @@ class OutputOptions:
 
         ``arguments``: its own; without any, a command that goes on in ``out`` has those that it was begun with.
         """
-        own = tuple(arguments or ())
-        if resume and not own:
-            from elastune.runtime.job.resumption import begun_arguments
+        words = tuple(arguments or ())
+        if resume and not words:
+            from elastune.runtime.job.resumption import arguments_at_start
 
-            own = begun_arguments(out)
-        return Program(file, data=None if self.data is None else self.data.resolve(), arguments=own)
+            words = arguments_at_start(out)
+        return Program(file, data=None if self.data is None else self.data.resolve(), arguments=words)
 
     def choose(self, out: str | Path | None, file: Path, command: str, *, resume: bool) -> Path:
         """Make the data folder known to the program, and return the folder for the results of ``command``."""

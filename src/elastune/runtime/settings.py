@@ -100,27 +100,27 @@ class ClusterSettings(NetworkSettings):
         words += [] if self.gather_s == type(self).gather_s else ["--gather", str(duration_text(self.gather_s))]
         return shlex.join(words)
 
-    def request(self, tell: Callable[[str], None]) -> ClusterRequest:
+    def request(self, notify: Callable[[str], None]) -> ClusterRequest:
         """The request for the cluster, which opens nothing yet. Raises ``UserError`` for settings that contradict.
 
         Args:
-            tell: Called with one line when agents come and go.
+            notify: Called with one line when agents come and go.
         """
         from elastune.runtime.clusters.kind import Access, ClusterRequest
         from elastune.runtime.clusters.registry import parse_cluster
 
         kind = parse_cluster(LOCAL if self.cluster is None else str(self.cluster))
         token_file = None if self.token_file is None else Path(self.token_file)
-        access = Access(token_file, self.interface, self.gather_s, tell=tell, tls=self.tls)
+        access = Access(token_file, self.interface, self.gather_s, notify=notify, tls=self.tls)
         kind.check(access)
         return ClusterRequest(kind, access)
 
-    def place(self, grace_s: float, tell: Callable[[str], None]) -> Cluster | ClusterRequest:
+    def place(self, grace_s: float, notify: Callable[[str], None]) -> Cluster | ClusterRequest:
         """The open cluster, or the request for one. Raises ``UserError`` for workers that cannot outlive this process.
 
         Args:
             grace_s: Seconds that workers go on without this process.
-            tell: As in ``request``.
+            notify: As in ``request``.
         """
         if isinstance(self.cluster, Cluster):
             if grace_s:
@@ -128,7 +128,7 @@ class ClusterSettings(NetworkSettings):
                 rule = "with grace_s a cluster must be one that this call opens"
                 raise UserError(rule, type(self.cluster).__name__, fix)
             return self.cluster
-        return self.request(tell)
+        return self.request(notify)
 
 
 def read_prices(settings: PriceFileSettings, price: float | None = None, *, kinds_known: bool = False) -> Prices | None:
@@ -149,7 +149,7 @@ def read_prices(settings: PriceFileSettings, price: float | None = None, *, kind
     from elastune.runtime.spot import prices_of
 
     file = None if settings.prices is None else Path(settings.prices)
-    return prices_of(price, file, settings.kind, told=kinds_known)
+    return prices_of(price, file, settings.kind, any_kind=kinds_known)
 
 
 # --- a run ---
@@ -213,7 +213,7 @@ class RunSettings(
     )
     price_per_worker_hour: float | None = setting(
         None,
-        "Price of a worker-hour in dollars. The run tells its cost at the end. [default: not told]",
+        "Price of a worker-hour in dollars. The run prints its cost at the end. [default: no price]",
         "--price",
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from elastune.cli import options
 from elastune.cli.flatten import flatten
 from elastune.cli.machine import use_data
-from elastune.cli.output import OK, print_error, print_json, say
+from elastune.cli.output import OK, print_error, print_json, print_lines
 from elastune.tuning.cluster_plan.settings import PlanSettings
 
 
@@ -39,7 +39,7 @@ def plan(
     that would fit so), noise_ratio, limits: [part, share], workers, odds (of keeping --deadline), command (one training
     of it), search_command (the search; null for a FILE without space(trial) or objectives)}], command_notes (what is to
     be known of the first plan's commands), gains: {axis: factor of twice the workers}, reasons: {axis: why}, size:
-    {...}, search: {...}, noise ("told", "measured", "unknown"), probed: {mesh and pass: seconds of a step}, refused:
+    {...}, search: {...}, noise ("given", "measured", "unknown"), probed: {mesh and pass: seconds of a step}, refused:
     {axis: why}, memory (in words), worker_bytes (bound of a worker), beside_bytes (of its process beside that),
     constants: {name: seconds}, unmeasured (why nothing was run here), assumed (of --device), too_small (why one
     training cannot use all workers), lacks (what FILE needs to be searched), chosen (settings that its space chooses),
@@ -54,7 +54,7 @@ def plan(
     request = PlanRequest.of(settings, Program(file, arguments=tuple(arguments or ())), print_error)
     made = keep_plan(request, plan_cluster(request))
     if json:
-        print_json({"kind": "plan", **made.found})
+        print_json({"kind": "plan", **made.answer})
     else:
-        say("\n".join(plan_lines(made)))
+        print_lines("\n".join(plan_lines(made)))
     return OK

@@ -17,7 +17,17 @@ import typer
 from elastune.cli import options
 from elastune.cli.flatten import flatten, resumed_words
 from elastune.cli.groups import Execution, ExecutionOptions, FaultOptions, NoticeOptions, OutputOptions
-from elastune.cli.output import FAILED, INTERRUPTED, OK, TRY_AGAIN, WRONG, print_error, print_result, say, stopped_code
+from elastune.cli.output import (
+    FAILED,
+    INTERRUPTED,
+    OK,
+    TRY_AGAIN,
+    WRONG,
+    print_error,
+    print_lines,
+    print_result,
+    stopped_code,
+)
 from elastune.core.cost import Prices
 from elastune.core.errors import UserError
 from elastune.core.mesh import Mesh
@@ -91,10 +101,10 @@ def _command_line(out: str) -> CommandLine:
     if is_url(out):
         raise UserError("elastune resume needs a folder", out, f"give the command again with --resume --out {out}")
     records = [entry.record for entry in read(Path(out) / JOURNAL)]
-    begun = [record for record in records if isinstance(record, RunStarted | StudyStarted)]
-    if not begun:
+    starts = [record for record in records if isinstance(record, RunStarted | StudyStarted)]
+    if not starts:
         raise UserError("only a run, a study or a frontier can be resumed", out, "name the folder of one")
-    commands = [record.command for record in begun if record.command is not None]
+    commands = [record.command for record in starts if record.command is not None]
     if not commands:
         fix = f"give its command again with --resume --out {out}; in Python, call it again with resume=True"
         raise UserError("elastune resume needs the command line that began it", f"none in the journal of {out}", fix)
@@ -248,22 +258,21 @@ def _room(
 def _execution_settings(
     settings: RunSettings, execution_options: ExecutionOptions, out: Path
 ) -> Callable[[int], ExecutionSettings]:
-    """The execution settings on a number of workers. Those that change the result stay as in a run that has begun."""
-    from elastune.runtime.job.resumption import begun_means
+    """The execution settings on a number of workers. Those that change the result stay as in the run that is resumed."""
+    from elastune.runtime.job.resumption import execution_at_start
 
-    begun = begun_means(out) if settings.resume else None
+    recorded = execution_at_start(out) if settings.resume else None
     high = settings.workers[1] if isinstance(settings.workers, tuple) else None
 
     def execution_on(workers: int) -> ExecutionSettings:
         execution = execution_options.execution(workers, high, settings.learners, local=settings.local)
-        if begun is None or execution.mode != "exact":
+        if recorded is None or execution.mode != "exact":
             return execution
-        blocks = begun.virtual_tensor if execution.parts.tensor and begun.parts.tensor else execution.virtual_tensor
-        return replace(
-            execution,
-            num_slots=begun.num_slots if "num_slots" not in execution_options.given else execution.num_slots,
-            virtual_tensor=blocks if "virtual_tensor" not in execution_options.given else execution.virtual_tensor,
-        )
+        kept = {"num_slots": recorded.num_slots}
+        if execution.parts.tensor and recorded.parts.tensor:
+            kept["virtual_tensor"] = recorded.virtual_tensor
+        given = execution_options.given
+        return execution.with_values({name: value for name, value in kept.items() if name not in given})
 
     return execution_on
 
@@ -340,7 +349,7 @@ def _observing(spec: RunSpec, progress: Progress, tensorboard: bool) -> Iterator
 
         def observe(record: Record) -> None:
             progress.observe(record)
-            events.hear(record)
+            events.observe(record)
 
         yield observe
 
@@ -356,9 +365,9 @@ def _tracker(spec: RunSpec, *, adopts: bool = False) -> RunTracker:
     program_config, notes = {}, []
     if not adopts:
         importlib.import_module("torch")  # where it cannot be loaded that is not the program's fault
-        from elastune.runtime.job.validation import check_means
+        from elastune.runtime.job.validation import check_execution
 
-        check_means(spec)
+        check_execution(spec)
         from elastune.core.plan.memory import copies_text
 
         program_config = load_as_guest(spec.program, spec.seed).config
@@ -409,7 +418,7 @@ def _print_outcome(out: Path, as_json: bool, chaos: Verdict | None = None, price
         print_result(result, as_json=as_json)
     if failure is not None:
         if chaos is not None and not as_json:
-            say("\n".join(chaos.lines))
+            print_lines("\n".join(chaos.lines))
         return _explain(failure, out)
     if result.stopped in ("requested", "notice"):
         why = "stopped on request" if result.stopped == "requested" else "stopped: this machine will be taken away"

@@ -40,7 +40,7 @@ from elastune.core.plan.step_model import StepModel
 from elastune.core.run import Program
 from elastune.runtime.clusters.base import Cluster
 from elastune.runtime.clusters.kind import CapacityRequest, ClusterRequest, opened
-from elastune.runtime.clusters.registry import say
+from elastune.runtime.clusters.registry import print_line
 from elastune.runtime.job.output import JOURNAL
 from elastune.train.machine import cores, machine_memory_bytes
 from elastune.train.program.load import load_as_guest
@@ -61,7 +61,7 @@ from elastune.tuning.cluster_plan.settings import PlanOwnSettings, PlanSettings
 from elastune.tuning.search.samplers import check_sampler, generation_size, generational
 from elastune.tuning.study.api import Train, program_of
 
-NoiseFrom = Literal["told", "measured", "unknown"]
+NoiseFrom = Literal["given", "measured", "unknown"]
 LARGER = 16  # the largest batch that plans consider, over the program's own
 MOST_SHOWN = 100
 MOST_COPIES = 8
@@ -93,14 +93,14 @@ class PlanRequest(PlanOwnSettings):
     cluster_words: str = ""
 
     @classmethod
-    def of(cls, settings: PlanSettings, program: Program, tell: Callable[[str], None]) -> PlanRequest:
-        """Return the request of ``settings``. ``tell`` is called with one line when agents come and go."""
+    def of(cls, settings: PlanSettings, program: Program, notify: Callable[[str], None]) -> PlanRequest:
+        """Return the request of ``settings``. ``notify`` is called with one line when agents come and go."""
         used = isinstance(settings.cluster, Cluster) or (
             not settings.local and bool(settings.probe or settings.measure)
         )
         return cls(
             program=program,
-            cluster=settings.place(0.0, tell) if used else None,
+            cluster=settings.place(0.0, notify) if used else None,
             cluster_words=settings.words,
             **values_of(PlanOwnSettings, settings),
         )
@@ -241,7 +241,7 @@ def find_plan(train: Train, settings: PlanSettings) -> ClusterPlanResult:
         >>> found = elastune.find_plan(train, nodes=16, workers_per_node=8, memory_bytes=24 * 2**30)
         >>> print(found.plans[0].mesh, found.plans[0].interval_s)
     """
-    request = PlanRequest.of(settings, program_of(train), say)
+    request = PlanRequest.of(settings, program_of(train), print_line)
     result = plan_cluster(request)
     keep_plan(request, result)
     return result
@@ -261,6 +261,7 @@ def plan_cluster(request: PlanRequest) -> ClusterPlanResult:
         journals_in(folder)
     loaded = load_as_guest(request.program, request.seed)
     override(loaded.config, request.config, loaded.space)
+    loaded.check(request.config)
     size = rehearse_apart(request.program, request.config, request.seed)
     facts = program_facts(request.program, request.config, request.seed)
     device = None if request.device is None else device_named(request.device)
@@ -304,7 +305,7 @@ def plan_cluster(request: PlanRequest) -> ClusterPlanResult:
         f"{mesh}, {micro} samples a pass{' (earlier run)' if (mesh, micro) in probes.carried else ''}": step_s
         for (mesh, micro), step_s in probes.measured.items()
     }
-    noise_from: NoiseFrom = "told" if request.noise_scale is not None else "unknown" if noise is None else "measured"
+    noise_from: NoiseFrom = "given" if request.noise_scale is not None else "unknown" if noise is None else "measured"
     assert bounds.memory_bytes is not None
     words = fit_text(held, work, bounds.memory_bytes, min(allowed.micros), request.all_nodes.workers)
     result = ClusterPlanResult(

@@ -19,9 +19,9 @@ from elastune.core.keywords import keywords_of
 from elastune.core.mesh_choice import least_slots
 from elastune.core.run import Elastic, ExecutionSettings, Place, Program, RunSpec
 from elastune.runtime.clusters.kind import CapacityRequest, opened
-from elastune.runtime.clusters.registry import say
+from elastune.runtime.clusters.registry import print_line
 from elastune.runtime.job.output import JOURNAL, is_url, mirrored, next_folder
-from elastune.runtime.job.resumption import accepted_changes, begun_means, check_resumed, may_adopt
+from elastune.runtime.job.resumption import accepted_changes, check_resumed, execution_at_start, may_adopt
 from elastune.runtime.job.run import check_free, on_device, print_failure, run_here, run_job
 from elastune.runtime.job.validation import check_adapt, spot_watch
 from elastune.runtime.placement import from_environment
@@ -101,7 +101,7 @@ def run(train: Train, settings: RunSettings) -> RunResult:
         program_of(train),
         read_prices(settings, settings.price_per_worker_hour, kinds_known=settings.kinds_known),
     )
-    place, cluster = from_environment(os.environ), settings.place(settings.grace_s, say)
+    place, cluster = from_environment(os.environ), settings.place(settings.grace_s, print_line)
     if place is not None and (settings.out is None or is_url(str(settings.out))):
         fix = "give out=..., the same for all"
         raise UserError("workers of a launcher need one folder", settings.out or "no out", fix)
@@ -111,7 +111,7 @@ def run(train: Train, settings: RunSettings) -> RunResult:
         if not adopts:
             accepted_changes(spec)
         if longer := check_resumed(spec):
-            say(f"the run is to be longer than it was begun for: {longer}")
+            print_line(f"the run is to be longer than it was begun for: {longer}")
         with nullcontext() if adopts or place is not None else examined_meanwhile(spec):
             loaded = load_as_guest(program, settings.seed)
             check_adapt(spec.adapt, loaded, spec)
@@ -136,8 +136,8 @@ def _spec(settings: RunSettings, program: Program, folder: Path, place: Place | 
     slots = least_slots(replace(base, workers=workers), max(workers, elastic.high or 0))
     slots = settings.choice.slots(slots) if settings.execution is None else slots
     if settings.resume and settings.execution is None and base.mode == "exact":
-        begun = begun_means(folder)
-        slots = slots if begun is None else begun.num_slots
+        recorded = execution_at_start(folder)
+        slots = slots if recorded is None else recorded.num_slots
     if place is not None:
         elastic = Elastic(collective_timeout_s=settings.collective_timeout_s)
     return settings.spec(program, folder, replace(base, workers=workers, num_slots=slots), elastic)
@@ -176,7 +176,7 @@ def tune(train: Train, space: Space, settings: StudySettings) -> Study:
         >>> study.pick(accuracy=0.98).command
     """
     program = program_of(train)
-    cluster = settings.place(settings.grace_s, say)
+    cluster = settings.place(settings.grace_s, print_line)
     request = study_request(settings, program, Path(), _trial_execution(settings))
     with results_folder(settings.out, program, "tune", resume=settings.resume) as folder:
         return run_study(replace(request, out=folder), space=space, cluster=cluster)
@@ -203,5 +203,5 @@ def results_folder(out: str | Path | None, program: Program, command: str, *, re
             raise UserError("resume needs to know what to go on with", "no out", "give out=... of the earlier call")
         yield next_folder(program.path, command)
     else:
-        with mirrored(str(out), resume, say) as folder:
+        with mirrored(str(out), resume, print_line) as folder:
             yield folder
