@@ -16,7 +16,8 @@ from elastune.cli import main
 from elastune.cli.app import app
 from elastune.core.errors import UserError
 from elastune.core.fields import settings_of
-from elastune.core.run import ExecutionSettings, Program, StartFrom
+from elastune.core.mesh import Mesh
+from elastune.core.run import Elastic, ExecutionSettings, Program, StartFrom
 from elastune.core.sync_plan import SyncChoice
 from elastune.runtime.settings import RunSettings
 from elastune.tuning.cluster_plan.settings import PlanSettings
@@ -185,6 +186,18 @@ def test_a_list_and_a_single_text_are_settled_as_tuples() -> None:
     settings = StudySettings(until="loss < 1", constraints=["lr <= 1"], warm_start="old", plan="there")
     assert (settings.until, settings.constraints) == (("loss < 1",), ("lr <= 1",))
     assert (settings.warm_start, settings.plan) == ((Path("old"),), Path("there"))
+
+
+@pytest.mark.parametrize("workers", [0, -1, 2.0, True, (0, 4), (1, "4")])
+def test_a_run_has_whole_numbers_of_workers(workers: Any) -> None:
+    with pytest.raises(UserError, match="workers must be whole numbers of at least 1"):
+        elastune.run(train, workers=workers)
+
+
+def test_a_run_may_change_its_workers_within_bounds() -> None:
+    changing, fixed = RunSettings(workers=(2, 4)), RunSettings(workers=3)
+    assert changing.elastic(Mesh(data=3)) == (3, Elastic(2, 4))
+    assert (fixed.elastic(None), fixed.changes, changing.changes) == ((3, Elastic()), False, True)
 
 
 def test_a_mapping_as_a_default_is_not_shared() -> None:

@@ -219,6 +219,9 @@ class RunSettings(
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for count in self.workers if isinstance(self.workers, tuple) else (self.workers,):
+            if count is not None and (type(count) is not int or count < 1):
+                raise UserError("workers must be whole numbers of at least 1", self.workers, "such as 4, or (1, 8)")
         for option, value, low in (
             ("--epochs", self.epochs, 1),
             ("--max-steps", self.max_steps, 1),

@@ -258,7 +258,7 @@ def _room(
 def _execution_settings(
     settings: RunSettings, execution_options: ExecutionOptions, out: Path
 ) -> Callable[[int], ExecutionSettings]:
-    """The execution settings on a number of workers. Those that change the result stay as in the run that is resumed."""
+    """The execution settings on a number of workers. A resumed run keeps those that change its result."""
     from elastune.runtime.job.resumption import execution_at_start
 
     recorded = execution_at_start(out) if settings.resume else None
