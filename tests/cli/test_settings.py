@@ -194,6 +194,12 @@ def test_a_run_has_whole_numbers_of_workers(workers: Any) -> None:
         elastune.run(train, workers=workers)
 
 
+@pytest.mark.parametrize("workers", [(4, 2), (1, 2, 3), (1,)])
+def test_bounds_of_a_run_are_two_the_lower_first(workers: Any) -> None:
+    with pytest.raises(UserError, match="LOW first"):
+        elastune.run(train, workers=workers)
+
+
 def test_a_run_may_change_its_workers_within_bounds() -> None:
     changing, fixed = RunSettings(workers=(2, 4)), RunSettings(workers=3)
     assert changing.elastic(Mesh(data=3)) == (3, Elastic(2, 4))

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from elastune.core.cost import ON_DEMAND, Prices
 from elastune.core.divergence import Divergence, check_factor
@@ -219,9 +219,11 @@ class RunSettings(
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for count in self.workers if isinstance(self.workers, tuple) else (self.workers,):
-            if count is not None and (type(count) is not int or count < 1):
-                raise UserError("workers must be whole numbers of at least 1", self.workers, "such as 4, or (1, 8)")
+        counts: tuple[Any, ...] = self.workers if isinstance(self.workers, tuple) else (self.workers,)
+        if self.workers is not None and any(type(count) is not int or count < 1 for count in counts):
+            raise UserError("workers must be whole numbers of at least 1", self.workers, "such as 4, or (1, 8)")
+        if isinstance(self.workers, tuple) and (len(counts) != 2 or counts[0] > counts[1]):
+            raise UserError("bounds of workers are (LOW, HIGH), LOW first", self.workers, "such as (1, 8)")
         for option, value, low in (
             ("--epochs", self.epochs, 1),
             ("--max-steps", self.max_steps, 1),
