@@ -38,13 +38,14 @@ CORE_MAY = {
         "bisect",
         "collections",
         "dataclasses",
+        "difflib",
         "enum",
         "functools",
         "hashlib",
         "inspect",
         "itertools",
     ),
-    *("math", "operator", "pathlib", "re", "struct", "time", "types", "typing"),
+    *("json", "math", "operator", "pathlib", "re", "struct", "time", "types", "typing"),
 }
 # One file of core reads the names of installed packages, which imports of other packages would read likewise.
 PLUGINS_MAY = {"importlib", "sys"}
