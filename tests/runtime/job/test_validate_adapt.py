@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from elastune.adapt.policies.library.registry import build
+from elastune.adapt.policies.library.registry import build, policies_of
 from elastune.core.errors import UserError
 from elastune.core.journal.records import Decided, Measured, PolicyFailed, Record, Restarted
 from elastune.core.run import Adapt, Elastic, ExecutionSettings, Program, RunSpec
 from elastune.core.sync_plan import SyncPlan
 from elastune.runtime.elastic_run import RecordFilter
-from elastune.runtime.job.validation import check_adapt, check_run, policies_of
+from elastune.runtime.job.validation import check_adapt, check_run
 from elastune.train.program.load import load
 from elastune.tuning.study.request import StudyRequest
 from elastune.tuning.study.run import check

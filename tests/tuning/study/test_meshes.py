@@ -10,6 +10,7 @@ import pytest
 from optuna.trial import FixedTrial
 
 from elastune import suggest_execution
+from elastune.adapt.policies.library.registry import NO_POLICY
 from elastune.core.errors import UserError
 from elastune.core.journal.files import read
 from elastune.core.journal.records import Record, TrialFinished, TrialReallocated, TrialStarted
@@ -21,7 +22,6 @@ from elastune.report.export import to_csv
 from elastune.report.overviews import gather_study
 from elastune.report.study import failed_trials_table, front_table
 from elastune.runtime.clusters.local import LocalCluster
-from elastune.runtime.job.validation import NO_POLICY
 from elastune.train.program.load import load
 from elastune.tuning.simulate.run import SurrogateModel, simulate
 from elastune.tuning.study.request import StudyRequest

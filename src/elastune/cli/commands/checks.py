@@ -106,7 +106,7 @@ def check_place(out: Path, *, local: bool) -> None:
 
 def _show_cluster(where: ClusterSettings, out: Path | None, *, json: bool) -> int:
     request = where.request(print_error)
-    findings = [Finding(finding.what, finding.value, finding.fix) for finding in request.kind.examine()]
+    findings = [Finding(finding.name, finding.value, finding.fix) for finding in request.kind.examine()]
     if not findings:
         return _show_hosts(where, out, json=json)
     if json:
@@ -207,12 +207,18 @@ def _launchers() -> list[Finding]:
 
 def _mechanisms() -> list[Finding]:
     """A finding for each mechanism: its abilities, or the command that installs its package."""
-    from elastune.core.mesh import MechanismName
-    from elastune.parallel.mechanisms.registry import DIVIDES, MECHANISMS, STATES
+    from elastune.core.mesh import INSTALLED, MechanismName
+    from elastune.parallel.mechanisms.registry import DIVIDES, MECHANISMS, STATES, installed_mechanism
 
     findings = []
-    for word in (*MECHANISMS, *STATES, *DIVIDES):
-        mechanism, axes = MECHANISMS.get(word), MechanismName.parse(word).dividing
+    for word in (*MECHANISMS, *STATES, *DIVIDES, *INSTALLED.names()):
+        name = MechanismName.parse(word)
+        axes = () if name.installed else name.dividing  # only its own check knows
+        try:
+            mechanism = installed_mechanism(word) if name.installed else MECHANISMS.get(word)
+        except UserError as error:
+            findings.append(Finding(f"mechanism {word}", None, str(error)))
+            continue
         can = None if mechanism is None else mechanism.capabilities
         abilities = ["exact and fast" if mechanism is None or mechanism.exact else "fast"]
         abilities += [f"divides along {' and '.join(axes)}"] if axes else []
@@ -318,13 +324,13 @@ def check(
         note_check(program, passed=not checked.problems)
     except OSError as error:
         print_error(f"this check cannot be remembered: {error}")
-    trains = all(difference.kind != "fails" for difference in checked.problems)
+    trains = all(problem.kind != "fails" for problem in checked.problems)
     cost = exact_cost(program, own.config, steps=time, seed=own.seed) if time and trains else None
     if json:
         measured = {} if cost is None else {"exact": asdict(cost)}
         print_json({"kind": "check", **asdict(checked), **measured})
-    for difference in () if json else checked.problems:
-        print_lines(difference.as_line(file.name))
+    for problem in () if json else checked.problems:
+        print_lines(problem.as_line(file.name))
     if not checked.problems and not json:
         print_lines(f"{file.name}: {checked.steps} steps, the same weights again and on {WORKERS} workers")
     for line in cost.as_lines() if cost is not None and not json else ():

@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from elastune.adapt.policies.library.registry import build
+from elastune.adapt.policies.library.registry import NO_POLICY, build, policies_of
 from elastune.core.cost import MEASURED
 from elastune.core.errors import UserError
 from elastune.core.plan.batch_size import LR_RULES, scaled_lr
 from elastune.core.run import Adapt, Config, Elastic, ExecutionSettings, ProgramSource, RunSpec, number
 from elastune.core.sync_plan import SyncChoice, in_full, strategy_settings
-from elastune.runtime.job.validation import NO_POLICY, check_adapt, check_execution, policies_of, spot_of
+from elastune.runtime.job.validation import check_adapt, check_execution, spot_of
 from elastune.train.program.load import LoadedProgram, load_as_guest, merge
 from elastune.train.program.overrides import override
 from elastune.train.program.source import source_of

@@ -22,6 +22,7 @@ from statistics import median
 
 import numpy as np
 
+from elastune.adapt.policies.library.registry import policies_of
 from elastune.core.clock import Clock, SystemClock
 from elastune.core.errors import UserError
 from elastune.core.formatting import count, duration
@@ -53,7 +54,6 @@ from elastune.runtime.job.interrupts import Interrupted, Interrupts
 from elastune.runtime.job.output import check_out
 from elastune.runtime.job.pool import Pool
 from elastune.runtime.job.run import Observe, journal_in
-from elastune.runtime.job.validation import policies_of
 from elastune.train.machine import cores
 from elastune.tuning.frontier.budget import (
     LANE,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any
 
+from elastune.adapt.policies.library.registry import NO_POLICY, policies_of
 from elastune.core.communication import Topology
 from elastune.core.cost import Cost
 from elastune.core.errors import UserError
@@ -21,7 +22,6 @@ from elastune.core.mesh_choice import least_slots
 from elastune.core.run import Adapt, Config, ExecutionSettings
 from elastune.core.sync_plan import SYNC_NAMES, in_full, strategy_settings
 from elastune.runtime.job.pool import JobEvent
-from elastune.runtime.job.validation import NO_POLICY, policies_of
 from elastune.train.program.load import merge
 from elastune.tuning.search.constraint import Constraint, violations
 from elastune.tuning.search.objective import Objective

@@ -13,20 +13,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from elastune.adapt.policies.library.registry import policies_of
 from elastune.core.cost import MEASURED
 from elastune.core.errors import UserError
 from elastune.core.journal.records import Entry, StudyStarted, TrialFinished, TrialStarted
 from elastune.core.journal.trials import Change
 from elastune.core.run import Adapt, Config, Elastic, ExecutionSettings, ProgramSource, RunSpec
 from elastune.core.sync_plan import SyncChoice, chooses, in_full, strategy_settings
-from elastune.runtime.job.validation import (
-    check_adapt,
-    check_execution,
-    check_values,
-    policies_of,
-    spot_of,
-    why_impossible,
-)
+from elastune.runtime.job.validation import check_adapt, check_execution, check_values, spot_of, why_impossible
 from elastune.train.checkpoints.start_from import digest_of_weights
 from elastune.train.program.load import LoadedProgram, load_as_guest, setting_of
 from elastune.train.program.overrides import override
