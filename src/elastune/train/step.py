@@ -132,7 +132,9 @@ class TrainingLoop:
 
     # -- pass ---------------------------------------------------------------------------------------------------------
 
-    def training_pass(self, open_source: Callable[[int], StepSource], batch_size: int, epochs: int) -> Iterator[Any]:
+    def training_pass(
+        self, open_source: Callable[[int], StepSource], batch_size: int, epochs: int
+    ) -> Generator[Any, None, None]:
         """Yield the batches of the rest of an epoch, one of ``epochs``; ``open_source(epoch)`` plans its data."""
         progress, trained = self._progress, self._state.prepared
         self.join()
