@@ -79,7 +79,7 @@ def test_a_second_worker_does_not_show(one: dict[str, tuple[str, list[float], in
     with processes(2, train_all, SLOTS, SEED) as workers:
         for name in twins():
             for rank in range(2):
-                assert workers.hear(rank) == (name, *one[name][:2])
+                assert workers.receive(rank) == (name, *one[name][:2])
 
 
 @pytest.mark.parametrize("name", twins())

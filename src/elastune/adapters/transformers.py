@@ -36,10 +36,10 @@ class TrackedState:
             for name, callback in self._callbacks.items()
             if not isinstance(callback, transformers.TrainerControl)
         }
-        return {"told": json.dumps([{name: getattr(self._state, name) for name in REMEMBERED}, callbacks])}
+        return {"positions": json.dumps([{name: getattr(self._state, name) for name in REMEMBERED}, callbacks])}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        position, callbacks = json.loads(state["told"])
+        position, callbacks = json.loads(state["positions"])
         for name, value in position.items():
             setattr(self._state, name, value)
         for name, attributes in callbacks.items():

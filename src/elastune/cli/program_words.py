@@ -19,14 +19,16 @@ class ProgramCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse ``args``, and refuse a word that stands beside FILE without ``--`` in between."""
-        given = list(args)
+        words = list(args)
         rest = super().parse_args(ctx, args)
-        own = list(ctx.params.get("arguments") or ())
-        before = given[: len(given) - len(own)]
+        program_words = list(ctx.params.get("arguments") or ())
+        before = words[: len(words) - len(program_words)]
         # A journal has FILE behind the separator, too, where nothing can be taken for an option.
-        if own and SEPARATOR not in before[-2:]:
+        if program_words and SEPARATOR not in before[-2:]:
             rule = "a command takes one FILE; what is for the program stands behind --"
-            raise UserError(rule, shlex.join(own), f"elastune {self.name} FILE {SEPARATOR} {shlex.join(own)}")
+            raise UserError(
+                rule, shlex.join(program_words), f"elastune {self.name} FILE {SEPARATOR} {shlex.join(program_words)}"
+            )
         return rest
 
 
@@ -35,10 +37,10 @@ class ResumeCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse ``args`` up to ``--``; the others are the last of the context's own."""
-        options, own = split(args)
+        options, program_words = split(args)
         rest = super().parse_args(ctx, options)
-        if own is not None:
-            ctx.args = [*ctx.args, SEPARATOR, *own]
+        if program_words is not None:
+            ctx.args = [*ctx.args, SEPARATOR, *program_words]
         return rest
 
 

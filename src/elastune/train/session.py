@@ -120,7 +120,7 @@ class TrainingParts:
         step_parts = spec, workers, progress, transaction, self.log, state, self.adapter, self.divergence, device
         self.loop = TrainingLoop(*step_parts, send=send, stop_requested=stop_requested, warming_up=warm_up)
         self.evaluations = Evaluations(workers, state, transaction, device, spec.seed)
-        self.out_folder = OutFolder.found(spec.out)
+        self.out_folder = OutFolder.at(spec.out)
         rewound = snapshot is not None
         self.weight_sources = WeightSources(spec, workers, progress, self.out_folder, send, rewound=rewound)
         if snapshot is not None:
@@ -225,7 +225,7 @@ class Session:
                 loop.stop("until_epoch")
             self._passes_in_epoch = 0
             self.state.seed_epoch()
-            with self._parts.workers.told_if_left("session.epochs"):
+            with self._parts.workers.name_loop_in_beats("session.epochs"):
                 yield epoch
             self._require_whole_step()
             loop.commit()  # where workers meet after a step, and the program has left the loop at once
@@ -235,7 +235,7 @@ class Session:
                 return
             if progress.position.epoch == epoch:  # an epoch without a whole training pass
                 progress.position = replace(progress.position, epoch=epoch + 1, offset=0)
-                loop.stop_if_asked()
+                loop.stop_if_requested()
             self._passes_in_epoch = 0
             pauses = until is not None and until <= progress.position.epoch < total
             if spec.checkpoint_every_steps != 0 and not pauses:  # a pause writes one
@@ -1183,18 +1183,18 @@ class Session:
         self._require_step_ended(kind, page_of(f"{__name__}.Session._start_collective"))
         return self._parts.collectives.start(kind, name, tensor, root)
 
-    def _record_report(self, means: dict[str, float], counts: dict[str, int]) -> None:
+    def _record_report(self, averages: dict[str, float], counts: dict[str, int]) -> None:
         """Keep reported metrics, send them to the journal, and judge whether training diverges."""
         parts, progress, workers = self._parts, self._parts.progress, self._parts.workers
         position = progress.position
         progress.evaluated_on |= counts
         if workers.synchronised:
-            progress.metrics = {**progress.metrics, **means}
+            progress.metrics = {**progress.metrics, **averages}
             if workers.rank == 0 or workers.elastic:  # of several equal records one is kept
                 so_far = position.epoch, position.step, position.samples, self.seconds
-                parts.send(Reported(*so_far, means, nth=progress.reports, epochs=self._planned))
+                parts.send(Reported(*so_far, averages, nth=progress.reports, epochs=self._planned))
             progress.reports += 1
         else:  # catching up with the run: the values reported there stand
-            progress.metrics = {**means, **progress.metrics}
+            progress.metrics = {**averages, **progress.metrics}
         if not parts.adapter.survives_divergence:
-            parts.divergence.metrics(means, position.step, again=not workers.synchronised)
+            parts.divergence.metrics(averages, position.step, again=not workers.synchronised)

@@ -68,9 +68,9 @@ class RunFolder:
         self._adapter = adapter
         self._send = send
         self._parts = parts
-        self.data = TrainingDataHistory(spec.data_seen, accepts=spec.accept_changes, tell=self._report_change)
+        self.data = TrainingDataHistory(spec.data_seen, accepts=spec.accept_changes, notify=self._report_change)
         self._storage = storage_of(spec)
-        self._out_folder = OutFolder.found(spec.out)
+        self._out_folder = OutFolder.at(spec.out)
         self._nth = (-1, 0)  # the view of the newest checkpoint, and its number in that view
 
     # -- writing ------------------------------------------------------------------------------------------------------
@@ -204,8 +204,8 @@ class RunFolder:
 
     def _load(self, trained: TrainingState, path: Path, kept: checkpoints.Checkpoint) -> None:
         accepted = ("config",) if self._spec.accept_changes else ()
-        self._check_meaning(kept, "a run resumes with the {} it was begun with", own=accepted)
-        self.data.load(kept.meaning.get("data"))
+        self._check_match(kept, "a run resumes with the {} it was begun with", may_differ=accepted)
+        self.data.load(kept.must_match.get("data"))
         load_states((*trained.saved_parts, *self._parts), kept.states, str(path))
         self._adapter.load(self._adapter.to_json(), resumed=True)
 
@@ -225,24 +225,24 @@ class RunFolder:
         path = checkpoints.of_step(folder, step)
         fix = "keep a parent's folder as it is until its child has begun"
         kept = checkpoints.load(path, fix, self._faults, whole_parts=False)
-        self._check_meaning(kept, "a child runs with the {} of its parent", own=("config",))
+        self._check_match(kept, "a child runs with the {} of its parent", may_differ=("config",))
         inherit(trained, kept.states, str(path))
-        began = self._progress.state_dict()["begun"]
-        begins_with = {"batch_size": None, "micro_batch": None, "reports": 0, "begun": began}
+        began = self._progress.state_dict()["initial_weights"]
+        begins_with = {"batch_size": None, "micro_batch": None, "reports": 0, "initial_weights": began}
         load_states([self._progress], {Progress.name: {**kept.states[Progress.name], **begins_with}}, str(path))
 
-    def _check_meaning(self, kept: checkpoints.Checkpoint, rule: str, own: tuple[str, ...] = ()) -> None:
-        """Refuse a checkpoint of a run with another meaning; names in ``own`` may differ."""
-        wanted = self._meaning()
-        other = [name for name in wanted if not _goes_on(name, kept.meaning.get(name), wanted[name])]
-        other = [name for name in other if name not in own]
+    def _check_match(self, kept: checkpoints.Checkpoint, rule: str, may_differ: tuple[str, ...] = ()) -> None:
+        """Refuse a checkpoint of a run with other hyperparameters; names in ``may_differ`` may differ."""
+        wanted = self._must_match()
+        other = [name for name in wanted if not _goes_on(name, kept.must_match.get(name), wanted[name])]
+        other = [name for name in other if name not in may_differ]
         if other:
-            kept_values = [kept.meaning.get(name) for name in other]
+            kept_values = [kept.must_match.get(name) for name in other]
             raise UserError(rule.format(", ".join(other)), [wanted[name] for name in other], f"use {kept_values}")
 
     def _described(self) -> dict[str, Any]:
         """The description of the run that its checkpoints hold."""
-        return {**self._meaning(), "data": self.data.kept(self._progress.position.epoch)}
+        return {**self._must_match(), "data": self.data.kept(self._progress.position.epoch)}
 
     def _report_change(self, what: str) -> None:
         """Report that a difference of the data was accepted; rank 0 does, as one record is enough."""
@@ -250,7 +250,7 @@ class RunFolder:
             at = self._progress.position
             self._send(ChangesAccepted([what], at.step, at.epoch))
 
-    def _meaning(self) -> dict[str, Any]:
+    def _must_match(self) -> dict[str, Any]:
         spec, execution = self._spec, self._spec.execution
         slots = {"num_slots": execution.num_slots} if execution.mode == "exact" else {}
         of_program = {

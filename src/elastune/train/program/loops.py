@@ -217,8 +217,8 @@ def _incremented(node: ast.AST) -> str:
         return node.target.id if isinstance(node.target, ast.Name) and _is_whole(node.value) else ""
     if isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp) and isinstance(node.targets[0], ast.Name):
         name, sides = node.targets[0].id, (node.value.left, node.value.right)
-        own = any(isinstance(side, ast.Name) and side.id == name for side in sides)
-        return name if own and any(map(_is_whole, sides)) else ""
+        adds_to_itself = any(isinstance(side, ast.Name) and side.id == name for side in sides)
+        return name if adds_to_itself and any(map(_is_whole, sides)) else ""
     return ""
 
 
