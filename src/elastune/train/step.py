@@ -696,7 +696,7 @@ class StepTransaction:
             calls = "none" if not self._sync.replica.has_more else "none without more=True"
             raise UserError("each training batch needs session.backward", calls, "replace loss.backward() by it")
         if rates_changed:
-            fix = "give the scheduler to session.prepare(model, optimizer, scheduler)"
+            fix = "make schedulers before session.epochs, and set rates under 'if session.ends_step:'"
             raise UserError("learning rates may change between steps only", "a change inside of one", fix)
 
     def due(self) -> BatchSlice:
