@@ -395,10 +395,12 @@ class TrainingLoop:
             transaction.defer()
             return
         encoders, self._encoders = self._encoders, []
-        self._workers.set_activity("gathering", step, what=f"the features of step {step + 1}")
+        # As the step's one operation: a worker may still be here while another is in the reduction.
+        self._workers.set_activity("reducing", step, self._gradient_bytes, f"the reduction of step {step + 1}")
         features = transaction.exchanged(lambda: gathered(encoders, sync))
         if features is None:
             return
+        self._workers.set_activity("computing", step)
         with streams_kept():  # a loss may draw, alike on all workers
             seed_everything(derive(self._spec.seed, "global loss", step))
             gradients = FeatureGradients.of(loss, features, sync.replica.params)
