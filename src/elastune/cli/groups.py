@@ -12,7 +12,7 @@ from elastune.cli.flatten import Chosen
 from elastune.cli.machine import choose_device, choose_out, use_data
 from elastune.core import notation
 from elastune.core.errors import UserError
-from elastune.core.fields import setting, settings_of
+from elastune.core.fields import setting
 from elastune.core.mesh import Mesh
 from elastune.core.mesh_choice import least_slots
 from elastune.core.run import OPEN, ExecutionSettings, Place, Program
@@ -33,10 +33,10 @@ class ExecutionOptions:
     given: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        for name in ("num_slots", "virtual_tensor"):
-            if self.given.get(name, 1) < 1:
-                option = settings_of(ExecutionSettings)[name].option_of(name)
-                raise UserError(f"{option} must be at least 1", self.given[name], "leave it out or raise it")
+        if (slots := self.given.get("num_slots", 1)) < 1:
+            raise UserError("a run has at least one slot", f"{slots} slots", "leave --slots out or raise it")
+        if (blocks := self.given.get("virtual_tensor", 1)) < 1:
+            raise UserError("virtual blocks must be from 1 on", blocks, "leave --virtual-tensor out or raise it")
 
     @property
     def mode(self) -> str:

@@ -233,6 +233,10 @@ class FrontierOwnSettings(SearchSettings):
         "same bits sooner. They take part of the budget.",
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "meshes", self.grids)
+
     @property
     def grids(self) -> tuple[Mesh, ...]:
         """The meshes, read. Raises ``UserError``."""
