@@ -250,17 +250,21 @@ class TrainingLoop:
         """This worker's part of the control vector of the step of ``plan``, as it stands now."""
         workers, position = self._workers, self._progress.position
         speaks = trained.replica.speaks(workers.comms.mesh, workers.comms.rank)
-        own = [places for part, places in zip(plan.slices, plan.own_parts, strict=True) if part.weight and speaks]
-        stop, heard = float(self._stop_requested()), workers.begin_step()
-        samples = sum(len(places) for places in own) % COUNTED
-        checksum = plan.checksum if [*map(len, own)] == [plan.size] else sum(map(source.checksum, own)) % PRIME
+        step_marks = [
+            places for part, places in zip(plan.slices, plan.own_parts, strict=True) if part.weight and speaks
+        ]
+        stop, view_known = float(self._stop_requested()), workers.begin_step()
+        samples = sum(len(places) for places in step_marks) % COUNTED
+        checksum = (
+            plan.checksum if [*map(len, step_marks)] == [plan.size] else sum(map(source.checksum, step_marks)) % PRIME
+        )
         sent = self._adapter.exchanged.since(trained.sync.sent_bytes)
         own_marks: Sequence[float] = NO_MARKS
         if workers.size > 1:
             settings, data = self._settings.checksum(trained.optimizer), self._content or CHANGES
             frozen = trained.flags.checksum()
             own_marks = marks(hash((position.epoch, position.step, *plan.taken, data, settings, frozen)))
-        return ControlVector(*self._contribution(), stop, heard, samples, checksum, sent, own_marks)
+        return ControlVector(*self._contribution(), stop, view_known, samples, checksum, sent, own_marks)
 
     def _contribution(self) -> tuple[float, float, float, Sequence[float], Sequence[float]]:
         """The part of the control vector that monitors and policies add, in the order of its fields."""
@@ -286,13 +290,13 @@ class TrainingLoop:
         number, data_s = self._progress.position.step, 0.0
         times.begin_step()
         self._progress.memory.begin_step()
-        workers.say("computing", number)
+        workers.set_activity("computing", number)
         for part in plan.slices:
             if workers.broken:
                 transaction.recover(GroupBroken("the view is over"))
                 if not transaction.goes_on:
                     return False
-                workers.say("computing", number)
+                workers.set_activity("computing", number)
             if transaction.phase is Phase.LOST:  # the user's lines met a loss elsewhere, such as in an evaluation
                 return False
             fetching = times.now
@@ -366,7 +370,7 @@ class TrainingLoop:
         if not sync.meets_after_step:
             self._adapter.monitoring.bend(sync, loss, part, step + 1)
         if part.ends_step and not sync.meets_after_step:
-            workers.say("reducing", step, self._gradient_bytes, f"the reduction of step {step + 1}")
+            workers.set_activity("reducing", step, self._gradient_bytes, f"the reduction of step {step + 1}")
         with without_gradient(sync, kind):
             sums = transaction.reduce(loss, self._adapter.votes)
         if sums is not None:
@@ -389,7 +393,7 @@ class TrainingLoop:
             transaction.defer()
             return
         encoders, self._encoders = self._encoders, []
-        self._workers.say("gathering", step, what=f"the features of step {step + 1}")
+        self._workers.set_activity("gathering", step, what=f"the features of step {step + 1}")
         features = transaction.exchanged(lambda: gathered(encoders, sync))
         if features is None:
             return
@@ -406,9 +410,9 @@ class TrainingLoop:
         took_s = self._progress.times.step_s
         while transaction.phase is Phase.APART:  # again, where the round goes on without workers that were lost here
             plan, trained = transaction.plan, self._state.prepared
-            workers.say("reducing", step, trained.state_bytes, f"the exchange after step {step + plan.steps}")
+            workers.set_activity("reducing", step, trained.state_bytes, f"the exchange after step {step + plan.steps}")
             if trained.sync.plan.has_quorum:
-                transaction.tell(self._control_now())
+                transaction.replace_control(self._control_now())
                 learners = len({part.learner for part in plan.slices})
                 workers.report_round(step, learners, trained.sync.plan, took_s)
             if (sums := transaction.meet(self._adapter.votes, repeatable=repeatable)) is not None:
@@ -420,7 +424,7 @@ class TrainingLoop:
         """The workers' sums are here: check them, then let the user's lines apply them."""
         transaction, workers, step = self._transaction, self._workers, self._progress.position.step
         trained = self._state.prepared
-        workers.say("computing", step + 1)
+        workers.set_activity("computing", step + 1)
         if not alike(sums.marks):
             self._require_alike(transaction.plan, trained)
             check_committed_samples(transaction.plan, sums)
@@ -442,8 +446,8 @@ class TrainingLoop:
         workers, position = self._workers, self._progress.position
         settings, line = OptimizerSettings.by_name(trained.optimizer), workers.where()
         settings["frozen parameters"] = ", ".join(trained.flags.frozen) or "none"
-        own = StepSettings(position.epoch, *plan.taken, self._content or CHANGES, settings, line)
-        rows = workers.gather_bytes(own.encode(), "what the step is made of")
+        settings_here = StepSettings(position.epoch, *plan.taken, self._content or CHANGES, settings, line)
+        rows = workers.gather_bytes(settings_here.encode(), "what the step is made of")
         columns = differences(rows)
         if list(columns) == ["content"]:
             checksums = {content([batch]) for batch in self._reread()}
@@ -545,7 +549,7 @@ class TrainingLoop:
             self._stop_at_limit()
         return self._progress.stopped == "complete"
 
-    def stop_if_asked(self) -> None:
+    def stop_if_requested(self) -> None:
         """Stop where a worker was asked to; workers gather it here, where no reduction has carried it."""
         votes = self._workers.gather([float(self._stop_requested())], "the end of an epoch")
         if any(vote > 0 for (vote,) in votes):
@@ -779,7 +783,7 @@ class StepTransaction:
             return None
         return self._complete(votes, served=served)
 
-    def tell(self, control: ControlVector) -> None:
+    def replace_control(self, control: ControlVector) -> None:
         """Replace this worker's part of the control vector, for an exchange that comes long after ``begin``."""
         self._require(Phase.APART)
         self._sync.control = control.to_list()
@@ -821,7 +825,7 @@ class StepTransaction:
         if alike(sums.marks):  # else the caller finds out how the workers differ
             check_committed_samples(self.plan, sums)
         self.phase = Phase.REDUCED
-        self._workers.end_step(sums.heard, self.plan.contributors, served=served)
+        self._workers.end_step(sums.view_known, self.plan.contributors, served=served)
         return sums
 
     def recover(self, error: GroupBroken) -> bool:
@@ -928,7 +932,7 @@ class ControlVector(StepContribution):
     """
 
     stop: float = 0.0
-    heard: float = 0.0
+    view_known: float = 0.0
     samples: float = 0.0
     checksum: float = 0.0
     sent: float = 0.0
@@ -938,7 +942,7 @@ class ControlVector(StepContribution):
         """The numbers in the order in which they travel; ``of`` reads their sums."""
         single = [
             self.stop,
-            self.heard,
+            self.view_known,
             self.samples,
             self.checksum,
             self.waiting,
@@ -951,11 +955,11 @@ class ControlVector(StepContribution):
     @staticmethod
     def of(sums: Sequence[float], votes: int) -> ControlVector:
         """The sum of all workers' ``to_list``; ``votes`` numbers of it are votes."""
-        stop, heard, samples, checksum, waiting, seconds, sent, unsure, *rest = sums
+        stop, view_known, samples, checksum, waiting, seconds, sent, unsure, *rest = sums
         ends = len(NO_MARKS), len(NO_MARKS) + votes
         step_marks, all_votes, times = rest[: ends[0]], rest[ends[0] : ends[1]], rest[ends[1] :]
         contribution = waiting, seconds, unsure, all_votes, times
-        return ControlVector(*contribution, stop, heard, samples, checksum, sent, step_marks)
+        return ControlVector(*contribution, stop, view_known, samples, checksum, sent, step_marks)
 
 
 # --- whether all workers take the same step ---

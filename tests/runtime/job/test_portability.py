@@ -49,7 +49,7 @@ def checked(folder: Path, before: str = "", after: str = "") -> Checked:
 
 def test_nothing_is_found_in_a_program_without_fault(here: None, tmp_path: Path) -> None:
     found = checked(tmp_path, after="open(f'{session.config[\"file\"]}{session.rank}', 'w').close()")
-    assert found.found == ()
+    assert found.problems == ()
     assert (found.steps, len(found.sha256)) == (2, 64)
     assert sorted(path.name for path in tmp_path.glob("log*")) == ["log0", "log1"]
 
@@ -57,20 +57,20 @@ def test_nothing_is_found_in_a_program_without_fault(here: None, tmp_path: Path)
 def test_random_weights_and_files_of_all_are_found_with_their_lines(here: None, tmp_path: Path) -> None:
     random = "model.weight.data += np.random.default_rng().random()"
     files = "open(session.config['file'], 'a').close(); torch.save({}, session.config['file'] + '.pt')"
-    found = checked(tmp_path, random, files).found
+    found = checked(tmp_path, random, files).problems
     assert [(each.kind, each.lines) for each in found] == [("random", (9,)), ("files", (16,)), ("files", (16,))]
-    assert found[1].told("mine.py").startswith(f"mine.py:16: all workers write {tmp_path}/log. Write it under")
+    assert found[1].as_line("mine.py").startswith(f"mine.py:16: all workers write {tmp_path}/log. Write it under")
 
 
 def test_a_program_that_fails_on_two_workers_is_told_why(here: None, tmp_path: Path) -> None:
-    (found,) = checked(tmp_path, after="session.rank or session.sum(1.0)").found
+    (found,) = checked(tmp_path, after="session.rank or session.sum(1.0)").problems
     assert found.kind == "fails on two workers"
-    assert "mine.py:16" in found.said
+    assert "mine.py:16" in found.finding
 
 
 def test_a_program_that_does_not_train_is_told_why(here: None, tmp_path: Path) -> None:
-    (found,) = checked(tmp_path, before="raise ValueError('odd')").found
-    assert (found.kind, "ValueError: odd (mine.py:9)" in found.said) == ("fails", True)
+    (found,) = checked(tmp_path, before="raise ValueError('odd')").problems
+    assert (found.kind, "ValueError: odd (mine.py:9)" in found.finding) == ("fails", True)
 
 
 def test_what_depends_on_workers_is_told_from_what_is_random() -> None:
@@ -86,7 +86,7 @@ def test_a_metric_of_workers_is_told_once_and_one_that_never_repeats_not() -> No
     again = ShortRun("a", 2, ({"loss": 1.0, "seconds_": 1.5},) * 2)
     (found,) = judge("", one, again, two, {})
     assert found.kind == "metric"
-    assert found.said == "the metric 'loss' is 1 on one worker, 2.0 on two"
+    assert found.finding == "the metric 'loss' is 1 on one worker, 2.0 on two"
 
 
 @pytest.mark.parametrize(
@@ -128,4 +128,4 @@ def test_the_command_tells_a_line_each(command_here, tmp_path: Path, monkeypatch
     page, _, section = PAGE.partition("#")
     headings = [line for line in Path(page).read_text().splitlines() if line.startswith("## ")]
     assert section in {heading[3:].lower().replace(" ", "-").replace("`", "") for heading in headings}
-    assert command_here("check", path, "--json").json["found"][0]["kind"] == "metric"
+    assert command_here("check", path, "--json").json["problems"][0]["kind"] == "metric"

@@ -21,7 +21,7 @@ from elastune.core.run import Config, ExecutionSettings, Mode, Program, RunSpec
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import JobFailed, run_job
 from elastune.train.program.load import FOLDER, written_by_several
-from elastune.train.program.source import meaning, of_workers, unseeded
+from elastune.train.program.source import of_workers, program_digest, unseeded
 
 # One empty file for each program in which ``elastune check`` has found nothing, named by the digest of the program,
 # in ``XDG_CACHE_HOME/elastune/checked`` (``~/.cache/elastune/checked``). Only the names are read, so several writers
@@ -46,7 +46,7 @@ def note_check(program: Program, *, passed: bool) -> None:
         OSError: Where nothing can be written. A check is as good without.
     """
     folder = checked_folder()
-    mark = folder / meaning(program)
+    mark = folder / program_digest(program)
     if not passed:
         mark.unlink(missing_ok=True)
         return
@@ -63,7 +63,7 @@ def is_checked(program: Program) -> bool:
         False
     """
     try:
-        return (checked_folder() / meaning(program)).is_file()
+        return (checked_folder() / program_digest(program)).is_file()
     except (OSError, ValueError, SyntaxError, RecursionError):  # whoever runs the file tells what is wrong with it
         return False
 
@@ -106,7 +106,7 @@ class ExactCost:
     plain_s: float
     apart: dict[str, tuple[float, float]]
 
-    def told(self) -> list[str]:
+    def as_lines(self) -> list[str]:
         """In lines."""
         times = f"{self.exact_s * 1e3:.3g} ms a step in {SLOTS} slots, {self.plain_s * 1e3:.3g} ms in one pass"
         lines = [f"exact mode: {times} (x{self.exact_s / self.plain_s:.2f}; medians of {self.steps} steps, one worker)"]
@@ -126,7 +126,7 @@ def exact_cost(program: Program, config: Config, *, steps: int, seed: int = 0) -
         JobFailed: Where it does not train.
 
     Example:
-        >>> exact_cost(Program(Path("train.py")), {}, steps=50).told()
+        >>> exact_cost(Program(Path("train.py")), {}, steps=50).as_lines()
     """
     runs: dict[Mode, list[RunFinished]] = {mode: [] for mode in MODES}
     with LocalCluster(capacity=1) as cluster, tempfile.TemporaryDirectory(prefix="elastune-check-") as place:
@@ -160,19 +160,19 @@ class PortabilityProblem:
     Attributes:
         kind: "fails", "fails on two workers", "random", "workers", "metric" or "files".
         lines: Of the program: where it is, or may be.
-        said: What was seen.
+        finding: What was seen.
         fix: What to change.
     """
 
     kind: str
     lines: tuple[int, ...]
-    said: str
+    finding: str
     fix: str
 
-    def told(self, name: str) -> str:
+    def as_line(self, name: str) -> str:
         """In one line; ``name``: the file's."""
         at = f"{name}:{','.join(map(str, self.lines))}: " if self.lines else f"{name}: "
-        return f"{at}{self.said}. {self.fix}. See {PAGE}"
+        return f"{at}{self.finding}. {self.fix}. See {PAGE}"
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ class Checked:
 
     steps: int
     sha256: str
-    found: tuple[PortabilityProblem, ...]
+    problems: tuple[PortabilityProblem, ...]
 
 
 def check_program(program: Program, config: Config, *, steps: int = 2, seed: int = 0) -> Checked:
@@ -206,8 +206,8 @@ def check_program(program: Program, config: Config, *, steps: int = 2, seed: int
         UserError: For what can be known before a worker starts.
 
     Example:
-        >>> for each in check_program(Program(Path("train.py")), {"lr": 0.1}).found:
-        ...     print(each.told("train.py"))
+        >>> for each in check_program(Program(Path("train.py")), {"lr": 0.1}).problems:
+        ...     print(each.as_line("train.py"))
     """
     with LocalCluster(capacity=WORKERS) as cluster, tempfile.TemporaryDirectory(prefix="elastune-check-") as place:
         folder = Path(place)
@@ -215,9 +215,9 @@ def check_program(program: Program, config: Config, *, steps: int = 2, seed: int
         def run(workers: int, name: str) -> ShortRun:
             execution = ExecutionSettings(workers=workers, num_slots=CHECK_SLOTS)
             spec = RunSpec(program, folder / name, config, seed=seed, execution=execution, max_steps=steps)
-            heard: list[Record] = []
-            done = run_job(spec, cluster=cluster, observe=heard.append)
-            reports = tuple(record.metrics for record in heard if isinstance(record, Reported))
+            records: list[Record] = []
+            done = run_job(spec, cluster=cluster, observe=records.append)
+            reports = tuple(record.metrics for record in records if isinstance(record, Reported))
             return ShortRun(done.sha256, done.steps, reports)
 
         try:
@@ -225,15 +225,15 @@ def check_program(program: Program, config: Config, *, steps: int = 2, seed: int
         except JobFailed as error:
             fix = "Mend that first: 'elastune run' shows its log"
             return Checked(0, "", (PortabilityProblem("fails", (), f"it does not train: {error.failure.detail}", fix),))
-        told = folder / "written"
-        told.mkdir()
+        written = folder / "written"
+        written.mkdir()
         two: ShortRun | str
-        with _told_in(told):
+        with _open_file_log(written):
             try:
                 two = run(WORKERS, "two")
             except JobFailed as error:
                 two = error.failure.detail
-        files = {path: line for path, line in written_by_several(told).items() if not path.startswith(f"{folder}/")}
+        files = {path: line for path, line in written_by_several(written).items() if not path.startswith(f"{folder}/")}
         return Checked(one.steps, one.sha256, tuple(judge(program.path.read_text(), one, again, two, files)))
 
 
@@ -256,11 +256,11 @@ def judge(
         )
         fix = "Let data, model and rates depend on neither session.rank nor session.size"
         yield PortabilityProblem("workers", tuple(of_workers(text)), finding, fix)
-    told: set[str] = set()
+    reported: set[str] = set()
     for first, second, other in zip(one.reports, again.reports, two.reports, strict=False):
-        for name in sorted(first.keys() - told):
+        for name in sorted(first.keys() - reported):
             if first[name] == second.get(name) and first[name] != other.get(name):
-                told.add(name)
+                reported.add(name)
                 finding = f"the metric {name!r} is {first[name]:g} on one worker, {other.get(name)} on two"
                 fix = "Add it up over workers by session.sum or session.mean, and report that"
                 yield PortabilityProblem("metric", (), finding, fix)
@@ -270,7 +270,7 @@ def judge(
 
 
 @contextmanager
-def _told_in(folder: Path) -> Iterator[None]:
+def _open_file_log(folder: Path) -> Iterator[None]:
     """Workers that start meanwhile tell in ``folder`` what they write."""
     os.environ[FOLDER] = str(folder)
     try:

@@ -129,7 +129,7 @@ def run_job(
         def keep(record: Record) -> None:
             journal.write(record, durable=isinstance(record, (RunFinished, RunFailed)))
             if injector is not None:
-                injector.hear(record)
+                injector.observe(record)
             if observe is not None:
                 observe(record)
 

@@ -39,7 +39,7 @@ MOST_NAMED = 8  # lost tensors that a record names
 
 
 class OpenStep(Protocol):
-    """The step under way, as a run's state uses it (``train.step.StepTransaction``)."""
+    """The current step, as a run's state uses it (``train.step.StepTransaction``)."""
 
     unrepeatable: bool
 
@@ -70,7 +70,7 @@ class RunState:
         config: The settings of the program.
         workers: The group of this worker.
         progress: How far the run is.
-        transaction: The step under way.
+        transaction: The current step.
         adapter: Monitors and policies.
         send: Takes records for the journal.
         parts: Further parts of the state.
@@ -176,7 +176,7 @@ class RunState:
 
     def _report_division(self) -> None:
         """Record how the model is divided, if that is new."""
-        division = () if self._owned is None else self._owned.division.told(self.workers.comms.mesh)
+        division = () if self._owned is None else self._owned.division.division_records(self.workers.comms.mesh)
         for record in division if self.workers.rank == 0 else ():
             if record not in self._reported_division:
                 self._send(record)
@@ -208,7 +208,7 @@ class RunState:
             self.workers.lose(error)
         self.workers.recover(error)
 
-    def tell_lost(self, error: Unrecoverable) -> None:
+    def record_lost_state(self, error: Unrecoverable) -> None:
         if self.workers.rank == 0:
             names = sorted({piece.name for piece in error.pieces})
             self._send(StateLost(self.step, names[:MOST_NAMED]))
