@@ -93,7 +93,8 @@ def test_what_the_parser_refuses_is_one_line_and_leaves_no_folder(elastune: Comm
     assert "what the program's parser takes" in elastune("run", "parsed.py", "--set", "epochs=1.5").line
     assert "got more): elastune run FILE -- more" in elastune("run", "parsed.py", "more").line
     shown = elastune("run", "parsed.py", "--", "--help")
-    assert (shown.code, shown.out.splitlines()[0]) == (0, "usage: parsed.py [-h] [--lr LR] [--epochs EPOCHS]")
+    assert shown.code == 0
+    assert shown.out.startswith("usage: parsed.py [-h] [--lr LR] [--epochs EPOCHS]")
     assert not (parsed / "elastune-out").exists()
 
 

@@ -1,9 +1,9 @@
-"""``elastune check``: does a program give the same result on any number of workers; the cost of ``exact`` mode.
+"""``elastune check``: whether a program gives the same result on any number of workers, and the cost of ``exact`` mode.
 
 Short runs of the program are compared. The cost is the time of steps in ``exact`` mode beside those of a plain loop
-with one pass a batch. A program in which nothing was found is noted as an empty file in
+with one pass for each batch. For each program without problems there is an empty file in
 ``XDG_CACHE_HOME/elastune/checked`` (``~/.cache/elastune/checked``), named by the digest of the program. Only file
-names are read, so writers cannot get in each other's way. An edit of the program makes another digest.
+names are read, so several writers cannot disturb each other. An edited program has another digest.
 """
 
 from __future__ import annotations
@@ -23,16 +23,12 @@ from elastune.runtime.job.run import JobFailed, run_job
 from elastune.train.program.load import FOLDER, written_by_several
 from elastune.train.program.source import of_workers, program_digest, unseeded
 
-# One empty file for each program in which ``elastune check`` has found nothing, named by the digest of the program,
-# in ``XDG_CACHE_HOME/elastune/checked`` (``~/.cache/elastune/checked``). Only the names are read, so several writers
-# cannot disturb each other, and an edited program has another digest.
-
 MOST = 1000
-"""Programs that are remembered; then the older half is forgotten."""
+"""The most programs that are remembered. With one more, the older half is forgotten."""
 
 
 def checked_folder() -> Path:
-    """Return the folder of the files. Raises ``OSError`` where this user has no home."""
+    """Return the folder of the files. Raises ``OSError`` if this user has no home."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "elastune" / "checked"
     except RuntimeError as error:
@@ -40,10 +36,14 @@ def checked_folder() -> Path:
 
 
 def note_check(program: Program, *, passed: bool) -> None:
-    """Remember that a check found nothing in ``program``; where it found something, forget an earlier one.
+    """Remember the result of a check of ``program``.
+
+    Args:
+        program: The program.
+        passed: Whether the check found no problem; if not, an earlier success is forgotten.
 
     Raises:
-        OSError: Where nothing can be written. A check is as good without.
+        OSError: If nothing can be written. The check is valid nevertheless.
     """
     folder = checked_folder()
     mark = folder / program_digest(program)
@@ -56,7 +56,7 @@ def note_check(program: Program, *, passed: bool) -> None:
 
 
 def is_checked(program: Program) -> bool:
-    """Return whether a check of ``program``, as its file is now, found nothing; False where nobody can know.
+    """Return whether a check of ``program``, as its file is now, found no problem; False if that is unknown.
 
     Example:
         >>> is_checked(Program(Path("train.py")))
@@ -64,7 +64,7 @@ def is_checked(program: Program) -> bool:
     """
     try:
         return (checked_folder() / program_digest(program)).is_file()
-    except (OSError, ValueError, SyntaxError, RecursionError):  # whoever runs the file tells what is wrong with it
+    except (OSError, ValueError, SyntaxError, RecursionError):  # the run of the file will report the error
         return False
 
 
@@ -83,22 +83,23 @@ def _forget_oldest(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-# The cost of ``exact`` mode: the time of its steps, compared with plain steps of one pass for each batch.
+# --- the cost of ``exact`` mode ---
 
 SLOTS = 4
 MODES: tuple[Mode, Mode] = ("exact", "fast")
-ROUNDS = 2  # of both, in turn: what a machine does besides then meets both
-APART = 1e-3  # metrics that differ by more, relatively, differ by more than rounding
+ROUNDS = 2  # of both modes in turn, so that other work of the machine affects both
+APART = 1e-3  # a larger relative difference of metrics is more than rounding
 
 
 @dataclass(frozen=True)
 class ExactCost:
-    """Both measured here, on one worker, in ``steps`` steps each.
+    """The time of a step in ``exact`` mode and in a plain loop, both measured on one worker of this machine.
 
     Attributes:
-        exact_s: Median seconds of a step that runs each of ``SLOTS`` slots by itself.
-        plain_s: The same of one pass a batch.
-        apart: Metrics that differ by more than rounding: by name, in exact mode and in one pass.
+        steps: The number of steps of each.
+        exact_s: The median seconds of a step that runs each of ``SLOTS`` slots by itself.
+        plain_s: The median seconds of a step with one pass for the batch.
+        apart: The metrics that differ by more than rounding: by name, in exact mode and in one pass.
     """
 
     steps: int
@@ -107,7 +108,7 @@ class ExactCost:
     apart: dict[str, tuple[float, float]]
 
     def as_lines(self) -> list[str]:
-        """In lines."""
+        """The result for people, line by line."""
         times = f"{self.exact_s * 1e3:.3g} ms a step in {SLOTS} slots, {self.plain_s * 1e3:.3g} ms in one pass"
         lines = [f"exact mode: {times} (x{self.exact_s / self.plain_s:.2f}; medians of {self.steps} steps, one worker)"]
         for name, (exact, plain) in sorted(self.apart.items()):
@@ -119,11 +120,20 @@ class ExactCost:
 
 
 def exact_cost(program: Program, config: Config, *, steps: int, seed: int = 0) -> ExactCost:
-    """Train ``steps`` steps of ``program`` in each mode, in turn.
+    """Train ``steps`` steps of ``program`` in each mode, in turn, and compare the times of steps.
+
+    Args:
+        program: The program.
+        config: Settings in place of the program's.
+        steps: The number of steps.
+        seed: The seed of the runs.
+
+    Returns:
+        The times, and the metrics that differ.
 
     Raises:
-        UserError: Where there are too few steps to time.
-        JobFailed: Where it does not train.
+        UserError: If the steps are too few to time.
+        JobFailed: If the program does not train.
 
     Example:
         >>> exact_cost(Program(Path("train.py")), {}, steps=50).as_lines()
@@ -147,7 +157,7 @@ def exact_cost(program: Program, config: Config, *, steps: int, seed: int = 0) -
     return ExactCost(exact.steps, min(times["exact"]), min(times["fast"]), apart)
 
 
-# Short runs on different numbers of workers must end with equal weights.
+# --- equal results on any number of workers ---
 
 CHECK_SLOTS, WORKERS = 4, 2
 PAGE = "docs/programs.md#what-elastune-check-finds"
@@ -155,12 +165,12 @@ PAGE = "docs/programs.md#what-elastune-check-finds"
 
 @dataclass(frozen=True)
 class PortabilityProblem:
-    """One thing that keeps a program from coming to the same everywhere.
+    """A reason why a program does not give the same result on any number of workers.
 
     Attributes:
         kind: "fails", "fails on two workers", "random", "workers", "metric" or "files".
-        lines: Of the program: where it is, or may be.
-        finding: What was seen.
+        lines: The lines of the program that cause it, or may cause it.
+        finding: What the check has observed.
         fix: What to change.
     """
 
@@ -170,14 +180,14 @@ class PortabilityProblem:
     fix: str
 
     def as_line(self, name: str) -> str:
-        """In one line; ``name``: the file's."""
+        """The problem in one line. ``name``: the name of the program's file."""
         at = f"{name}:{','.join(map(str, self.lines))}: " if self.lines else f"{name}: "
         return f"{at}{self.finding}. {self.fix}. See {PAGE}"
 
 
 @dataclass(frozen=True)
 class ShortRun:
-    """What a short run came to: its weights' hash, its steps, and what it reported, one after another."""
+    """The result of a short run: the hash of its weights, its steps, and its reports in order."""
 
     sha256: str
     steps: int = 0
@@ -186,7 +196,7 @@ class ShortRun:
 
 @dataclass(frozen=True)
 class Checked:
-    """What came of ``check_program``: the steps that were compared, the weights' hash, and what was found."""
+    """The result of ``check_program``: the number of compared steps, the hash of the weights, and all problems."""
 
     steps: int
     sha256: str
@@ -197,17 +207,20 @@ def check_program(program: Program, config: Config, *, steps: int = 2, seed: int
     """Run ``steps`` steps of ``program`` twice on one worker and once on two, in ``exact`` mode, and compare.
 
     Args:
-        config: Over the program's own.
+        program: The program.
+        config: Settings in place of the program's.
+        steps: The number of steps.
+        seed: The seed of the runs.
 
     Returns:
-        What was found; nothing, where all is alike.
+        The result; without problems if the runs are equal.
 
     Raises:
-        UserError: For what can be known before a worker starts.
+        UserError: For errors that can be seen before a worker starts.
 
     Example:
-        >>> for each in check_program(Program(Path("train.py")), {"lr": 0.1}).problems:
-        ...     print(each.as_line("train.py"))
+        >>> for problem in check_program(Program(Path("train.py")), {"lr": 0.1}).problems:
+        ...     print(problem.as_line("train.py"))
     """
     with LocalCluster(capacity=WORKERS) as cluster, tempfile.TemporaryDirectory(prefix="elastune-check-") as place:
         folder = Path(place)
@@ -228,7 +241,7 @@ def check_program(program: Program, config: Config, *, steps: int = 2, seed: int
         written = folder / "written"
         written.mkdir()
         two: ShortRun | str
-        with _open_file_log(written):
+        with _written_files_in(written):
             try:
                 two = run(WORKERS, "two")
             except JobFailed as error:
@@ -240,7 +253,15 @@ def check_program(program: Program, config: Config, *, steps: int = 2, seed: int
 def judge(
     text: str, one: ShortRun, again: ShortRun, two: ShortRun | str, files: dict[str, int]
 ) -> Iterator[PortabilityProblem]:
-    """What a program of ``text`` has shown: on one worker, once more, on two (or why it failed), and what all wrote."""
+    """Yield the problems of a program.
+
+    Args:
+        text: The program.
+        one: Its run on one worker.
+        again: The same run once more.
+        two: Its run on two workers, or why that failed.
+        files: The files that both workers have written, each with the line of the program.
+    """
     same_bits = one.sha256 == again.sha256
     if not same_bits:
         finding = "two equal runs end with different weights: something random has no seed"
@@ -270,8 +291,8 @@ def judge(
 
 
 @contextmanager
-def _open_file_log(folder: Path) -> Iterator[None]:
-    """Workers that start meanwhile tell in ``folder`` what they write."""
+def _written_files_in(folder: Path) -> Iterator[None]:
+    """Let workers that start inside the block note in ``folder`` which files they write."""
     os.environ[FOLDER] = str(folder)
     try:
         yield
