@@ -231,7 +231,7 @@ class Rehearsal:
         """Return one batch of a few samples of ``data``; of an evaluation none."""
         request = data_request(data, batch_size, **options)
         count = None if request.streams else -(-len(request.dataset) // request.batch_size)
-        return Batches(self._batches(request) if train else (batch for batch in ()), lambda: count)
+        return Batches(self._batches(request) if train else _no_batches(), lambda: count)
 
     def _batches(self, request: DataRequest) -> Generator[Any, None, None]:
         if self._model is None:
@@ -303,6 +303,10 @@ class Rehearsal:
 
 
 # --- does the mechanism accept the model? ---
+
+
+def _no_batches() -> Generator[Any, None, None]:
+    yield from ()
 
 
 def refusal_of(

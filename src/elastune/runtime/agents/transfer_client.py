@@ -54,12 +54,12 @@ class FilesLink:
 
     def receive(self) -> messages.FileReply:
         """Wait for the next answer and return it."""
-        while not self._heard:
+        while not self._received:
             data = self._socket.recv(READ_BYTES)
             if not data:
                 raise ConnectionError("the controller closed the connection")
-            self._heard += self._lines.feed(data)
-        return messages.FROM_CONTROLLER.decode(self._heard.pop(0))
+            self._received += self._lines.feed(data)
+        return messages.FROM_CONTROLLER.decode(self._received.pop(0))
 
     def close(self) -> None:
         """Close the connection; a thread that waits in ``receive`` gets an error. Idempotent."""

@@ -156,7 +156,7 @@ class Job:
         handle = self.watch.handle
         if not isinstance(handle, ElasticHandle):
             return self.requested
-        return len(handle.members) or (len(handle.pids) if self._begun else self.requested)
+        return len(handle.members) or (len(handle.pids) if self._had_members else self.requested)
 
     @property
     def stranded(self) -> bool:
@@ -169,7 +169,7 @@ class Job:
         handle, before = self.watch.handle, self.held
         self.held = self.requested
         if isinstance(handle, ElasticHandle):
-            self._begun = self._begun or bool(handle.members)
+            self._had_members = self._had_members or bool(handle.members)
             self.held = max(self.requested, len(handle.pids), len(handle.members))
         return self.held - before
 
