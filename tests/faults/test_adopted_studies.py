@@ -96,7 +96,19 @@ def test_on_this_machine(tmp_path: Path, undisturbed: dict[int, str], until, all
     """By the command line. Both trials that run go on, the third one begins later."""
     out, notes = tmp_path / "out", Notes(tmp_path)
     sets = [word for name, value in notes.config.items() for word in ("--set", f"{name}={json.dumps(value)}")]
-    asked = ["--trials", str(TRIALS), "--workers", "2", "--mode", "exact", "--sampler", "random", "--json"]
+    asked = [
+        "--trials",
+        str(TRIALS),
+        "--workers",
+        "2",
+        "--mode",
+        "exact",
+        "--slots",
+        "4",
+        "--sampler",
+        "random",
+        "--json",
+    ]
     words = ["tune", str(PROGRAM.path), *sets, *asked, "--grace", "120s", "--out", str(out)]
     with (tmp_path / "said").open("wb") as said:
         first = elastune(*words, out=said, err=said)
