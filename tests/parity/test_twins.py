@@ -91,7 +91,8 @@ def test_a_resumed_run_goes_on(name: str, tmp_path: Path, one: dict[str, tuple[s
     assert first[1] + second[1] == losses
 
 
-DYING = ("adversaries", "average", "replay", "stream")  # turns, what is kept beside weights, data that is made, streams
+# Turns, what is kept beside weights, features that are gathered, data that is made, streams.
+DYING = ("adversaries", "average", "contrastive", "replay", "stream")
 
 
 @pytest.mark.parametrize("name", [*DYING, *soaked(*sorted(twins().keys() - set(DYING)))])

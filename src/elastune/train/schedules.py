@@ -59,6 +59,11 @@ class FoundSchedulers:
         self.schedulers: tuple[Any, ...] = ()
         self._searched = False
         self._waiting: list[dict[str, Any]] = []
+        self._then: Callable[[Sequence[Any]], None] = lambda found: None
+
+    def wait_with(self, kinds: Sequence[str], then: Callable[[Sequence[Any]], None]) -> None:
+        """Call ``then`` with the schedulers once they are found, if they are of these ``kinds``."""
+        self._then = lambda found: then(found) if [_kind(each) for each in found] == list(kinds) else None
 
     def search(self, optimizers: Sequence[torch.optim.Optimizer], registered: Sequence[Any]) -> tuple[Any, ...]:
         """Look for the schedulers of ``optimizers`` beside the ``registered`` ones; return those that are new.
@@ -73,6 +78,8 @@ class FoundSchedulers:
         waiting, self._waiting = self._waiting, []
         if waiting:
             self.load(waiting)
+        else:
+            self._then(self.schedulers)
         return self.schedulers
 
     def states(self) -> list[dict[str, Any]]:

@@ -64,7 +64,6 @@ from elastune.train.tracked import Tracked, is_scaled
 from elastune.train.training_state import HeldSettings, TrainingState
 
 T = TypeVar("T")
-OWN = "elastune"  # the package whose adapters draw batches themselves
 LONGEST_WHY = 300  # characters of session.stop's reason
 FILE_NAME = re.compile(r"[A-Za-z0-9_-]{1,80}")
 
@@ -217,7 +216,8 @@ class Session:
         if self._held is not None:
             self._held.restore()
             self._held = None
-        self._find_schedulers()
+        if self.trained is not None:
+            self._gate(self.trained.found_schedulers.search(self._optimizers, self.trained.given_schedulers))
         total = self._planned = count if spec.epochs is None else spec.epochs
         while progress.position.epoch < total and loop.begins_epoch():
             epoch = progress.position.epoch
@@ -317,9 +317,8 @@ class Session:
             self._forbid_strategies(refuse_repeated_batches)
         self.state.data.begin_pass(request.dataset, self.epoch)
         request = replace(request, turns=turns)
-        caller = sys._getframe(1)
-        if self._parts.spec.execution.cuts_batches and caller.f_globals.get("__name__", "").partition(".")[0] != OWN:
-            refuse_counted_slots(caller.f_code.co_filename, caller.f_lineno)
+        if self._parts.spec.execution.cuts_batches:
+            refuse_counted_slots(sys._getframe(1))
         source, epoch = request.source(self.seed), self.epoch
         batches = self._parts.loop.training_pass(source, request.batch_size, self._planned)
         size = self._parts.progress.batch_size or request.batch_size
@@ -354,17 +353,12 @@ class Session:
     def ends_step(self) -> bool:
         """Whether the current batch completed a step: a worker with several slots has several batches in a step.
 
-        Inside the batch loop, put whatever counts steps, reports or breaks under ``if session.ends_step:``. With one
-        slot it is always true after ``session.backward``. A step in which a worker was lost is done again: none of its
-        batches ended it.
+        Inside the batch loop, put whatever counts steps, reports or breaks under ``if session.ends_step:``. A step in
+        which a worker was lost is done again: none of its batches ended it.
 
         Example:
-            >>> for x, y in session.batches(loader):
-            ...     session.backward(F.cross_entropy(model(x), y))
-            ...     optimizer.step()
-            ...     optimizer.zero_grad()
-            ...     if session.ends_step and session.batch_index % 100 == 0:
-            ...         print(session.epoch, session.batch_index, session.loss)
+            >>> if session.ends_step and session.batch_index % 100 == 0:
+            ...     print(session.epoch, session.batch_index, session.loss)
         """
         return not self._parts.transaction.more_to_come
 
@@ -650,9 +644,8 @@ class Session:
     ) -> None:
         """Run the backward pass of a loss that compares samples of the whole global batch with each other.
 
-        It takes the place of ``backward``: contrastive losses, in-batch negatives, batch-hard triplets. With several
-        slots each forward pass runs twice: once for the features, which are gathered over all slots and workers, and
-        once with a graph for their gradients. One slot's graph is in memory at a time.
+        It takes the place of ``backward``: contrastive losses, in-batch negatives, triplets. With several slots each
+        forward pass runs twice: for the features, gathered over slots and workers, and with a graph for gradients.
 
         Args:
             loss: Gets the features of the global batch, in the order of its samples, and returns the loss; a scalar.
@@ -662,8 +655,8 @@ class Session:
             inputs: The arguments of ``encode``: what ``batches`` gave.
 
         Raises:
-            UserError: For features without a row for each sample; for mechanisms other than ``replicated`` and
-                ``zero``; for sync strategies whose learners differ.
+            UserError: For features without a row for each sample, mechanisms other than ``replicated`` and ``zero``,
+                and sync strategies whose learners differ.
             Diverged: Where the loss is not finite, or has exploded.
 
         Example:
@@ -675,10 +668,7 @@ class Session:
             ...     optimizer.step()
             ...     optimizer.zero_grad()
         """
-        scaler = self._parts.tracked.scaler
-        if scaler is not None and scaler.is_enabled():
-            rule, fix = "a loss of the global batch is not scaled", "use --precision bf16 without a gradient scaler"
-            raise UserError(rule, "a tracked gradient scaler", fix)
+        self._parts.tracked.refuse_scaler()
         self.state.scale = None
         self._trainable_of(None)
         self._parts.loop.backward_global(loss, encode, inputs)
@@ -1176,11 +1166,6 @@ class Session:
             rule, fix = "a backward pass is for a model that was prepared", "leave model out for all of them"
             raise UserError(rule, type(model).__name__, fix)
         return [p for p in model.parameters() if p.requires_grad]
-
-    def _find_schedulers(self) -> None:
-        """Make schedulers a part of the state that the program did not give to ``prepare``."""
-        if self.trained is not None:
-            self._gate(self.trained.found_schedulers.search(self._optimizers, self.trained.given_schedulers))
 
     def _gate(self, schedulers: Iterable[Any]) -> None:
         for scheduler in schedulers:

@@ -86,7 +86,7 @@ class TrainingState:
     @property
     def parts(self) -> tuple[Part, ...]:
         """The parts of this state, in the order in which they are loaded."""
-        kinds = [type(each).__name__ for each in (self.optimizer, *self.schedulers)]
+        kinds = [type(each).__name__ for each in (self.optimizer, *self.given_schedulers)]
         model: Part = Named("model", self.replica.module)
         optimizer: Part = Named("optimizer", self.optimizer)
         if isinstance(self.replica, EngineReplica):

@@ -89,8 +89,8 @@ def test_what_would_change_the_result_is_refused(begun: RunSpec, name: str) -> N
     [
         {},
         {"execution": replace(PLACE, workers=4, micro_batch=2, topology="tree")},
-        {"execution": ExecutionSettings(mesh=Mesh(data=2, shard=2), mechanism="zero")},
-        {"execution": ExecutionSettings(2, mechanism="tensor", virtual_tensor=8, device="cuda")},
+        {"execution": ExecutionSettings(mesh=Mesh(data=2, shard=2), mechanism="zero", num_slots=4)},
+        {"execution": ExecutionSettings(2, mechanism="tensor", virtual_tensor=8, device="cuda", num_slots=4)},
         {"config": {"lr": 0.2, "epochs": 5}},
         {"epochs": 5},
         {"max_steps": 8},

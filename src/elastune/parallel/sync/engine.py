@@ -25,7 +25,7 @@ class EngineReduce(Sync):
     name: ClassVar[str] = "engine"
     exact: bool = False
     drifts: ClassVar[bool] = True
-    takes_counts: ClassVar[bool] = False  # the engine's step may follow its reduction at once
+    refuses_counts: ClassVar[str] = "a mechanism whose engine keeps the sums to itself"
     replica: EngineReplica
 
     def __init__(self, replica: EngineReplica, comms: Comms, control: int = 0) -> None:

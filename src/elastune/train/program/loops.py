@@ -11,6 +11,7 @@ import linecache
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from types import FrameType
 
 from elastune.core.errors import UserError
 from elastune.core.formatting import cut
@@ -40,13 +41,14 @@ class LoopFinding:
     fix: str
 
 
-def refuse_counted_slots(file: str, line: int) -> None:
+def refuse_counted_slots(caller: FrameType) -> None:
     """Raise ``UserError`` for a batch loop that acts by a count of slots.
 
-    Args:
-        file: The program's file; one that cannot be read is not judged.
-        line: The line of the call of ``session.batches``.
+    ``caller``: where the program calls ``session.batches``. Files that cannot be read, and adapters, are not judged.
     """
+    file, line = caller.f_code.co_filename, caller.f_lineno
+    if caller.f_globals.get("__name__", "").startswith(f"{__package__.partition('.')[0]}."):
+        return
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):

@@ -332,6 +332,7 @@ def plan_cluster(request: PlanRequest) -> ClusterPlanResult:
         journals_in(folder)
     loaded = load_as_guest(request.program, request.seed)
     override(loaded.config, request.config, loaded.space)
+    loaded.check(request.config)
     size = rehearse_apart(request.program, request.config, request.seed)
     facts = program_facts(request.program, request.config, request.seed)
     device = None if request.device is None else device_named(request.device)

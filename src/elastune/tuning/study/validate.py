@@ -17,7 +17,7 @@ from elastune.core.cost import MEASURED
 from elastune.core.errors import UserError
 from elastune.core.journal.records import Entry, StudyStarted, TrialFinished, TrialStarted
 from elastune.core.journal.trials import Change
-from elastune.core.run import Adapt, Config, Elastic, ProgramSource, RunSpec
+from elastune.core.run import Adapt, Config, Elastic, ExecutionSettings, ProgramSource, RunSpec
 from elastune.core.sync_plan import SyncChoice, chooses, in_full, strategy_settings
 from elastune.runtime.job.validation import (
     check_adapt,
@@ -85,7 +85,7 @@ class Plan:
         plain["train"] = self.request.program.train
         plain["program"], plain["out"] = str(self.request.program.path), str(self.request.out)
         plain["data"] = self.request.program.data_text
-        plain["arguments"] = list(self.request.program.arguments)
+        plain |= {"arguments": list(own)} if (own := self.request.program.arguments) else {}
         plain["start_from"] = self.request.start_from and self.request.start_from.to_json()
         plain["execution"] = self.request.execution.to_json()
         plain |= self.request.sync.to_json()
@@ -158,6 +158,7 @@ def check(request: StudyRequest, space: Space | None = None) -> Plan:
     _check_policies(samples, program)
     check_adapt(Adapt((), request.monitors), program, replace(spec, sync=request.sync.sync))
     _check_bounds(request, samples)
+    request = replace(request, execution=_with_slots(request, samples, config))
     _check_trials(request, samples, constraints, config)
     check_feasible(complete_space, constraints, {}, request.seed)
     target = None if request.target is None else parse_target(request.target)
@@ -199,6 +200,21 @@ def _check_set(config: Config, samples: Sequence[Sample]) -> None:
         if any(setting_of(sample.values, name) != plain for sample in samples):
             fix = f"leave out {name} here, or in what space(trial) returns"
             raise UserError("a setting is either set or searched", f"{name}={value!r}", fix)
+
+
+def _with_slots(request: StudyRequest, samples: Sequence[Sample], config: Config) -> ExecutionSettings:
+    """The execution settings with a slot for each worker of the largest trial.
+
+    All trials have as many slots: in ``exact`` mode a trial's number of workers does not show in its result.
+    """
+    slots = request.execution.num_slots
+    for sample in samples:
+        try:
+            _, execution, _ = trial_settings(sample.values, config, request.execution, request.workers)
+        except UserError:  # the trial is refused where all that it chooses is checked
+            continue
+        slots = max(slots, execution.num_slots)
+    return replace(request.execution, num_slots=slots)
 
 
 def _check_policies(samples: Sequence[Sample], program: LoadedProgram) -> None:
