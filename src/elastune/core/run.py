@@ -1,9 +1,8 @@
 """What a run is: the program, its hyperparameters and seed, and the settings by which it is executed.
 
 ``RunSpec`` holds everything that decides a run, and ``ExecutionSettings`` holds the execution settings: in ``exact``
-mode they never change the result. The file also says which settings may change when a run is resumed, which sync
-strategies a run can have, how the weights of another model are taken over, and how independent seeds come from one
-seed.
+mode they never change the result. The file also has the rules for a resumed run's settings, for sync strategies and for
+initial weights, and the derivation of seeds.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ A division is a number of concurrent trainings and the mesh of each of them. The
 (``search_time``), the time of a step is that of the step model (``step_model``). The interval of a plan has the
 uncertainty of both: of the step, and of the price of parallel proposals.
 
-The file also says in words what twice the workers would bring along each axis, and why a training cannot use all
-workers of a cluster.
+The file also explains in words the gain of twice the workers along each axis. And it explains why a training cannot use
+all workers of a cluster.
 """
 
 from __future__ import annotations
