@@ -23,8 +23,8 @@ from elastune.cli.commands.reuse import ensemble, predict, soup, transfer
 from elastune.cli.commands.run import resume_by, run
 from elastune.cli.commands.search import frontier, tune
 from elastune.cli.commands.simulate import simulate
+from elastune.cli.machine import finish_copies
 from elastune.cli.output import FAILED, INTERRUPTED, OK, WRONG, print_error, results_alone
-from elastune.cli.parse import finish_copies
 from elastune.cli.program_words import ProgramCommand, ResumeCommand
 from elastune.core.errors import UserError
 from elastune.runtime.job.interrupts import Interrupted

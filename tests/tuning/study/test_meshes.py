@@ -242,7 +242,13 @@ def test_a_trial_without_enough_memory_is_infeasible_with_the_bytes_it_wanted(
     execution = ExecutionSettings(mesh=Mesh(shard=2), num_slots=2)
     objectives = {"loss": "min"}
     asked = StudyRequest(
-        program(GREEDY), tmp_path / "out", objectives, sampler="grid", trials=2, workers=2, execution=execution
+        program(GREEDY),
+        tmp_path / "out",
+        objectives=objectives,
+        sampler="grid",
+        trials=2,
+        workers=2,
+        execution=execution,
     )
     tune(asked, cluster=cluster)
     told = [entry.record for entry in read(tmp_path / "out" / "journal.jsonl")]

@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from elastune.cli import options, parse
+from elastune.cli import options
 from elastune.cli.flatten import flatten
-from elastune.cli.groups import ClusterOptions
+from elastune.cli.machine import use_data
 from elastune.cli.output import FAILED, FILE_WIDTH, OK, WRONG, print_error, print_json, print_lines
-from elastune.cli.parse import use_data
 from elastune.core.errors import UserError
+from elastune.core.notation import duration_text
+from elastune.core.settings import ProgramSettings
+from elastune.runtime.settings import ClusterSettings
 
 if TYPE_CHECKING:
     from elastune.runtime.agents.host_report import HostReport
@@ -50,7 +52,7 @@ class Finding:
 
 @flatten
 def doctor(
-    where: ClusterOptions,
+    where: ClusterSettings,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -102,8 +104,8 @@ def check_place(out: Path, *, local: bool) -> None:
         raise UserError("--out must be a folder", f"{out}: {file} is a file", "use another --out")
 
 
-def _show_cluster(where: ClusterOptions, out: Path | None, *, json: bool) -> int:
-    request = where.request()
+def _show_cluster(where: ClusterSettings, out: Path | None, *, json: bool) -> int:
+    request = where.request(print_error)
     findings = [Finding(finding.what, finding.value, finding.fix) for finding in request.kind.examine()]
     if not findings:
         return _show_hosts(where, out, json=json)
@@ -114,12 +116,14 @@ def _show_cluster(where: ClusterOptions, out: Path | None, *, json: bool) -> int
     return OK if all(finding.value is not None for finding in findings) else WRONG
 
 
-def _show_hosts(where: ClusterOptions, out: Path | None, *, json: bool) -> int:
-    request = where.request()
+def _show_hosts(where: ClusterSettings, out: Path | None, *, json: bool) -> int:
+    request = where.request(print_error)
     reports = request.kind.inspect(request.access, out)
     if not reports:
         rule = "a host must join before doctor can describe it"
-        raise UserError(rule, f"none within {where.gather}", "start elastune agent there, or raise --gather")
+        raise UserError(
+            rule, f"none within {duration_text(where.gather_s)}", "start elastune agent there, or raise --gather"
+        )
     if json:
         print_json({"kind": "doctor", "cluster": where.cluster, "hosts": [_host_json(report) for report in reports]})
     else:
@@ -271,8 +275,10 @@ def _print(findings: list[Finding]) -> None:
 MOST_STEPS = 1000
 
 
+@flatten
 def check(
     file: options.File,
+    own: ProgramSettings,
     arguments: options.Arguments = None,
     steps: Annotated[int, typer.Option(help="Number of steps to compare, from 1 to 1000.")] = 2,
     time: Annotated[
@@ -281,9 +287,7 @@ def check(
             metavar="STEPS", help="Number of steps to time in exact mode and in one pass a batch, such as 50. 0: none."
         ),
     ] = 0,
-    set_: options.Set = None,
     data: options.Data = None,
-    seed: options.Seed = 0,
     json: options.Json = False,
 ) -> int:
     """Check whether a program gets the same weights on two workers.
@@ -308,15 +312,14 @@ def check(
     if not 0 <= time <= MOST_STEPS:
         raise UserError(f"--time must be from 0 to {MOST_STEPS} steps", time, "such as --time 50")
     use_data(data)
-    settings = parse.settings(set_ or [])
     program = Program(file, arguments=tuple(arguments or ()))
-    checked = check_program(program, settings, steps=steps, seed=seed)
+    checked = check_program(program, own.config, steps=steps, seed=own.seed)
     try:
         note_check(program, passed=not checked.problems)
     except OSError as error:
         print_error(f"this check cannot be remembered: {error}")
     trains = all(difference.kind != "fails" for difference in checked.problems)
-    cost = exact_cost(program, settings, steps=time, seed=seed) if time and trains else None
+    cost = exact_cost(program, own.config, steps=time, seed=own.seed) if time and trains else None
     if json:
         measured = {} if cost is None else {"exact": asdict(cost)}
         print_json({"kind": "check", **asdict(checked), **measured})

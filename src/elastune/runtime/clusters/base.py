@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from elastune.core.cost import UNKNOWN
 from elastune.core.errors import UserError
-from elastune.core.journal.records import Record
 from elastune.core.mesh import Mesh
 from elastune.core.run import RunSpec
 
 if TYPE_CHECKING:
+    from elastune.core.journal.records import Record
     from elastune.train.data.sample_log import SampleSpans
 
 

@@ -274,7 +274,7 @@ class CheckedFrontier:
         plain |= {"arguments": list(arguments)} if (arguments := self.request.program.arguments) else {}
         plain["execution"] = self.request.execution.to_json()
         plain["workers"] = list(self.request.workers)
-        plain["meshes"] = [str(mesh) for mesh in self.request.meshes]
+        plain["meshes"] = [str(mesh) for mesh in self.request.grids]
         plain["constraints"] = list(self.request.constraints)
         plain["policies"] = list(self.request.policies)
         plain["objectives"] = {o.name: o.direction for o in self.axes}
@@ -435,7 +435,7 @@ def _check_timeable(layout: ExecutionSettings, timeable: int | None) -> None:
 
 def _checked_layouts(request: FrontierRequest, timeable: int | None) -> tuple[ExecutionSettings, ...]:
     """The layouts asked about. Raises ``UserError`` if one cannot run or be timed, or no training could be for it."""
-    layouts = layouts_of(request.execution, request.workers, request.meshes)
+    layouts = layouts_of(request.execution, tuple(request.workers), request.grids)
     for layout in layouts:
         elastic = Elastic(collective_timeout_s=request.collective_timeout_s)
         check_execution(RunSpec(request.program, request.out, seed=request.seed, execution=layout, elastic=elastic))

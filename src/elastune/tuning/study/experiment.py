@@ -242,7 +242,7 @@ class Tuning:
     def _spec(self, number: int, values: Mapping[str, object]) -> RunSpec:
         request, bounds = self._plan.request, self._plan.request.trial_workers
         config, execution, adapt = settings(values, self._plan.config, request.execution, request.workers)
-        adapt = replace(adapt, monitors=request.monitors)
+        adapt = replace(adapt, monitors=tuple(request.monitors))
         check_adapt(adapt, self._plan.program)
         elastic = replace(self._elastic, grace_s=request.grace_s)
         if bounds is not None:
