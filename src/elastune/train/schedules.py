@@ -59,14 +59,14 @@ class FoundSchedulers:
         self.schedulers: tuple[Any, ...] = ()
         self._searched = False
         self._waiting: list[dict[str, Any]] = []
-        self._then: Callable[[Sequence[Any]], None] = lambda found: None
+        self._then: Callable[[Sequence[Any]], None] = lambda schedulers: None
 
     def wait_with(self, kinds: Sequence[str], then: Callable[[Sequence[Any]], None]) -> None:
         """Call ``then`` with the schedulers once they are found, if they are of these ``kinds``."""
 
-        def follow(found: Sequence[Any]) -> None:
-            if [_kind(each) for each in found] == list(kinds):
-                then(found)
+        def follow(schedulers: Sequence[Any]) -> None:
+            if [_kind(each) for each in schedulers] == list(kinds):
+                then(schedulers)
 
         self._then = follow
 

@@ -284,7 +284,7 @@ MOST_STEPS = 1000
 @flatten
 def check(
     file: options.File,
-    own: ProgramSettings,
+    program_settings: ProgramSettings,
     arguments: options.Arguments = None,
     steps: Annotated[int, typer.Option(help="Number of steps to compare, from 1 to 1000.")] = 2,
     time: Annotated[
@@ -319,13 +319,17 @@ def check(
         raise UserError(f"--time must be from 0 to {MOST_STEPS} steps", time, "such as --time 50")
     use_data(data)
     program = Program(file, arguments=tuple(arguments or ()))
-    checked = check_program(program, own.config, steps=steps, seed=own.seed)
+    checked = check_program(program, program_settings.config, steps=steps, seed=program_settings.seed)
     try:
         note_check(program, passed=not checked.problems)
     except OSError as error:
         print_error(f"this check cannot be remembered: {error}")
-    trains = all(problem.kind != "fails" for problem in checked.problems)
-    cost = exact_cost(program, own.config, steps=time, seed=own.seed) if time and trains else None
+    trains = all(difference.kind != "fails" for difference in checked.problems)
+    cost = (
+        exact_cost(program, program_settings.config, steps=time, seed=program_settings.seed)
+        if time and trains
+        else None
+    )
     if json:
         measured = {} if cost is None else {"exact": asdict(cost)}
         print_json({"kind": "check", **asdict(checked), **measured})
