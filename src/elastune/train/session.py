@@ -53,6 +53,7 @@ from elastune.train.machine import run_context
 from elastune.train.models import Prepared, Unfreezing, WeightSources, unfreezing
 from elastune.train.predictions import check_name, meet_and_keep, own_part
 from elastune.train.progress import BY_PROGRAM, DivergenceWatch, Progress, StepMemory, StepTimes
+from elastune.train.proof.recorder import Recorder
 from elastune.train.rng import seed_everything
 from elastune.train.schedules import gate, learning_rates
 from elastune.train.step import Phase, StepTransaction, TrainingLoop, reevaluates_loss
@@ -194,6 +195,10 @@ class Session:
         self._held: HeldSettings | None = None  # settings that lines before the first epoch must not change
         self._planned = spec.epochs or 0
         self._passes_in_epoch = 0
+
+    def record(self, recorder: Recorder | None) -> None:
+        """Let ``recorder`` record the steps of this session, for a check."""
+        self._parts.loop.recorder = recorder
 
     # -- data ----------------------------------------------------------------------------------------------------------
 
@@ -561,6 +566,9 @@ class Session:
         for scheduler in prepared.schedulers:
             gate(scheduler, lambda: self._parts.transaction.ends_local_step, self.mean)
         self._models = prepared.models
+        if (recorder := self._parts.loop.recorder) is not None:
+            recorder.rank = self.rank
+            recorder.begins(prepared.optimizer, trained.replica.module)
         return tuple(replacements.get(id(each), each) for each in models_optimizers_schedulers)
 
     def backward(self, loss: torch.Tensor, model: nn.Module | None = None, *, more: bool = False) -> None:

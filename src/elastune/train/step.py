@@ -12,6 +12,7 @@ import json
 import math
 import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from functools import partial
@@ -38,6 +39,7 @@ from elastune.train.data.loading import to_device
 from elastune.train.data.sample_log import SampleLog, add_left_out, add_steps, shorten_epoch
 from elastune.train.data.source import StepPlan, StepSource, plan_rounds, plan_steps
 from elastune.train.progress import BY_PROGRAM, DivergenceWatch, PlannedSteps, Progress, ignore
+from elastune.train.proof.recorder import Recorder
 from elastune.train.rng import seed_everything
 from elastune.train.schedules import learning_rates
 from elastune.train.training_state import TrainingState
@@ -81,6 +83,7 @@ class TrainingLoop:
 
     Attributes:
         in_pass: The program is in the loop over a pass's batches.
+        recorder: Records the steps, for a check; None: they are not recorded.
     """
 
     def __init__(
@@ -113,6 +116,7 @@ class TrainingLoop:
         self._warming_up = warming_up
         self._planned = PlannedSteps(ignore if warming_up else send, spec.sync_schedule)
         self.in_pass = False
+        self.recorder: Recorder | None = None
         # Of the pass:
         self._batch_size = 0  # by which its steps are cut
         self._gradient_bytes = 0  # that a worker sends, of the model as it stands in this view
@@ -133,6 +137,8 @@ class TrainingLoop:
         progress, trained = self._progress, self._state.prepared
         self.join()
         source = open_source(progress.position.epoch)
+        if self.recorder is not None:
+            source = self.recorder.shortened(source, batch_size)
         self._content, self._reread = None, lambda: list(source.fetch(iter([source.probe()] * MORE_READS)))
         self._adapter.begin_pass(trained, source.length(0, 1), batch_size)
         outcome: Outcome = "again"
@@ -302,8 +308,10 @@ class TrainingLoop:
             rates = () if last else learning_rates(trained.optimizer)
             if not transaction.begin_slice(part):
                 return False
+            recorded = nullcontext() if self.recorder is None else self.recorder.around(plan, part, batch, source)
             try:
-                yield batch
+                with recorded:
+                    yield batch
             except GeneratorExit:
                 self._left_loop()
                 raise
@@ -347,6 +355,8 @@ class TrainingLoop:
         speaks = self._checks_loss and sync.replica.speaks(workers.comms.mesh, workers.comms.rank)
         if speaks and not math.isfinite(value := loss.item()):  # a worker that does not speak has a stand-in
             raise Diverged(f"loss is {value} at step {step + 1}")
+        if self.recorder is not None:
+            self.recorder.loss(loss, sync.replica.module, only)
         if more:
             self._adapter.monitoring.refuse_more()
             transaction.add(loss)
@@ -385,6 +395,9 @@ class TrainingLoop:
             check_committed_samples(transaction.plan, sums)
         self._stop_votes = sums.stop
         self._state.reduced(trained.sync)
+        if self.recorder is not None:
+            settings = OptimizerSettings.by_name(trained.optimizer)
+            self.recorder.reduced(step + 1, self._progress.position.epoch, trained.replica.module, settings)
         self._adapter.step_reduced(sums, sums.sent, transaction.plan, trained.sync.statistics)
         if self._checks_loss:
             self._divergence.loss(trained.sync.statistics.parts["loss"], step + 1, transaction.plan.turn)
@@ -440,6 +453,8 @@ class TrainingLoop:
         """If the user's lines have just applied a step, count it and carry out the decisions agreed on in it."""
         self.meet(repeatable=False)
         if self._transaction.phase is Phase.REDUCED:
+            if self.recorder is not None:
+                self.recorder.committed(self._state.prepared.replica.module)
             self._transaction.commit()
             self._state.prepared.active_sync.committed()
             self._stop_agreed = self._adapter.after_step(self._state.prepared, self._batch_size)

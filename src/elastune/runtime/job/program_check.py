@@ -1,18 +1,18 @@
-"""``elastune check``: does a program give the same result on any number of workers; the cost of ``exact`` mode.
+"""``elastune check``: does a program train as its plain loop, on any number of workers; the cost of ``exact`` mode.
 
-Short runs of the program are compared. The cost is the time of steps in ``exact`` mode beside those of a plain loop
-with one pass a batch. A program in which nothing was found is noted as an empty file in
-``XDG_CACHE_HOME/elastune/checked`` (``~/.cache/elastune/checked``), named by the digest of the program. Only file
-names are read, so writers cannot get in each other's way. An edit of the program makes another digest.
+Short runs of the program are recorded step by step (``train.proof``) and compared. The cost is the time of steps in
+``exact`` mode beside those of a plain loop with one pass a batch. A program in which nothing was found is noted as an
+empty file in ``XDG_CACHE_HOME/elastune/checked`` (``~/.cache/elastune/checked``), named by the digest of the program.
+Only file names are read, so writers cannot get in each other's way. An edit of the program makes another digest.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from elastune.core.errors import UserError
@@ -21,7 +21,10 @@ from elastune.core.run import Config, ExecutionSettings, Mode, Program, RunSpec
 from elastune.runtime.clusters.local import LocalCluster
 from elastune.runtime.job.run import JobFailed, run_job
 from elastune.train.program.load import FOLDER, written_by_several
-from elastune.train.program.source import meaning, of_workers, unseeded
+from elastune.train.program.source import meaning
+from elastune.train.proof.findings import ShortRun, TrainingFinding, judge
+from elastune.train.proof.recorder import VARIABLE, Recording
+from elastune.train.proof.records import read_run
 
 # One empty file for each program in which ``elastune check`` has found nothing, named by the digest of the program,
 # in ``XDG_CACHE_HOME/elastune/checked`` (``~/.cache/elastune/checked``). Only the names are read, so several writers
@@ -147,57 +150,45 @@ def exact_cost(program: Program, config: Config, *, steps: int, seed: int = 0) -
     return ExactCost(exact.steps, min(times["exact"]), min(times["fast"]), apart)
 
 
-# Short runs on different numbers of workers must end with equal weights.
+# Short runs that must do the same: in one pass a batch, in slots, on two workers, and cut and resumed.
 
 CHECK_SLOTS, WORKERS = 4, 2
-PAGE = "docs/programs.md#what-elastune-check-finds"
-
-
-@dataclass(frozen=True)
-class PortabilityProblem:
-    """One thing that keeps a program from coming to the same everywhere.
-
-    Attributes:
-        kind: "fails", "fails on two workers", "random", "workers", "metric" or "files".
-        lines: Of the program: where it is, or may be.
-        said: What was seen.
-        fix: What to change.
-    """
-
-    kind: str
-    lines: tuple[int, ...]
-    said: str
-    fix: str
-
-    def told(self, name: str) -> str:
-        """In one line; ``name``: the file's."""
-        at = f"{name}:{','.join(map(str, self.lines))}: " if self.lines else f"{name}: "
-        return f"{at}{self.said}. {self.fix}. See {PAGE}"
-
-
-@dataclass(frozen=True)
-class ShortRun:
-    """What a short run came to: its weights' hash, its steps, and what it reported, one after another."""
-
-    sha256: str
-    steps: int = 0
-    reports: tuple[dict[str, float], ...] = ()
+EPOCH_STEPS = 2  # of each epoch in a check, so that ends of epochs are checked too
+STEPS = 6
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What came of ``check_program``: the steps that were compared, the weights' hash, and what was found."""
+    """What came of ``check_program``.
+
+    Attributes:
+        steps: The steps that were compared.
+        sha256: The weights' hash after them.
+        found: What makes the program train otherwise somewhere.
+        noted: Differences that are no mistakes, such as statistics of BatchNorm.
+    """
 
     steps: int
     sha256: str
-    found: tuple[PortabilityProblem, ...]
+    found: tuple[TrainingFinding, ...]
+    noted: tuple[TrainingFinding, ...] = field(default=())
 
 
-def check_program(program: Program, config: Config, *, steps: int = 2, seed: int = 0) -> Checked:
-    """Run ``steps`` steps of ``program`` twice on one worker and once on two, in ``exact`` mode, and compare.
+def check_program(
+    program: Program, config: Config, *, steps: int = STEPS, seed: int = 0, slots: int = CHECK_SLOTS
+) -> Checked:
+    """Train the first steps of ``program`` in several ways, in ``exact`` mode, and compare them step by step.
+
+    The ways: one pass a batch; ``slots`` passes, in two processes that have imported the program apart; two workers;
+    cut after the first step and after the first epoch, and resumed in other processes. Epochs have
+    ``EPOCH_STEPS`` steps, or a third of ``steps``.
 
     Args:
-        config: Over the program's own.
+        program: The program.
+        config: Settings over the program's own.
+        steps: How many steps are compared at most.
+        seed: The seed of the runs.
+        slots: The slots of each batch.
 
     Returns:
         What was found; nothing, where all is alike.
@@ -207,73 +198,149 @@ def check_program(program: Program, config: Config, *, steps: int = 2, seed: int
 
     Example:
         >>> for each in check_program(Program(Path("train.py")), {"lr": 0.1}).found:
-        ...     print(each.told("train.py"))
+        ...     print(each.line("train.py"))
     """
-    with LocalCluster(capacity=WORKERS) as cluster, tempfile.TemporaryDirectory(prefix="elastune-check-") as place:
-        folder = Path(place)
+    with (
+        LocalCluster(capacity=WORKERS) as cluster,
+        LocalCluster(capacity=1) as fresh,
+        tempfile.TemporaryDirectory(prefix="elastune-check-") as place,
+    ):
+        runs = ShortRunsOfProgram(program, config, Path(place), cluster, fresh, steps, seed, slots)
+        found = list(judge(program.path.read_text(), runs))
+        one = runs.slots
+    wrong = tuple(each for each in found if not each.note)
+    noted = tuple(each for each in found if each.note)
+    return Checked(one.steps, one.sha256, wrong, noted) if isinstance(one, ShortRun) else Checked(0, "", wrong)
 
-        def run(workers: int, name: str) -> ShortRun:
-            execution = ExecutionSettings(workers=workers, num_slots=CHECK_SLOTS)
-            spec = RunSpec(program, folder / name, config, seed=seed, execution=execution, max_steps=steps)
-            heard: list[Record] = []
-            done = run_job(spec, cluster=cluster, observe=heard.append)
-            reports = tuple(record.metrics for record in heard if isinstance(record, Reported))
-            return ShortRun(done.sha256, done.steps, reports)
 
-        try:
-            one, again = run(1, "one"), run(1, "again")
-        except JobFailed as error:
-            fix = "Mend that first: 'elastune run' shows its log"
-            return Checked(0, "", (PortabilityProblem("fails", (), f"it does not train: {error.failure.detail}", fix),))
-        told = folder / "written"
-        told.mkdir()
-        two: ShortRun | str
-        with _told_in(told):
+class ShortRunsOfProgram:
+    """The short runs of a check, each made when it is asked for, and once."""
+
+    def __init__(
+        self,
+        program: Program,
+        config: Config,
+        folder: Path,
+        cluster: LocalCluster,
+        fresh: LocalCluster,
+        steps: int,
+        seed: int,
+        num_slots: int,
+    ) -> None:
+        self.num_slots = num_slots
+        self._program = program
+        self._config = config
+        self._folder = folder
+        self._cluster, self._fresh = cluster, fresh
+        self._steps = steps
+        self._epoch_steps = max(EPOCH_STEPS, steps // 3)
+        self._seed = seed
+        self._made: dict[str, ShortRun | str] = {}
+
+    @property
+    def slots(self) -> ShortRun | str:
+        """The run in slots, on one worker; a text: why it failed."""
+        return self._once("slots", lambda: self._run("slots", apart=1))
+
+    @property
+    def whole(self) -> ShortRun | str:
+        """In one pass a batch."""
+        return self._once("whole", lambda: self._run("whole", num_slots=1, apart=1))
+
+    @property
+    def again(self) -> ShortRun | str:
+        """In slots, by a process that has imported the program apart."""
+        return self._once("again", lambda: self._run("again", cluster=self._fresh))
+
+    @property
+    def workers(self) -> ShortRun | str:
+        """On two workers."""
+        return self._once("workers", self._on_two_workers)
+
+    @property
+    def files(self) -> dict[str, int]:
+        """The files that both workers have written, with the program's lines."""
+        written = written_by_several(self._folder / "written")
+        return {path: line for path, line in written.items() if not path.startswith(f"{self._folder}/")}
+
+    @property
+    def resumed(self) -> ShortRun | str:
+        """Cut after the first step and after the first epoch, and resumed in other processes."""
+        return self._once("resumed", self._cut_and_resumed)
+
+    def quiet(self, *, whole: bool, salt: int = 0) -> ShortRun | str:
+        """The first step without dropout, noise and statistics of batches; in one pass where ``whole``."""
+        name, num_slots = f"quiet{whole}{salt}", 1 if whole else self.num_slots
+        make = lambda: self._run(name, num_slots=num_slots, apart=1, quiet=True, salt=salt, steps=1)  # noqa: E731
+        return self._once(name, make)
+
+    def _once(self, name: str, make: Callable[[], ShortRun | str]) -> ShortRun | str:
+        if name not in self._made:
             try:
-                two = run(WORKERS, "two")
+                self._made[name] = make()
             except JobFailed as error:
-                two = error.failure.detail
-        files = {path: line for path, line in written_by_several(told).items() if not path.startswith(f"{folder}/")}
-        return Checked(one.steps, one.sha256, tuple(judge(program.path.read_text(), one, again, two, files)))
+                self._made[name] = error.failure.detail
+        return self._made[name]
 
+    def _on_two_workers(self) -> ShortRun:
+        written = self._folder / "written"
+        written.mkdir()
+        with environment(FOLDER, str(written)):
+            return self._run("workers", workers=WORKERS)
 
-def judge(
-    text: str, one: ShortRun, again: ShortRun, two: ShortRun | str, files: dict[str, int]
-) -> Iterator[PortabilityProblem]:
-    """What a program of ``text`` has shown: on one worker, once more, on two (or why it failed), and what all wrote."""
-    same_bits = one.sha256 == again.sha256
-    if not same_bits:
-        finding = "two equal runs end with different weights: something random has no seed"
-        fix = "Draw from the generators of torch, numpy and Python, which the run seeds, or seed yours by session.seed"
-        yield PortabilityProblem("random", tuple(unseeded(text)), finding, fix)
-    if isinstance(two, str):
-        fix = "Let all workers call the same lines of session; what depends on the rank belongs under session.leader"
-        yield PortabilityProblem("fails on two workers", (), f"it trains on one worker and not on two: {two}", fix)
-        two = one
-    elif same_bits and two.sha256 != one.sha256:
-        finding = (
-            "two workers end with other weights than one: who a worker is, or how many there are, decides something"
+    def _cut_and_resumed(self) -> ShortRun:
+        whole = self.slots
+        assert isinstance(whole, ShortRun)
+        parts = [self._run("cut", steps=1)]
+        if whole.record.epochs > 1:
+            parts.append(self._run("cut", resume=True, until_epoch=1, cluster=self._fresh))
+        if whole.steps > sum(len(part.record.steps) for part in parts):
+            last = self._cluster if len(parts) > 1 else self._fresh
+            parts.append(self._run("cut", resume=True, cluster=last))
+        record = parts[0].record
+        for part in parts[1:]:
+            record = record.joined(part.record)
+        return ShortRun(parts[-1].sha256, parts[-1].steps, record)
+
+    def _run(
+        self,
+        name: str,
+        *,
+        workers: int = 1,
+        num_slots: int | None = None,
+        steps: int | None = None,
+        cluster: LocalCluster | None = None,
+        apart: int = 0,
+        quiet: bool = False,
+        salt: int = 0,
+        resume: bool = False,
+        until_epoch: int | None = None,
+    ) -> ShortRun:
+        records = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._folder))
+        recording = Recording(str(records), self._epoch_steps, apart, quiet, salt)
+        execution = ExecutionSettings(workers=workers, num_slots=num_slots or self.num_slots)
+        spec = RunSpec(
+            self._program,
+            self._folder / name,
+            self._config,
+            seed=self._seed,
+            execution=execution,
+            max_steps=self._steps if steps is None else steps,
+            until_epoch=until_epoch,
+            resume=resume,
         )
-        fix = "Let data, model and rates depend on neither session.rank nor session.size"
-        yield PortabilityProblem("workers", tuple(of_workers(text)), finding, fix)
-    told: set[str] = set()
-    for first, second, other in zip(one.reports, again.reports, two.reports, strict=False):
-        for name in sorted(first.keys() - told):
-            if first[name] == second.get(name) and first[name] != other.get(name):
-                told.add(name)
-                finding = f"the metric {name!r} is {first[name]:g} on one worker, {other.get(name)} on two"
-                fix = "Add it up over workers by session.sum or session.mean, and report that"
-                yield PortabilityProblem("metric", (), finding, fix)
-    for path, line in sorted(files.items()):
-        fix = "Write it under 'if session.leader:', or give each worker a name of its own"
-        yield PortabilityProblem("files", (line,), f"all workers write {path}", fix)
+        heard: list[Record] = []
+        with environment(VARIABLE, recording.encode()):
+            done = run_job(spec, cluster=cluster or self._cluster, observe=heard.append)
+        reports = [(record.step, record.metrics) for record in heard if isinstance(record, Reported)]
+        return ShortRun(done.sha256, done.steps, read_run(records, reports))
 
 
 @contextmanager
-def _told_in(folder: Path) -> Iterator[None]:
-    """Workers that start meanwhile tell in ``folder`` what they write."""
-    os.environ[FOLDER] = str(folder)
+def environment(name: str, value: str) -> Iterator[None]:
+    """Workers that start meanwhile have ``value`` in their environment."""
+    os.environ[name] = value
     try:
         yield
     finally:
-        del os.environ[FOLDER]
+        del os.environ[name]
